@@ -1,0 +1,1 @@
+"""What passes between server and nodes: records, calls, seeds, the ledger of bits, the clock."""

@@ -1,0 +1,51 @@
+"""What a batched client handler receives and returns.
+
+A client's work is written once, over a list of calls: Flower's own engines hand it a list of one,
+an engine that holds a whole round hands it the whole round.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from flwr.app import Context, RecordDict
+
+__all__ = ["BatchHandler", "Batched", "Call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One node's share of a batched call: what it was sent, and its own context.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The records of the instruction message. Shared between nodes when they were sent the same
+        object: read it, never change it.
+    context : Context
+        The node's context. ``context.state`` is the only thing that lives until its next call.
+    message_type : str
+        Flower's message type, ``"train"`` or ``"train.local_step"`` for example.
+    """
+
+    content: RecordDict
+    context: Context
+    message_type: str
+
+    @property
+    def partition_id(self) -> int:
+        """The node's partition id, from its node config."""
+        return int(self.context.node_config["partition-id"])
+
+
+# One answer a call, in the order of the calls. An exception in place of a record fails that node
+# alone: the others' answers stand.
+BatchHandler = Callable[[Sequence[Call]], Sequence[RecordDict | Exception]]
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A ClientApp whose handlers can take many nodes at once."""
+
+    def batch_handler(self, message_type: str) -> BatchHandler | None:
+        """Return the handler for a message type, or None where calls must be made one by one."""
