@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     SCHEDULE = 5
     FAULT = 6
     TOPOLOGY = 7
+    EVALUATION = 8
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:
@@ -37,13 +38,23 @@ def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purp
         The node's partition id; 0 for draws of the server.
     purpose : Purpose
         What is drawn. Streams of different purposes are independent.
+
+    Raises
+    ------
+    ValueError
+        If a number is negative.
     """
-    return np.random.default_rng(np.random.SeedSequence([seed, round, partition_id, int(purpose)]))
+    return np.random.default_rng(_seed_sequence(seed, round, partition_id, purpose))
 
 
-def torch_generator(
-    seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose
-) -> torch.Generator:
+def torch_generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> torch.Generator:
     """Return the same stream as a CPU ``torch.Generator`` (drawn on the CPU on every device)."""
-    words = np.random.SeedSequence([seed, round, partition_id, int(purpose)]).generate_state(1, np.uint64)
+    words = _seed_sequence(seed, round, partition_id, purpose).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0] >> np.uint64(1)))
+
+
+def _seed_sequence(seed: int, round: int, partition_id: int, purpose: Purpose) -> np.random.SeedSequence:
+    for key, value in (("seed", seed), ("round", round), ("partition_id", partition_id)):
+        if value < 0:
+            raise ValueError(f"{key} is {value!r}; valid is an integer >= 0")
+    return np.random.SeedSequence([seed, round, partition_id, int(purpose)])

@@ -1,0 +1,135 @@
+"""Streams depend on (seed, round, partition, purpose) alone, and stay what they are for ever."""
+
+import random
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.tasks import models, partitions
+from hedgerow.wire.seeds import Purpose, generator, torch_generator
+
+KEYS = st.tuples(
+    st.integers(0, 2**31), st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from(Purpose)
+)
+
+
+def numpy_draw(seed: int, round: int, partition_id: int, purpose: Purpose) -> list[int]:
+    stream = generator(seed, round=round, partition_id=partition_id, purpose=purpose)
+    return [int(n) for n in stream.bit_generator.random_raw(3)]
+
+
+def torch_draw(seed: int, round: int, partition_id: int, purpose: Purpose) -> list[int]:
+    stream = torch_generator(seed, round=round, partition_id=partition_id, purpose=purpose)
+    return [int(n) for n in torch.randint(2**62, (3,), generator=stream)]
+
+
+both = pytest.mark.parametrize("draw", [numpy_draw, torch_draw])
+Draw = Callable[..., list[int]]
+
+
+@both
+@settings(deadline=None, max_examples=50)
+@given(key=KEYS)
+def test_the_same_key_gives_the_same_stream(draw: Draw, key: tuple[Any, ...]) -> None:
+    assert draw(*key) == draw(*key)
+
+
+@both
+@settings(deadline=None, max_examples=50)
+@given(a=KEYS, b=KEYS)
+def test_different_keys_give_different_streams(draw: Draw, a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
+    assert (draw(*a) == draw(*b)) == (a == b)
+
+
+@both
+def test_every_part_of_the_key_counts_and_its_place_too(draw: Draw) -> None:
+    keys = [
+        (1, 0, 0, Purpose.MODEL),
+        (2, 0, 0, Purpose.MODEL),
+        (1, 2, 0, Purpose.MODEL),
+        (1, 0, 2, Purpose.MODEL),
+        (1, 0, 0, Purpose.PARTITION),
+        (0, 1, 0, Purpose.MODEL),
+        (0, 0, 1, Purpose.MODEL),
+    ]
+    draws = [tuple(draw(*key)) for key in keys]
+    assert all(a != b for a, b in combinations(draws, 2))
+
+
+def test_the_numpy_streams_are_the_ones_of_published_results() -> None:
+    assert numpy_draw(0, 0, 0, Purpose.MODEL) == [
+        5502067147563351689,
+        12515878954227384525,
+        3820720400789793009,
+    ]
+    assert numpy_draw(7, 3, 5, Purpose.BATCH) == [
+        1475312428842228831,
+        1426149468256992307,
+        13632534253182844288,
+    ]
+
+
+def test_the_torch_streams_are_the_ones_of_published_results() -> None:
+    assert torch_generator(0, purpose=Purpose.MODEL).initial_seed() == 8407437806151696170
+    seven = torch_generator(7, round=3, partition_id=5, purpose=Purpose.BATCH)
+    assert seven.initial_seed() == 5206793289234588837
+
+
+def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
+    assert {purpose.name: int(purpose) for purpose in Purpose} == {
+        "MODEL": 1,
+        "PARTITION": 2,
+        "BATCH": 3,
+        "PARTICIPATION": 4,
+        "SCHEDULE": 5,
+        "FAULT": 6,
+        "TOPOLOGY": 7,
+        "EVALUATION": 8,
+    }
+
+
+def test_the_rooms_that_may_not_import_the_wire_use_its_numbers() -> None:
+    assert models._PURPOSE == Purpose.MODEL
+    assert partitions._PURPOSE == Purpose.PARTITION
+
+
+def test_rounds_and_partitions_are_zero_where_they_do_not_matter() -> None:
+    stream = generator(4, purpose=Purpose.TOPOLOGY).bit_generator.random_raw(3)
+    assert stream.tolist() == numpy_draw(4, 0, 0, Purpose.TOPOLOGY)
+
+
+@both
+def test_no_global_generator_is_read_or_moved(draw: Draw) -> None:
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+
+    def states() -> tuple[Any, ...]:
+        numpy_state: Any = np.random.get_state()  # noqa: NPY002
+        return random.getstate(), numpy_state[1].tolist(), numpy_state[2], torch.get_rng_state().tolist()
+
+    before = states()
+    first = draw(1, 2, 3, Purpose.BATCH)
+    assert states() == before
+    torch.manual_seed(2)
+    np.random.seed(2)  # noqa: NPY002
+    assert draw(1, 2, 3, Purpose.BATCH) == first
+
+
+def test_torch_streams_are_drawn_on_the_cpu() -> None:
+    assert torch_generator(0, purpose=Purpose.MODEL).device == torch.device("cpu")
+
+
+@both
+@pytest.mark.parametrize(("place", "key"), [(0, "seed"), (1, "round"), (2, "partition_id")])
+def test_a_negative_number_is_refused_by_name(draw: Draw, place: int, key: str) -> None:
+    numbers = [0, 0, 0]
+    numbers[place] = -1
+    with pytest.raises(ValueError, match=f"{key} is -1; valid is an integer >= 0"):
+        draw(*numbers, Purpose.MODEL)

@@ -1,0 +1,157 @@
+"""The simulated clock: what a bit and a floating-point operation cost in seconds.
+
+A method's latency formula adds these costs up; the clock only keeps the sum. Simulated seconds are
+computed, never measured: a record states them beside the real wall time, not instead of it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Clock", "Compute", "Rates", "shannon_rate"]
+
+
+def _positive(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{key} is {value!r}; valid is a finite number > 0")
+
+
+def _non_negative(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{key} is {value!r}; valid is a finite number >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Data rates of a modelled system.
+
+    Parameters
+    ----------
+    bits_per_second : Mapping[str, float]
+        Rate by the name of the link, all > 0, for example ``{"client->edge": 5e6}``.
+
+    Raises
+    ------
+    ValueError
+        If a rate is not a finite number > 0.
+    """
+
+    bits_per_second: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        # A copy, so that the caller's dictionary cannot change a rate after it was checked.
+        object.__setattr__(self, "bits_per_second", dict(self.bits_per_second))
+        for link, rate in self.bits_per_second.items():
+            _positive(f"bits_per_second[{link!r}]", rate)
+
+    def seconds(self, bits: float, link: str) -> float:
+        """Return the seconds that ``bits`` (>= 0) take over a link.
+
+        Raises
+        ------
+        ValueError
+            If the link has no rate, or ``bits`` is negative or not finite.
+        """
+        if link not in self.bits_per_second:
+            known = ", ".join(map(repr, sorted(self.bits_per_second)))
+            raise ValueError(f"link is {link!r}; valid is one of {known or 'none: no rate was given'}")
+        _non_negative("bits", bits)
+        return bits / self.bits_per_second[link]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The cost of local work at one kind of node.
+
+    Parameters
+    ----------
+    flops_per_iteration : float
+        Floating-point operations of one local iteration, > 0.
+    flops_per_second : float
+        Speed of the node, > 0.
+
+    Raises
+    ------
+    ValueError
+        If either is not a finite number > 0.
+    """
+
+    flops_per_iteration: float
+    flops_per_second: float
+
+    def __post_init__(self) -> None:
+        _positive("flops_per_iteration", self.flops_per_iteration)
+        _positive("flops_per_second", self.flops_per_second)
+
+    def seconds(self, iterations: float = 1) -> float:
+        """Return the seconds that ``iterations`` (>= 0) local iterations take."""
+        _non_negative("iterations", iterations)
+        return iterations * (self.flops_per_iteration / self.flops_per_second)
+
+
+class Clock:
+    """Simulated seconds since the start of a run."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds so far."""
+        return self._seconds
+
+    def advance(self, seconds: float) -> float:
+        """Let ``seconds`` (finite, >= 0) pass and return the new time.
+
+        Raises
+        ------
+        ValueError
+            If ``seconds`` is negative or not finite: a simulated clock never goes back.
+        """
+        _non_negative("seconds", seconds)
+        self._seconds += seconds
+        return self._seconds
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint must hold for the clock to go on from here."""
+        return {"seconds": self._seconds}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Take over the time of a checkpoint.
+
+        Raises
+        ------
+        ValueError
+            If the state has no ``seconds``, or they are negative or not finite.
+        """
+        if "seconds" not in state:
+            raise ValueError(f"state has the keys {sorted(state)}; valid is a clock's state with 'seconds'")
+        _non_negative("seconds", state["seconds"])
+        self._seconds = float(state["seconds"])
+
+
+def shannon_rate(bandwidth_hz: float, snr_db: float) -> float:
+    """Return the capacity B log2(1 + SNR) of a channel in bits per second.
+
+    Parameters
+    ----------
+    bandwidth_hz : float
+        Bandwidth in hertz, > 0.
+    snr_db : float
+        Signal-to-noise ratio in decibels, finite.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+
+    Examples
+    --------
+    >>> round(shannon_rate(1e6, 15.0))
+    5027808
+    """
+    _positive("bandwidth_hz", bandwidth_hz)
+    if not math.isfinite(snr_db):
+        raise ValueError(f"snr_db is {snr_db!r}; valid is a finite number")
+    # log1p keeps the digits of very noisy channels, where 1 + SNR rounds to 1.
+    return bandwidth_hz * math.log1p(10.0 ** (snr_db / 10.0)) / math.log(2.0)

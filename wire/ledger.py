@@ -1,0 +1,88 @@
+"""The ledger: every transfer of a run, in the bits the paper counts and in the bytes that are sent.
+
+The two numbers are booked side by side because they differ: a paper counts 32 bits a parameter, a
+serialised record carries headers and keys as well. The links of the modelled system
+(``client->edge``, ``edge->edge``, …) and the legs through Flower's hub that carry them in reality are
+booked under their own names, never one for the other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "Ledger", "Traffic", "Transfer"]
+
+HUB_TO_NODE = "hub->node"
+NODE_TO_HUB = "node->hub"
+_HUB = (HUB_TO_NODE, NODE_TO_HUB)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One transfer: ``nominal_bits`` is the paper's count, ``payload_bytes`` what is serialised."""
+
+    round: int
+    link: str
+    src: int
+    dst: int
+    nominal_bits: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A sum of transfers."""
+
+    messages: int = 0
+    nominal_bits: int = 0
+    payload_bytes: int = 0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.messages + other.messages,
+            self.nominal_bits + other.nominal_bits,
+            self.payload_bytes + other.payload_bytes,
+        )
+
+
+class Ledger:
+    """Totals by link over the whole run, and the single transfers of the round at hand.
+
+    Parameters
+    ----------
+    keep_all : bool (default: False)
+        Keep every transfer of the run in ``transfers`` instead of those of the last round only.
+        A thousand nodes book some thousand transfers a round.
+    """
+
+    def __init__(self, keep_all: bool = False) -> None:
+        self.keep_all = keep_all
+        self.transfers: list[Transfer] = []
+        self._totals: dict[str, Traffic] = {}
+
+    def book(self, round: int, link: str, src: int, dst: int, nominal_bits: int, payload_bytes: int) -> None:
+        """Book one transfer from ``src`` to ``dst`` (partition or server ids) over ``link``."""
+        if not self.keep_all and self.transfers and self.transfers[-1].round != round:
+            self.transfers.clear()
+        self.transfers.append(Transfer(round, link, src, dst, nominal_bits, payload_bytes))
+        self._totals[link] = self._totals.get(link, Traffic()) + Traffic(1, nominal_bits, payload_bytes)
+
+    def by_link(self) -> dict[str, Traffic]:
+        """Return the run's totals, a link each, in the links' alphabetical order."""
+        return dict(sorted(self._totals.items()))
+
+    def total(self, link: str | None = None) -> Traffic:
+        """Return the run's total over one link, or over all links of the modelled system."""
+        if link is not None:
+            return self._totals.get(link, Traffic())
+        modelled = (traffic for name, traffic in self._totals.items() if name not in _HUB)
+        return sum(modelled, Traffic())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the totals, for a checkpoint."""
+        return {link: [t.messages, t.nominal_bits, t.payload_bytes] for link, t in self.by_link().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the totals of a checkpoint."""
+        self.transfers.clear()
+        self._totals = {link: Traffic(*(int(n) for n in numbers)) for link, numbers in state.items()}

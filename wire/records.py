@@ -1,0 +1,252 @@
+"""State dict <-> ArrayRecord <-> flat vector, without needless copies.
+
+Flower's ``Array`` serialises when it is made. ``LazyArray`` keeps the ndarray and serialises only when
+someone reads its bytes, so that a message that never leaves the process is never serialised; on the
+wire it is byte for byte the same ``Array``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from io import BytesIO
+from math import prod
+from typing import Any, Self
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import DTypeLike, NDArray
+
+__all__ = [
+    "Layout",
+    "LazyArray",
+    "PayloadError",
+    "lazy_array",
+    "payload_bytes",
+    "to_record",
+    "to_state_dict",
+    "view",
+]
+
+_NUMPY = "numpy.ndarray"
+
+
+class PayloadError(ValueError):
+    """A record is not what was agreed on. ``reason`` is one of a few fixed words, for counting."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class LazyArray(Array):
+    """Flower's ``Array`` over an ndarray that is serialised on first use of ``data``.
+
+    The ndarray is kept by reference and must not change afterwards.
+    """
+
+    def __init__(self, ndarray: NDArray[Any]) -> None:
+        frozen = ndarray.view()
+        frozen.flags.writeable = False
+        self.__dict__["_ndarray"] = frozen
+        self.dtype = str(ndarray.dtype)
+        self.shape = tuple(ndarray.shape)
+        self.stype = _NUMPY
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """The ``.npy`` bytes, made on first use."""
+        cached: bytes | None = self.__dict__.get("_bytes")
+        if cached is None:
+            buffer = BytesIO()
+            np.save(buffer, self._frozen, allow_pickle=False)
+            cached = self.__dict__["_bytes"] = buffer.getvalue()
+        return cached
+
+    @property
+    def _frozen(self) -> NDArray[Any]:
+        frozen: NDArray[Any] = self.__dict__["_ndarray"]
+        return frozen
+
+    def numpy(self) -> NDArray[Any]:
+        """Return a copy that the caller owns, as Flower's own ``Array`` does."""
+        return self._frozen.copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return lazy_array, (self._frozen,)
+
+
+# Flower writes the class name into the object's header and looks it up when it reads it back.
+LazyArray.__qualname__ = Array.__qualname__
+
+
+def lazy_array(ndarray: NDArray[Any]) -> Array:
+    """Wrap an ndarray for a record, without a copy and without serialising it."""
+    return LazyArray(ndarray)
+
+
+@lru_cache(maxsize=4096)
+def _npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...], fortran_order: bool) -> int:
+    buffer = BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": fortran_order, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    return len(buffer.getvalue())
+
+
+def _array_bytes(array: Array) -> int:
+    if isinstance(array, LazyArray):
+        values = array._frozen
+        return _npy_header_bytes(values.dtype, values.shape, values.flags.fnc) + values.nbytes
+    return len(array.data)
+
+
+def payload_bytes(content: RecordDict | ArrayRecord | MetricRecord | ConfigRecord) -> int:
+    """Return the bytes of a record's values and keys, as Flower's ``count_bytes`` counts them.
+
+    Lazy arrays are counted without being serialised. The envelope of a message (metadata, object
+    headers, HTTP) is not in it.
+    """
+    if isinstance(content, ArrayRecord):
+        return sum(len(key) + _array_bytes(array) for key, array in content.items())
+    if isinstance(content, RecordDict):
+        return sum(len(key) + payload_bytes(record) for key, record in content.items())
+    if isinstance(content, ConfigRecord):
+        return sum(len(key) + _config_bytes(value) for key, value in content.items())
+    return content.count_bytes()
+
+
+def _config_bytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(_config_bytes(item) for item in value)
+    if isinstance(value, bool):
+        return 1
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
+def view(array: Array) -> NDArray[Any]:
+    """Return the array read-only, without a copy.
+
+    Raises
+    ------
+    PayloadError
+        If the bytes are not exactly one ``.npy`` array of the dtype and shape in its header. Nothing is
+        unpickled and nothing larger than the bytes at hand is allocated.
+    """
+    if isinstance(array, LazyArray):
+        return array._frozen
+    if array.stype != _NUMPY:
+        raise PayloadError("undecodable", f"serialisation type {array.stype!r}, expected {_NUMPY!r}")
+    try:
+        return _decoded(array.data)
+    except Exception as error:  # The header is a Python literal: hostile ones fail in countless ways.
+        raise PayloadError("undecodable", f"not a .npy array ({error})") from error
+
+
+def _decoded(data: bytes) -> NDArray[Any]:
+    stream = BytesIO(data)
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, fortran_order, dtype = read_header[np.lib.format.read_magic(stream)](stream)
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects")
+    if len(data) - stream.tell() != prod(shape) * dtype.itemsize:
+        raise ValueError(f"the bytes do not make up shape {shape} of {dtype}")
+    flat = np.frombuffer(data, dtype=dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def to_record(state: Mapping[str, torch.Tensor | NDArray[Any]]) -> ArrayRecord:
+    """Wrap a state dict (tensors on any device, or ndarrays) as an ArrayRecord of lazy arrays.
+
+    CPU tensors and ndarrays are not copied: they must not change afterwards.
+    """
+    record = ArrayRecord()
+    for key, value in state.items():
+        host = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+        record[key] = lazy_array(host)
+    return record
+
+
+def to_state_dict(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+    """Return the record's arrays as tensors of the caller's own (copied), on ``device``."""
+    return {key: torch.tensor(view(array), device=device) for key, array in record.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The keys, shapes and dtypes of a model, and where each stands in a flat vector.
+
+    Parameters
+    ----------
+    keys : tuple[str, ...]
+        Names in the record's order.
+    shapes : tuple[tuple[int, ...], ...]
+        One shape a key.
+    dtypes : tuple[str, ...]
+        One NumPy dtype name a key.
+    """
+
+    keys: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> Self:
+        """Return the layout of a record."""
+        arrays = {key: view(array) for key, array in record.items()}
+        return cls(
+            keys=tuple(arrays),
+            shapes=tuple(a.shape for a in arrays.values()),
+            dtypes=tuple(str(a.dtype) for a in arrays.values()),
+        )
+
+    @cached_property
+    def size(self) -> int:
+        """The number of elements of the flat vector."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each key stands in the flat vector."""
+        ends = np.cumsum([0, *(prod(shape) for shape in self.shapes)])
+        return {k: slice(int(a), int(b)) for k, a, b in zip(self.keys, ends, ends[1:], strict=False)}
+
+    def flatten(self, record: ArrayRecord, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+        """Return the record as one vector, checked against this layout.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``missing key``, ``unknown key``, ``wrong shape``, ``wrong dtype``,
+            ``non-finite`` or ``undecodable``.
+        """
+        if missing := [key for key in self.keys if key not in record]:
+            raise PayloadError("missing key", f"{missing[0]!r}")
+        if len(record) != len(self.keys):
+            raise PayloadError("unknown key", f"{next(k for k in record if k not in self.keys)!r}")
+        vector = np.empty(self.size, dtype)
+        for (key, where), shape, declared in zip(self.slices.items(), self.shapes, self.dtypes, strict=True):
+            values = view(record[key])
+            if values.shape != shape:
+                raise PayloadError("wrong shape", f"{key!r} has {values.shape}, expected {shape}")
+            if values.dtype.kind != np.dtype(declared).kind:
+                raise PayloadError("wrong dtype", f"{key!r} is {values.dtype}, expected {declared}")
+            with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+                vector[where] = values.ravel()
+        if not np.isfinite(vector).all():
+            raise PayloadError("non-finite", "NaN or infinity in the arrays")
+        return vector
+
+    def unflatten(self, vector: NDArray[Any]) -> ArrayRecord:
+        """Return the vector as a record: views where the dtype is the vector's, else copies."""
+        record = ArrayRecord()
+        for (key, where), shape, declared in zip(self.slices.items(), self.shapes, self.dtypes, strict=True):
+            part = vector[where].reshape(shape)
+            dtype = np.dtype(declared)
+            if dtype.kind in "iub" and part.dtype.kind == "f":
+                part = np.rint(part, out=np.empty_like(part))  # out: else shape () becomes a scalar
+            record[key] = lazy_array(part.astype(dtype, copy=False))
+        return record
