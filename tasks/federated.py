@@ -1,0 +1,120 @@
+"""A data set dealt to the nodes of a federation, as tensors."""
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .datasets import Dataset, load, resolve_data_dir
+from .partitions import partition
+
+__all__ = ["FederatedData", "federated"]
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A data set and who holds which of its training samples. Shared: read it, never change it.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        What was dealt.
+    x, y : Tensor
+        The training set, float32 (N, ...) and int64 (N,).
+    x_test, y_test : Tensor
+        The test set, which is not dealt.
+    parts : list of ndarray of int64
+        The training samples of each partition, as indices into ``x`` and ``y``.
+    """
+
+    dataset: Dataset
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    parts: list[NDArray[np.int64]]
+    _resident: "dict[torch.device, FederatedData]" = field(default_factory=dict, repr=False)
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of partitions."""
+        return len(self.parts)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of training samples of each partition."""
+        return [part.size for part in self.parts]
+
+    def samples(self, partition_id: int) -> tuple[Tensor, Tensor]:
+        """Return one partition's inputs and labels, copied, in the order of ``parts``.
+
+        Raises
+        ------
+        ValueError
+            There is no such partition.
+        """
+        if not 0 <= partition_id < self.num_partitions:
+            raise ValueError(f"partition-id = {partition_id}, must be in 0..{self.num_partitions - 1}")
+        indices = torch.from_numpy(self.parts[partition_id]).to(self.x.device)
+        return self.x[indices], self.y[indices]
+
+    def to(self, device: torch.device | str) -> "FederatedData":
+        """Return the same data on a device; it is copied there once and stays resident."""
+        # An empty tensor tells which device "cuda" is at this moment: "cuda:0" for example.
+        target = torch.empty(0, device=device).device
+        # One dictionary for all copies, the first included, so that there and back copies nothing.
+        self._resident.setdefault(self.x.device, self)
+        if target not in self._resident:
+            tensors = {name: getattr(self, name).to(target) for name in ("x", "y", "x_test", "y_test")}
+            self._resident[target] = replace(self, **tensors)
+        return self._resident[target]
+
+
+def federated(
+    dataset: str,
+    scheme: str,
+    num_partitions: int,
+    seed: int,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> FederatedData:
+    """Load a data set and deal its training samples; asked again for the same, give back the same object.
+
+    Parameters
+    ----------
+    dataset : str
+        A name or import path, as for ``load``.
+    scheme : str
+        A partition scheme, as for ``partition``.
+    num_partitions : int
+        Number of partitions, 1..N.
+    seed : int
+        The run's seed, >= 0.
+    data_dir : str or path or None (default: None)
+        The data folder, as for ``load``.
+
+    Raises
+    ------
+    DatasetNotFound, ValueError
+        As ``load`` and ``partition`` do.
+    """
+    return _federated(dataset, scheme, num_partitions, seed, resolve_data_dir(data_dir))
+
+
+@lru_cache(maxsize=4)
+def _federated(
+    name: str, scheme: str, num_partitions: int, seed: int, data_dir: Path | None
+) -> FederatedData:
+    dataset = load(name, data_dir)
+    return FederatedData(
+        dataset=dataset,
+        x=torch.from_numpy(dataset.x_train),
+        y=torch.from_numpy(dataset.y_train),
+        x_test=torch.from_numpy(dataset.x_test),
+        y_test=torch.from_numpy(dataset.y_test),
+        parts=partition(scheme, dataset.y_train, num_partitions, seed),
+    )

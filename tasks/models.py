@@ -1,0 +1,206 @@
+"""Models by name, initialised from a seed of their own.
+
+``lenet`` is the 21,840-parameter network of Sun et al., Semi-Decentralized Federated Edge Learning,
+experiments (after the network of Liu et al., Client-Edge-Cloud Hierarchical Federated Learning);
+``cnn-431k`` is that of Beikmohammadi, Khirirat and Magnússon, On the Convergence of Federated Learning
+Algorithms without Data Similarity, experiments. Both apply ReLU after max-pooling; the order is immaterial.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .imports import import_callable, is_import_path
+from .modes import evaluating
+
+__all__ = ["MODELS", "build_model", "count_parameters", "forward_macs"]
+
+Shape = tuple[int, ...]
+
+# Streams are keyed (seed, 0, 0, purpose) as everywhere in the suite; 1 is the purpose "model".
+_PURPOSE = 1
+
+
+def build_model(
+    name: str, input_shape: Shape, num_classes: int, seed: int, *, dropout: float = 0.0
+) -> nn.Module:
+    """Return a model on the CPU, in training mode, that maps (N, *input_shape) to logits (N, num_classes).
+
+    Parameters
+    ----------
+    name : str
+        - ``"lenet"``: two 5x5 convolutions (10, 20 channels) and a hidden layer of 50.
+        - ``"cnn-431k"``: two 5x5 convolutions (20, 50 channels) and a hidden layer of 500.
+        - ``"logistic"``: softmax regression.
+        - ``"mlp"``: one hidden layer of 200.
+        - ``module:function``: a function (input_shape, num_classes) that returns a ``torch.nn.Module``.
+    input_shape : tuple of int
+        The shape of one sample; (C, H, W) with H, W >= 16 for the convolutional ones.
+    num_classes : int
+        Number of classes, at least 2.
+    seed : int
+        The run's seed, >= 0. Layers are initialised as torch does by default, from a generator of this
+        seed alone: the same seed gives the same bits, and torch's global generator is left as it was.
+    dropout : float (default: 0.0)
+        ``"lenet"`` only, in [0, 1): dropout after the second convolution and the hidden layer. 0 leaves it
+        out. Its masks come from torch's global generator, so that a run with dropout repeats only where
+        the caller seeds that generator around each training step.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of its range, or the user's function gave no such model.
+    """
+    _check_arguments(name, input_shape, num_classes, seed, dropout)
+    if is_import_path(name):
+        return _build_own(name, input_shape, num_classes, seed)
+    with torch.device("meta"):
+        options = {"dropout": dropout} if name == "lenet" else {}
+        model: nn.Module = _BUILDERS[name](input_shape, num_classes, **options)
+    model.to_empty(device="cpu")
+    _initialise(model, torch.Generator().manual_seed(_torch_seed(seed)))
+    return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of trainable scalars."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def forward_macs(model: nn.Module, input_shape: Shape) -> int:
+    """Return the multiply-accumulates of one sample's forward pass: matrix products and convolutions only.
+
+    Biases, activations, pooling and normalisation are not counted.
+
+    Parameters
+    ----------
+    model : Module
+        Any model that takes a batch (N, *input_shape).
+    input_shape : tuple of int
+        The shape of one sample.
+    """
+    counter = FlopCounterMode(display=False)
+    with counter:
+        _logits(model, input_shape, num_samples=1)
+    return counter.get_total_flops() // 2  # a multiply-accumulate is two operations
+
+
+def _check_arguments(name: str, input_shape: Shape, num_classes: int, seed: int, dropout: float) -> None:
+    if name not in _BUILDERS and not is_import_path(name):
+        known = ", ".join(MODELS)
+        raise ValueError(f"model = {name!r}: must be one of {known}, or an import path module:function")
+    if not input_shape or min(input_shape) < 1:
+        raise ValueError(f"input_shape = {input_shape}, must be positive lengths")
+    if name in _CONVOLUTIONAL and (len(input_shape) != 3 or min(input_shape[1:]) < 16):
+        raise ValueError(f"input_shape = {input_shape}: {name} needs (C, H, W) with H, W >= 16")
+    if num_classes < 2:
+        raise ValueError(f"num_classes = {num_classes}, must be at least 2")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}, must be >= 0")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout = {dropout}, must be in [0, 1)")
+    if dropout and name != "lenet":
+        raise ValueError(f"dropout = {dropout}: {name} has none, it must be 0")
+
+
+def _lenet(input_shape: Shape, num_classes: int, dropout: float) -> nn.Module:
+    return _two_convolutions(input_shape, num_classes, channels=(10, 20), hidden=50, dropout=dropout)
+
+
+def _cnn_431k(input_shape: Shape, num_classes: int) -> nn.Module:
+    return _two_convolutions(input_shape, num_classes, channels=(20, 50), hidden=500)
+
+
+def _two_convolutions(
+    input_shape: Shape, num_classes: int, channels: tuple[int, int], hidden: int, dropout: float = 0.0
+) -> nn.Module:
+    height, width = (((length - 4) // 2 - 4) // 2 for length in input_shape[1:])
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        conv1=nn.Conv2d(input_shape[0], channels[0], 5),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(channels[0], channels[1], 5),
+        drop2=nn.Dropout2d(dropout),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        linear1=nn.Linear(channels[1] * height * width, hidden),
+        relu3=nn.ReLU(),
+        drop3=nn.Dropout(dropout),
+        linear2=nn.Linear(hidden, num_classes),
+    )
+    if not dropout:
+        del layers["drop2"], layers["drop3"]
+    return nn.Sequential(layers)
+
+
+def _logistic(input_shape: Shape, num_classes: int) -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(math.prod(input_shape), num_classes))
+    )
+
+
+def _mlp(input_shape: Shape, num_classes: int, hidden: int = 200) -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(
+            flatten=nn.Flatten(),
+            linear1=nn.Linear(math.prod(input_shape), hidden),
+            relu1=nn.ReLU(),
+            linear2=nn.Linear(hidden, num_classes),
+        )
+    )
+
+
+def _initialise(model: nn.Module, generator: torch.Generator) -> None:
+    """Initialise every layer as torch's constructors do, in their order, but from this generator."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+            bound = 1 / math.sqrt(layer.weight[0].numel())  # weight[0]: the inputs of one unit
+            if layer.bias is not None:
+                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def _torch_seed(seed: int) -> int:
+    word = np.random.SeedSequence([seed, 0, 0, _PURPOSE]).generate_state(1, np.uint64)[0]
+    return int(word >> np.uint64(1))
+
+
+def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
+    build = import_callable("model", path)
+    # A user's constructors draw from the global generator: lend it to them seeded, then put it back.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_torch_seed(seed))
+        model = build(input_shape, num_classes)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model = {path!r}: returned a {type(model).__name__}, must return a Module")
+        shape = tuple(_logits(model, input_shape, num_samples=2).shape)
+    if shape != (2, num_classes):
+        raise ValueError(
+            f"model = {path!r}: gives shape {shape} for two samples of {input_shape}, "
+            f"must give {(2, num_classes)}"
+        )
+    return model
+
+
+def _logits(model: nn.Module, input_shape: Shape, num_samples: int) -> torch.Tensor:
+    parameter = next(model.parameters(), torch.empty(0))
+    with evaluating(model):
+        return torch.as_tensor(model(torch.zeros(num_samples, *input_shape, device=parameter.device)))
+
+
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "lenet": _lenet,
+    "cnn-431k": _cnn_431k,
+    "logistic": _logistic,
+    "mlp": _mlp,
+}
+_CONVOLUTIONAL = {"lenet", "cnn-431k"}
+
+MODELS = tuple(_BUILDERS)

@@ -1,0 +1,231 @@
+"""How a training set is dealt to nodes: schemes by name, ``"dirichlet(0.5)"`` for example.
+
+``dirichlet`` is the partition of Sun et al., Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data, experiments. Where that leaves a node without samples the whole draw is
+repeated: the paper does not say what an empty node would train on.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SCHEMES", "Scheme", "parse_scheme", "partition", "validate_scheme"]
+
+Indices = NDArray[np.int64]
+
+_ATTEMPTS = 1_000
+# Streams are keyed (seed, attempt, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
+_PURPOSE = 2
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A parsed partition scheme.
+
+    Parameters
+    ----------
+    name : str
+        One of ``SCHEMES``.
+    argument : float or int or None
+        The number in parentheses; None where the scheme takes none.
+    """
+
+    name: str
+    argument: float | int | None
+
+    def __str__(self) -> str:
+        return self.name if self.argument is None else f"{self.name}({self.argument})"
+
+
+def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int) -> list[Indices]:
+    """Deal every sample to exactly one of the partitions, none of which is empty.
+
+    Parameters
+    ----------
+    scheme : str
+        - ``"iid"``: a random permutation in parts whose sizes differ by one at most.
+        - ``"dirichlet(alpha)"``, alpha > 0: for each class, the proportions of the partitions are drawn
+          from a symmetric Dirichlet(alpha), and the shuffled class is cut at floor(cumsum(p) * n_class).
+          Small alpha: few classes a partition, unequal sizes; large alpha: near ``"iid"``. A draw that
+          leaves a partition empty is repeated with the next sub-seed, so the result is the Dirichlet
+          scheme conditioned on no partition being empty; after 1,000 draws it is an error.
+        - ``"shards(k)"``, k >= 1: samples sorted by label are cut into k * num_partitions chunks whose
+          sizes differ by one at most; each partition receives k of them at random.
+        - ``"labels(k)"``, 1 <= k <= number of classes: each partition is given k classes, the numbers of
+          holders of any two classes differ by one at most, and the holders of a class share it equally.
+    labels : ndarray of int, (N,)
+        The training labels.
+    num_partitions : int
+        Number of partitions, 1..N.
+    seed : int
+        The run's seed, >= 0. The same seed gives the same partition.
+
+    Returns
+    -------
+    list of ndarray of int64
+        The sample indices of each partition, ascending.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of its range, or the scheme cannot give every partition a sample.
+    """
+    parsed = parse_scheme(scheme)
+    labels = np.asarray(labels)
+    _check_arguments(labels, num_partitions, seed)
+    deal = _DEALS[parsed.name]
+    for attempt in range(_ATTEMPTS if parsed.name in _REDRAWN else 1):
+        rng = np.random.default_rng(np.random.SeedSequence([seed, attempt, 0, _PURPOSE]))
+        parts = deal(labels, num_partitions, parsed.argument, rng)
+        if all(part.size for part in parts):
+            return [np.sort(part).astype(np.int64) for part in parts]
+    raise ValueError(
+        f"partition = {scheme!r}: {sum(not part.size for part in parts)} of {num_partitions} partitions of "
+        f"{labels.size} samples have no sample (last of {attempt + 1} draws); take fewer partitions or a "
+        "less skewed scheme"
+    )
+
+
+def parse_scheme(scheme: str) -> Scheme:
+    """Return the scheme's name and argument.
+
+    Raises
+    ------
+    ValueError
+        Unknown name, or an argument that is missing, superfluous or out of range.
+    """
+    match = re.fullmatch(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*", scheme)
+    name, text = match.groups() if match else (None, None)
+    if name not in _ARGUMENTS:
+        raise ValueError(f"partition = {scheme!r}: must be one of {', '.join(_FORMS)}")
+    return Scheme(name, _ARGUMENTS[name](scheme, text))
+
+
+def validate_scheme(scheme: str) -> None:
+    """Raise ``ValueError`` where ``parse_scheme`` would; for checks of a configuration."""
+    parse_scheme(scheme)
+
+
+def _no_argument(scheme: str, text: str | None) -> None:
+    if text is not None:
+        raise ValueError(f"partition = {scheme!r}: takes no argument, write 'iid'")
+
+
+def _concentration(scheme: str, text: str | None) -> float:
+    try:
+        alpha = float(text or "")
+    except ValueError:
+        alpha = math.nan
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"partition = {scheme!r}: needs a number alpha > 0, 'dirichlet(0.5)' for example")
+    return alpha
+
+
+def _count(scheme: str, text: str | None) -> int:
+    text = (text or "").strip()
+    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
+        name = scheme.partition("(")[0].strip()
+        raise ValueError(f"partition = {scheme!r}: needs a whole number k >= 1, '{name}(2)' for example")
+    return int(text)
+
+
+def _check_arguments(labels: NDArray[Any], num_partitions: int, seed: int) -> None:
+    if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {labels.shape}, must be a non-empty array of integers (N,)"
+        )
+    if not 1 <= num_partitions <= labels.size:
+        raise ValueError(f"num_partitions = {num_partitions}, must be in 1..{labels.size} (one sample each)")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}, must be >= 0")
+
+
+def _deal_iid(
+    labels: NDArray[Any], num_partitions: int, _argument: None, rng: np.random.Generator
+) -> list[Indices]:
+    return np.array_split(rng.permutation(labels.size), num_partitions)
+
+
+def _deal_dirichlet(
+    labels: NDArray[Any], num_partitions: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    shares: list[list[Indices]] = [[] for _ in range(num_partitions)]
+    for label in np.unique(labels):
+        p = rng.dirichlet(np.full(num_partitions, alpha))
+        members = rng.permutation(np.flatnonzero(labels == label))
+        cuts = np.floor(np.cumsum(p)[:-1] * members.size).astype(np.int64)
+        for share, piece in zip(shares, np.split(members, cuts), strict=True):
+            share.append(piece)
+    return [np.concatenate(share) for share in shares]
+
+
+def _deal_shards(
+    labels: NDArray[Any], num_partitions: int, k: int, rng: np.random.Generator
+) -> list[Indices]:
+    if k * num_partitions > labels.size:
+        raise ValueError(
+            f"partition = 'shards({k})': {k} * {num_partitions} partitions are more shards than the "
+            f"{labels.size} samples"
+        )
+    # Shuffled first, so that which samples of a label fall into which shard depends on the seed.
+    shuffled = rng.permutation(labels.size)
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    chunks = np.array_split(by_label, k * num_partitions)
+    hands = rng.permutation(k * num_partitions).reshape(num_partitions, k)
+    return [np.concatenate([chunks[chunk] for chunk in hand]) for hand in hands]
+
+
+def _deal_labels(
+    labels: NDArray[Any], num_partitions: int, k: int, rng: np.random.Generator
+) -> list[Indices]:
+    classes = np.unique(labels)
+    if k > classes.size:
+        raise ValueError(f"partition = 'labels({k})': k must be in 1..{classes.size}, the number of classes")
+    if k * num_partitions < classes.size:
+        raise ValueError(
+            f"partition = 'labels({k})': {num_partitions} partitions of {k} classes cannot hold all "
+            f"{classes.size} classes; k * num_partitions must be at least {classes.size}"
+        )
+    shares: list[list[Indices]] = [[] for _ in range(num_partitions)]
+    for label, holders in zip(classes, _holders(classes.size, num_partitions, k, rng), strict=True):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        for holder, piece in zip(holders, np.array_split(members, len(holders)), strict=True):
+            shares[holder].append(piece)
+    return [np.concatenate(share) for share in shares]
+
+
+def _holders(
+    num_classes: int, num_partitions: int, k: int, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Return the partitions that hold each class."""
+    holds = np.zeros((num_partitions, num_classes), bool)
+    for holder in range(num_partitions):
+        # The k classes that fewest hold so far, ties at random: counts never differ by more than one.
+        tie_break = rng.permutation(num_classes)
+        holds[holder, np.lexsort((tie_break, holds.sum(axis=0)))[:k]] = True
+    # In random order: array_split gives its larger pieces to those who come first.
+    return [rng.permutation(np.flatnonzero(column)) for column in holds.T]
+
+
+_ARGUMENTS: dict[str, Callable[[str, str | None], float | int | None]] = {
+    "iid": _no_argument,
+    "dirichlet": _concentration,
+    "shards": _count,
+    "labels": _count,
+}
+_DEALS: dict[str, Callable[..., list[Indices]]] = {
+    "iid": _deal_iid,
+    "dirichlet": _deal_dirichlet,
+    "shards": _deal_shards,
+    "labels": _deal_labels,
+}
+_FORMS = ("iid", "dirichlet(alpha)", "shards(k)", "labels(k)")
+# Schemes whose sizes are random, so that another draw may do what this one did not.
+_REDRAWN = {"dirichlet"}
+
+SCHEMES = tuple(_ARGUMENTS)

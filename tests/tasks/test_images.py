@@ -1,0 +1,30 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.tasks.images import Images, standardise
+
+
+def images(x_train, x_test):
+    return Images(x_train, np.zeros(len(x_train), np.uint8), x_test, np.zeros(len(x_test), np.uint8))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**32 - 1), channels=st.integers(1, 4))
+def test_standardised_pixels_are_those_of_the_training_mean_and_deviation(seed, channels):
+    rng = np.random.default_rng(seed)
+    train = rng.integers(0, 256, (30, channels, 5, 4)).astype(np.uint8)
+    test = rng.integers(0, 256, (7, channels, 5, 4)).astype(np.uint8)
+
+    x_train, x_test = standardise(images(train, test))
+
+    mean, deviation = (f(train, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.std))
+    np.testing.assert_allclose(x_train, (train - mean) / deviation, atol=1e-6)
+    np.testing.assert_allclose(x_test, (test - mean) / deviation, atol=1e-6)
+    assert x_train.dtype == x_test.dtype == np.float32
+
+
+def test_a_constant_channel_becomes_zeros():
+    x_train, _ = standardise(images(np.full((3, 1, 2, 2), 9, np.uint8), np.full((1, 1, 2, 2), 9, np.uint8)))
+
+    assert not x_train.any()

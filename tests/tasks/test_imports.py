@@ -1,0 +1,32 @@
+import pytest
+
+from hedgerow.tasks.imports import import_callable, is_import_path
+
+
+@pytest.mark.parametrize("name", ["module:function", "package.module:function", "_a.b_1:C"])
+def test_module_and_function_joined_by_a_colon_is_an_import_path(name):
+    assert is_import_path(name)
+
+
+@pytest.mark.parametrize("name", ["mnist-5k", "module", "module:", ":f", "a:b:c", "a b:c", "a..b:c", "1a:b"])
+def test_other_names_are_no_import_path(name):
+    assert not is_import_path(name)
+
+
+def test_the_named_function_is_returned():
+    import os.path
+
+    assert import_callable("dataset", "os.path:join") is os.path.join
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("no_such_module_xyz:f", "cannot import"),
+        ("os.path:nix", "has no function"),
+        ("os:sep", "no function"),
+    ],
+)
+def test_an_import_path_that_leads_nowhere_names_key_value_and_reason(path, reason):
+    with pytest.raises(ValueError, match=rf"dataset = '{path}'.*{reason}"):
+        import_callable("dataset", path)

@@ -1,0 +1,95 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hedgerow.tasks import build_model, evaluate, load
+
+
+@pytest.fixture
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(103, 4, generator=generator), torch.randint(0, 3, (103,), generator=generator)
+
+
+def test_loss_and_accuracy_are_those_of_the_definition(samples):
+    x, y = samples
+    model = build_model("logistic", (4,), 3, seed=0)
+
+    result = evaluate(model, x, y)
+
+    p = torch.softmax(model(x).double(), dim=1)
+    assert result.loss == pytest.approx(-p[range(103), y].log().mean().item(), rel=1e-6)
+    assert result.accuracy == (p.argmax(dim=1) == y).double().mean().item()
+    assert result.num_examples == 103
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 103, 1000])
+def test_the_batch_size_does_not_change_the_result(samples, batch_size):
+    model = build_model("mlp", (4,), 3, seed=0)
+
+    whole, batched = evaluate(model, *samples), evaluate(model, *samples, batch_size=batch_size)
+
+    assert batched.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert batched.accuracy == whole.accuracy
+
+
+def test_an_indifferent_model_has_the_loss_of_guessing():
+    model = nn.Linear(1, 10)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+
+    assert evaluate(model, torch.ones(20, 1), torch.arange(20) % 10).loss == pytest.approx(math.log(10))
+
+
+def test_each_module_s_mode_and_buffers_are_left_as_they_were(samples):
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.9))
+    model[1].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    first, second = evaluate(model, *samples), evaluate(model, *samples)
+
+    assert first == second
+    assert [module.training for module in model] == [True, False, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_mode_is_restored_where_the_model_fails():
+    model = nn.Linear(4, 3)
+
+    with pytest.raises(RuntimeError):
+        evaluate(model, torch.ones(2, 5), torch.zeros(2, dtype=torch.int64))
+    assert model.training
+
+
+def test_no_gradient_is_kept(samples):
+    model = build_model("logistic", (4,), 3, seed=0)
+
+    evaluate(model, *samples)
+
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu_evaluates_as_on_the_cpu():
+    data = load("mnist-5k")
+    x, y = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+    model = build_model("lenet", data.input_shape, 10, seed=0)
+
+    on_cpu, on_gpu = evaluate(model, x, y), evaluate(model.cuda(), x, y)
+
+    assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "labels", "batch_size", "reason"),
+    [
+        (0, 0, 1, "x and y have 0 and 0 samples"),
+        (2, 3, 1, "x and y have 2 and 3 samples"),
+        (2, 2, 0, "batch_size = 0, must be >= 1"),
+    ],
+)
+def test_an_invalid_argument_is_an_error_that_names_it(count, labels, batch_size, reason):
+    with pytest.raises(ValueError, match=reason):
+        evaluate(nn.Linear(4, 3), torch.ones(count, 4), torch.zeros(labels, dtype=torch.int64), batch_size)

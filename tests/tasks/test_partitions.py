@@ -1,0 +1,267 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hedgerow.tasks import SCHEMES, Scheme, load, parse_scheme, partition, validate_scheme
+
+EXAMPLES = ("iid", "dirichlet(0.5)", "shards(2)", "labels(2)")
+
+any_scheme = st.sampled_from(EXAMPLES)
+any_seed = st.integers(0, 2**64)
+
+
+@st.composite
+def any_labels(draw):
+    num_classes = draw(st.integers(2, 8))
+    count = draw(st.integers(100, 400))
+    labels = np.random.default_rng(draw(st.integers(0, 2**32))).integers(0, num_classes, count)
+    assume(np.unique(labels).size == num_classes)
+    return labels
+
+
+@settings(deadline=None, max_examples=100)
+@given(scheme=any_scheme, labels=any_labels(), num_partitions=st.integers(4, 12), seed=any_seed)
+def test_every_sample_is_dealt_exactly_once(scheme, labels, num_partitions, seed):
+    parts = partition(scheme, labels, num_partitions, seed)
+
+    assert len(parts) == num_partitions
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
+
+
+@settings(deadline=None, max_examples=50)
+@given(scheme=any_scheme, labels=any_labels(), num_partitions=st.integers(4, 12), seed=any_seed)
+def test_no_part_is_empty_and_each_ascends(scheme, labels, num_partitions, seed):
+    for part in partition(scheme, labels, num_partitions, seed):
+        assert part.dtype == np.int64
+        assert part.size
+        assert (np.diff(part) > 0).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(scheme=any_scheme, labels=any_labels(), seed=any_seed)
+def test_the_same_seed_deals_the_same(scheme, labels, seed):
+    first, second = (partition(scheme, labels, 6, seed) for _ in range(2))
+
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@settings(deadline=None, max_examples=50)
+@given(scheme=any_scheme, labels=any_labels(), seeds=st.sets(any_seed, min_size=2, max_size=2))
+def test_distinct_seeds_deal_differently(scheme, labels, seeds):
+    first, second = (partition(scheme, labels, 6, seed) for seed in seeds)
+
+    assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("scheme", EXAMPLES)
+def test_the_global_generator_is_not_consumed(scheme):
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+
+    partition(scheme, np.arange(100) % 5, 5, 0)
+
+    assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+@settings(deadline=None, max_examples=50)
+@given(count=st.integers(1, 200), num_partitions=st.integers(1, 200), seed=any_seed)
+def test_iid_sizes_differ_by_one_at_most(count, num_partitions, seed):
+    assume(num_partitions <= count)
+
+    sizes = [part.size for part in partition("iid", np.zeros(count, int), num_partitions, seed)]
+
+    assert max(sizes) - min(sizes) <= 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(labels=any_labels(), num_partitions=st.integers(1, 20), k=st.integers(1, 8), seed=any_seed)
+def test_labels_gives_k_classes_at_most_and_every_class_to_somebody(labels, num_partitions, k, seed):
+    num_classes = np.unique(labels).size
+    assume(k <= num_classes <= k * num_partitions)
+    assume(np.bincount(labels).min() >= num_partitions)
+
+    held = [np.unique(labels[part]) for part in partition(f"labels({k})", labels, num_partitions, seed)]
+
+    assert all(classes.size == k for classes in held)
+    holders = np.bincount(np.concatenate(held), minlength=num_classes)
+    assert holders.min() >= 1
+    assert holders.max() - holders.min() <= 1
+
+
+def test_labels_holders_share_a_class_equally():
+    labels = np.repeat(np.arange(10), 100)
+
+    for part in partition("labels(2)", labels, 10, seed=3):
+        assert sorted(np.unique(labels[part], return_counts=True)[1]) == [50, 50]
+
+
+def test_labels_1_gives_each_of_ten_nodes_a_digit_of_its_own():
+    labels = load("mnist-5k").y_train
+
+    parts = partition("labels(1)", labels, 10, seed=0)
+
+    assert sorted(int(labels[part][0]) for part in parts) == list(range(10))
+    assert all(part.size == 400 and np.unique(labels[part]).size == 1 for part in parts)
+
+
+def test_labels_that_cannot_hold_every_class_is_an_error():
+    with pytest.raises(ValueError, match="4 partitions of 2 classes cannot hold all 10"):
+        partition("labels(2)", np.arange(100) % 10, 4, 0)
+
+
+def test_more_labels_than_classes_is_an_error():
+    with pytest.raises(ValueError, match=r"'labels\(4\)': k must be in 1\.\.3"):
+        partition("labels(4)", np.arange(30) % 3, 4, 0)
+
+
+def test_a_class_with_fewer_samples_than_holders_is_an_error_where_it_empties_a_part():
+    with pytest.raises(ValueError, match=r"2 of 6 partitions of 31 samples have no sample"):
+        partition("labels(1)", np.repeat([0, 1], [30, 1]), 6, 0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(labels=any_labels(), num_partitions=st.integers(1, 10), k=st.integers(1, 5), seed=any_seed)
+def test_shards_differ_by_k_samples_at_most_and_span_few_labels(labels, num_partitions, k, seed):
+    parts = partition(f"shards({k})", labels, num_partitions, seed)
+
+    sizes = [part.size for part in parts]
+    assert max(sizes) - min(sizes) <= k
+    # A chunk of the sorted labels spans two more labels than it contains whole.
+    chunk = labels.size // (k * num_partitions) + 1
+    smallest = np.bincount(labels).min()
+    assert all(np.unique(labels[part]).size <= k * (2 + chunk // smallest) for part in parts)
+
+
+def test_pure_shards_hold_one_label_each():
+    labels = np.repeat(np.arange(10), 60)
+
+    parts = partition("shards(2)", labels, 10, seed=1)
+
+    assert all(np.unique(labels[part]).size <= 2 and part.size == 60 for part in parts)
+
+
+def test_more_shards_than_samples_is_an_error():
+    with pytest.raises(ValueError, match=r"'shards\(5\)': 5 \* 3 partitions are more shards than the 12"):
+        partition("shards(5)", np.arange(12), 3, 0)
+
+
+def test_dirichlet_cuts_each_shuffled_class_at_the_floor_of_the_cumulated_proportions():
+    labels = np.repeat(np.arange(3), 200)
+
+    parts = partition("dirichlet(0.5)", labels, 5, seed=7)
+
+    rng = np.random.default_rng(np.random.SeedSequence([7, 0, 0, 2]))
+    for label in range(3):
+        p = rng.dirichlet([0.5] * 5)
+        members = rng.permutation(np.flatnonzero(labels == label))
+        ends = [*np.floor(np.cumsum(p)[:-1] * 200).astype(int), 200]
+        for part, start, end in zip(parts, [0, *ends], ends, strict=False):
+            assert set(part[labels[part] == label]) == set(members[start:end])
+
+
+def test_small_alpha_is_more_skewed_than_large_alpha():
+    labels = load("mnist-5k").y_train
+
+    def spread(alpha):
+        counts = [
+            np.bincount(labels[p], minlength=10) for p in partition(f"dirichlet({alpha})", labels, 10, 0)
+        ]
+        return np.std(counts)
+
+    assert spread(0.1) > 2 * spread(1) > 4 * spread(100)
+
+
+def test_dirichlet_class_counts_have_the_variance_of_the_distribution():
+    # Var p = (1/n)(1 - 1/n) / (n alpha + 1), with n = 10 nodes and alpha = 0.5: 0.015.
+    labels = np.zeros(100_000, int)
+
+    shares = np.concatenate(
+        [[part.size / labels.size for part in partition("dirichlet(0.5)", labels, 10, s)] for s in range(300)]
+    )
+
+    assert abs(shares.var() - 0.015) < 0.0015
+
+
+def test_a_draw_that_leaves_a_node_empty_is_repeated(monkeypatch):
+    labels = np.arange(40) % 2
+
+    assert all(part.size for part in partition("dirichlet(0.3)", labels, 8, seed=0))
+
+    monkeypatch.setattr("hedgerow.tasks.partitions._ATTEMPTS", 1)
+    with pytest.raises(ValueError, match=r"have no sample \(last of 1 draws\)"):
+        partition("dirichlet(0.3)", labels, 8, seed=0)
+
+
+def test_a_scheme_that_keeps_leaving_nodes_empty_is_an_error():
+    with pytest.raises(ValueError, match=r"partition = 'dirichlet\(0.001\)': .* \(last of 1000 draws\)"):
+        partition("dirichlet(0.001)", np.zeros(50, int), 40, 0)
+
+
+def test_fifty_nodes_of_the_default_set_get_their_dirichlet_share():
+    parts = partition("dirichlet(0.5)", load("mnist-5k").y_train, 50, seed=0)
+
+    sizes = [part.size for part in parts]
+    assert sum(sizes) == 4000
+    assert len(set(sizes)) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("iid", Scheme("iid", None)),
+        (" dirichlet( 5e-1 ) ", Scheme("dirichlet", 0.5)),
+        ("shards(2)", Scheme("shards", 2)),
+        ("labels (3)", Scheme("labels", 3)),
+    ],
+)
+def test_a_scheme_is_parsed_into_name_and_argument(text, parsed):
+    assert parse_scheme(text) == parsed
+
+
+@pytest.mark.parametrize("scheme", EXAMPLES)
+def test_a_scheme_is_written_as_it_is_read(scheme):
+    assert str(parse_scheme(scheme)) == scheme
+
+
+def test_every_scheme_is_exampled_here():
+    assert tuple(parse_scheme(scheme).name for scheme in EXAMPLES) == SCHEMES
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [
+        ("", r"must be one of iid, dirichlet\(alpha\), shards\(k\), labels\(k\)"),
+        ("random", "must be one of"),
+        ("dirichlet(0.5", "must be one of"),
+        ("iid(3)", "takes no argument"),
+        ("iid()", "takes no argument"),
+        ("dirichlet", "needs a number alpha > 0"),
+        ("dirichlet(0)", "needs a number alpha > 0"),
+        ("dirichlet(-1)", "needs a number alpha > 0"),
+        ("dirichlet(nan)", "needs a number alpha > 0"),
+        ("dirichlet(inf)", "needs a number alpha > 0"),
+        ("shards", r"needs a whole number k >= 1, 'shards\(2\)'"),
+        ("shards(0)", "needs a whole number"),
+        ("labels(1.5)", r"needs a whole number k >= 1, 'labels\(2\)'"),
+    ],
+)
+def test_an_invalid_scheme_is_an_error_that_shows_a_valid_one(scheme, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        validate_scheme(scheme)
+    assert str(caught.value).startswith(f"partition = {scheme!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_partitions", "seed", "reason"),
+    [
+        (np.zeros(3, int), 4, 0, r"num_partitions = 4, must be in 1\.\.3"),
+        (np.zeros(3, int), 0, 0, "num_partitions = 0"),
+        (np.zeros((3, 2), int), 1, 0, r"labels are int64 of shape \(3, 2\)"),
+        (np.zeros(3), 1, 0, "labels are float64"),
+        (np.zeros(0, int), 1, 0, r"labels are int64 of shape \(0,\)"),
+        (np.zeros(3, int), 1, -1, "seed = -1, must be >= 0"),
+    ],
+)
+def test_an_invalid_argument_is_an_error_that_names_it(labels, num_partitions, seed, reason):
+    with pytest.raises(ValueError, match=reason):
+        partition("iid", labels, num_partitions, seed)
