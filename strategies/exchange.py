@@ -1,0 +1,406 @@
+"""The one way a strategy talks to nodes: a roster, then exchanges with a deadline and a quorum.
+
+Flower gives node ids that are random per run, in no order, and says nothing of a node's partition,
+role or data size, so a ``query.whoami`` asks once. Replies are checked one by one and handed on in the
+order of partition ids, whatever order they came in: sums are then the same on every engine.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from logging import INFO, WARNING
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from hedgerow.wire.records import PayloadError
+
+__all__ = [
+    "WHOAMI",
+    "Exchange",
+    "ExchangeReport",
+    "Node",
+    "Reply",
+    "Roster",
+    "RosterError",
+    "checked_metrics",
+    "collect",
+    "weighted_metrics",
+]
+
+WHOAMI = "query.whoami"
+_POLL_SECONDS = 0.1
+# Flower's code for a ClientApp that raised: here, that it has no such handler.
+_RAISED = 2
+# How often a silent node is asked who it is before the time is over.
+_QUESTIONS = 8
+# Seconds that a round waits at most for a node that came back to say who it is.
+_PATIENCE = 60.0
+
+
+class RosterError(RuntimeError):
+    """The nodes that a run needs did not come, or are not who they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the federation.
+
+    Parameters
+    ----------
+    partition_id : int
+        Its place in the federation, 0 to N-1: keys data, streams and order.
+    node_id : int
+        Flower's id, random per run (and new after a restart without node authentication).
+    num_examples : int or None
+        Local training examples; None until the node has told.
+    role, group : str
+        From the node's config; empty where not set.
+    """
+
+    partition_id: int
+    node_id: int
+    num_examples: int | None = None
+    role: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply that arrived in time and passed its checks; ``value`` is what the check made of it."""
+
+    node: Node
+    content: RecordDict
+    value: Any
+
+
+@dataclass
+class ExchangeReport:
+    """What one exchange sent, got and lost.
+
+    Parameters
+    ----------
+    sent : int
+        Instructions sent.
+    accepted : int
+        Replies that arrived in time and passed every check.
+    rejected : Counter[str]
+        Lost replies by reason: ``error <code>``, ``no reply``, ``after quorum``, ``stale``,
+        ``unknown node``, ``duplicate``, ``non-finite``, ``wrong shape``, …
+    """
+
+    sent: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+def collect(
+    grid: Grid, messages: Sequence[Message], timeout: float, poll: float = _POLL_SECONDS
+) -> Iterator[Message]:
+    """Send messages and yield the replies as they arrive, until all came or the time is over.
+
+    A grid with a clock of its own (an engine with simulated delays) is asked for the time and made to
+    wait; else the wall clock counts.
+    """
+    now: Callable[[], float] = getattr(grid, "now", time.monotonic)
+    sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+    end = now() + timeout
+    pending = {message_id for message_id in grid.push_messages(messages) if message_id}
+    while pending:
+        arrived = False
+        for message in grid.pull_messages(list(pending)):
+            pending.discard(message.metadata.reply_to_message_id)
+            arrived = True
+            yield message
+        if now() >= end:
+            return
+        if pending and not arrived:
+            sleep(min(poll, max(end - now(), 0.0)))
+
+
+class Roster:
+    """Who takes part, in the order of partition ids.
+
+    Parameters
+    ----------
+    nodes : Sequence[Node]
+        The nodes.
+    introduced : bool
+        False if the nodes do not answer ``query.whoami``: then partition ids are the ranks of the
+        sorted node ids, and sizes are learnt from the replies.
+    """
+
+    def __init__(self, nodes: Sequence[Node], introduced: bool) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.partition_id)
+        self.introduced = introduced
+        self.online = {node.node_id for node in nodes}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @classmethod
+    def gather(cls, grid: Grid, expected: int, timeout: float) -> "Roster":
+        """Wait for ``expected`` nodes and learn who they are.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        expected : int
+            How many nodes the run needs, >= 1. More may be there: with introductions those with
+            partition ids below ``expected`` are taken.
+        timeout : float
+            Seconds to wait, for the nodes and then for their answers.
+
+        Raises
+        ------
+        RosterError
+            If fewer come, if two claim one partition, or if a partition is missing.
+        """
+        node_ids = _wait_for_nodes(grid, expected, timeout)
+        nodes, refused = _introduce(grid, node_ids, timeout, partitions=set(range(expected)))
+        if not nodes and len(refused) == len(node_ids):
+            return cls._by_rank(node_ids, expected)
+        return cls(_partitions(nodes, expected, len(node_ids)), True)
+
+    @classmethod
+    def _by_rank(cls, node_ids: list[int], expected: int) -> "Roster":
+        log(
+            WARNING,
+            "No node answers '%s' (not a client of this suite): partition ids are the ranks of the "
+            "sorted node ids, sizes are learnt from the replies.",
+            WHOAMI,
+        )
+        return cls([Node(rank, node_id) for rank, node_id in enumerate(sorted(node_ids)[:expected])], False)
+
+    def refresh(self, grid: Grid, timeout: float) -> None:
+        """Note which nodes are online, and find those that came back under a new id."""
+        current = set(grid.get_node_ids())
+        known = {node.node_id for node in self.nodes}
+        vacant = [node for node in self.nodes if node.node_id not in current]
+        if vacant and (strangers := sorted(current - known)):
+            if self.introduced:
+                vacancies = {node.partition_id for node in vacant}
+                answers, _ = _introduce(grid, strangers, min(timeout, _PATIENCE), partitions=vacancies)
+                found = {node.partition_id: node for node in answers}
+            else:
+                found = {
+                    old.partition_id: replace(old, node_id=new)
+                    for old, new in zip(vacant, strangers, strict=False)
+                }
+            for old in vacant:
+                if (new := found.get(old.partition_id)) is not None:
+                    log(INFO, "Partition %d is back as node %d.", old.partition_id, new.node_id)
+                    size = new.num_examples if new.num_examples is not None else old.num_examples
+                    self.nodes[old.partition_id] = replace(new, num_examples=size)
+        self.online = {node.node_id for node in self.nodes} & current
+
+
+def _partitions(nodes: list[Node], expected: int, num_nodes: int) -> list[Node]:
+    taken: dict[int, Node] = {}
+    for node in sorted(nodes, key=lambda n: n.node_id):
+        if node.partition_id in taken:
+            raise RosterError(
+                f"Two nodes claim partition-id {node.partition_id}: nodes "
+                f"{taken[node.partition_id].node_id} and {node.node_id}. "
+                "Give each SuperNode a partition-id of its own in --node-config."
+            )
+        taken[node.partition_id] = node
+    if missing := [i for i in range(expected) if i not in taken]:
+        raise RosterError(
+            f"Expected partitions 0 to {expected - 1}, but no node introduced itself as {missing[:5]}"
+            f"{' …' if len(missing) > 5 else ''} ({len(nodes)} of {num_nodes} nodes answered)."
+        )
+    return [taken[i] for i in range(expected)]
+
+
+def _wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
+    now: Callable[[], float] = getattr(grid, "now", time.monotonic)
+    sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+    end = now() + timeout
+    while len(node_ids := list(grid.get_node_ids())) < expected:
+        if now() >= end:
+            raise RosterError(
+                f"{len(node_ids)} nodes after {timeout:g} s, but {expected} are needed. In simulation: pass "
+                f"--federation-config 'num-supernodes={expected}' to flwr run. On devices: start "
+                f"{expected} SuperNodes."
+            )
+        sleep(min(1.0, timeout / 10))
+    return node_ids
+
+
+def _introduce(
+    grid: Grid, node_ids: Iterable[int], timeout: float, partitions: set[int]
+) -> tuple[list[Node], set[int]]:
+    """Return the nodes that introduced themselves, and the ids of those whose ClientApp cannot.
+
+    An introduction can be lost like any message, so silent nodes are asked again from time to time; a
+    slow answer to an earlier question counts. Ends when all ``partitions`` are known.
+    """
+    now: Callable[[], float] = getattr(grid, "now", time.monotonic)
+    sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+    end, ask_at = now() + timeout, now()
+    silent = sorted(node_ids)
+    pending: set[str] = set()
+    nodes: dict[int, Node] = {}
+    refused: set[int] = set()
+    record = RecordDict({"config": ConfigRecord()})
+    while silent and not partitions <= {node.partition_id for node in nodes.values()} and now() < end:
+        if now() >= ask_at:
+            questions = [Message(record, node_id, WHOAMI, ttl=end - now()) for node_id in silent]
+            pending |= {message_id for message_id in grid.push_messages(questions) if message_id}
+            ask_at = now() + timeout / _QUESTIONS
+        arrived = list(grid.pull_messages(list(pending)))
+        for message in arrived:
+            pending.discard(message.metadata.reply_to_message_id)
+            node_id = message.metadata.src_node_id
+            if message.has_error():
+                refused |= {node_id} if message.error.code == _RAISED else set()
+            elif (node := _introduced(message)) is not None:
+                nodes[node_id] = node
+        silent = [node_id for node_id in silent if node_id not in nodes and node_id not in refused]
+        if not arrived:
+            sleep(_POLL_SECONDS)
+    return list(nodes.values()), refused
+
+
+def _introduced(message: Message) -> Node | None:
+    try:
+        me = message.content.config_records["whoami"]
+        return Node(
+            partition_id=int(me["partition-id"]),  # type: ignore[arg-type]
+            node_id=message.metadata.src_node_id,
+            num_examples=int(me["num-examples"]),  # type: ignore[arg-type]
+            role=str(me.get("role", "")),
+            group=str(me.get("group", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        log(WARNING, "Node %d introduced itself wrongly: %r.", message.metadata.src_node_id, error)
+        return None
+
+
+class Exchange:
+    """One exchange: messages to some nodes, and the checks that their replies must pass.
+
+    Parameters
+    ----------
+    nodes : Iterable[Node]
+        The nodes that were sent a message.
+    group_id : str
+        The messages' group (the round); a reply of another group is ``stale``.
+    check : Callable[[Node, RecordDict], Any]
+        Returns what to keep of a valid reply; raises PayloadError for any other.
+    quorum : int or None (default: None)
+        Stop once this many replies are accepted; None waits for all until the deadline.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        group_id: str,
+        check: Callable[[Node, RecordDict], Any],
+        quorum: int | None = None,
+    ) -> None:
+        self._waiting = {node.node_id: node for node in sorted(nodes, key=lambda n: n.partition_id)}
+        self._asked = set(self._waiting)
+        self._group_id = group_id
+        self._check = check
+        self._quorum = quorum
+        self.report = ExchangeReport(sent=len(self._waiting))
+
+    def accept(self, messages: Iterable[Message]) -> Iterator[Reply]:
+        """Yield the valid replies in the order of partition ids, as early as that order allows.
+
+        A reply is held back only while a node before it may still answer, so memory stays bounded by
+        how far replies overtake each other.
+        """
+        held: dict[int, Reply] = {}
+        order = list(self._waiting)
+        position = 0
+        for message in messages:
+            reply = self._validated(message)
+            if reply is not None:
+                held[reply.node.node_id] = reply
+                self.report.accepted += 1
+            while position < len(order) and order[position] not in self._waiting:
+                if (ready := held.pop(order[position], None)) is not None:
+                    yield ready
+                position += 1
+            if self.report.accepted == self._quorum:
+                break
+        for node_id in order[position:]:
+            if node_id in held:
+                yield held.pop(node_id)
+        if self._waiting:
+            reason = "after quorum" if self.report.accepted == self._quorum else "no reply"
+            self.report.rejected[reason] += len(self._waiting)
+        self._log()
+
+    def _validated(self, message: Message) -> Reply | None:
+        try:
+            return self._check_envelope_and_content(message)
+        except PayloadError as error:
+            self.report.rejected[error.reason] += 1
+            log(INFO, "\t> Reply of node %d not used: %s", message.metadata.src_node_id, error)
+            return None
+
+    def _check_envelope_and_content(self, message: Message) -> Reply:
+        node_id = message.metadata.src_node_id
+        if message.metadata.group_id != self._group_id:
+            raise PayloadError("stale", f"of round {message.metadata.group_id!r}, not {self._group_id!r}")
+        node = self._waiting.pop(node_id, None)
+        if node is None:
+            asked = node_id in self._asked
+            raise PayloadError("duplicate" if asked else "unknown node", f"node {node_id}")
+        if message.has_error():
+            raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
+        return Reply(node, message.content, self._check(node, message.content))
+
+    def _log(self) -> None:
+        lost = sum(self.report.rejected.values())
+        if lost:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
+            log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
+
+
+def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
+    """Return a reply's one MetricRecord if its weight is positive and all its values are finite.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``bad metrics``, ``bad weight`` or ``non-finite``.
+    """
+    if len(content.metric_records) != 1:
+        raise PayloadError("bad metrics", f"{len(content.metric_records)} MetricRecords, expected one")
+    metrics = next(iter(content.metric_records.values()))
+    weight = metrics.get(weighted_by_key)
+    if not isinstance(weight, int | float) or not isfinite(weight) or weight <= 0:
+        raise PayloadError("bad weight", f"{weighted_by_key}={weight!r}, expected a number > 0")
+    for key, value in metrics.items():
+        if not all(isfinite(v) for v in (value if isinstance(value, list) else [value])):
+            raise PayloadError("non-finite", f"metric {key}={value!r}")
+    return metrics
+
+
+def weighted_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+    """Return the weighted mean of the metrics that all replies carry (the default of ``*_aggr_fn``)."""
+    records = [next(iter(content.metric_records.values())) for content in contents]
+    weights = np.array([float(record[weighted_by_key]) for record in records])  # type: ignore[arg-type]
+    mean = MetricRecord()
+    for key in records[0]:
+        values = [record.get(key) for record in records]
+        if (
+            key == weighted_by_key
+            or len({np.shape(v) for v in values if v is not None}) != 1
+            or None in values
+        ):
+            continue
+        average = np.average(np.array(values, np.float64), axis=0, weights=weights)
+        mean[key] = average.tolist() if average.ndim else float(average)
+    return mean

@@ -1,0 +1,239 @@
+"""The loop over rounds that Flower's ``Strategy.start`` lacks: deadlines, repeats, records, resume.
+
+Same signature, same phases in the same order (train, federated evaluation, central evaluation), same
+``Result``. What is added: replies are consumed as they arrive, a round with too few of them is repeated
+and then ends the run with a clear error, and every finished round is told to callbacks.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from hedgerow.strategies.exchange import ExchangeReport, collect
+
+__all__ = [
+    "EvaluateFn",
+    "Progress",
+    "RoundCallback",
+    "RoundEnd",
+    "RoundStrategy",
+    "TooFewRepliesError",
+    "run_rounds",
+]
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class TooFewRepliesError(RuntimeError):
+    """A round got fewer valid replies than its minimum, every time it was tried."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come: local iterations, traffic of the modelled links, simulated seconds."""
+
+    iterations: int = 0
+    bits: int = 0
+    payload_bytes: int = 0
+    sim_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What a callback is told when a round has ended.
+
+    Parameters
+    ----------
+    round : int
+        The round, from 1; 0 is the state before training.
+    train, evaluate, central : dict
+        Aggregated client metrics of training and of federated evaluation, and what ``evaluate_fn``
+        returned; empty where there is none.
+    iterations : int
+        Local iterations since the start, the x-axis on which methods with unequal rounds compare.
+    bits : int
+        Nominal bits over all links of the modelled system since the start.
+    payload_bytes : int
+        Serialised bytes over the same links since the start.
+    sim_seconds : float
+        Simulated seconds since the start.
+    wall_seconds : float
+        Real seconds this round took, evaluation included.
+    sent, accepted : int
+        Training instructions of this round and valid replies to them.
+    rejected : dict[str, int]
+        Lost training replies by reason.
+    """
+
+    round: int
+    train: dict[str, Any]
+    evaluate: dict[str, Any]
+    central: dict[str, Any]
+    iterations: int
+    bits: int
+    payload_bytes: int
+    sim_seconds: float
+    wall_seconds: float
+    sent: int
+    accepted: int
+    rejected: dict[str, int]
+
+
+RoundCallback = Callable[[RoundEnd], None]
+
+
+class RoundStrategy(Protocol):
+    """What ``run_rounds`` needs of a strategy beyond Flower's interface."""
+
+    on_round_end: Sequence[RoundCallback]
+    max_repeats: int
+
+    @property
+    def completed_rounds(self) -> int:
+        """Rounds done: 0, or those of the checkpoint that was loaded."""
+
+    @property
+    def report(self) -> ExchangeReport:
+        """The last training exchange."""
+
+    def progress(self) -> Progress:
+        """How far the run has come."""
+
+    def current_arrays(self) -> ArrayRecord | None:
+        """The global model of the completed rounds; None before the first."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As in Flower's ``Strategy``."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """As in Flower's ``Strategy``; (None, None) if the round must be repeated."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As in Flower's ``Strategy``."""
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As in Flower's ``Strategy``."""
+
+    def summary(self) -> None:
+        """Log the settings."""
+
+
+def run_rounds(
+    strategy: RoundStrategy,
+    grid: Grid,
+    initial_arrays: ArrayRecord,
+    num_rounds: int,
+    timeout: float,
+    train_config: ConfigRecord | None,
+    evaluate_config: ConfigRecord | None,
+    evaluate_fn: EvaluateFn | None,
+) -> Result:
+    """Run the rounds that are left; parameters and result as in Flower's ``Strategy.start``.
+
+    Raises
+    ------
+    TooFewRepliesError
+        If a round stays under its minimum ``1 + strategy.max_repeats`` times.
+    """
+    log(INFO, "Starting %s strategy:", type(strategy).__name__)
+    strategy.summary()
+    result = Result()
+    first = strategy.completed_rounds + 1
+    arrays = initial_arrays if first == 1 else strategy.current_arrays() or initial_arrays
+    result.arrays = arrays
+    train_config = ConfigRecord() if train_config is None else train_config
+    evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+    if first == 1:
+        started = time.monotonic()
+        central = _evaluate_centrally(evaluate_fn, 0, arrays, result)
+        _tell(strategy, 0, started, central=central)
+
+    for current in range(first, num_rounds + 1):
+        started = time.monotonic()
+        log(INFO, "[ROUND %d/%d]", current, num_rounds)
+        arrays, train = _train(strategy, grid, current, arrays, train_config, timeout)
+        result.arrays = arrays
+        if train is not None:
+            result.train_metrics_clientapp[current] = train
+        messages = list(strategy.configure_evaluate(current, arrays, evaluate_config, grid))
+        evaluate = strategy.aggregate_evaluate(current, collect(grid, messages, timeout) if messages else [])
+        if evaluate is not None:
+            result.evaluate_metrics_clientapp[current] = evaluate
+        central = _evaluate_centrally(evaluate_fn, current, arrays, result)
+        _tell(strategy, current, started, train=train, evaluate=evaluate, central=central)
+    return result
+
+
+def _train(
+    strategy: RoundStrategy,
+    grid: Grid,
+    current: int,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    timeout: float,
+) -> tuple[ArrayRecord, MetricRecord | None]:
+    for attempt in range(1 + strategy.max_repeats):
+        if attempt:
+            log(WARNING, "Round %d had too few valid replies; repeated (%d).", current, attempt)
+        messages = list(strategy.configure_train(current, arrays, config, grid))
+        new, metrics = strategy.aggregate_train(current, collect(grid, messages, timeout))
+        if new is not None:
+            return new, metrics
+    report = strategy.report
+    reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(report.rejected.items()))
+    raise TooFewRepliesError(
+        f"Round {current}: {report.accepted} valid replies of {report.sent} after "
+        f"{1 + strategy.max_repeats} tries ({reasons or 'nothing was lost'})."
+    )
+
+
+def _evaluate_centrally(
+    evaluate_fn: EvaluateFn | None, current: int, arrays: ArrayRecord, result: Result
+) -> MetricRecord | None:
+    metrics = evaluate_fn(current, arrays) if evaluate_fn is not None else None
+    if metrics is not None:
+        log(INFO, "\t└──> Global evaluation: %s", metrics)
+        result.evaluate_metrics_serverapp[current] = metrics
+    return metrics
+
+
+def _tell(
+    strategy: RoundStrategy,
+    current: int,
+    started: float,
+    *,
+    train: MetricRecord | None = None,
+    evaluate: MetricRecord | None = None,
+    central: MetricRecord | None = None,
+) -> None:
+    progress = strategy.progress()
+    report = strategy.report
+    end = RoundEnd(
+        round=current,
+        train=dict(train or {}),
+        evaluate=dict(evaluate or {}),
+        central=dict(central or {}),
+        iterations=progress.iterations,
+        bits=progress.bits,
+        payload_bytes=progress.payload_bytes,
+        sim_seconds=progress.sim_seconds,
+        wall_seconds=time.monotonic() - started,
+        sent=report.sent,
+        accepted=report.accepted,
+        rejected=dict(report.rejected),
+    )
+    for callback in strategy.on_round_end:
+        callback(end)

@@ -1,0 +1,603 @@
+"""What the paper's formulas say before a run: latency, traffic, convergence bound, and a plan.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
+Fast Convergence on Non-IID Data": the latency model of section IV, Lemma 2 (13), Theorem 1 (14)-(15).
+Differs: the paper prints no latency formula for the baselines; theirs follow from its rates. Downlinks
+and a cloud link shared by all senders are hypotheses of ours, switched off by default.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hedgerow.wire.clock import Compute, Rates
+
+__all__ = [
+    "PAPER_RATES",
+    "PRESETS",
+    "BoundConstants",
+    "Plan",
+    "Problem",
+    "Scheme",
+    "System",
+    "block_seconds",
+    "bound",
+    "bound_constants",
+    "eta_max",
+    "inter_seconds",
+    "iterations_within",
+    "latency",
+    "plan",
+    "plans",
+    "preset",
+    "round_seconds",
+    "traffic",
+]
+
+# One number, or a grid of them.
+Number = TypeVar("Number", float, npt.NDArray[np.float64])
+Count = TypeVar("Count", int, float, npt.NDArray[np.float64])
+
+_BITS_PER_PARAMETER = 32
+_PAPER_FLOPS_PER_ITERATION = 138.4e6
+_PAPER_FLOPS_PER_SECOND = 10e9
+_PAPER_PARAMETERS = 21_840
+_CIFAR_LARGE_PARAMETERS = 5_852_170
+
+# The paper gives uplinks only; each downlink takes its uplink's rate.
+PAPER_RATES = Rates(
+    {
+        "client->edge": 5e6,
+        "edge->client": 5e6,
+        "edge->edge": 50e6,
+        "edge->cloud": 5e6,
+        "cloud->edge": 5e6,
+        "client->cloud": 2.5e6,
+        "cloud->client": 2.5e6,
+    }
+)
+
+PRESETS = ("cifar-large", "honest", "paper-text")
+
+
+class Scheme(StrEnum):
+    """The four systems that the paper compares."""
+
+    SD_FEEL = "sd-feel"
+    FEDAVG = "fedavg"
+    FEEL = "feel"
+    HIERFAVG = "hierfavg"
+
+
+@dataclass(frozen=True)
+class System:
+    """The modelled system that a latency belongs to.
+
+    Parameters
+    ----------
+    num_params : int
+        Trainable parameters M of a model, >= 1; each travels as 32 bits.
+    compute : Compute
+        Cost of a client's local iteration.
+    rates : Rates (default: PAPER_RATES)
+        Rates of the links ``client->edge``, ``edge->edge``, ``edge->cloud``, ``client->cloud``, and of
+        the opposite ones if ``downlink``.
+    downlink : bool (default: False)
+        Count the broadcasts too. The paper leaves them out.
+    shared_cloud_link : bool (default: False)
+        A hypothesis, not in the paper: all senders share one link to the cloud, so that a cloud leg
+        takes the time of ``num_clients`` (FedAvg) or ``num_servers`` (HierFAVG) models; the same holds
+        for the way back if ``downlink``.
+    num_clients, num_servers : int (default: 50, 10)
+        C and D, >= 1; the latency depends on them only if ``shared_cloud_link``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not an integer >= 1.
+    """
+
+    num_params: int
+    compute: Compute
+    rates: Rates = PAPER_RATES
+    downlink: bool = False
+    shared_cloud_link: bool = False
+    num_clients: int = 50
+    num_servers: int = 10
+
+    def __post_init__(self) -> None:
+        _whole(1, num_params=self.num_params, num_clients=self.num_clients, num_servers=self.num_servers)
+
+    def model_seconds(self, link: str) -> float:
+        """Return the seconds that one model takes over a link."""
+        return self.rates.seconds(_BITS_PER_PARAMETER * self.num_params, link)
+
+    def leg_seconds(self, up: str, down: str) -> float:
+        """Return the seconds of one aggregation between two tiers: up, and down again if counted."""
+        return self.model_seconds(up) + (self.model_seconds(down) if self.downlink else 0.0)
+
+
+def preset(name: str, *, num_params: int | None = None, flops_per_iteration: float | None = None) -> System:
+    """Return the system of a latency preset; state its name beside every axis of simulated time.
+
+    The paper's 21,840 parameters are those of a net for one-channel 28 x 28 images, its 138.4 MFLOPs
+    those of a far larger net, and neither belongs to CIFAR-10's small one.
+
+    Parameters
+    ----------
+    name : str
+        ``"paper-text"``: the paper's two numbers, whatever net is trained. ``"honest"``: those of the
+        net that is trained. ``"cifar-large"``: 5,852,170 parameters with the paper's 138.4 MFLOPs.
+    num_params, flops_per_iteration : int | None, float | None (default: None)
+        Of the trained net; ``"honest"`` needs both, the others do not look at them.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or ``"honest"`` lacks a number.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset is {name!r}; valid is one of {', '.join(PRESETS)}")
+    if name == "honest":
+        if num_params is None or flops_per_iteration is None:
+            raise ValueError(
+                f"preset 'honest' got num_params {num_params!r} and flops_per_iteration "
+                f"{flops_per_iteration!r}; valid are the trained net's numbers, both > 0"
+            )
+        return System(num_params, Compute(flops_per_iteration, _PAPER_FLOPS_PER_SECOND))
+    parameters = _PAPER_PARAMETERS if name == "paper-text" else _CIFAR_LARGE_PARAMETERS
+    return System(parameters, Compute(_PAPER_FLOPS_PER_ITERATION, _PAPER_FLOPS_PER_SECOND))
+
+
+def _whole(least: int, **numbers: int) -> None:
+    for key, number in numbers.items():
+        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < least:
+            raise ValueError(f"{key} is {number!r}; valid is an integer >= {least}")
+
+
+def _valid_scheme(scheme: str) -> Scheme:
+    if scheme not in list(Scheme):
+        raise ValueError(f"scheme is {scheme!r}; valid is one of {', '.join(Scheme)}")
+    return Scheme(scheme)
+
+
+# A block is what repeats: so many rounds, each of local iterations and one aggregation of clients'
+# models, then the servers' part.
+
+
+def _rounds_per_block(scheme: Scheme, tau2: Count) -> Count:
+    return tau2 if scheme in (Scheme.SD_FEEL, Scheme.HIERFAVG) else tau2 * 0 + 1
+
+
+def _iterations_per_round(scheme: Scheme, tau1: Count, tau2: Count) -> Count:
+    return tau1 * tau2 if scheme is Scheme.FEDAVG else tau1
+
+
+def _intra_seconds(scheme: Scheme, system: System) -> float:
+    if scheme is not Scheme.FEDAVG:
+        return system.leg_seconds("client->edge", "edge->client")
+    if not system.shared_cloud_link:
+        return system.leg_seconds("client->cloud", "cloud->client")
+    cloud = system.num_clients * system.leg_seconds("edge->cloud", "cloud->edge")
+    return system.leg_seconds("client->edge", "edge->client") + cloud
+
+
+def _inter_seconds(scheme: Scheme, system: System, alpha: Number) -> Number:
+    if scheme is Scheme.SD_FEEL:
+        return alpha * system.model_seconds("edge->edge")
+    if scheme is Scheme.HIERFAVG:
+        senders = system.num_servers if system.shared_cloud_link else 1
+        return alpha * 0 + senders * system.leg_seconds("edge->cloud", "cloud->edge")
+    return alpha * 0
+
+
+def _block_iterations(scheme: Scheme, tau1: Count, tau2: Count) -> Count:
+    return _iterations_per_round(scheme, tau1, tau2) * _rounds_per_block(scheme, tau2)
+
+
+def _block_seconds(scheme: Scheme, system: System, tau1: Number, tau2: Number, alpha: Number) -> Number:
+    iterations = _iterations_per_round(scheme, tau1, tau2)
+    intra = iterations * system.compute.seconds() + _intra_seconds(scheme, system)
+    return _rounds_per_block(scheme, tau2) * intra + _inter_seconds(scheme, system, alpha)
+
+
+def round_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1) -> float:
+    """Return the seconds of one round of local iterations and its aggregation of clients' models.
+
+    A round is tau1 iterations (tau1 * tau2 in FedAvg). Every tau2-th round of SD-FEEL and HierFAVG
+    takes ``inter_seconds`` longer.
+    """
+    _whole(1, tau1=tau1, tau2=tau2)
+    scheme = _valid_scheme(scheme)
+    iterations = _iterations_per_round(scheme, float(tau1), float(tau2))
+    return iterations * system.compute.seconds() + _intra_seconds(scheme, system)
+
+
+def inter_seconds(scheme: str, system: System, *, alpha: int = 1) -> float:
+    """Return the seconds of one inter-cluster aggregation: gossip, the cloud's mean, or 0 if none."""
+    _whole(0, alpha=alpha)
+    return _inter_seconds(_valid_scheme(scheme), system, float(alpha))
+
+
+def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alpha: int = 1) -> float:
+    """Return the seconds of one block: tau1 * tau2 local iterations (FEEL: tau1) and all they send.
+
+    SD-FEEL: tau2 (tau1 t_cmp + t_client->edge) + alpha t_edge->edge. HierFAVG: the gossip's part is
+    t_edge->cloud. FedAvg: tau1 tau2 t_cmp + t_client->cloud. FEEL: tau1 t_cmp + t_client->edge.
+
+    Parameters
+    ----------
+    scheme : str
+        A ``Scheme`` or its value.
+    system : System
+        Sizes, compute and rates.
+    tau1, tau2 : int
+        Aggregation periods, >= 1. FEEL's rounds are tau1 iterations long.
+    alpha : int (default: 1)
+        Gossip steps, >= 0. Sequential, so each costs a transfer; how many neighbours does not matter.
+
+    Raises
+    ------
+    ValueError
+        If the scheme is unknown, a number is out of range, or a link has no rate.
+    """
+    _whole(1, tau1=tau1, tau2=tau2)
+    _whole(0, alpha=alpha)
+    return _block_seconds(_valid_scheme(scheme), system, float(tau1), float(tau2), float(alpha))
+
+
+def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, alpha: int = 1) -> float:
+    """Return t_tot, the seconds of K (>= 0) local iterations; an incomplete block counts as complete.
+
+    Other parameters and errors as in ``block_seconds``.
+    """
+    _whole(0, K=K)
+    seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
+    return -(-K // _block_iterations(Scheme(scheme), tau1, tau2)) * seconds
+
+
+def iterations_within(
+    scheme: str, system: System, seconds: float, *, tau1: int, tau2: int = 1, alpha: int = 1
+) -> int:
+    """Return how many local iterations fit into ``seconds`` (>= 0), in whole blocks.
+
+    Other parameters and errors as in ``block_seconds``.
+    """
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"seconds is {seconds!r}; valid is a finite number >= 0")
+    blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
+    return int(blocks) * _block_iterations(Scheme(scheme), tau1, tau2)
+
+
+def traffic(
+    scheme: str,
+    *,
+    K: int,
+    tau1: int,
+    tau2: int = 1,
+    alpha: int = 1,
+    num_clients: int,
+    num_servers: int = 1,
+    num_edges: int = 0,
+) -> dict[str, int]:
+    """Return the models that a run of K iterations sends, by link, in the ledger's link names.
+
+    The first distribution of w_0 is not counted. Who sends models at a round's start instead of its
+    end sends the same numbers: w_0 goes down, and the last mean does not. With participation beta < 1
+    the clients' numbers are expected to shrink by beta.
+
+    Parameters
+    ----------
+    scheme : str
+        A ``Scheme`` or its value.
+    K : int
+        Local iterations, a multiple of the block (tau1 * tau2; FEEL: tau1), >= 0.
+    tau1, tau2 : int
+        Aggregation periods, >= 1.
+    alpha : int (default: 1)
+        Gossip steps, >= 0.
+    num_clients : int
+        Clients that take part in a round, >= 1: all C of them; in FEEL the scheduled ones.
+    num_servers : int (default: 1)
+        D, >= 1.
+    num_edges : int (default: 0)
+        Edges of the servers' graph; a gossip step sends one model each way over every edge.
+
+    Raises
+    ------
+    ValueError
+        If the scheme is unknown or a number is out of range.
+    """
+    _whole(1, tau1=tau1, tau2=tau2, num_clients=num_clients, num_servers=num_servers)
+    _whole(0, K=K, alpha=alpha, num_edges=num_edges)
+    scheme = _valid_scheme(scheme)
+    block = _block_iterations(scheme, tau1, tau2)
+    if K % block != 0:
+        raise ValueError(f"K is {K!r}; valid is a multiple of {block}, the iterations of a block")
+    rounds = K // _iterations_per_round(scheme, tau1, tau2)
+    blocks = K // block
+    if scheme is Scheme.FEDAVG:
+        return {"client->cloud": num_clients * rounds, "cloud->client": num_clients * rounds}
+    clients = {"client->edge": num_clients * rounds, "edge->client": num_clients * rounds}
+    if scheme is Scheme.SD_FEEL:
+        return clients | {"edge->edge": 2 * alpha * num_edges * blocks}
+    if scheme is Scheme.HIERFAVG:
+        return clients | {"edge->cloud": num_servers * blocks, "cloud->edge": num_servers * blocks}
+    return clients
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The constants of Assumption 1. The paper never gives them; measured ones are lower estimates.
+
+    Parameters
+    ----------
+    delta : float
+        F(w_0) - F*, >= 0.
+    smoothness : float
+        L, > 0.
+    sigma2 : float
+        Bound on the variance of a mini-batch gradient, >= 0.
+    kappa2 : float
+        Squared bound on the dissimilarity of the clients' gradients, >= 0; 0 is IID data.
+    sum_m2 : float
+        Sum of the squared client weights m_i, in (0, 1]; 1/C for equal clients.
+
+    Raises
+    ------
+    ValueError
+        If a constant is out of range.
+    """
+
+    delta: float
+    smoothness: float
+    sigma2: float
+    kappa2: float
+    sum_m2: float
+
+    def __post_init__(self) -> None:
+        for key in ("delta", "sigma2", "kappa2"):
+            _real(key, getattr(self, key), "a finite number >= 0", getattr(self, key) >= 0)
+        _real("smoothness", self.smoothness, "a finite number > 0", self.smoothness > 0)
+        _real("sum_m2", self.sum_m2, "a number in (0, 1]", 0 < self.sum_m2 <= 1)
+
+
+def _real(key: str, value: float, valid: str, holds: bool) -> None:
+    if not (math.isfinite(value) and holds):
+        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+
+
+@dataclass(frozen=True)
+class BoundConstants:
+    """The constants of Lemma 2 that the periods and the graph decide.
+
+    They know tau1 and tau2 only by their product, and the graph and alpha only by q = zeta^alpha: they
+    cannot say that intra-cluster averaging between inter-cluster rounds helps.
+
+    Parameters
+    ----------
+    q : float
+        zeta^alpha, in [0, 1).
+    kernel : float
+        Lambda.
+    V1_prime : float
+        V_1', the numerator of V_1.
+    V3 : float
+        V_3.
+    """
+
+    q: float
+    kernel: float
+    V1_prime: float
+    V3: float
+
+
+def _constants(tau: Number, q: Number) -> tuple[Number, Number, Number]:
+    kernel = q**2 / (1 - q**2) + 2 * q / (1 - q) + q**2 / (1 - q) ** 2
+    V3 = tau * (tau * kernel + (tau - 1) / 2 * (2 - q) / (1 - q))
+    V1_prime = tau * q**2 / (1 - q**2) + (tau - 1) / 2
+    return kernel, V1_prime, V3
+
+
+def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConstants:
+    """Return Lambda, V_1' and V_3 of Lemma 2.
+
+    Parameters
+    ----------
+    tau1, tau2, alpha : int
+        Aggregation periods and gossip steps, >= 1.
+    zeta : float
+        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _whole(1, tau1=tau1, tau2=tau2, alpha=alpha)
+    _real("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
+    q = float(zeta) ** alpha
+    return BoundConstants(q, *_constants(float(tau1 * tau2), q))
+
+
+def eta_max(smoothness: float, V3: float) -> float:
+    """Return the largest step size that (14) admits.
+
+    With x = eta L and V_2 eliminated, (14) is g(x) = 1 - x - 24 V_3 x^2 + 16 V_3 x^3 >= 0 together with
+    x < 1 / (4 sqrt(V_3)); g falls from 1 on (0, 1) and is -1/2 at the latter end.
+
+    Parameters
+    ----------
+    smoothness : float
+        L, > 0.
+    V3 : float
+        V_3, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _real("smoothness", smoothness, "a finite number > 0", smoothness > 0)
+    _real("V3", V3, "a finite number >= 0", V3 >= 0)
+    low, high = 0.0, 1.0 if V3 == 0 else min(1.0, 0.25 / math.sqrt(V3))
+    if V3 == 0:
+        return high / smoothness
+    # Bisection down to neighbouring floats; the lower end is admissible throughout.
+    while low < (x := (low + high) / 2) < high:
+        low, high = (x, high) if 1 - x - 24 * V3 * x**2 + 16 * V3 * x**3 >= 0 else (low, x)
+    return low / smoothness
+
+
+def _floor(problem: Problem, eta: float, V1_prime: Any, V3: Any) -> npt.NDArray[np.float64]:
+    """Return the terms of (15) that no number of iterations reduces, +inf where (14) fails."""
+    x2 = (eta * problem.smoothness) ** 2
+    denominator = 1 - 16 * x2 * np.asarray(V3)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        V1, V2 = V1_prime / denominator, V3 / denominator
+        admissible = (denominator > 0) & (1 - eta * problem.smoothness - 8 * x2 * V2 >= 0)  # (14)
+        floor = (
+            eta * problem.smoothness * problem.sigma2 * problem.sum_m2
+            + 2 * x2 * V1 * problem.sigma2
+            + 8 * x2 * V2 * problem.kappa2
+        )
+    return np.where(admissible, floor, np.inf)
+
+
+def bound(problem: Problem, constants: BoundConstants, *, eta: float, K: int) -> float:
+    """Return the right side of (15), a bound on the mean squared gradient norm over K iterations.
+
+    It is +inf where (14) fails, that is where eta > ``eta_max``. Training may well work there: the
+    paper's own experiments lie outside.
+
+    Parameters
+    ----------
+    problem : Problem
+        The constants of Assumption 1.
+    constants : BoundConstants
+        Of the periods and the graph.
+    eta : float
+        Step size, > 0.
+    K : int
+        Local iterations, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _real("eta", eta, "a finite number > 0", eta > 0)
+    _whole(1, K=K)
+    floor = _floor(problem, eta, constants.V1_prime, constants.V3)
+    return 2 * problem.delta / (eta * K) + float(floor)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule whose bound (15) reaches a target, and what it costs."""
+
+    tau1: int
+    tau2: int
+    alpha: int
+    K: int
+    seconds: float
+
+
+def plans(
+    target: float,
+    problem: Problem,
+    system: System,
+    *,
+    eta: float,
+    zeta: float,
+    tau1: Iterable[int] = range(1, 31),
+    tau2: Iterable[int] = range(1, 11),
+    alpha: Iterable[int] = range(1, 31),
+) -> list[Plan]:
+    """Return every SD-FEEL schedule of a grid whose bound (15) reaches the target, cheapest first.
+
+    K is the fewest iterations, a multiple of tau1 * tau2, that bring (15) down to the target; the cost
+    is the latency. Ties (to a nanosecond) go to the smaller tau1 * tau2, then the smaller alpha.
+
+    Warning: the bound sees tau1 and tau2 only by their product, while at a fixed product the latency
+    falls with tau1. So it always prefers tau2 = 1, unless the grid's tau1 ends too early to reach the
+    best product. That is a property of the paper's formulas, not evidence about training.
+
+    Parameters
+    ----------
+    target : float
+        Mean squared gradient norm to reach, > 0.
+    problem : Problem
+        The constants of Assumption 1.
+    system : System
+        The system whose seconds count.
+    eta : float
+        Step size, > 0.
+    zeta : float
+        Second largest eigenvalue modulus of the mixing matrix, in [0, 1).
+    tau1, tau2, alpha : Iterable[int]
+        The grid, all >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _real("target", target, "a finite number > 0", target > 0)
+    _real("eta", eta, "a finite number > 0", eta > 0)
+    _real("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
+    t1, t2, a = (
+        axis.ravel() for axis in np.meshgrid(_axis("tau1", tau1), _axis("tau2", tau2), _axis("alpha", alpha))
+    )
+    tau = t1 * t2
+    _, V1_prime, V3 = _constants(tau, zeta**a)
+    floor = _floor(problem, eta, V1_prime, V3)
+    reaches = np.flatnonzero(floor < target)
+    t1, t2, a, tau, floor = (column[reaches] for column in (t1, t2, a, tau, floor))
+    needed = np.ceil(2 * problem.delta / (eta * (target - floor)))
+    blocks = np.ceil(np.maximum(needed, 1.0) / tau)
+    seconds = blocks * _block_seconds(Scheme.SD_FEEL, system, t1, t2, a)
+    order = np.lexsort((t1, a, tau, np.round(seconds, 9)))
+    columns = (column[order].tolist() for column in (t1, t2, a, blocks * tau, seconds))
+    return [Plan(int(p), int(q), int(r), int(k), s) for p, q, r, k, s in zip(*columns, strict=True)]
+
+
+def plan(
+    target: float,
+    problem: Problem,
+    system: System,
+    *,
+    eta: float,
+    zeta: float,
+    tau1: Iterable[int] = range(1, 31),
+    tau2: Iterable[int] = range(1, 11),
+    alpha: Iterable[int] = range(1, 31),
+) -> Plan:
+    """Return the first of ``plans``, the cheapest schedule; read there why its tau2 is always 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or no schedule of the grid reaches the target.
+    """
+    found = plans(target, problem, system, eta=eta, zeta=zeta, tau1=tau1, tau2=tau2, alpha=alpha)
+    if not found:
+        raise ValueError(
+            f"target is {target!r} at eta {eta!r} and zeta {zeta!r}; valid is a target that a schedule "
+            f"of the grid reaches: take a larger target, a smaller eta or more gossip steps"
+        )
+    return found[0]
+
+
+def _axis(key: str, values: Iterable[int]) -> npt.NDArray[np.float64]:
+    values = list(values)
+    if not values:
+        raise ValueError(f"{key} is empty; valid is at least one integer >= 1")
+    for value in values:
+        _whole(1, **{key: value})
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,525 @@
+"""Communication graphs by name, and the mixing matrix of one gossip step.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
+Fast Convergence on Non-IID Data": the matrix P of section II and eq. (5), the graphs of Fig. 2.
+Differs: the paper leaves the order of the Laplacian and the inverse sizes open; L @ Omega is the one
+that eq. (5) needs (columns sum to one, the size-weighted mean is kept). D = 1 is defined as P = [1].
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = [
+    "TOPOLOGIES",
+    "Mixing",
+    "as_graph",
+    "graph",
+    "laplacian",
+    "metropolis",
+    "mixing",
+    "validate_topology",
+]
+
+Array = npt.NDArray[np.float64]
+Edges = Iterable[tuple[int, int]]
+
+_MAX_DRAWS = 1000
+# Gossip mixes each coordinate by itself: 16k doubles a node stay in the cache over all alpha steps.
+_CHUNK = 1 << 14
+
+
+def _ring(D: int) -> Edges:
+    return [(d, (d + 1) % D) for d in range(D if D > 2 else D - 1)]
+
+
+def _path(D: int) -> Edges:
+    return [(d, d + 1) for d in range(D - 1)]
+
+
+def _star(D: int) -> Edges:
+    return [(0, d) for d in range(1, D)]
+
+
+def _complete(D: int) -> Edges:
+    return combinations(range(D), 2)
+
+
+def _bipartite(D: int) -> Edges:
+    return [(i, j) for i in range(0, D, 2) for j in range(1, D, 2)]
+
+
+def _ring_chords(D: int) -> Edges:
+    return [*_ring(D), *((d, d + D // 2) for d in range(D // 2))]
+
+
+def _torus(D: int, *shape: float) -> Edges:
+    rows = int(shape[0]) if shape else max(r for r in range(1, math.isqrt(D) + 1) if D % r == 0)
+    columns = D // rows
+    right = ((d, d - d % columns + (d + 1) % columns) for d in range(D))
+    down = ((d, (d + columns) % D) for d in range(D))
+    return {(min(e), max(e)) for e in (*right, *down) if e[0] != e[1]}
+
+
+def _regular(D: int, rng: np.random.Generator, k: float) -> Edges:
+    edges: Edges = nx.random_regular_graph(int(k), D, seed=int(rng.integers(2**32))).edges
+    return edges
+
+
+def _erdos_renyi(D: int, rng: np.random.Generator, p: float) -> Edges:
+    return [pair for pair in combinations(range(D), 2) if rng.random() < p]
+
+
+def _geometric(D: int, rng: np.random.Generator, r: float) -> Edges:
+    place = rng.random((D, 2))  # (nodes, 2)
+    return [(i, j) for i, j in combinations(range(D), 2) if math.dist(place[i], place[j]) <= r]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Graphs of one name: how to build them, and on how many nodes and which parameters they exist."""
+
+    edges: Callable[..., Edges]
+    needs: str = "at least one node"
+    exists: Callable[[int, tuple[float, ...]], bool] = lambda D, p: not p
+    spelled: tuple[str, ...] = ("",)
+    random: bool = False
+
+    def build(self, D: int, parameters: tuple[float, ...], rng: np.random.Generator) -> nx.Graph:
+        return _from_edges(D, self.edges(D, *([rng] if self.random else []), *parameters))
+
+
+def _even(D: int, p: tuple[float, ...]) -> bool:
+    return D % 2 == 0 and not p
+
+
+def _six(D: int, p: tuple[float, ...]) -> bool:
+    return D == 6 and not p
+
+
+def _is_torus(D: int, p: tuple[float, ...]) -> bool:
+    return not p or (len(p) == 2 and p[0] >= 1 and p[0] == int(p[0]) and p[0] * p[1] == D)
+
+
+def _is_regular(D: int, p: tuple[float, ...]) -> bool:
+    whole = len(p) == 1 and p[0] == int(p[0]) and 1 <= p[0] < D and p[0] * D % 2 == 0
+    return whole and (p[0] >= 2 or D == 2)
+
+
+def _is_probability(D: int, p: tuple[float, ...]) -> bool:
+    return len(p) == 1 and 0 < p[0] <= 1
+
+
+def _is_radius(D: int, p: tuple[float, ...]) -> bool:
+    return len(p) == 1 and p[0] > 0
+
+
+_FAMILIES = {
+    "bipartite": _Family(_bipartite, "an even number of nodes", _even),
+    "complete": _Family(_complete),
+    "erdos-renyi": _Family(
+        _erdos_renyi, "erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), random=True
+    ),
+    "fig2a": _Family(_ring, "six nodes", _six),
+    "fig2b": _Family(_ring_chords, "six nodes", _six),
+    "fig2c": _Family(_complete, "six nodes", _six),
+    "geometric": _Family(
+        _geometric, "geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), random=True
+    ),
+    "line": _Family(_path),
+    "partial": _Family(_bipartite, "an even number of nodes", _even),
+    "path": _Family(_path),
+    "regular": _Family(
+        _regular,
+        "regular(k) with 2 <= k < num_nodes (or k = 1 on two nodes) and k * num_nodes even",
+        _is_regular,
+        ("(k)",),
+        random=True,
+    ),
+    "ring": _Family(_ring),
+    "ring-chords": _Family(
+        _ring_chords, "an even number of nodes, at least four", lambda D, p: _even(D, p) and D >= 4
+    ),
+    "star": _Family(_star),
+    "torus": _Family(_torus, "torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
+}
+
+# As a user spells them: a parameter stands in parentheses, as in "erdos-renyi(0.4)" or "torus(2,5)".
+TOPOLOGIES = tuple(name + ending for name, family in _FAMILIES.items() for ending in family.spelled)
+
+
+def _parse(name: str, num_nodes: int) -> tuple[_Family, tuple[float, ...]]:
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes is {num_nodes!r}; valid is an integer >= 1")
+    match = re.fullmatch(r"([a-z0-9-]+)(?:\(([0-9.,\s]+)\))?", name.strip())
+    if match is None or match[1] not in _FAMILIES:
+        raise ValueError(f"topology is {name!r}; valid is one of {', '.join(TOPOLOGIES)}")
+    family = _FAMILIES[match[1]]
+    try:
+        parameters = tuple(float(text) for text in match[2].split(",")) if match[2] else ()
+    except ValueError:
+        raise ValueError(f"topology is {name!r}; valid is {family.needs}") from None
+    if not family.exists(num_nodes, parameters):
+        raise ValueError(f"topology is {name!r} on {num_nodes} nodes; valid is {family.needs}")
+    return family, parameters
+
+
+def _from_edges(D: int, edges: Edges) -> nx.Graph:
+    result = nx.Graph()
+    result.add_nodes_from(range(D))
+    result.add_edges_from(edges)
+    return result
+
+
+def validate_topology(name: str, num_nodes: int) -> None:
+    """Check that a named graph exists on so many nodes, without drawing it.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, its parameters are out of range, or it has no graph of this size.
+    """
+    _parse(name, num_nodes)
+
+
+def graph(name: str, num_nodes: int, seed: int = 0) -> nx.Graph:
+    """Return the connected graph of a name on the nodes 0, ..., ``num_nodes`` - 1.
+
+    Parameters
+    ----------
+    name : str
+        One of ``TOPOLOGIES``. ``ring``, ``path`` (``line``), ``star`` (centre 0) and ``complete`` exist
+        on any number of nodes; ``bipartite`` (``partial``) joins every even node to every odd one;
+        ``ring-chords`` adds the opposite chords to a ring; ``torus`` takes the most square R x C, so
+        that a prime number of nodes gives a ring; ``fig2a``, ``fig2b``, ``fig2c`` are the paper's graphs
+        on six servers. ``regular(k)``, ``erdos-renyi(p)`` and ``geometric(r)`` (unit square) are random.
+    num_nodes : int
+        D >= 1.
+    seed : int (default: 0)
+        Seed of the random graphs, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If the graph does not exist, or 1,000 draws of a random one are all disconnected.
+    """
+    family, parameters = _parse(name, num_nodes)
+    rng = generator(seed, purpose=Purpose.TOPOLOGY)
+    for _ in range(_MAX_DRAWS if family.random else 1):
+        candidate = family.build(num_nodes, parameters, rng)
+        if nx.is_connected(candidate):
+            return candidate
+    raise ValueError(
+        f"topology is {name!r} on {num_nodes} nodes; none of {_MAX_DRAWS} draws is connected: "
+        f"valid is a denser graph"
+    )
+
+
+def as_graph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) -> nx.Graph:
+    """Return a name, a graph or an edge list as a checked graph on the nodes 0, ..., D - 1.
+
+    Parameters
+    ----------
+    topology : str | networkx.Graph | Iterable[tuple[int, int]]
+        A name (see ``graph``), an undirected simple graph, or the list of its edges, each once.
+    num_nodes : int
+        D >= 1.
+    seed : int (default: 0)
+        Seed of the named random graphs.
+
+    Raises
+    ------
+    ValueError
+        If the graph is directed, has parallel edges, self loops or other nodes, or is not connected.
+    """
+    if isinstance(topology, str):
+        return graph(topology, num_nodes, seed)
+    if isinstance(topology, nx.Graph):
+        return _checked_graph(topology, num_nodes)
+    return _checked_edges(topology, num_nodes)
+
+
+def _checked_graph(candidate: nx.Graph, D: int) -> nx.Graph:
+    if candidate.is_directed() or candidate.is_multigraph():
+        raise ValueError(f"topology is a {type(candidate).__name__}; valid is an undirected simple graph")
+    if set(candidate) != set(range(D)):
+        raise ValueError(f"topology has the nodes {sorted(candidate, key=str)}; valid is 0 to {D - 1}")
+    return _checked_edges(candidate.edges, D)
+
+
+def _checked_edges(candidate: Edges, D: int) -> nx.Graph:
+    if D < 1:
+        raise ValueError(f"num_nodes is {D!r}; valid is an integer >= 1")
+    edges = [_checked_edge(edge, D) for edge in candidate]
+    if repeated := sorted(edge for edge, count in Counter(edges).items() if count > 1):
+        raise ValueError(f"topology has the edge {repeated[0]} more than once; valid is each edge once")
+    result = _from_edges(D, edges)
+    if not nx.is_connected(result):
+        parts = sorted(sorted(part) for part in nx.connected_components(result))
+        raise ValueError(f"topology falls into the parts {parts}; valid is a connected graph")
+    return result
+
+
+def _checked_edge(edge: Any, D: int) -> tuple[int, int]:
+    try:
+        i, j = edge
+        known = i in range(D) and j in range(D)
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise ValueError(f"topology has the edge {edge!r}; valid is a pair of nodes out of 0 to {D - 1}")
+    if i == j:
+        raise ValueError(f"topology has the self loop {edge!r}; valid is an edge between two nodes")
+    return (int(min(i, j)), int(max(i, j)))
+
+
+def _adjacency(graph: nx.Graph) -> Array:
+    adjacency: Array = nx.to_numpy_array(graph, nodelist=range(len(graph)), dtype=np.float64, weight=None)
+    return adjacency
+
+
+def laplacian(graph: nx.Graph) -> Array:
+    """Return the Laplacian L, degree minus adjacency, of a graph on 0, ..., D - 1, shape (D, D)."""
+    adjacency = _adjacency(graph)
+    return np.diag(adjacency.sum(axis=0)) - adjacency
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """One gossip step on a graph, eq. (5).
+
+    Columns of the matrix sum to one (consensus is a fixed point) and it keeps the weighted mean.
+    Off-diagonal entries are >= 0, self-weights can be negative: never clip or normalise them.
+
+    Parameters
+    ----------
+    matrix : numpy.ndarray
+        P, shape (D, D), float64, read-only. ``matrix[j, d]`` is what server d gives to the model of j.
+    scale : float
+        s with P = I - s L Omega; nan where P has no such form.
+    zeta : float
+        Second largest eigenvalue modulus of P, in [0, 1) on a connected graph.
+    sizes : numpy.ndarray
+        Cluster sizes in samples, shape (D,), read-only.
+    graph : networkx.Graph
+        The graph whose edges carry the models.
+    """
+
+    matrix: Array
+    scale: float
+    zeta: float
+    sizes: Array
+    graph: nx.Graph
+
+    def __post_init__(self) -> None:
+        self.matrix.setflags(write=False)
+        self.sizes.setflags(write=False)
+
+    @property
+    def weights(self) -> Array:
+        """The clusters' shares of all samples, shape (D,), sum one."""
+        weights: Array = self.sizes / self.sizes.sum()
+        return weights
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 - zeta."""
+        return 1.0 - self.zeta
+
+    def power(self, alpha: int) -> Array:
+        """Return P to the power ``alpha`` (>= 0), what ``alpha`` gossip steps do together."""
+        _check_alpha(alpha)
+        power: Array = np.linalg.matrix_power(self.matrix, alpha)
+        return power
+
+    def step(self, models: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
+        """Return the models after one gossip step: with one row a server this is ``P.T @ models``."""
+        return self.gossip(models, 1)
+
+    def gossip(
+        self,
+        models: npt.NDArray[np.floating[Any]],
+        alpha: int,
+        *,
+        out: npt.NDArray[np.floating[Any]] | None = None,
+    ) -> npt.NDArray[np.floating[Any]]:
+        """Return the models after ``alpha`` gossip steps, each from the values of the step before.
+
+        Sums run over the senders in ascending order, in float64 through all steps, and are rounded once
+        at the end; no BLAS is called, so the bits depend on neither threads nor shapes. Besides the
+        result this takes 2 D * 16,384 doubles of memory, whatever the models' size.
+
+        Parameters
+        ----------
+        models : numpy.ndarray
+            One model a server, shape (D, ...), floating.
+        alpha : int
+            Gossip steps, >= 0; 0 returns the models as they are.
+        out : numpy.ndarray | None (default: None)
+            Where the result goes: C-contiguous, floating, the models' shape. ``out=models`` works in
+            place. If None, a new array of the models' dtype.
+
+        Raises
+        ------
+        ValueError
+            If a shape, a dtype or ``alpha`` is not valid.
+        """
+        _check_alpha(alpha)
+        D = len(self.sizes)
+        if models.ndim < 1 or models.shape[0] != D or not np.issubdtype(models.dtype, np.floating):
+            raise ValueError(
+                f"models is {models.dtype} of shape {models.shape}; valid is floating of shape ({D}, ...)"
+            )
+        out = np.empty(models.shape, models.dtype) if out is None else out
+        if (
+            out.shape != models.shape
+            or not out.flags.c_contiguous
+            or not np.issubdtype(out.dtype, np.floating)
+        ):
+            raise ValueError(
+                f"out is {out.dtype} of shape {out.shape}; valid is floating, C-contiguous, {models.shape}"
+            )
+        rows, results = (
+            models.reshape(D, math.prod(models.shape[1:])),
+            out.reshape(D, math.prod(out.shape[1:])),
+        )
+        senders = [[(j, float(self.matrix[j, d])) for j in self._senders(d)] for d in range(D)]
+        for start in range(0, rows.shape[1], _CHUNK):
+            here = slice(start, start + _CHUNK)
+            now = rows[:, here].astype(np.float64)  # (D, chunk)
+            new, term = np.empty_like(now), np.empty_like(now[0])
+            for _ in range(alpha):
+                for d in range(D):
+                    new[d] = 0.0
+                    for j, weight in senders[d]:
+                        new[d] += np.multiply(now[j], weight, out=term)  # (5)
+                now, new = new, now
+            results[:, here] = now
+        return out
+
+    def mean(self, models: npt.NDArray[np.floating[Any]]) -> Array:
+        """Return the size-weighted mean u of the models (D, ...), which gossip leaves unchanged."""
+        total = np.zeros(models.shape[1:])
+        for weight, model in zip(self.weights, models, strict=True):
+            total += weight * model
+        return total
+
+    def deviation(self, models: npt.NDArray[np.floating[Any]]) -> float:
+        """Return the weighted distance to consensus, the root of sum_d m_d ||w_d - u||^2."""
+        mean = self.mean(models)
+        squares = (float(np.sum((model - mean) ** 2)) for model in models)
+        return math.sqrt(sum(weight * square for weight, square in zip(self.weights, squares, strict=True)))
+
+    def without_edge(self, i: int, j: int) -> "Mixing":
+        """Return the mixing of a step in which one edge is lost, noticed at both ends.
+
+        Both move the lost weight to themselves: consensus and weighted mean stay as they were.
+
+        Raises
+        ------
+        ValueError
+            If the graph has no such edge.
+        """
+        if not self.graph.has_edge(i, j):
+            raise ValueError(f"edge is ({i}, {j}); valid is one of {sorted(self.graph.edges)}")
+        matrix = self.matrix.copy()
+        matrix[i, i] += matrix[j, i]
+        matrix[j, j] += matrix[i, j]
+        matrix[i, j] = matrix[j, i] = 0.0
+        rest = self.graph.copy()
+        rest.remove_edge(i, j)
+        zeta = _second_modulus(matrix, self.weights)
+        return replace(self, matrix=matrix, zeta=zeta, graph=rest)
+
+    def _senders(self, d: int) -> list[int]:
+        return sorted([d, *self.graph.neighbors(d)])
+
+
+def mixing(graph: nx.Graph, sizes: npt.ArrayLike, *, exact_if_complete: bool = False) -> Mixing:
+    """Return the fastest mixing of the form P = I - s L Omega for clusters of these sizes.
+
+    With lambda_1 and lambda_{D-1} the largest and the smallest non-zero eigenvalue of L Omega,
+    s = 2 / (lambda_1 + lambda_{D-1}) and zeta = (lambda_1 - lambda_{D-1}) / (lambda_1 + lambda_{D-1}).
+
+    Parameters
+    ----------
+    graph : networkx.Graph
+        Connected, on the nodes 0, ..., D - 1.
+    sizes : array_like
+        Samples of each cluster, shape (D,), finite and > 0. Only their ratios matter.
+    exact_if_complete : bool (default: False)
+        On a complete graph take the exact weighted mean, P = m 1^T with zeta = 0. The formula gives
+        zeta = 0 there only if all sizes are equal.
+
+    Raises
+    ------
+    ValueError
+        If the graph or a size is not valid.
+    """
+    graph = _checked_graph(graph, len(graph))
+    sizes = np.array(sizes, dtype=np.float64)
+    D = len(graph)
+    if sizes.shape != (D,) or not np.all(np.isfinite(sizes)) or not np.all(sizes > 0):
+        raise ValueError(f"sizes is {sizes.tolist()}; valid is {D} finite numbers > 0")
+    m = sizes / sizes.sum()
+    if D == 1:
+        return Mixing(np.ones((1, 1)), math.nan, 0.0, sizes, graph)
+    if exact_if_complete and graph.number_of_edges() == D * (D - 1) // 2:
+        return Mixing(np.tile(m[:, None], D), math.nan, 0.0, sizes, graph)
+    # The symmetric matrix has the spectrum of L Omega, and a symmetric solver keeps it real.
+    eigenvalues = np.linalg.eigvalsh(laplacian(graph) / np.sqrt(np.outer(m, m)))  # ascending, first is 0
+    smallest, largest = float(eigenvalues[1]), float(eigenvalues[-1])
+    scale = 2.0 / (largest + smallest)
+    zeta = (largest - smallest) / (largest + smallest)
+    return Mixing(_with_self_weights(scale * _adjacency(graph) / m), scale, zeta, sizes, graph)
+
+
+def metropolis(graph: nx.Graph) -> Mixing:
+    """Return Metropolis-Hastings mixing: symmetric, non-negative, rows and columns sum to one.
+
+    p_{i,j} = 1 / (1 + max(deg_i, deg_j)) on every edge; each node needs only its neighbours' degrees.
+
+    Parameters
+    ----------
+    graph : networkx.Graph
+        Connected, on the nodes 0, ..., D - 1.
+
+    Raises
+    ------
+    ValueError
+        If the graph is not valid.
+    """
+    graph = _checked_graph(graph, len(graph))
+    adjacency = _adjacency(graph)
+    degrees = adjacency.sum(axis=0)
+    sizes = np.ones(len(graph))
+    matrix = _with_self_weights(adjacency / (1.0 + np.maximum.outer(degrees, degrees)))
+    return Mixing(matrix, math.nan, _second_modulus(matrix, sizes / sizes.sum()), sizes, graph)
+
+
+def _with_self_weights(edge_weights: Array) -> Array:
+    # From the columns' sums, not from a formula of its own: columns then sum to one up to one rounding.
+    return edge_weights + np.diag(1.0 - edge_weights.sum(axis=0))
+
+
+def _second_modulus(matrix: Array, weights: Array) -> float:
+    if len(weights) == 1:
+        return 0.0
+    root = np.sqrt(weights)
+    eigenvalues = np.linalg.eigvalsh(matrix * root / root[:, None])  # ascending, the last is 1
+    return float(np.max(np.abs(eigenvalues[:-1])))
+
+
+def _check_alpha(alpha: int) -> None:
+    if not isinstance(alpha, int) or alpha < 0:
+        raise ValueError(f"alpha is {alpha!r}; valid is an integer >= 0")
