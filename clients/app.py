@@ -1,0 +1,95 @@
+"""A ClientApp whose handlers take many nodes at once.
+
+A handler is written once over a list of calls. Flower's engines (simulation, SuperNodes) call the app
+with one message and the handler sees a list of one; an engine that holds a whole round asks for
+``batch_handler`` and hands over the round.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from hedgerow.wire.calls import BatchHandler, Call
+
+__all__ = ["BatchClientApp", "each", "whoami"]
+
+
+class BatchClientApp(ClientApp):
+    """Flower's ClientApp over batched handlers.
+
+    Parameters
+    ----------
+    handlers : Mapping[str, BatchHandler]
+        Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler.
+
+    Raises
+    ------
+    ValueError
+        If a message type is of no kind that Flower knows.
+    """
+
+    def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
+        super().__init__()
+        self._handlers = dict(handlers)
+        for message_type, handler in handlers.items():
+            category, _, action = message_type.partition(".")
+            registers = {"train": self.train, "evaluate": self.evaluate, "query": self.query}
+            if category not in registers:
+                raise ValueError(
+                    f"message type is {message_type!r}; valid is train, evaluate or query, or one of them "
+                    "with an action: 'query.whoami'"
+                )
+            register = registers[category]
+            (register(action) if action else register())(_one_by_one(handler))
+
+    def batch_handler(self, message_type: str) -> BatchHandler | None:
+        """Return the handler of a message type; None if there is none."""
+        return self._handlers.get(message_type)
+
+
+def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:
+    def handle(message: Message, context: Context) -> Message:
+        (answer,) = handler([Call(message.content, context, message.metadata.message_type)])
+        if isinstance(answer, Exception):
+            raise answer
+        return Message(answer, reply_to=message)
+
+    return handle
+
+
+def each(work: Callable[[Call], RecordDict]) -> BatchHandler:
+    """Return the handler that answers call by call; one that fails does not fail the others."""
+
+    def handle(calls: Sequence[Call]) -> list[RecordDict | Exception]:
+        answers: list[RecordDict | Exception] = []
+        for call in calls:
+            try:
+                answers.append(work(call))
+            except Exception as error:  # Whatever is wrong with one node is that node's answer.
+                answers.append(error)
+        return answers
+
+    return handle
+
+
+def whoami(num_examples: Callable[[Context], int]) -> BatchHandler:
+    """Return the handler that introduces a node to the strategy.
+
+    The answer carries ``partition-id``, ``num-examples``, and ``role`` and ``group`` where the node's
+    config sets them.
+    """
+
+    def introduce(call: Call) -> RecordDict:
+        node_config = call.context.node_config
+        me = ConfigRecord(
+            {
+                "partition-id": call.partition_id,
+                "num-examples": num_examples(call.context),
+                "role": str(node_config.get("role", "")),
+                "group": str(node_config.get("group", "")),
+            }
+        )
+        return RecordDict({"whoami": me})
+
+    return each(introduce)

@@ -1,0 +1,219 @@
+"""Common layers over a stack of nodes, with the batch as the last axis.
+
+A sample's axes stay in torch's order, (nodes, channels, height, width, batch): a convolution is then one
+copy of long runs and one batched matrix product (torch's grouped convolution, which ``vmap`` takes, has no
+fast kernels for so many groups), a linear layer is a product without a transpose, and flattening is free.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["StackedLayers", "stacked_layers"]
+
+Parameters = Mapping[str, Tensor]
+Layer = Callable[[Parameters, Tensor], Tensor]
+
+_ELEMENTWISE = (nn.Identity, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Softplus)
+
+
+class StackedLayers:
+    """A sequence of known layers, as one function of all nodes' parameters and inputs."""
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self._layers = layers
+
+    def __call__(self, parameters: Parameters, x: Tensor) -> Tensor:
+        """Map x (nodes, batch, ...) by parameters (nodes, *shape) to outputs (nodes, batch, ...)."""
+        x = x.movedim(1, -1)  # (nodes, ..., batch)
+        for layer in self._layers:
+            x = layer(parameters, x)
+        return x.movedim(-1, 1)
+
+
+def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
+    """Return a model's stacked form, or None if it is no plain sequence of the layers known here.
+
+    Known are Conv2d (zero padding, no groups, no dilation), MaxPool2d (windows side by side), Flatten,
+    Linear on vectors, ReLU and other elementwise activations, and sequences of these without hooks.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Any model. Not changed, and not needed later.
+    sample_dims : int
+        The number of axes of one sample: 3 for (C, H, W), 1 for features.
+    """
+    layers: list[Layer] = []
+    dims = sample_dims
+    leaves = _leaves(model, "")
+    if leaves is None:
+        return None
+    for prefix, module in leaves:
+        layer: Layer
+        if type(module) is nn.Conv2d and dims == 3 and _is_plain_convolution(module):
+            layer = _convolution(prefix, module)
+        elif type(module) is nn.MaxPool2d and dims == 3 and (window := _window(module)) is not None:
+            layer = _pool(window)
+        elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            layer, dims = _flatten, 1
+        elif type(module) is nn.Linear and dims == 1:
+            layer = _linear(prefix)
+        elif type(module) is nn.ReLU:
+            layer = _relu
+        elif type(module) in _ELEMENTWISE or (
+            isinstance(module, nn.modules.dropout._DropoutNd) and not module.p
+        ):
+            layer = _elementwise(module)
+        else:
+            return None
+        layers.append(layer)
+    return StackedLayers(layers)
+
+
+def _leaves(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return None
+    if type(module) is not nn.Sequential:
+        return [(prefix, module)]
+    leaves = []
+    for name, child in module.named_children():
+        inner = _leaves(child, f"{prefix}{name}.")
+        if inner is None:
+            return None
+        leaves += inner
+    return leaves
+
+
+def _is_plain_convolution(module: nn.Conv2d) -> bool:
+    return (
+        module.groups == 1
+        and module.dilation == (1, 1)
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _window(module: nn.MaxPool2d) -> tuple[int, int] | None:
+    window = _pair(module.kernel_size)
+    plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1) and not module.ceil_mode
+    return window if plain and not module.return_indices and _pair(module.stride) == window else None
+
+
+def _relu(parameters: Parameters, x: Tensor) -> Tensor:
+    return torch.relu(x)
+
+
+def _elementwise(module: nn.Module) -> Layer:
+    return lambda parameters, x: cast(Tensor, module(x))
+
+
+def _flatten(parameters: Parameters, x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a b + bias, (nodes, m, n), each node's to the bit the same whatever nodes stand beside it."""
+    if len(a) == 1 and 1 in (*a.shape[1:], b.shape[-1]):
+        # A single product with a vector would take another kernel: make it two, in the gradient too.
+        doubled = None if bias is None else bias.expand(2, -1)
+        return _product(a.expand(2, -1, -1), b.expand(2, -1, -1), doubled)[:1]
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
+
+
+def _linear(prefix: str) -> Layer:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    return lambda parameters, x: _product(parameters[weight], x, parameters.get(bias))
+
+
+def _convolution(prefix: str, module: nn.Conv2d) -> Layer:
+    weight, bias = f"{prefix}weight", f"{prefix}bias"
+    stride, (rows, columns) = _pair(module.stride), _pair(cast(tuple[int, int], module.padding))
+
+    def convolve(parameters: Parameters, x: Tensor) -> Tensor:
+        if rows or columns:
+            x = nn.functional.pad(x, (0, 0, columns, columns, rows, rows))
+        operands = (x, parameters[weight], parameters.get(bias), stride)
+        return cast(Tensor, _Convolution.apply(*operands))  # type: ignore[no-untyped-call]
+
+    return convolve
+
+
+def _pool(window: tuple[int, int]) -> Layer:
+    return lambda parameters, x: cast(Tensor, _MaxPool.apply(x, window))  # type: ignore[no-untyped-call]
+
+
+class _Convolution(torch.autograd.Function):
+    """Patches as columns, then a product a node; the gradient of the input is their transposes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int]) -> Tensor:
+        nodes, out, _, *kernel = weight.shape
+        patches = x.contiguous().unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+        height, width = patches.shape[2:4]
+        columns = patches.permute(0, 1, 5, 6, 2, 3, 4).reshape(nodes, weight[0, 0].numel(), -1)
+        ctx.save_for_backward(columns, weight)
+        ctx.stride, ctx.input_shape, ctx.positions = stride, x.shape, (height, width)
+        kernels = weight.reshape(nodes, out, -1)
+        return _product(kernels, columns, bias).view(nodes, out, height, width, x.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        columns, weight = ctx.saved_tensors
+        nodes, out, channels, *kernel = weight.shape
+        (height, width), (down, right) = ctx.positions, ctx.stride
+        gradient = gradients[0].reshape(nodes, out, -1)
+        to_x = to_weight = to_bias = None
+        if ctx.needs_input_grad[1]:
+            to_weight = _product(gradient, columns.mT).view(weight.shape)
+        if ctx.needs_input_grad[2]:
+            to_bias = gradient.sum(2)
+        if ctx.needs_input_grad[0]:
+            shares = _product(weight.reshape(nodes, out, -1).mT, gradient)
+            shares = shares.view(nodes, channels, *kernel, height, width, -1)
+            to_x = gradient.new_zeros(ctx.input_shape)
+            for i in range(kernel[0]):
+                for j in range(kernel[1]):
+                    rows = slice(i, i + down * (height - 1) + 1, down)
+                    to_x[:, :, rows, j : j + right * (width - 1) + 1 : right].add_(shares[:, :, i, j])
+        return to_x, to_weight, to_bias, None
+
+
+class _MaxPool(torch.autograd.Function):
+    """Windows side by side; the gradient goes to the first of equal maxima, as torch's own does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: tuple[int, int]) -> Tensor:
+        phases = _phases(x, window)
+        top = phases[0]
+        for phase in phases[1:]:
+            top = torch.maximum(top, phase)
+        ctx.save_for_backward(x, top)
+        ctx.window = window
+        return top
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, top = ctx.saved_tensors
+        to_x = torch.zeros_like(x)
+        rest = gradients[0].clone(memory_format=torch.contiguous_format)
+        share = torch.empty_like(rest)
+        for phase, to_phase in zip(_phases(x, ctx.window), _phases(to_x, ctx.window), strict=True):
+            torch.eq(phase, top, out=share)  # As a number: torch is slow where truth meets numbers.
+            share.mul_(rest)
+            to_phase.copy_(share)
+            rest.sub_(share)
+        return to_x, None
+
+
+def _phases(x: Tensor, window: tuple[int, int]) -> list[Tensor]:
+    """Return every window's first sample, its second, ... row by row: (nodes, C, H', W', batch) each."""
+    high, wide = window
+    rows, columns = x.shape[2] // high * high, x.shape[3] // wide * wide
+    return [x[:, :, i:rows:high, j:columns:wide] for i in range(high) for j in range(wide)]

@@ -1,0 +1,156 @@
+"""A handler written over a list of calls gives the same answers one by one and all at once."""
+
+from collections.abc import Sequence
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from hedgerow.clients import BatchClientApp, whoami
+from hedgerow.clients.app import each
+from hedgerow.wire.calls import Batched, Call
+
+pytestmark = pytest.mark.usefixtures("flower_identity")
+
+SUPERLINK = 1
+
+
+def context_of(partition_id: int, **node_config: str) -> Context:
+    config = {"partition-id": partition_id, "num-partitions": 3, **node_config}
+    return Context(
+        run_id=1, node_id=100 + partition_id, node_config=config, state=RecordDict(), run_config={}
+    )
+
+
+def calls(*values: int, message_type: str = "train") -> list[Call]:
+    return [
+        Call(RecordDict({"config": ConfigRecord({"value": value})}), context_of(i), message_type)
+        for i, value in enumerate(values)
+    ]
+
+
+def reciprocal(batch: Sequence[Call]) -> list[RecordDict | Exception]:
+    """Answer 1 / value and count this node's calls in its state."""
+    answers: list[RecordDict | Exception] = []
+    for call in batch:
+        seen = int(call.context.state["seen"]["calls"]) + 1 if "seen" in call.context.state else 1
+        call.context.state["seen"] = MetricRecord({"calls": seen})
+        value = call.content["config"]["value"]
+        if value == 0:
+            answers.append(ZeroDivisionError(f"partition {call.partition_id} has nothing"))
+        else:
+            answers.append(RecordDict({"m": MetricRecord({"inverse": 1 / value, "calls": seen})}))
+    return answers
+
+
+def ask(app: BatchClientApp, call: Call) -> RecordDict:
+    """Call the app as Flower does: one message, one context."""
+    message = Message(call.content, SUPERLINK, call.message_type)
+    reply = app(message, call.context)
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id
+    return reply.content
+
+
+def test_one_by_one_equals_the_batch() -> None:
+    app = BatchClientApp({"train": reciprocal})
+    handler = app.batch_handler("train")
+    assert handler is not None
+    together = handler(calls(1, 2, 4))
+    assert [ask(app, call) for call in calls(1, 2, 4)] == list(together)
+
+
+def test_state_lives_in_the_context_either_way() -> None:
+    app = BatchClientApp({"train": reciprocal})
+    (call,) = calls(1)
+    assert [ask(app, call)["m"]["calls"] for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_exception_in_place_of_an_answer_is_raised_to_flower() -> None:
+    app = BatchClientApp({"train": reciprocal})
+    with pytest.raises(ZeroDivisionError, match="partition 0 has nothing"):
+        ask(app, calls(0)[0])
+
+
+def test_an_exception_in_place_of_an_answer_leaves_the_others_alone() -> None:
+    first, second, third = reciprocal(calls(1, 0, 4))
+    assert isinstance(second, ZeroDivisionError)
+    assert [a["m"]["inverse"] for a in (first, third) if isinstance(a, RecordDict)] == [1, 0.25]
+
+
+@pytest.mark.parametrize("message_type", ["train", "train.local_step", "evaluate", "query", "query.whoami"])
+def test_a_handler_answers_its_message_type(message_type: str) -> None:
+    app = BatchClientApp({message_type: reciprocal})
+    assert ask(app, calls(2, message_type=message_type)[0])["m"]["inverse"] == 0.5
+
+
+def test_the_handler_is_told_the_message_type() -> None:
+    def echo(batch: Sequence[Call]) -> list[RecordDict]:
+        return [RecordDict({"c": ConfigRecord({"type": call.message_type})}) for call in batch]
+
+    app = BatchClientApp({"train": echo, "train.local_step": echo})
+    for message_type in ("train", "train.local_step"):
+        assert ask(app, calls(1, message_type=message_type)[0])["c"]["type"] == message_type
+
+
+def test_the_batch_handler_is_the_one_that_was_given() -> None:
+    app = BatchClientApp({"train": reciprocal})
+    assert isinstance(app, Batched)
+    assert app.batch_handler("train") is reciprocal
+    assert app.batch_handler("evaluate") is None
+
+
+def test_an_unknown_kind_of_message_is_refused_when_the_app_is_made() -> None:
+    with pytest.raises(ValueError, match=r"message type is 'tran'; valid is train, evaluate or query"):
+        BatchClientApp({"tran": reciprocal})
+
+
+# Handlers of one call
+
+
+def test_each_answers_call_by_call_in_order() -> None:
+    handler = each(lambda call: RecordDict({"m": MetricRecord({"id": call.partition_id})}))
+    assert [answer["m"]["id"] for answer in handler(calls(7, 7, 7))] == [0, 1, 2]  # type: ignore[index]
+
+
+def test_each_puts_an_exception_in_place_of_a_failed_answer() -> None:
+    def work(call: Call) -> RecordDict:
+        if call.partition_id == 1:
+            raise KeyError("data-dir")
+        return RecordDict()
+
+    good, bad, fine = each(work)(calls(1, 1, 1))
+    assert isinstance(bad, KeyError)
+    assert good == fine == RecordDict()
+
+
+# Introductions
+
+
+def introduced(context: Context) -> ConfigRecord:
+    (answer,) = whoami(lambda _: 12)([Call(RecordDict(), context, "query.whoami")])
+    assert isinstance(answer, RecordDict)
+    return answer["whoami"]
+
+
+def test_a_node_tells_its_partition_and_its_number_of_examples() -> None:
+    assert dict(introduced(context_of(2))) == {
+        "partition-id": 2,
+        "num-examples": 12,
+        "role": "",
+        "group": "",
+    }
+
+
+def test_a_node_tells_the_role_and_group_of_its_config() -> None:
+    me = introduced(context_of(0, role="edge", group="north"))
+    assert (me["role"], me["group"]) == ("edge", "north")
+
+
+def test_a_node_that_cannot_find_its_data_fails_alone() -> None:
+    def size(context: Context) -> int:
+        if context.node_config["partition-id"] == 1:
+            raise FileNotFoundError("no data here")
+        return 5
+
+    first, second, third = whoami(size)(calls(0, 0, 0, message_type="query.whoami"))
+    assert isinstance(second, FileNotFoundError)
+    assert [a["whoami"]["num-examples"] for a in (first, third) if isinstance(a, RecordDict)] == [5, 5]
