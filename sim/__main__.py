@@ -1,0 +1,5 @@
+"""``python -m hedgerow.sim`` is ``hedgerow``."""
+
+from hedgerow.sim.cli import app
+
+app()

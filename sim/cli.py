@@ -1,0 +1,360 @@
+"""The command line: ``hedgerow run <app>``, and the instruments for many runs.
+
+Each command imports what it needs when it runs, so that ``hedgerow --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hedgerow.sim.results import Results
+    from hedgerow.sim.sweep import Job, Outcome
+
+__all__ = ["Engine", "app"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Engine(StrEnum):
+    """Who carries the messages."""
+
+    INPROCESS = "inprocess"
+    FLOWER = "flower"
+
+
+@app.callback()
+def main() -> None:
+    """Federated-learning methods as Flower apps."""
+    # A Typer app with one command would swallow the command's name.
+
+
+@app.command()
+def run(
+    app_path: Annotated[
+        str, typer.Argument(metavar="APP", help="Folder of a Flower App, or a module inside one.")
+    ],
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="'key=value key=value', or a .toml file. Repeatable."),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of nodes. Default: what the app says, else 2."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:N or auto: the app's run-config key 'device'.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="inprocess: here, without Ray. flower: through 'flwr run'.")
+    ] = Engine.INPROCESS,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Folder of a run that was stopped: its settings, from its last checkpoint on."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no log below warnings.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Serialise every message, as a deployment does (inprocess).")
+    ] = False,
+    client_cpus: Annotated[
+        int, typer.Option(min=1, help="CPUs that Ray reserves for a client (flower).")
+    ] = 1,
+    client_gpus: Annotated[
+        float, typer.Option(min=0.0, help="Share of a GPU that Ray reserves for a client (flower).")
+    ] = 0.0,
+) -> None:
+    """Run an app on this machine. Exits with 0 if the run completed, 1 if it failed, 2 on bad options."""
+    from hedgerow.sim.checkpoint import CheckpointError  # noqa: PLC0415
+    from hedgerow.sim.launch import (  # noqa: PLC0415
+        find_app,
+        flower_run,
+        load_app,
+        plan_run,
+        resumed_config,
+        run_app,
+    )
+    from hedgerow.sim.recording import RunFolderError  # noqa: PLC0415
+    from hedgerow.sim.settings import SettingsError  # noqa: PLC0415
+    from hedgerow.strategies import RosterError, TooFewRepliesError  # noqa: PLC0415
+
+    try:
+        if strict and engine is Engine.FLOWER:
+            raise ValueError("--strict: Flower's engine has no strict mode; use --engine inprocess")
+        spec = find_app(app_path)
+        overrides = [*(resumed_config(spec, resume) if resume else []), *(run_config or [])]
+        plan = plan_run(
+            spec, [*overrides, *(["quiet=true"] if quiet else [])], num_nodes=nodes, device=device
+        )
+        if plan.faults is not None and engine is Engine.FLOWER:
+            raise ValueError("fault-*: Flower's engine plays no faults; use --engine inprocess")
+    except (OSError, ValueError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+    if engine is Engine.FLOWER:
+        raise typer.Exit(flower_run(spec, plan, client_cpus=client_cpus, client_gpus=client_gpus))
+    if quiet:
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        run_app(load_app(spec.folder), plan, strict=strict)
+    except (SettingsError, RunFolderError, CheckpointError, FileNotFoundError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except (RosterError, TooFewRepliesError) as error:
+        typer.echo(f"Run failed: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def data(
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder to look in. Default: the variable HEDGEROW_DATA_DIR.")
+    ] = None,
+) -> None:
+    """List the known data sets: where each was found, or how to get it."""
+    from hedgerow.tasks import catalogue  # noqa: PLC0415
+
+    for entry in catalogue(data_dir):
+        typer.echo(f"{entry.name}: {entry.description} ({entry.size})")
+        where = f"found in {entry.found_at}" if entry.found_at else f"not here: {entry.how_to_get}"
+        typer.echo(f"    {where}")
+
+
+@contextmanager
+def _bad_options() -> Iterator[None]:
+    """Turn what the library says of bad input into a message and exit code 2."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def sweep(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.toml", help="What to run: see hedgerow.sim.sweep_file.")
+    ],
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Changes for every run, as in 'run'. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder. Default: runs/<name of FILE>.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once. Default: one for each core.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; start none.")] = False,
+) -> None:
+    """Run variants x seeds of a sweep file, each in its own folder; finished ones are kept.
+
+    Exits with 0 if all runs are there, 1 if one failed, 2 on bad options, 130 if interrupted, 143 if
+    terminated.
+    """
+    from hedgerow.sim.sweep import cores, plan_sweep, run_sweep  # noqa: PLC0415
+    from hedgerow.sim.sweep_file import read_sweep  # noqa: PLC0415
+
+    with _bad_options():
+        asked = read_sweep(file)
+        folder = (out or Path("runs") / file.stem).expanduser().resolve()
+        plan = plan_sweep(asked, folder, run_config or [])
+    if dry_run:
+        for job in plan:
+            typer.echo(f"{'kept' if job.kept else 'run '}  {job.name}  ->  {job.folder}")
+        return
+    at_once = jobs or cores()
+    progress = _SweepProgress(plan, at_once)
+    try:
+        outcomes = run_sweep(asked, plan, folder, jobs=at_once, on_end=progress)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        typer.echo(f"Interrupted; start it again to go on in {folder}", err=True)
+        raise typer.Exit(130 if isinstance(stop, KeyboardInterrupt) else 143) from None
+    typer.echo(f"Sweep folder: {folder}")
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        typer.echo(f"Failed: {outcome.job.name}: {outcome.error}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+class _SweepProgress:
+    """A line for each run that ended, with the time that the others will take at the same pace."""
+
+    def __init__(self, plan: list[Job], at_once: int) -> None:
+        self.total = len(plan)
+        self.at_once = at_once
+        self.ended = 0
+        self.seconds: list[float] = []
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.ended += 1
+        line = f"[{self.ended}/{self.total}] {outcome.job.name}: {outcome.status}"
+        if outcome.status != "kept":
+            self.seconds.append(outcome.seconds)
+            pace = sum(self.seconds) / len(self.seconds) / self.at_once
+            line += f" after {outcome.seconds:.0f} s; about {pace * (self.total - self.ended):.0f} s left"
+        typer.echo(line)
+
+
+Paths = Annotated[list[Path], typer.Argument(metavar="RUN...|SWEEP", help="Folders of runs or sweeps.")]
+Costs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--x",
+        help="rounds, iterations, sim-seconds, bits, payload-bytes or wall-seconds. Repeatable. "
+        "Default: what the sweep says, else rounds.",
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--y",
+        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ... Repeatable. "
+        "Default: what the sweep says, else loss.",
+    ),
+]
+
+
+@app.command()
+def plot(
+    paths: Paths,
+    x: Costs = None,
+    y: Metrics = None,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.png and FILE.svg are written. Default: in the sweep's folder.")
+    ] = None,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Draw y on a logarithmic scale.")] = False,
+) -> None:
+    """Draw each variant's mean and band over its seeds: a panel for each pair of x and y."""
+    from hedgerow.sim.plot import default_path, draw, save  # noqa: PLC0415
+
+    with _bad_options():
+        results = _load(paths)
+        xs, ys = x or results.xs, y or results.ys
+        written = save(draw(results, xs, ys, log_y=log_y), out or default_path(results, xs, ys))
+    for path in written:
+        typer.echo(path)
+
+
+@app.command()
+def table(
+    paths: Paths,
+    x: Costs = None,
+    y: Metrics = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X=VALUE", help="Compare at this cost. Default: the largest that all runs spent."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="Y=VALUE", help="Compare what it cost to reach this."),
+    ] = None,
+) -> None:
+    """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""
+    from hedgerow.sim.compare import NOTE, budget_table, common_budget, target_table  # noqa: PLC0415
+
+    with _bad_options():
+        results = _load(paths)
+        budgets = dict([_pair("--budget", budget)]) if budget else {}
+        xs = x or list(budgets) or results.xs
+        parts = [
+            budget_table(results, a, b, budgets[a] if a in budgets else common_budget(results, a))
+            for a in xs
+            for b in y or results.ys
+        ]
+        if target:
+            metric, value = _pair("--target", target)
+            parts += [target_table(results, a, metric, value) for a in xs]
+    typer.echo(
+        "\n\n".join([f"## {results.title}", *parts, NOTE, f"Realism: {results.realism or 'not stated'}."])
+    )
+
+
+@app.command()
+def export(
+    paths: Paths, csv: Annotated[Path, typer.Option("--csv", metavar="FILE", help="The file to write.")]
+) -> None:
+    """Write every measured value as a row of a CSV file: run, cost so far, metric, value."""
+    from hedgerow.sim.results import write_csv  # noqa: PLC0415
+
+    with _bad_options():
+        count = write_csv(_load(paths), csv)
+    typer.echo(f"{csv}: {count} rows")
+
+
+def _load(paths: list[Path]) -> Results:
+    from hedgerow.sim.results import load  # noqa: PLC0415
+
+    results = load(paths)
+    for warning in results.warnings:
+        typer.echo(f"Warning: {warning}", err=True)
+    return results
+
+
+def _pair(option: str, text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise ValueError(f"{option} {text!r}; valid is name=number") from None
+
+
+plans = typer.Typer(no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts.")
+app.add_typer(plans, name="plan")
+
+
+@plans.command("sd-feel")
+def plan_sd_feel(
+    target: Annotated[float, typer.Option(help="Mean squared gradient norm to reach.")] = 0.1,
+    learning_rate: Annotated[float, typer.Option(help="Step size eta.")] = 0.005,
+    smoothness: Annotated[float, typer.Option(help="L of Assumption 1.")] = 1.0,
+    sigma2: Annotated[float, typer.Option(help="Variance bound of a mini-batch gradient.")] = 1.0,
+    kappa2: Annotated[float, typer.Option(help="Squared bound on gradient dissimilarity.")] = 0.25,
+    delta: Annotated[float, typer.Option(help="F(w_0) - F*.")] = 1.0,
+    num_clients: Annotated[int, typer.Option(min=1, help="Clients, taken as equal.")] = 50,
+    num_servers: Annotated[int, typer.Option(min=1, help="Edge servers, taken as equal.")] = 10,
+    topology: Annotated[str, typer.Option(help="The servers' graph.")] = "ring",
+    num_params: Annotated[int, typer.Option(min=1, help="Parameters of the model.")] = 21_840,
+    rows: Annotated[int, typer.Option(min=1, help="How many schedules to show.")] = 10,
+) -> None:
+    """Rank SD-FEEL's schedules (tau1, tau2, alpha) by the simulated seconds to a target of bound (15).
+
+    The bound sees tau1 and tau2 only by their product, so it always prefers tau2 = 1: a property of the
+    formulas, not evidence about training. Latencies use the paper's rates and compute.
+    """
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    from hedgerow.strategies import sd_feel_theory as theory  # noqa: PLC0415
+    from hedgerow.strategies.topology import as_graph, mixing  # noqa: PLC0415
+
+    try:
+        zeta = mixing(as_graph(topology, num_servers), [1.0] * num_servers).zeta
+        problem = theory.Problem(delta, smoothness, sigma2, kappa2, 1 / num_clients)
+        system = theory.System(num_params, theory.preset("paper-text").compute)
+        found = theory.plans(target, problem, system, eta=learning_rate, zeta=zeta)
+    except ValueError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    title = f"{topology} of {num_servers}: zeta = {zeta:.6f}; {len(found)} schedules reach {target:g}"
+    table = Table("tau1", "tau2", "alpha", "iterations K", "simulated s", title=title)
+    for plan in found[:rows]:
+        table.add_row(str(plan.tau1), str(plan.tau2), str(plan.alpha), str(plan.K), f"{plan.seconds:.3f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    app()

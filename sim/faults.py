@@ -1,0 +1,240 @@
+"""Faults of nodes and links, for runs that must show what a method does when things go wrong.
+
+A node's fate at its n-th message depends on (seed, n, partition id) alone: the same seed fails the
+same nodes at the same messages on every run, whatever the other nodes do. All times are virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict, UserConfig
+
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["CORRUPTIONS", "DISTRIBUTIONS", "Delay", "Fate", "FaultModel", "corrupted"]
+
+# The parameters of each distribution of delays, in seconds.
+DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "constant": ("seconds",),
+        "uniform": ("low", "high"),
+        "exponential": ("mean",),
+        "lognormal": ("median", "sigma"),
+    }
+)
+CORRUPTIONS = ("nan", "shape", "keys")
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A distribution of delays.
+
+    Parameters
+    ----------
+    name : str (default: "constant")
+        ``"constant"`` (seconds), ``"uniform"`` (low, high), ``"exponential"`` (mean) or
+        ``"lognormal"`` (median, standard deviation of the logarithm).
+    values : tuple of float (default: (0.0,))
+        The distribution's parameters in that order, each >= 0 and finite.
+    """
+
+    name: str = "constant"
+    values: tuple[float, ...] = (0.0,)
+
+    def __post_init__(self) -> None:
+        if self.name not in DISTRIBUTIONS:
+            raise ValueError(f"delay: {self.name!r} is not one of {', '.join(DISTRIBUTIONS)}")
+        names = DISTRIBUTIONS[self.name]
+        if len(self.values) != len(names) or not all(0 <= v < float("inf") for v in self.values):
+            raise ValueError(
+                f"delay: {self.name} takes {', '.join(names)}, each >= 0 and finite, not {self.values}"
+            )
+        if self.name == "uniform" and self.values[0] > self.values[1]:
+            raise ValueError(f"delay: uniform needs low <= high, not {self.values}")
+
+    @classmethod
+    def parse(cls, text: str | float) -> Delay:
+        """Read ``3.0``, ``"uniform:1,5"`` or the like."""
+        if isinstance(text, str) and ":" in text:
+            name, _, numbers = text.partition(":")
+            return cls(name.strip(), tuple(float(number) for number in numbers.split(",")))
+        return cls("constant", (float(text),))
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Return one delay in seconds."""
+        first, last = self.values[0], self.values[-1]
+        match self.name:
+            case "uniform":
+                return float(rng.uniform(first, last))
+            case "exponential":
+                return float(rng.exponential(first))
+            case "lognormal":
+                return float(first * np.exp(last * rng.standard_normal()))
+            case _:
+                return first
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to one message at one node."""
+
+    dropped: bool = False
+    crashed: bool = False
+    delay: float = 0.0
+    corrupt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultModel:
+    """How nodes and their links fail.
+
+    Parameters
+    ----------
+    dropout : float (default: 0.0)
+        Probability that a node misses a message: it does nothing and no reply comes before the
+        message's TTL ends. 0 is never, 1 always.
+    delay : Delay (default: none)
+        Virtual seconds from delivery to reply.
+    stragglers : frozenset of int (default: empty)
+        Partition ids of the slow nodes.
+    slowdown : float (default: 1.0)
+        Factor on a straggler's delay, >= 1.
+    crash_at : mapping of int to int (default: empty)
+        Partition id to the number (from 1) of the message at which the node dies for good.
+    corrupt : str or None (default: None)
+        What goes wrong in a reply: ``"nan"`` (values), ``"shape"`` (one array too long) or ``"keys"``
+        (one key unknown).
+    corrupt_rate : float (default: 1.0)
+        Probability that a reply is so corrupted.
+    """
+
+    dropout: float = 0.0
+    delay: Delay = Delay()
+    stragglers: frozenset[int] = frozenset()
+    slowdown: float = 1.0
+    crash_at: Mapping[int, int] = field(default_factory=dict)
+    corrupt: str | None = None
+    corrupt_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "corrupt_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, 1]")
+        if not 1 <= self.slowdown < float("inf"):
+            raise ValueError(f"slowdown: {self.slowdown!r} is not a finite number >= 1")
+        if self.corrupt is not None and self.corrupt not in CORRUPTIONS:
+            raise ValueError(f"corrupt: {self.corrupt!r} is not one of {', '.join(CORRUPTIONS)}")
+        for partition_id, number in self.crash_at.items():
+            if partition_id < 0 or number < 1:
+                raise ValueError(
+                    f"crash_at: {partition_id}:{number} is not a partition id >= 0 and a message number >= 1"
+                )
+
+    @classmethod
+    def from_run_config(cls, run_config: UserConfig) -> FaultModel | None:
+        """Read the ``fault-*`` keys; None where there are none.
+
+        ``fault-dropout = 0.1``, ``fault-delay = "uniform:1,5"`` (or seconds), ``fault-stragglers = "0,3"``,
+        ``fault-slowdown = 10.0``, ``fault-crash = "3:5"`` (partition 3 dies at its fifth message),
+        ``fault-corrupt = "nan"`` and ``fault-corrupt-rate = 0.2``. An empty text means none.
+
+        Raises
+        ------
+        ValueError
+            With one line for every bad key.
+        """
+        given = {key: value for key, value in run_config.items() if key.startswith("fault-")}
+        if not given:
+            return None
+        arguments: dict[str, Any] = {}
+        errors = []
+        for key, value in given.items():
+            if key not in _READERS:
+                errors.append(f"{key}={value!r}: no such key; valid keys: {', '.join(_READERS)}")
+                continue
+            name, read = _READERS[key]
+            try:
+                arguments[name] = read(value)
+                cls(**{name: arguments[name]})
+            except (TypeError, ValueError) as error:
+                errors.append(f"{key}={value!r}: {error}")
+        if errors:
+            raise ValueError("\n".join(errors))
+        return cls(**arguments)
+
+    def draw(self, seed: int, partition_id: int, number: int) -> Fate:
+        """Return a node's fate at its ``number``-th message (from 1)."""
+        if number >= self.crash_at.get(partition_id, number + 1):
+            return Fate(crashed=True)
+        # Always the same three draws in the same order: one fault's rate must not move another's luck.
+        rng = generator(seed, round=number, partition_id=partition_id, purpose=Purpose.FAULT)
+        dropped = rng.random() < self.dropout
+        corrupt = self.corrupt if rng.random() < self.corrupt_rate else None
+        delay = self.delay.draw(rng) * (self.slowdown if partition_id in self.stragglers else 1.0)
+        return Fate(dropped=bool(dropped), delay=delay, corrupt=corrupt)
+
+
+def corrupted(content: RecordDict, kind: str) -> RecordDict:
+    """Return a reply's content as a broken node would send it. The input is left as it was."""
+    out = content.copy()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord) and len(record):
+            out[name] = _corrupted_arrays(record, kind)
+            return out
+    for name, record in content.items():
+        if isinstance(record, MetricRecord) and len(record):
+            key = next(iter(record))
+            twin = record.copy()
+            if kind == "keys":
+                twin[f"unknown-{key}"] = twin.pop(key)
+            else:
+                twin[key] = float("nan") if kind == "nan" else [0.0, 0.0]
+            out[name] = twin
+            return out
+    return out
+
+
+def _corrupted_arrays(record: ArrayRecord, kind: str) -> ArrayRecord:
+    key = next(iter(record))
+    twin = record.copy()
+    if kind == "keys":
+        twin[f"unknown-{key}"] = twin.pop(key)
+        return twin
+    values = twin[key].numpy()
+    if kind == "shape":
+        twin[key] = Array(np.append(values.ravel(), values.ravel()[:1]))
+    else:
+        # Integers have no NaN: a payload of codes that turns into floats is as wrong as it gets.
+        dtype = values.dtype if values.dtype.kind == "f" else np.dtype(np.float32)
+        twin[key] = Array(np.full(values.shape, np.nan, dtype))
+    return twin
+
+
+def _items(value: object) -> list[str]:
+    return [part.strip() for part in str(value).split(",") if part.strip()]
+
+
+def _pair(text: str) -> tuple[int, int]:
+    partition_id, colon, number = text.partition(":")
+    if not colon:
+        raise ValueError(f"{text!r} is not PARTITION:MESSAGE, as in 3:5")
+    return int(partition_id), int(number)
+
+
+# Each run-config key: the field it sets, and how its value is read.
+_READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "fault-dropout": ("dropout", float),
+        "fault-delay": ("delay", lambda value: Delay() if value == "" else Delay.parse(value)),
+        "fault-stragglers": ("stragglers", lambda value: frozenset(int(item) for item in _items(value))),
+        "fault-slowdown": ("slowdown", float),
+        "fault-crash": ("crash_at", lambda value: dict(_pair(item) for item in _items(value))),
+        "fault-corrupt": ("corrupt", lambda value: value or None),
+        "fault-corrupt-rate": ("corrupt_rate", float),
+    }
+)

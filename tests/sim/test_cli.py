@@ -1,0 +1,204 @@
+"""The instruments at the command line: what they print, write and exit with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from hedgerow.sim import sweep as sweep_module
+from hedgerow.sim.cli import app
+from hedgerow.sim.sweep import Job, Outcome
+
+WriteRun = Callable[..., Path]
+APP = Path(__file__).parents[2] / "flower_apps" / "sd_feel"
+
+
+def hedgerow(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def made(write_sweep: WriteRun) -> Path:
+    return write_sweep({"A": {0: [2.0, 1.0], 1: [2.0, 1.2]}, "B": {0: [2.0, 0.8], 1: [2.0, 1.0]}})
+
+
+def test_every_command_explains_itself() -> None:
+    for command in ("run", "sweep", "plot", "table", "export", "data", "plan"):
+        result = hedgerow(command, "--help")
+        assert result.exit_code == 0, result.output
+
+
+# Tables
+
+
+def test_the_table_of_a_sweep(made: Path) -> None:
+    assert hedgerow("table", made, "--budget", "rounds=1", "--target", "accuracy=0.7").stdout == (
+        "## Made up\n\n"
+        "### loss at rounds = 1\n\n"
+        "| variant | loss, mean ± sd | evaluated at | difference from A [95 % interval] | differs | seeds |\n"
+        "|---|---:|---:|---:|---|---:|\n"
+        "| A | 1.1 ± 0.14 | 1 | reference |  | 2 of 2 |\n"
+        "| B | 0.9 ± 0.14 | 1 | -0.2 [-0.2, -0.2] | yes | 2 of 2 |\n\n"
+        "### rounds to accuracy >= 0.7\n\n"
+        "| variant | rounds, mean ± sd | difference from A [95 % interval] | differs | reached |\n"
+        "|---|---:|---:|---|---:|\n"
+        "| A | 1 ± 0 | reference |  | 2 of 2 |\n"
+        "| B | 1 ± 0 | +0 [+0, +0] | no | 2 of 2 |\n\n"
+        "Means and sample standard deviations over seeds. A value at a budget is that of the last evaluation "
+        "within it. Differences are paired by seed, with a 95 % Student t interval of their mean, not "
+        "corrected for several variants; one seed gives no interval.\n\n"
+        "Realism: numbers by hand.\n"
+    )
+
+
+def test_a_table_without_a_budget_takes_the_largest_that_all_spent(made: Path) -> None:
+    assert "### loss at sim-seconds = 0.5" in hedgerow("table", made).stdout
+
+
+def test_a_table_takes_several_metrics_and_costs(made: Path) -> None:
+    result = hedgerow("table", made, "--x", "rounds", "--x", "bits", "--y", "loss", "--y", "accuracy")
+    titles = [line for line in result.stdout.splitlines() if line.startswith("### ")]
+    assert titles == [
+        "### loss at rounds = 1",
+        "### accuracy at rounds = 1",
+        "### loss at bits = 1000000",
+        "### accuracy at bits = 1000000",
+    ]
+
+
+def test_a_table_warns_of_what_is_missing(made: Path) -> None:
+    (made / "B" / "seed-1" / "summary.json").unlink()
+    assert hedgerow("table", made).stderr == "Warning: B, seed 1: not finished, left out\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--budget", "rounds"], "--budget 'rounds'; valid is name=number"),
+        (["--budget", "epochs=3"], "x = 'epochs'; valid is one of rounds"),
+        (["--target", "f1=0.5"], "y = 'f1'; valid in "),
+    ],
+)
+def test_a_bad_option_is_explained(made: Path, options: list[str], error: str) -> None:
+    result = hedgerow("table", made, *options)
+    assert (result.exit_code, error in result.stderr) == (2, True), result.output
+
+
+def test_a_folder_that_is_no_run_is_explained(tmp_path: Path) -> None:
+    result = hedgerow("plot", tmp_path)
+    assert result.exit_code == 2
+    assert "neither a run's folder (rounds.jsonl) nor a sweep's" in result.stderr
+
+
+# Figures and exports
+
+
+def test_a_plot_goes_into_the_sweeps_folder(made: Path) -> None:
+    result = hedgerow("plot", made)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.split() == [
+        str(made / "made-loss-over-sim-seconds.png"),
+        str(made / "made-loss-over-sim-seconds.svg"),
+    ]
+
+
+def test_a_plot_of_single_runs_goes_where_it_is_told(write_run: WriteRun, tmp_path: Path) -> None:
+    runs = [write_run("a", [2.0, 1.0], tau1=1), write_run("b", [2.0, 1.0], tau1=2)]
+    result = hedgerow(
+        "plot", *runs, "--x", "wall-seconds", "--y", "consensus-error", "--out", tmp_path / "c.png"
+    )
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "c.png").is_file()
+    assert (tmp_path / "c.svg").is_file()
+
+
+def test_an_export_says_how_many_rows(made: Path, tmp_path: Path) -> None:
+    assert hedgerow("export", made, "--csv", tmp_path / "o.csv").stdout == f"{tmp_path / 'o.csv'}: 20 rows\n"
+
+
+# Sweeps
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"app = {json.dumps(str(APP))}\nseeds = [0, 1]\n[grid]\ntau1 = [1]\n")
+    return file
+
+
+@pytest.fixture
+def no_runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Lets a sweep's runs end at once, as the test says."""
+    say: dict[str, Any] = {"status": "finished"}
+
+    def run_all(queue: list[Job], app: Path, *, jobs: int, threads: int) -> Any:
+        say["jobs"] = jobs
+        for job in queue:
+            if isinstance(say["status"], BaseException):
+                raise say["status"]
+            yield Outcome(job, say["status"], 3.0, "" if say["status"] == "finished" else "see the log")
+
+    monkeypatch.setattr(sweep_module, "_run_all", run_all)
+    return say
+
+
+def test_a_dry_run_lists_and_leaves_nothing(sweep_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = hedgerow("sweep", sweep_file, "--out", out, "--dry-run")
+    assert result.exit_code == 0
+    assert result.stdout == (
+        f"run   tau1=1, seed 0  ->  {out / 'tau1=1' / 'seed-0'}\n"
+        f"run   tau1=1, seed 1  ->  {out / 'tau1=1' / 'seed-1'}\n"
+    )
+    assert not out.exists()
+
+
+def test_a_sweep_tells_each_run_and_what_is_left(
+    sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any]
+) -> None:
+    result = hedgerow("sweep", sweep_file, "--out", tmp_path / "out", "--jobs", 1)
+    assert result.exit_code == 0
+    assert no_runs["jobs"] == 1
+    assert result.stdout == (
+        "[1/2] tau1=1, seed 0: finished after 3 s; about 3 s left\n"
+        "[2/2] tau1=1, seed 1: finished after 3 s; about 0 s left\n"
+        f"Sweep folder: {tmp_path / 'out'}\n"
+    )
+
+
+def test_a_sweeps_folder_is_named_for_its_file(
+    sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hedgerow("sweep", sweep_file)
+    assert (tmp_path / "runs" / "mine" / "sweep.json").is_file()
+
+
+def test_a_sweep_with_a_failure_exits_with_1(
+    sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any]
+) -> None:
+    no_runs["status"] = "failed"
+    result = hedgerow("sweep", sweep_file, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "Failed: tau1=1, seed 1: see the log" in result.stderr
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_an_interrupted_sweep_says_how_to_go_on(
+    sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any], stop: BaseException, code: int
+) -> None:
+    no_runs["status"] = stop
+    result = hedgerow("sweep", sweep_file, "--out", tmp_path / "out")
+    assert result.exit_code == code
+    assert f"start it again to go on in {tmp_path / 'out'}" in result.stderr
+
+
+def test_a_bad_sweep_file_exits_with_2(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("seeds = 3")
+    result = hedgerow("sweep", tmp_path / "bad.toml")
+    assert result.exit_code == 2
+    assert "app is missing" in result.stderr
