@@ -1,0 +1,1 @@
+"""SD-FEEL as a Flower App."""

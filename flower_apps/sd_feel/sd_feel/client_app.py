@@ -1,0 +1,5 @@
+"""The nodes of the app: mini-batch SGD on each node's own partition."""
+
+from hedgerow.clients import sd_feel_client
+
+app = sd_feel_client()

@@ -1,0 +1,161 @@
+"""The app's settings: what each key may be, and the strategy that they describe."""
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from typing import Any
+
+from flwr.app import UserConfigValue
+
+from hedgerow.clients import resolve_device
+from hedgerow.sim.settings import Setting, SettingsError, choice, in_range, number, read_settings, text, whole
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.hierarchy import ClusteredStrategy, FederationOptions
+from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.sd_feel_theory import PRESETS, System, preset
+from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
+from hedgerow.tasks import DATASETS, MODELS, SCHEMES, validate_scheme
+
+__all__ = ["SETTINGS", "build_strategy", "local_steps", "read"]
+
+_POSITIVE = number("a finite number > 0", lambda v: isfinite(v) and v > 0)
+
+
+def _known_or_import_path(names: Sequence[str]) -> Setting:
+    def check(value: str) -> None:
+        if value not in names and ":" not in value:
+            raise ValueError(f"unknown name {value!r}")
+
+    return text(f"one of {', '.join(names)}, or an import path 'module:function'", check)
+
+
+def _flag() -> Setting:
+    def read(value: UserConfigValue) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    return Setting("true or false", read)
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "method": choice("sd-feel", "hierfavg", "feel", "fedavg"),
+    "iterations": whole(1),
+    "num-clients": whole(1),
+    "num-servers": whole(1),
+    "topology": text(f"one of {', '.join(TOPOLOGIES)}"),
+    "tau1": whole(1),
+    "tau2": whole(1),
+    "alpha": whole(0),
+    "participation": in_range(0.0, 1.0, open_below=True),
+    "clients-per-round": whole(1),
+    "exact-if-complete": _flag(),
+    "dataset": _known_or_import_path(DATASETS),
+    "data-dir": text("a folder, or empty"),
+    "partition": text(f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)'", validate_scheme),
+    "model": _known_or_import_path(MODELS),
+    "learning-rate": _POSITIVE,
+    "batch-size": whole(1),
+    "seed": whole(0),
+    "latency-preset": choice(*PRESETS),
+    "evaluate-every": whole(1),
+    "round-timeout": number("a number of seconds > 0", lambda v: 0 < v < inf),
+    "min-replies": whole(0),
+    "engine": choice("flower", "inprocess"),
+    "device": text("'auto', 'cpu', 'cuda' or 'cuda:<index>'", resolve_device),
+    "training-mode": choice("auto", "loop", "stack"),
+    "stack-nodes": whole(0),
+    "output-dir": text("a folder"),
+    "checkpoint-every": whole(1),
+    "resume": text("the folder of an earlier run, or empty"),
+    "quiet": _flag(),
+}
+
+
+def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
+    """Return the settings, checked one by one and against each other.
+
+    Raises
+    ------
+    SettingsError
+        Naming every bad key, its value and what is valid.
+    """
+    # The engine's own keys may stand beside the app's.
+    own = {key: value for key, value in run_config.items() if not key.startswith("fault-")}
+    values = read_settings(own, SETTINGS)
+    problems = []
+    clients = values["num-clients"]
+    group = {"sd-feel": "num-servers", "hierfavg": "num-servers", "feel": "clients-per-round"}
+    key = group.get(values["method"])
+    if key is not None and values[key] > clients:
+        problems.append(f"{key} = {values[key]}; valid is 1 to num-clients = {clients}")
+    feel = values["method"] == "feel"
+    block, name = (values["tau1"], "tau1") if feel else (values["tau1"] * values["tau2"], "tau1 tau2")
+    if values["iterations"] % block:
+        problems.append(f"iterations = {values['iterations']}; valid is a multiple of {block} ({name})")
+    if values["method"] == "sd-feel":
+        try:
+            validate_topology(values["topology"], values["num-servers"])
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return values
+
+
+def local_steps(values: Mapping[str, Any]) -> int:
+    """Return the local iterations of one round: tau1, and tau1 tau2 for FedAvg."""
+    tau1: int = values["tau1"]
+    return tau1 * values["tau2"] if values["method"] == "fedavg" else tau1
+
+
+def build_strategy(
+    values: Mapping[str, Any],
+    *,
+    num_params: int,
+    flops_per_iteration: float,
+    on_round_end: Sequence[RoundCallback] = (),
+) -> ClusteredStrategy:
+    """Return the strategy that the settings describe.
+
+    Parameters
+    ----------
+    values : Mapping[str, Any]
+        From ``read``.
+    num_params : int
+        Trainable parameters of the trained net, for the simulated clock.
+    flops_per_iteration : float
+        Floating-point operations of one local iteration of the trained net, for the simulated clock.
+    on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
+        Told of each round.
+    """
+    system: System = preset(
+        values["latency-preset"], num_params=num_params, flops_per_iteration=flops_per_iteration
+    )
+    options: FederationOptions = {
+        "participation": values["participation"],
+        "seed": values["seed"],
+        "fraction_evaluate": 0.0,
+        "min_train_nodes": values["min-replies"],
+        "min_available_nodes": values["num-clients"],
+        "system": system,
+        "on_round_end": on_round_end,
+    }
+    match values["method"]:
+        case "sd-feel":
+            return SDFeel(
+                num_servers=values["num-servers"],
+                topology=values["topology"],
+                tau1=values["tau1"],
+                tau2=values["tau2"],
+                alpha=values["alpha"],
+                exact_if_complete=values["exact-if-complete"],
+                **options,
+            )
+        case "hierfavg":
+            return HierFAvg(
+                num_servers=values["num-servers"], tau1=values["tau1"], tau2=values["tau2"], **options
+            )
+        case "feel":
+            return Feel(clients_per_round=values["clients-per-round"], tau1=values["tau1"], **options)
+        case _:
+            return FedAvg(local_steps=local_steps(values), **options)

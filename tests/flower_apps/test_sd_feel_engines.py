@@ -1,0 +1,84 @@
+"""The app on Flower's own engine, on ours, killed and resumed: the same model each time."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hedgerow.sim.recording import read_rounds
+
+APP = Path(__file__).parents[2] / "flower_apps" / "sd_feel"
+SMALL = "num-clients=6 num-servers=3 tau1=2 tau2=2 alpha=3 participation=0.8 batch-size=5 evaluate-every=4"
+
+
+def start(folder: Path, *options: str, config: str = "") -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "hedgerow.sim", "run", str(APP), *options]
+    config = f"{SMALL} output-dir={folder} {config}"
+    return subprocess.Popen([*command, "-c", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finish(process: subprocess.Popen[bytes]) -> str:
+    output, _ = process.communicate(timeout=240)
+    text = output.decode()
+    assert process.returncode == 0, text[-4000:]
+    return text
+
+
+def final_model(folder: Path) -> dict[str, np.ndarray]:
+    (run,) = folder.iterdir()
+    with np.load(run / "model.npz") as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def assert_same_bits(a: Path, b: Path) -> None:
+    first, second = final_model(a), final_model(b)
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    finish(start(folder, config="iterations=64"))
+    return folder
+
+
+def test_flowers_engine_and_ours_end_with_the_same_bits(uninterrupted: Path, tmp_path: Path) -> None:
+    output = finish(start(tmp_path, "--engine", "flower", config="iterations=64"))
+    assert_same_bits(uninterrupted, tmp_path)
+    ours, theirs = (read_rounds(next(folder.iterdir())) for folder in (uninterrupted, tmp_path))
+    for key in ("bits", "payload_bytes", "sim_seconds", "accepted", "central"):
+        assert [record[key] for record in ours] == [record[key] for record in theirs], key
+    assert "accuracy of u" in output
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_resumes_to_the_same_bits(
+    uninterrupted: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
+    process = start(tmp_path, config="iterations=64 checkpoint-every=5")
+    deadline = time.monotonic() + 120
+    while _rounds_written(tmp_path) < 12:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0].decode()[-4000:]
+        time.sleep(0.005)
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    (run,) = tmp_path.iterdir()
+    assert not (run / "summary.json").exists(), "the run ended before it was killed"
+    resumed = [sys.executable, "-m", "hedgerow.sim", "run", str(APP), "--resume", str(run), "--quiet"]
+    subprocess.run(resumed, check=True, timeout=120)
+    assert_same_bits(uninterrupted, tmp_path)
+    whole, resumed = (read_rounds(next(folder.iterdir())) for folder in (uninterrupted, tmp_path))
+    for record in (*whole, *resumed):
+        del record["wall_seconds"]
+    assert whole == resumed
+
+
+def _rounds_written(folder: Path) -> int:
+    files = list(folder.glob("*/rounds.jsonl"))
+    return len(read_rounds(files[0].parent)) if files else 0
