@@ -1,0 +1,32 @@
+# Both `make run` and `make test` start from a fresh clone with Python 3.11+ and pip, in either order.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+export FLWR_TELEMETRY_ENABLED := 0
+
+.PHONY: run test test-slow lint
+
+run: .venv/.runtime
+	$(BIN)/hedgerow run flower_apps/sd_feel --engine flower
+
+test: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+test-slow: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+
+lint: .venv/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/.runtime: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable .
+	touch $@
+
+.venv/.dev: .venv/.runtime
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@

@@ -1,0 +1,136 @@
+"""What Hedgerow's engine costs beside Flower's: the same app on both, in one run, on this machine.
+
+    python benchmarks/engine.py overhead    # a message that does nothing
+    python benchmarks/engine.py sd-feel     # SD-FEEL as a user runs it, and the floor of its arithmetic
+    python benchmarks/engine.py thousand    # 1,000 nodes, 100 a round
+
+Each prints both sides and their ratio, medians over repetitions.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import typer
+from processes import Measured, measure
+
+from hedgerow.sim.recording import read_rounds
+
+HERE = Path(__file__).resolve().parent
+APPS = HERE.parent / "flower_apps"
+app = typer.Typer(add_completion=False)
+ENGINES = ("flower", "inprocess")
+Repeats = Annotated[int, typer.Option(min=1)]
+
+
+def hedgerow(app_folder: Path, engine: str, config: str) -> Measured:
+    command = [sys.executable, "-m", "hedgerow.sim", "run", str(app_folder), "--engine", engine, "-c", config]
+    return measure(command)
+
+
+def show(what: str, unit: str, flower: Sequence[float], ours: Sequence[float]) -> None:
+    a, b = median(flower), median(ours)
+    print(f"{what:<44} Flower {a:10.3f}   Hedgerow {b:10.3f} {unit:<9} ratio {a / b:6.1f}", flush=True)
+
+
+@app.command()
+def overhead(repeats: Repeats = 3) -> None:
+    """Milliseconds a message: 50 nodes, a plain ClientApp that sends back what it got."""
+    for params, rounds in ((21_840, 10), (11_000_000, 3)):
+        milliseconds: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+        memory: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+        for _ in range(repeats):
+            for engine in ENGINES:
+                with tempfile.TemporaryDirectory() as folder:
+                    result = Path(folder) / "seconds.json"
+                    config = f"num-params={params} num-rounds={rounds} result='{result}'"
+                    measured = hedgerow(HERE / "noop", engine, config)
+                    # The first round of Flower's engine contains the start of Ray.
+                    seconds = json.loads(result.read_text())[1:]
+                milliseconds[engine].append(1e3 * median(seconds) / 50)
+                memory[engine].append(measured.peak_gib)
+        show(f"a message, {params:,} parameters", "ms", milliseconds["flower"], milliseconds["inprocess"])
+        show(f"peak memory, {params:,} parameters", "GiB", memory["flower"], memory["inprocess"])
+
+
+def app_run(engine: str, config: str) -> tuple[Measured, float]:
+    """Return the whole process and the median seconds of a round after the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = hedgerow(APPS / "sd_feel", engine, f"{config} output-dir='{folder}'")
+        rounds = read_rounds(next(Path(folder).iterdir()))
+    return measured, median(record["wall_seconds"] for record in rounds[2:])
+
+
+@app.command("sd-feel")
+def sd_feel(repeats: Repeats = 3) -> None:
+    """50 nodes, 21,840 parameters, tau1 = 2, batch 10, 50 rounds: a round, the process, and the floor."""
+    config = (
+        "num-clients=50 num-servers=10 tau1=2 tau2=1 alpha=5 iterations=100 batch-size=10 evaluate-every=1000"
+    )
+    rounds: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    whole: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    floors: list[float] = []
+    for _ in range(repeats):
+        for engine in ENGINES:
+            measured, seconds = app_run(engine, config)
+            rounds[engine].append(seconds)
+            whole[engine].append(measured.seconds)
+        floors.append(bare_loop_seconds(nodes=50, steps=2))
+    show("a round of 50 nodes x 2 steps", "s", rounds["flower"], rounds["inprocess"])
+    show("the whole process, 50 rounds", "s", whole["flower"], whole["inprocess"])
+    floor, ours = median(floors), median(rounds["inprocess"])
+    print(f"the same SGD steps as a bare loop: {floor:.3f} s; our round takes {ours / floor:.2f} of that")
+
+
+def bare_loop_seconds(nodes: int, steps: int) -> float:
+    """Seconds of one round's SGD steps without any framework: one node after another."""
+    import torch
+
+    from hedgerow.tasks import build_model, federated
+
+    data = federated("mnist-5k", "dirichlet(0.5)", nodes, 0)
+    models = [build_model("lenet", (1, 28, 28), 10, 0) for _ in range(nodes)]
+    rng = np.random.default_rng(0)
+    times = []
+    for _ in range(12):
+        batches = [
+            [rng.choice(part, min(10, len(part)), replace=False) for _ in range(steps)] for part in data.parts
+        ]
+        started = time.perf_counter()
+        for model, node_batches in zip(models, batches, strict=True):
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+            for batch in node_batches:
+                optimiser.zero_grad()
+                index = torch.from_numpy(batch)
+                torch.nn.functional.cross_entropy(model(data.x[index]), data.y[index]).backward()
+                optimiser.step()
+        times.append(time.perf_counter() - started)
+    return median(times[2:])
+
+
+@app.command()
+def thousand(repeats: Repeats = 3) -> None:
+    """1,000 nodes of which FEEL schedules 100 a round, one local step each: a round, and peak memory."""
+    config = (
+        "method=feel num-clients=1000 clients-per-round=100 num-servers=1 tau1=1 tau2=1 iterations=6 "
+        "partition=iid batch-size=4 evaluate-every=1000"
+    )
+    rounds: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    memory: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    for _ in range(repeats):
+        for engine in ENGINES:
+            measured, seconds = app_run(engine, config)
+            rounds[engine].append(seconds)
+            memory[engine].append(measured.peak_gib)
+    show("a round, 100 of 1,000 nodes", "s", rounds["flower"], rounds["inprocess"])
+    show("peak memory of all processes", "GiB", memory["flower"], memory["inprocess"])
+
+
+if __name__ == "__main__":
+    app()

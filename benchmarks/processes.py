@@ -1,0 +1,67 @@
+"""Runs a command and measures it with everything it starts: wall seconds, and peak memory over all of it."""
+
+import os
+import subprocess
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "HEDGEROW_BENCHMARK"
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float
+    peak_gib: float
+    output: str
+
+
+def _proportional_kib(pid: str) -> int:
+    # Shared pages are counted once over all processes: a sum of RSS would count them again and again.
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _total_kib(mark: bytes) -> int:
+    total = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                total += _proportional_kib(pid)
+        except (OSError, ValueError):
+            continue  # it ended, or is not ours
+    return total
+
+
+def measure(command: list[str], env: dict[str, str] | None = None) -> Measured:
+    """Run a command to its end; it must exit with 0. Detached children count too: they carry a mark."""
+    mark = f"{MARK}={uuid.uuid4().hex}"
+    name, value = mark.split("=")
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **(env or {}), name: value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    peak = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.5):
+            peak = max(peak, _total_kib(mark.encode()))
+
+    watcher = threading.Thread(target=watch)
+    started = time.perf_counter()
+    watcher.start()
+    output = process.communicate()[0].decode()
+    seconds = time.perf_counter() - started
+    done.set()
+    watcher.join()
+    if process.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}:\n{output[-3000:]}")
+    return Measured(seconds, peak / 2**20, output)
