@@ -88,6 +88,7 @@ class Measured:
         )
         if finished.returncode != 0:
             self.trouble = f"does not run: {_error(finished.stderr)}"
+            print(f"{who}:\n{finished.stderr[-4000:]}", file=sys.stderr, flush=True)
             return
         result = json.loads(finished.stdout.strip().splitlines()[-1])
         steps = set(result["steps"])
@@ -99,11 +100,11 @@ class Measured:
 
 
 def _error(stderr: str) -> str:
-    """Return the line that names the error; torchrun prefixes its children's, and adds its own at the end."""
+    """Return the line that names the error: a child's, prefixed or not, before that of torchrun itself."""
     lines = stderr.splitlines()
-    children = [line for line in lines if re.match(r"\[rank\d+\]: \S*Error\b", line)]
-    errors = [line for line in lines if re.match(r"\S*Error\b", line)]
-    return (children or errors or lines or ["no message"])[-1][:100]
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]: )?\S*Error\b", line)]
+    causes = [line for line in errors if "ChildFailedError" not in line]
+    return (causes or errors or lines or ["no message"])[-1][:100]
 
 
 def contenders(pythons: list[tuple[str, str]]) -> Iterator[Contender]:

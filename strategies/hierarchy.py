@@ -5,95 +5,35 @@ One strategy round is one intra-cluster round. The edge servers are entries of t
 booked in the ledger as the transfers it stands for.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from logging import INFO
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import (
-    Exchange,
-    ExchangeReport,
-    Node,
-    Reply,
-    Roster,
-    checked_metrics,
-    weighted_metrics,
-)
-from hedgerow.strategies.rounds import EvaluateFn, Progress, RoundCallback, run_rounds
+from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
+from hedgerow.strategies.federation import Federation, FederationOptions, at_least, in_range, only_arrays
+from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.sd_feel_theory import Scheme, System, inter_seconds, preset, round_seconds
 from hedgerow.wire.clock import Clock
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
-from hedgerow.wire.records import Layout, PayloadError, payload_bytes
-from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.records import Layout, payload_bytes
 
-__all__ = ["ClusteredStrategy", "FederationOptions", "cluster_means", "contiguous_clusters"]
+__all__ = ["ClusteredOptions", "ClusteredStrategy", "cluster_means", "contiguous_clusters"]
 
-MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 _RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class FederationOptions(TypedDict, total=False):
+class ClusteredOptions(FederationOptions, total=False):
     """Options that every strategy of the family takes, by keyword; see ``ClusteredStrategy``."""
 
     participation: float
-    seed: int
-    fraction_evaluate: float
-    min_train_nodes: int
-    min_available_nodes: int
-    weighted_by_key: str
-    arrayrecord_key: str
-    configrecord_key: str
-    train_metrics_aggr_fn: MetricsAggregator | None
-    evaluate_metrics_aggr_fn: MetricsAggregator | None
     system: System | None
-    on_round_end: Sequence[RoundCallback]
-    max_repeats: int
-    max_wait: float
-
-
-@dataclass(frozen=True)
-class _Settings:
-    participation: float = 1.0
-    seed: int = 0
-    fraction_evaluate: float = 1.0
-    min_train_nodes: int = 1
-    min_available_nodes: int = 2
-    weighted_by_key: str = "num-examples"
-    arrayrecord_key: str = "arrays"
-    configrecord_key: str = "config"
-    train_metrics_aggr_fn: MetricsAggregator | None = None
-    evaluate_metrics_aggr_fn: MetricsAggregator | None = None
-    system: System | None = None
-    on_round_end: Sequence[RoundCallback] = ()
-    max_repeats: int = 2
-    max_wait: float = 120.0
-
-    def __post_init__(self) -> None:
-        _in_range("participation", self.participation, 0.0, 1.0, open_below=True)
-        _in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
-        at_least("seed", self.seed, 0)
-        at_least("min_train_nodes", self.min_train_nodes, 0)
-        at_least("min_available_nodes", self.min_available_nodes, 1)
-        at_least("max_repeats", self.max_repeats, 0)
-
-
-def at_least(key: str, value: int, least: int) -> None:
-    """Raise ValueError unless ``value`` is an integer >= ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{key} is {value!r}; valid is an integer >= {least}")
-
-
-def _in_range(key: str, value: float, low: float, high: float, open_below: bool = False) -> None:
-    if not (math.isfinite(value) and (low < value if open_below else low <= value) and value <= high):
-        raise ValueError(f"{key} is {value!r}; valid is {'(' if open_below else '['}{low:g}, {high:g}]")
 
 
 def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
@@ -149,27 +89,11 @@ class ClusteredStrategy(Strategy):
     participation : float (default: 1.0)
         Probability beta in (0, 1] that a client takes part in a round (independent draws; the same
         uniform whatever beta, so that a lower beta takes nested subsets).
-    seed : int (default: 0)
-        Keys the draws of participants.
-    fraction_evaluate : float (default: 1.0)
-        Share of nodes that evaluate the global model each round, in [0, 1]; 0 for none.
-    min_train_nodes : int (default: 1)
-        A round with fewer valid replies (of the nodes that were asked) is repeated.
-    min_available_nodes : int (default: 2)
-        The number of clients C; the run waits for all of them.
-    weighted_by_key, arrayrecord_key, configrecord_key : str
-        As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
-    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
-        As in Flower's FedAvg; None is the mean weighted by ``weighted_by_key``.
     system : System or None (default: None)
         Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
         the model that is trained.
-    on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
-        Called after each round, and once before the first.
-    max_repeats : int (default: 2)
-        How often a round below its minimum is repeated before the run stops.
-    max_wait : float (default: 120.0)
-        Seconds to wait for the nodes at the start.
+    **options
+        See ``FederationOptions``; ``min_available_nodes`` is the number of clients C.
 
     Notes
     -----
@@ -187,18 +111,23 @@ class ClusteredStrategy(Strategy):
         clusters: Sequence[int] | None,
         num_servers: int,
         local_steps: int,
+        participation: float = 1.0,
+        system: System | None = None,
         **options: Unpack[FederationOptions],
     ) -> None:
-        self.settings = _Settings(**options)
         at_least("num_servers", num_servers, 1)
         at_least("local_steps", local_steps, 1)
+        in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers = num_servers
         self.local_steps = local_steps
+        self.participation = participation
+        self.system = system
+        self.federation = Federation(None if clusters is None else len(clusters), **options)
+        self.settings = self.federation.settings
         self.clusters = self._checked_clusters(clusters)
         self.on_round_end = self.settings.on_round_end
         self.max_repeats = self.settings.max_repeats
-        self._timeout = 3600.0
-        self._reset()
+        self._models: NDArray[Any] | None = None
 
     def _checked_clusters(self, clusters: Sequence[int] | None) -> tuple[int, ...]:
         if clusters is None:
@@ -210,23 +139,12 @@ class ClusteredStrategy(Strategy):
             )
         return tuple(int(server) for server in clusters)
 
-    def _reset(self) -> None:
-        self.ledger = Ledger()
-        self.clock = Clock()
-        self._completed = 0
-        self._layout: Layout | None = None
-        self._models: NDArray[Any] | None = None
-        self._roster: Roster | None = None
-        self._sizes: dict[int, float] = {}
-        self._exchange = self._evaluation = Exchange([], "", lambda node, content: None)
-        self._resumed = False
-
     # What a method of the family decides.
 
     def participants(self, server_round: int) -> list[int]:
         """Return the partition ids that take part in a round: Bernoulli(beta) draws, a stream a client."""
-        beta = self.settings.participation
-        return [i for i in range(len(self.clusters)) if self._uniform(server_round, i) < beta]
+        beta = self.participation
+        return [i for i in range(self.num_clients) if self.federation.uniform(server_round, i) < beta]
 
     def exchange_due(self, server_round: int) -> bool:
         """Return whether the servers exchange their models at the end of a round."""
@@ -255,21 +173,31 @@ class ClusteredStrategy(Strategy):
     @property
     def completed_rounds(self) -> int:
         """Rounds aggregated so far."""
-        return self._completed
+        return self.federation.completed
 
     @property
     def report(self) -> ExchangeReport:
         """What the last training exchange sent, got and lost."""
-        return self._exchange.report
+        return self.federation.report
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every transfer so far."""
+        return self.federation.ledger
+
+    @property
+    def clock(self) -> Clock:
+        """The simulated clock."""
+        return self.federation.clock
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
         """Samples of each cluster (D,); a client whose size is not known yet counts as the mean client."""
-        known = list(self._sizes.values())
+        known = list(self.federation.sizes.values())
         typical = sum(known) / len(known) if known else 1.0
         sizes = np.zeros(self.num_servers)
         for client, server in enumerate(self.clusters):
-            sizes[server] += self._sizes.get(client, typical)
+            sizes[server] += self.federation.sizes.get(client, typical)
         return sizes
 
     @property
@@ -289,9 +217,9 @@ class ClusteredStrategy(Strategy):
 
         No single server owns u unless the servers agree.
         """
-        if self._models is None or self._layout is None:
+        if self._models is None:
             return None
-        return self._layout.unflatten(self._mean())
+        return self.federation.known_layout().unflatten(self._mean())
 
     def consensus_error(self) -> float:
         """Return the data-weighted mean squared distance of the servers' models to u."""
@@ -304,41 +232,21 @@ class ClusteredStrategy(Strategy):
         """Return iterations, traffic of the modelled links and simulated seconds since the start."""
         total = self.ledger.total()
         return Progress(
-            iterations=self._completed * self.local_steps,
+            iterations=self.completed_rounds * self.local_steps,
             bits=total.nominal_bits,
             payload_bytes=total.payload_bytes,
             sim_seconds=self.clock.seconds,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round depends on: models (D, M), layout, sizes, ledger, clock."""
-        layout, models = self._trained()
-        return {
-            "round": self._completed,
-            "models": models,
-            "layout": {
-                "keys": list(layout.keys),
-                "shapes": [list(shape) for shape in layout.shapes],
-                "dtypes": list(layout.dtypes),
-            },
-            "sizes": {str(client): size for client, size in sorted(self._sizes.items())},
-            "ledger": self.ledger.state_dict(),
-            "clock": self.clock.state_dict(),
-        }
+        """Return all that the next round depends on: the federation's state and the models (D, M)."""
+        _, models = self._trained()
+        return {**self.federation.state_dict(), "models": models}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round."""
-        self._reset()
-        layout = state["layout"]
-        self._layout = Layout(
-            tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])
-        )
+        self.federation.load_state_dict(state)
         self._models = np.array(state["models"])
-        self._sizes = {int(client): float(size) for client, size in state["sizes"].items()}
-        self._completed = int(state["round"])
-        self.ledger.load_state_dict(state["ledger"])
-        self.clock.load_state_dict(state["clock"])
-        self._resumed = True
 
     # Flower's interface.
 
@@ -362,10 +270,8 @@ class ClusteredStrategy(Strategy):
             If a round stays under ``min_train_nodes`` however often it is repeated.
         """
         self.check_num_rounds(num_rounds)
-        if not self._resumed:
-            self._reset()
-        self._resumed = False
-        self._timeout = timeout
+        if not self.federation.begin(timeout):
+            self._models = None
         return run_rounds(
             self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
@@ -378,12 +284,11 @@ class ClusteredStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send each participant its server's model; one shared record a cluster."""
-        if server_round == 1 and self._completed:
-            self._reset()
+        if server_round == 1 and self.completed_rounds:
+            self.federation.reset()
+            self._models = None
         layout, models = self._initialised(arrays)
-        roster = self._gathered(grid)
-        chosen = [roster.nodes[i] for i in self.participants(server_round)]
-        online = [node for node in chosen if node.node_id in roster.online]
+        nodes, offline = self.federation.online(grid, self.participants(server_round))
         work = {
             "server-round": server_round,
             "local-steps": self.local_steps,
@@ -397,23 +302,11 @@ class ClusteredStrategy(Strategy):
                     self.settings.configrecord_key: config,
                 }
             )
-            for server in sorted({self.clusters[node.partition_id] for node in online})
+            for server in sorted({self.clusters[node.partition_id] for node in nodes})
         }
-        self._exchange = Exchange(online, str(server_round), self._checked)
-        if len(online) < len(chosen):
-            self._exchange.report.rejected["offline"] = len(chosen) - len(online)
-        log(INFO, "configure_train: Sampled %d nodes (out of %d)", len(online), len(roster))
-        self._book_downlinks(server_round, online, contents)
-        return [
-            Message(
-                contents[self.clusters[node.partition_id]],
-                node.node_id,
-                MessageType.TRAIN,
-                ttl=self._timeout,
-                group_id=str(server_round),
-            )
-            for node in online
-        ]
+        self._book_downlinks(server_round, nodes, contents)
+        addressed = [(node, contents[self.clusters[node.partition_id]]) for node in nodes]
+        return self.federation.instruct(server_round, addressed, self._checked, offline=offline)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -424,115 +317,69 @@ class ClusteredStrategy(Strategy):
         """
         _, previous = self._trained()
         contents: list[RecordDict] = []
-        accepted = self._weighed(server_round, self._exchange.accept(replies), contents)
+        accepted = self._weighed(server_round, self.federation.accept(replies), contents)
         models = cluster_means(accepted, previous)
-        report = self._exchange.report
-        if report.accepted < min(self.settings.min_train_nodes, report.sent):
+        if not self.federation.enough():
             return None, None
         if self.exchange_due(server_round):
             models = self._mixed(models)
             self._book_server_links(server_round)
         self._models = models
-        self._completed = server_round
+        self.federation.completed = server_round
         self.clock.advance(self._round_seconds(server_round))
-        return self.current_arrays(), self._train_metrics(contents)
+        metrics = self.federation.train_metrics(contents)
+        metrics["consensus-error"] = self.consensus_error()
+        return self.current_arrays(), metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send u to a share of the nodes."""
-        if self.settings.fraction_evaluate == 0.0:
-            return []
-        roster = self._gathered(grid)
-        count = max(1, int(len(roster) * self.settings.fraction_evaluate))
-        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.EVALUATION)
-        chosen = sorted(stream.choice(len(roster), count, replace=False).tolist())
-        nodes = [roster.nodes[i] for i in chosen if roster.nodes[i].node_id in roster.online]
-        config = ConfigRecord({**config, "server-round": server_round})
-        content = RecordDict({self.settings.arrayrecord_key: arrays, self.settings.configrecord_key: config})
-        self._evaluation = Exchange(
-            nodes,
-            str(server_round),
-            lambda node, reply: checked_metrics(reply, self.settings.weighted_by_key),
-        )
-        return [
-            Message(
-                content, node.node_id, MessageType.EVALUATE, ttl=self._timeout, group_id=str(server_round)
-            )
-            for node in nodes
-        ]
+        return self.federation.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the nodes' metrics."""
-        if self.settings.fraction_evaluate == 0.0:
-            return None
-        contents = [reply.content for reply in self._evaluation.accept(replies)]
-        aggregate = self.settings.evaluate_metrics_aggr_fn or weighted_metrics
-        return aggregate(contents, self.settings.weighted_by_key) if contents else None
+        return self.federation.aggregate_evaluate(replies)
 
     def summary(self) -> None:
         """Log the settings."""
         log(INFO, "\t├──> Federation:")
         log(INFO, "\t│\t├── Clients: %d | servers: %d", self.num_clients, self.num_servers)
         log(INFO, "\t│\t├── Local iterations a round: %d", self.local_steps)
-        log(INFO, "\t│\t└── Participation: %.3g", self.settings.participation)
-        log(INFO, "\t└──> Keys in records:")
-        log(INFO, "\t\t├── Weighted by: '%s'", self.settings.weighted_by_key)
-        log(INFO, "\t\t├── ArrayRecord key: '%s'", self.settings.arrayrecord_key)
-        log(INFO, "\t\t└── ConfigRecord key: '%s'", self.settings.configrecord_key)
+        log(INFO, "\t│\t└── Participation: %.3g", self.participation)
+        self.federation.log_keys()
 
     # Mechanics.
 
-    def _uniform(self, server_round: int, client: int) -> float:
-        stream = generator(
-            self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.PARTICIPATION
-        )
-        return float(stream.random())
-
     def _trained(self) -> tuple[Layout, NDArray[Any]]:
-        if self._layout is None or self._models is None:
+        layout = self.federation.known_layout()
+        if self._models is None:
             raise RuntimeError("No model yet: configure_train or start comes first.")
-        return self._layout, self._models
+        return layout, self._models
 
     def _initialised(self, arrays: ArrayRecord) -> tuple[Layout, NDArray[Any]]:
         if self._models is None:
-            self._layout = Layout.of(arrays)
-            dtype = np.result_type(np.float32, *(d for d in self._layout.dtypes if np.dtype(d).kind == "f"))
-            self._models = np.tile(self._layout.flatten(arrays, dtype), (self.num_servers, 1))  # (D, M)
+            self._models = np.tile(self.federation.vector(arrays), (self.num_servers, 1))  # (D, M)
         return self._trained()
-
-    def _gathered(self, grid: Grid) -> Roster:
-        if self._roster is None:
-            self._roster = Roster.gather(grid, self.num_clients, self.settings.max_wait)
-            for node in self._roster.nodes:
-                if node.num_examples is not None:
-                    self._sizes[node.partition_id] = float(node.num_examples)
-        else:
-            self._roster.refresh(grid, self._timeout)
-        return self._roster
 
     def _checked(self, node: Node, content: RecordDict) -> tuple[float, NDArray[Any]]:
         layout, models = self._trained()
-        if len(content.array_records) != 1:
-            raise PayloadError("bad arrays", f"{len(content.array_records)} ArrayRecords, expected one")
-        metrics = checked_metrics(content, self.settings.weighted_by_key)
-        vector = layout.flatten(next(iter(content.array_records.values())), models.dtype)
-        return float(metrics[self.settings.weighted_by_key]), vector  # type: ignore[arg-type]
+        arrays = only_arrays(content)
+        weight = self.federation.checked_weight(content)
+        return weight, layout.flatten(arrays, models.dtype)
 
     def _weighed(
         self, server_round: int, replies: Iterable[Reply], contents: list[RecordDict]
-    ) -> Iterable[tuple[int, float, NDArray[Any]]]:
+    ) -> Iterator[tuple[int, float, NDArray[Any]]]:
         """Yield (server, |S_i|, model) of each reply, booking it; keep its metrics for later."""
         bits = self._model_bits()
         for reply in replies:
             client = reply.node.partition_id
-            told, vector = reply.value
-            # |S_i| is fixed: what a client told first holds, or a run of unequal epochs would reweigh it.
-            weight = self._sizes.setdefault(client, told)
             server = self.clusters[client]
-            record = next(iter(reply.content.array_records.values()))
-            self.ledger.book(server_round, self.up_link, client, server, bits, payload_bytes(record))
-            self.ledger.book(server_round, NODE_TO_HUB, client, 0, bits, payload_bytes(reply.content))
+            told, vector = reply.value
+            weight = self.federation.size_of(reply, told)
+            arrays = only_arrays(reply.content)
+            self.federation.book_up(server_round, self.up_link, client, server, bits, arrays, reply)
             contents.append(RecordDict(dict(reply.content.metric_records)))
             yield server, weight, vector
 
@@ -563,12 +410,6 @@ class ClusteredStrategy(Strategy):
                 columns[where] = False
         return columns
 
-    def _train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
-        aggregate = self.settings.train_metrics_aggr_fn or weighted_metrics
-        metrics = aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
-        metrics["consensus-error"] = self.consensus_error()
-        return metrics
-
     def _round_seconds(self, server_round: int) -> float:
         system = self._system()
         tau1 = self.local_steps
@@ -578,8 +419,8 @@ class ClusteredStrategy(Strategy):
         return seconds
 
     def _system(self) -> System:
-        if self.settings.system is not None:
-            return self.settings.system
+        if self.system is not None:
+            return self.system
         layout, _ = self._trained()
         return System(layout.size, preset("paper-text").compute)
 
@@ -597,8 +438,8 @@ class ClusteredStrategy(Strategy):
         message = {s: payload_bytes(c) for s, c in contents.items()}
         for node in nodes:
             client, server = node.partition_id, self.clusters[node.partition_id]
-            self.ledger.book(server_round, self.down_link, server, client, bits, model[server])
-            self.ledger.book(server_round, HUB_TO_NODE, 0, client, bits, message[server])
+            sizes = (model[server], message[server])
+            self.federation.book_down(server_round, self.down_link, server, client, bits, sizes)
 
     def _book_server_links(self, server_round: int) -> None:
         layout, models = self._trained()

@@ -16,7 +16,8 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.hierarchy import ClusteredStrategy, FederationOptions, at_least
+from hedgerow.strategies.federation import at_least
+from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel_theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
 from hedgerow.wire.seeds import Purpose, generator
@@ -75,7 +76,7 @@ class SDFeel(ClusteredStrategy):
         alpha: int = 1,
         clusters: Sequence[int] | None = None,
         exact_if_complete: bool = False,
-        **options: Unpack[FederationOptions],
+        **options: Unpack[ClusteredOptions],
     ) -> None:
         at_least("tau2", tau2, 1)
         at_least("alpha", alpha, 0)
@@ -154,7 +155,7 @@ class HierFAvg(ClusteredStrategy):
         tau1: int = 1,
         tau2: int = 1,
         clusters: Sequence[int] | None = None,
-        **options: Unpack[FederationOptions],
+        **options: Unpack[ClusteredOptions],
     ) -> None:
         at_least("tau2", tau2, 1)
         super().__init__(clusters=clusters, num_servers=num_servers, local_steps=tau1, **options)
@@ -204,7 +205,7 @@ class Feel(ClusteredStrategy):
         clients_per_round: int = 5,
         tau1: int = 1,
         pool: Sequence[int] | None = None,
-        **options: Unpack[FederationOptions],
+        **options: Unpack[ClusteredOptions],
     ) -> None:
         super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
         self.pool = sorted(range(self.num_clients) if pool is None else set(pool))
@@ -236,7 +237,7 @@ class FedAvg(ClusteredStrategy):
     up_link = "client->cloud"
     down_link = "cloud->client"
 
-    def __init__(self, *, local_steps: int = 1, **options: Unpack[FederationOptions]) -> None:
+    def __init__(self, *, local_steps: int = 1, **options: Unpack[ClusteredOptions]) -> None:
         super().__init__(clusters=None, num_servers=1, local_steps=local_steps, **options)
 
 

@@ -43,6 +43,7 @@ BAD: dict[str, Any] = {
     "seed": -1,
     "latency-preset": "hopeful",
     "evaluate-every": 0,
+    "train-loss-samples": -1,
     "round-timeout": 0,
     "min-replies": -1,
     "engine": "ray",
@@ -167,7 +168,7 @@ def test_the_settings_reach_the_strategy() -> None:
     assert (strategy.num_servers, strategy.local_steps, strategy.tau2, strategy.alpha) == (4, 5, 2, 2)
     assert strategy.exact_if_complete
     assert strategy.graph.number_of_edges() == 6
-    assert strategy.settings.participation == 0.25
+    assert strategy.participation == 0.25
     assert strategy.settings.seed == 9
     assert strategy.settings.min_train_nodes == 3
     assert strategy_of(method="feel", **{"clients-per-round": 7}).clients_per_round == 7
@@ -180,7 +181,7 @@ def test_a_round_of_fedavg_is_a_block_of_sd_feel() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_clock_is_that_of_the_preset(name: str) -> None:
     expected = preset(name, num_params=10, flops_per_iteration=100.0)
-    assert strategy_of(**{"latency-preset": name}).settings.system == expected
+    assert strategy_of(**{"latency-preset": name}).system == expected
 
 
 # Runs

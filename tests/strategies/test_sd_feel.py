@@ -287,7 +287,7 @@ def test_ledger_and_clock_equal_the_closed_forms(
     make: Callable[[], ClusteredStrategy], scheme: str, kwargs: dict[str, int]
 ) -> None:
     strategy = make()
-    strategy.settings = type(strategy.settings)(**{**vars(strategy.settings), "system": preset("paper-text")})
+    strategy.system = preset("paper-text")
     _, ends = run(strategy, SIX, 8)
     expected = traffic(scheme, K=16, tau1=2, **{"num_clients": 6, **kwargs})
     for link, models in expected.items():
@@ -466,7 +466,7 @@ def test_running_statistics_are_averaged_in_clusters_but_never_gossiped() -> Non
         {"w": Array(np.zeros(1)), "bn.running_var": Array(np.zeros(1)), "n": Array(np.zeros(1, int))}
     )
     strategy._initialised(record)
-    strategy._sizes = dict.fromkeys(range(6), 1.0)
+    strategy.federation.sizes = dict.fromkeys(range(6), 1.0)
     models = np.arange(1.0, 7.0)[:, None] * np.ones((1, 3))
     mixed = strategy._mixed(models)
     assert np.array_equal(mixed[:, 1:], models[:, 1:])

@@ -5,6 +5,8 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
@@ -16,6 +18,7 @@ from hedgerow.sim.live import LiveProgress
 from hedgerow.sim.recording import RunRecorder, new_run_folder, round_table
 from hedgerow.tasks import FederatedData, build_model, count_parameters, evaluate, federated, forward_macs
 from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.wire.seeds import Purpose, generator
 from sd_feel import settings
 from sd_feel.client_app import app as client_app
 
@@ -72,7 +75,13 @@ def main(grid: Grid, context: Context) -> None:
             num_rounds=num_rounds,
             timeout=values["round-timeout"],
             train_config=ConfigRecord({key: values[key] for key in ("learning-rate", "batch-size", "seed")}),
-            evaluate_fn=evaluation(model, data, every=values["evaluate-every"], last=num_rounds),
+            evaluate_fn=evaluation(
+                model,
+                data,
+                every=values["evaluate-every"],
+                last=num_rounds,
+                train_samples=values["train-loss-samples"],
+            ),
         )
     recorder.finish(
         final_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
@@ -85,19 +94,25 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def evaluation(
-    model: nn.Module, data: FederatedData, *, every: int, last: int
+    model: nn.Module, data: FederatedData, *, every: int, last: int, train_samples: int = 0
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Return the central evaluation of u: F(u) on all training data, loss and accuracy on the test data.
+    """Return the central evaluation of u: F(u) on the training data, loss and accuracy on the test data.
 
-    It evaluates before the first round, every ``every`` rounds and after the last.
+    It evaluates before the first round, every ``every`` rounds and after the last. F(u) is taken over
+    ``train_samples`` training samples, the same ones each time and in every run; 0 for all.
     """
     scratch = model
+    x, y = data.x, data.y
+    if 0 < train_samples < len(y):
+        chosen = generator(0, purpose=Purpose.EVALUATION).choice(len(y), train_samples, replace=False)
+        index = torch.as_tensor(np.sort(chosen), device=y.device)
+        x, y = x[index], y[index]
 
     def evaluate_u(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if server_round % every and server_round != last:
             return None
         scratch.load_state_dict(to_state_dict(arrays, data.x.device))
-        train = evaluate(scratch, data.x, data.y)
+        train = evaluate(scratch, x, y)
         test = evaluate(scratch, data.x_test, data.y_test)
         return MetricRecord({"loss": train.loss, "test-loss": test.loss, "accuracy": test.accuracy})
 

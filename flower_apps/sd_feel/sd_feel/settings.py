@@ -9,7 +9,7 @@ from flwr.app import UserConfigValue
 from hedgerow.clients import resolve_device
 from hedgerow.sim.settings import Setting, SettingsError, choice, in_range, number, read_settings, text, whole
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
-from hedgerow.strategies.hierarchy import ClusteredStrategy, FederationOptions
+from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel_theory import PRESETS, System, preset
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
@@ -58,6 +58,7 @@ SETTINGS: Mapping[str, Setting] = {
     "seed": whole(0),
     "latency-preset": choice(*PRESETS),
     "evaluate-every": whole(1),
+    "train-loss-samples": whole(0),
     "round-timeout": number("a number of seconds > 0", lambda v: 0 < v < inf),
     "min-replies": whole(0),
     "engine": choice("flower", "inprocess"),
@@ -131,7 +132,7 @@ def build_strategy(
     system: System = preset(
         values["latency-preset"], num_params=num_params, flops_per_iteration=flops_per_iteration
     )
-    options: FederationOptions = {
+    options: ClusteredOptions = {
         "participation": values["participation"],
         "seed": values["seed"],
         "fraction_evaluate": 0.0,

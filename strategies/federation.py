@@ -1,0 +1,344 @@
+"""What every strategy of the suite is made of: its nodes, the round at hand, and what has been spent.
+
+A strategy holds a ``Federation`` and says with it what a method is: who takes part, what they are sent, what
+a valid reply is, and what becomes of the replies. It is no base class: a method stands one step from
+Flower's ``Strategy``.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import (
+    Exchange,
+    ExchangeReport,
+    Node,
+    Reply,
+    Roster,
+    checked_metrics,
+    weighted_metrics,
+)
+from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.wire.clock import Clock
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.records import Layout, PayloadError, payload_bytes
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["Federation", "FederationOptions", "at_least", "in_range", "only_arrays"]
+
+MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
+
+
+class FederationOptions(TypedDict, total=False):
+    """Options that every strategy takes, by keyword.
+
+    Parameters
+    ----------
+    seed : int (default: 0)
+        Keys what the server draws, >= 0.
+    fraction_evaluate : float (default: 1.0)
+        Share of nodes that evaluate the global model each round, in [0, 1]; 0 for none.
+    min_train_nodes : int (default: 1)
+        A round with fewer valid replies (of the nodes that were asked) is repeated.
+    min_available_nodes : int (default: 2)
+        The number of clients; the run waits for all of them.
+    weighted_by_key, arrayrecord_key, configrecord_key : str
+        As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
+        As in Flower's FedAvg; None is the mean weighted by ``weighted_by_key``.
+    on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
+        Called after each round, and once before the first.
+    max_repeats : int (default: 2)
+        How often a round below its minimum is repeated before the run stops.
+    max_wait : float (default: 120.0)
+        Seconds to wait for the nodes at the start.
+    """
+
+    seed: int
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: MetricsAggregator | None
+    evaluate_metrics_aggr_fn: MetricsAggregator | None
+    on_round_end: Sequence[RoundCallback]
+    max_repeats: int
+    max_wait: float
+
+
+@dataclass(frozen=True)
+class _Settings:
+    seed: int = 0
+    fraction_evaluate: float = 1.0
+    min_train_nodes: int = 1
+    min_available_nodes: int = 2
+    weighted_by_key: str = "num-examples"
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    train_metrics_aggr_fn: MetricsAggregator | None = None
+    evaluate_metrics_aggr_fn: MetricsAggregator | None = None
+    on_round_end: Sequence[RoundCallback] = ()
+    max_repeats: int = 2
+    max_wait: float = 120.0
+
+    def __post_init__(self) -> None:
+        in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
+        at_least("seed", self.seed, 0)
+        at_least("min_train_nodes", self.min_train_nodes, 0)
+        at_least("min_available_nodes", self.min_available_nodes, 1)
+        at_least("max_repeats", self.max_repeats, 0)
+
+
+def at_least(key: str, value: int, least: int) -> None:
+    """Raise ValueError unless ``value`` is an integer >= ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{key} is {value!r}; valid is an integer >= {least}")
+
+
+def in_range(key: str, value: float, low: float, high: float, open_below: bool = False) -> None:
+    """Raise ValueError unless ``value`` lies in [low, high], or in (low, high]."""
+    if not (math.isfinite(value) and (low < value if open_below else low <= value) and value <= high):
+        raise ValueError(f"{key} is {value!r}; valid is {'(' if open_below else '['}{low:g}, {high:g}]")
+
+
+def only_arrays(content: RecordDict) -> ArrayRecord:
+    """Return a reply's one ArrayRecord.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``bad arrays``.
+    """
+    if len(content.array_records) != 1:
+        raise PayloadError("bad arrays", f"{len(content.array_records)} ArrayRecords, expected one")
+    return next(iter(content.array_records.values()))
+
+
+class Federation:
+    """The nodes of a run, the exchange at hand, and what the run has spent.
+
+    Parameters
+    ----------
+    num_clients : int or None (default: None)
+        Clients of the federation; None for ``min_available_nodes``.
+    **options
+        See ``FederationOptions``.
+    """
+
+    def __init__(self, num_clients: int | None = None, **options: Unpack[FederationOptions]) -> None:
+        self.settings = _Settings(**options)
+        self.num_clients = self.settings.min_available_nodes if num_clients is None else num_clients
+        self.timeout = 3600.0
+        self._loaded = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the run."""
+        self.ledger = Ledger()
+        self.clock = Clock()
+        self.completed = 0
+        self.layout: Layout | None = None
+        self.sizes: dict[int, float] = {}
+        self._roster: Roster | None = None
+        self._exchange = self._evaluation = Exchange([], "", lambda node, content: None)
+
+    def begin(self, timeout: float) -> bool:
+        """Begin a run with a round's deadline in seconds; return whether it goes on from a loaded state."""
+        goes_on, self._loaded = self._loaded, False
+        if not goes_on:
+            self.reset()
+        self.timeout = timeout
+        return goes_on
+
+    @property
+    def report(self) -> ExchangeReport:
+        """What the last training exchange sent, got and lost."""
+        return self._exchange.report
+
+    def enough(self) -> bool:
+        """Return whether the training exchange got its minimum of the nodes that were asked."""
+        return self.report.accepted >= min(self.settings.min_train_nodes, self.report.sent)
+
+    # Exchanges.
+
+    def gather(self, grid: Grid) -> Roster:
+        """Return the roster: waited for at first, refreshed later; sizes are those that nodes told first."""
+        if self._roster is None:
+            self._roster = Roster.gather(grid, self.num_clients, self.settings.max_wait)
+            for node in self._roster.nodes:
+                if node.num_examples is not None:
+                    self.sizes[node.partition_id] = float(node.num_examples)
+        else:
+            self._roster.refresh(grid, self.timeout)
+        return self._roster
+
+    def uniform(self, server_round: int, client: int) -> float:
+        """Return one client's draw in [0, 1) for taking part in a round."""
+        stream = generator(
+            self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.PARTICIPATION
+        )
+        return float(stream.random())
+
+    def online(self, grid: Grid, chosen: Iterable[int]) -> tuple[list[Node], int]:
+        """Return those of the chosen partitions whose nodes are there, and how many are not."""
+        roster = self.gather(grid)
+        nodes = [roster.nodes[i] for i in chosen]
+        there = [node for node in nodes if node.node_id in roster.online]
+        log(INFO, "configure_train: Sampled %d nodes (out of %d)", len(there), len(roster))
+        return there, len(nodes) - len(there)
+
+    def instruct(
+        self,
+        server_round: int,
+        contents: Sequence[tuple[Node, RecordDict]],
+        check: Callable[[Node, RecordDict], Any],
+        *,
+        offline: int = 0,
+        message_type: str = MessageType.TRAIN,
+        quorum: int | None = None,
+    ) -> list[Message]:
+        """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
+        group = str(server_round)
+        self._exchange = Exchange([node for node, _ in contents], group, check, quorum)
+        if offline:
+            self._exchange.report.rejected["offline"] = offline
+        return [
+            Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
+            for node, content in contents
+        ]
+
+    def accept(self, replies: Iterable[Message]) -> Iterator[Reply]:
+        """Yield the valid replies of the training exchange in the order of partition ids."""
+        return self._exchange.accept(replies)
+
+    def book_down(
+        self, server_round: int, link: str, source: int, client: int, bits: int, sizes: tuple[int, int]
+    ) -> None:
+        """Book an instruction on the modelled link (payload) and on the leg from the hub (whole content).
+
+        ``sizes`` are the bytes of the method's records and of the whole content.
+        """
+        self.ledger.book(server_round, link, source, client, bits, sizes[0])
+        self.ledger.book(server_round, HUB_TO_NODE, 0, client, bits, sizes[1])
+
+    def book_up(
+        self,
+        server_round: int,
+        link: str,
+        client: int,
+        target: int,
+        bits: int,
+        record: ArrayRecord,
+        reply: Reply,
+    ) -> None:
+        """Book a reply: its arrays on the modelled link, its whole content on the leg to the hub."""
+        self.ledger.book(server_round, link, client, target, bits, payload_bytes(record))
+        self.ledger.book(server_round, NODE_TO_HUB, client, 0, bits, payload_bytes(reply.content))
+
+    def checked_weight(self, content: RecordDict) -> float:
+        """Return what a valid reply tells as its weight; raises PayloadError for other replies."""
+        metrics = checked_metrics(content, self.settings.weighted_by_key)
+        return float(metrics[self.settings.weighted_by_key])  # type: ignore[arg-type]
+
+    def size_of(self, reply: Reply, told: float) -> float:
+        """Return |S_i|: what a client told first holds, or a run of unequal epochs would reweigh it."""
+        return self.sizes.setdefault(reply.node.partition_id, told)
+
+    def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
+        """Aggregate the metrics of the replies, as asked for or by weighted mean."""
+        aggregate = self.settings.train_metrics_aggr_fn or weighted_metrics
+        return aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the global model to a share of the nodes."""
+        if self.settings.fraction_evaluate == 0.0:
+            return []
+        roster = self.gather(grid)
+        count = max(1, int(len(roster) * self.settings.fraction_evaluate))
+        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.EVALUATION)
+        chosen = sorted(stream.choice(len(roster), count, replace=False).tolist())
+        nodes = [roster.nodes[i] for i in chosen if roster.nodes[i].node_id in roster.online]
+        config = ConfigRecord({**config, "server-round": server_round})
+        content = RecordDict({self.settings.arrayrecord_key: arrays, self.settings.configrecord_key: config})
+        group = str(server_round)
+        self._evaluation = Exchange(
+            nodes, group, lambda node, reply: checked_metrics(reply, self.settings.weighted_by_key)
+        )
+        return [
+            Message(content, node.node_id, MessageType.EVALUATE, ttl=self.timeout, group_id=group)
+            for node in nodes
+        ]
+
+    def aggregate_evaluate(self, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the nodes' metrics."""
+        if self.settings.fraction_evaluate == 0.0:
+            return None
+        contents = [reply.content for reply in self._evaluation.accept(replies)]
+        aggregate = self.settings.evaluate_metrics_aggr_fn or weighted_metrics
+        return aggregate(contents, self.settings.weighted_by_key) if contents else None
+
+    def log_keys(self) -> None:
+        """Log the keys in records, the last lines of a strategy's summary."""
+        log(INFO, "\t└──> Keys in records:")
+        log(INFO, "\t\t├── Weighted by: '%s'", self.settings.weighted_by_key)
+        log(INFO, "\t\t├── ArrayRecord key: '%s'", self.settings.arrayrecord_key)
+        log(INFO, "\t\t└── ConfigRecord key: '%s'", self.settings.configrecord_key)
+
+    # Models as vectors.
+
+    def vector(self, arrays: ArrayRecord) -> NDArray[Any]:
+        """Fix the model's layout from the first arrays, and return them as one vector (M,).
+
+        The vector is float64 if any array is, else float32.
+        """
+        self.layout = Layout.of(arrays)
+        floats = (d for d in self.layout.dtypes if np.dtype(d).kind == "f")
+        return self.layout.flatten(arrays, np.result_type(np.float32, *floats))
+
+    def known_layout(self) -> Layout:
+        """Return the model's layout; it is known from the first round on."""
+        if self.layout is None:
+            raise RuntimeError("No model yet: configure_train or start comes first.")
+        return self.layout
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return round, layout, sizes, ledger and clock, for a checkpoint."""
+        layout = self.known_layout()
+        return {
+            "round": self.completed,
+            "layout": {
+                "keys": list(layout.keys),
+                "shapes": [list(shape) for shape in layout.shapes],
+                "dtypes": list(layout.dtypes),
+            },
+            "sizes": {str(client): size for client, size in sorted(self.sizes.items())},
+            "ledger": self.ledger.state_dict(),
+            "clock": self.clock.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint; the next ``begin`` goes on after its round."""
+        self.reset()
+        layout = state["layout"]
+        self.layout = Layout(
+            tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])
+        )
+        self.sizes = {int(client): float(size) for client, size in state["sizes"].items()}
+        self.completed = int(state["round"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.clock.load_state_dict(state["clock"])
+        self._loaded = True
