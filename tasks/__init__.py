@@ -2,15 +2,18 @@
 
 from .datasets import DATASETS, CatalogueEntry, Dataset, DatasetNotFound, catalogue, load
 from .federated import FederatedData, federated
-from .metrics import Evaluation, evaluate
+from .images import SCALINGS
+from .metrics import CentralMetrics, Evaluation, evaluate
 from .models import MODELS, build_model, count_parameters, forward_macs
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
 
 __all__ = [
     "DATASETS",
     "MODELS",
+    "SCALINGS",
     "SCHEMES",
     "CatalogueEntry",
+    "CentralMetrics",
     "Dataset",
     "DatasetNotFound",
     "Evaluation",

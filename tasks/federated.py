@@ -81,6 +81,7 @@ def federated(
     num_partitions: int,
     seed: int,
     data_dir: str | os.PathLike[str] | None = None,
+    scaling: str = "standard",
 ) -> FederatedData:
     """Load a data set and deal its training samples; asked again for the same, give back the same object.
 
@@ -96,20 +97,22 @@ def federated(
         The run's seed, >= 0.
     data_dir : str or path or None (default: None)
         The data folder, as for ``load``.
+    scaling : {"standard", "unit"} (default: "standard")
+        How pixels are scaled, as for ``load``.
 
     Raises
     ------
     DatasetNotFound, ValueError
         As ``load`` and ``partition`` do.
     """
-    return _federated(dataset, scheme, num_partitions, seed, resolve_data_dir(data_dir))
+    return _federated(dataset, scheme, num_partitions, seed, resolve_data_dir(data_dir), scaling)
 
 
 @lru_cache(maxsize=4)
 def _federated(
-    name: str, scheme: str, num_partitions: int, seed: int, data_dir: Path | None
+    name: str, scheme: str, num_partitions: int, seed: int, data_dir: Path | None, scaling: str
 ) -> FederatedData:
-    dataset = load(name, data_dir)
+    dataset = load(name, data_dir, scaling)
     return FederatedData(
         dataset=dataset,
         x=torch.from_numpy(dataset.x_train),

@@ -5,7 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Images", "standardise"]
+__all__ = ["SCALINGS", "Images", "scaled", "standardise"]
+
+SCALINGS = ("standard", "unit")
 
 _BLOCKS = 64
 
@@ -17,6 +19,24 @@ class Images(NamedTuple):
     y_train: NDArray[np.uint8]
     x_test: NDArray[np.uint8]
     y_test: NDArray[np.uint8]
+
+
+def scaled(images: Images, scaling: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return both pixel sets: ``standard`` as ``standardise`` does, ``unit`` divided by 255.
+
+    Raises
+    ------
+    ValueError
+        For any other name.
+    """
+    if scaling == "standard":
+        return standardise(images)
+    if scaling == "unit":
+        return (
+            (images.x_train / np.float32(255)).astype(np.float32),
+            (images.x_test / np.float32(255)).astype(np.float32),
+        )
+    raise ValueError(f"scaling = {scaling!r}: must be one of {', '.join(SCALINGS)}")
 
 
 def standardise(images: Images) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

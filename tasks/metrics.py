@@ -1,13 +1,21 @@
 """What a model is worth on labelled data."""
 
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .federated import FederatedData
 from .modes import evaluating
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["CentralMetrics", "Evaluation", "evaluate"]
+
+# Keys the draw of the training samples that a loss is taken over; the same in every run.
+_SAMPLE_SEED = 8
 
 
 @dataclass(frozen=True)
@@ -63,3 +71,32 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = 1_000) ->
             loss += functional.cross_entropy(logits, targets, reduction="sum").item()
             correct += int((logits.argmax(dim=1) == targets).sum())
     return Evaluation(loss / len(x), correct / len(x), len(x))
+
+
+class CentralMetrics:
+    """A global model's loss on the training data, and its loss and accuracy on the test data.
+
+    Parameters
+    ----------
+    model : Module
+        The architecture; a copy of it is the scratch space.
+    data : FederatedData
+        On the device where the model is.
+    train_samples : int (default: 0)
+        Training samples that the loss is taken over, the same ones in every run; 0 for all.
+    """
+
+    def __init__(self, model: nn.Module, data: FederatedData, train_samples: int = 0) -> None:
+        self.model, self.data = deepcopy(model), data
+        self.x, self.y = data.x, data.y
+        if 0 < train_samples < len(self.y):
+            chosen = np.random.default_rng(_SAMPLE_SEED).choice(len(self.y), train_samples, replace=False)
+            index = torch.as_tensor(np.sort(chosen), device=self.y.device)
+            self.x, self.y = self.x[index], self.y[index]
+
+    def __call__(self, state: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return ``loss``, ``test-loss`` and ``accuracy`` of a state dict."""
+        self.model.load_state_dict(dict(state))
+        train = evaluate(self.model, self.x, self.y)
+        test = evaluate(self.model, self.data.x_test, self.data.y_test)
+        return {"loss": train.loss, "test-loss": test.loss, "accuracy": test.accuracy}

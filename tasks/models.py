@@ -4,6 +4,9 @@
 experiments (after the network of Liu et al., Client-Edge-Cloud Hierarchical Federated Learning);
 ``cnn-431k`` is that of Beikmohammadi, Khirirat and Magnússon, On the Convergence of Federated Learning
 Algorithms without Data Similarity, experiments. Both apply ReLU after max-pooling; the order is immaterial.
+``cnn4``, ``cnn8``, ``cnn10`` and ``resnet18`` are those of Li et al., The Panaceas for Improving Low-Rank
+Decomposition in Communication-Efficient Federated Learning (FedMUD), experiments: its text gives the CIFAR
+network eight convolutions, its authors' code ten.
 """
 
 import math
@@ -18,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .imports import import_callable, is_import_path
 from .modes import evaluating
+from .resnet import ResNet
 
 __all__ = ["MODELS", "build_model", "count_parameters", "forward_macs"]
 
@@ -37,16 +41,23 @@ def build_model(
     name : str
         - ``"lenet"``: two 5x5 convolutions (10, 20 channels) and a hidden layer of 50.
         - ``"cnn-431k"``: two 5x5 convolutions (20, 50 channels) and a hidden layer of 500.
+        - ``"cnn4"``: four blocks of a 3x3 convolution without bias (32, 64, 128, 256 channels), batch
+          normalisation, ReLU and max-pooling by 2; a classifier without bias.
+        - ``"cnn8"``: the same with eight convolutions, two of each width, pooling after every second.
+        - ``"cnn10"``: the same with ten, up to 512 channels.
+        - ``"resnet18"``: ResNet-18 with a 3x3 stem without pooling.
         - ``"logistic"``: softmax regression.
         - ``"mlp"``: one hidden layer of 200.
         - ``module:function``: a function (input_shape, num_classes) that returns a ``torch.nn.Module``.
     input_shape : tuple of int
-        The shape of one sample; (C, H, W) with H, W >= 16 for the convolutional ones.
+        The shape of one sample; (C, H, W) with H, W >= 16 for the convolutional ones, >= 32 for
+        ``"cnn10"``.
     num_classes : int
         Number of classes, at least 2.
     seed : int
-        The run's seed, >= 0. Layers are initialised as torch does by default, from a generator of this
-        seed alone: the same seed gives the same bits, and torch's global generator is left as it was.
+        The run's seed, >= 0. Layers are initialised as torch does by default, but for the models with
+        batch normalisation, whose weights are N(0, 0.01^2) and biases 0. All come from a generator of
+        this seed alone: the same seed gives the same bits, and torch's global generator is left as it was.
     dropout : float (default: 0.0)
         ``"lenet"`` only, in [0, 1): dropout after the second convolution and the hidden layer. 0 leaves it
         out. Its masks come from torch's global generator, so that a run with dropout repeats only where
@@ -64,7 +75,8 @@ def build_model(
         options = {"dropout": dropout} if name == "lenet" else {}
         model: nn.Module = _BUILDERS[name](input_shape, num_classes, **options)
     model.to_empty(device="cpu")
-    _initialise(model, torch.Generator().manual_seed(_torch_seed(seed)))
+    initialise = _initialise_normal if name in _BATCH_NORMALISED else _initialise
+    initialise(model, torch.Generator().manual_seed(_torch_seed(seed)))
     return model
 
 
@@ -97,8 +109,9 @@ def _check_arguments(name: str, input_shape: Shape, num_classes: int, seed: int,
         raise ValueError(f"model = {name!r}: must be one of {known}, or an import path module:function")
     if not input_shape or min(input_shape) < 1:
         raise ValueError(f"input_shape = {input_shape}, must be positive lengths")
-    if name in _CONVOLUTIONAL and (len(input_shape) != 3 or min(input_shape[1:]) < 16):
-        raise ValueError(f"input_shape = {input_shape}: {name} needs (C, H, W) with H, W >= 16")
+    side = _SMALLEST_SIDE.get(name)
+    if side is not None and (len(input_shape) != 3 or min(input_shape[1:]) < side):
+        raise ValueError(f"input_shape = {input_shape}: {name} needs (C, H, W) with H, W >= {side}")
     if num_classes < 2:
         raise ValueError(f"num_classes = {num_classes}, must be at least 2")
     if seed < 0:
@@ -140,6 +153,40 @@ def _two_convolutions(
     return nn.Sequential(layers)
 
 
+def _cnn4(input_shape: Shape, num_classes: int) -> nn.Module:
+    return _plain_cnn(input_shape, num_classes, widths=(32, 64, 128, 256), convolutions=1)
+
+
+def _cnn8(input_shape: Shape, num_classes: int) -> nn.Module:
+    return _plain_cnn(input_shape, num_classes, widths=(32, 64, 128, 256), convolutions=2)
+
+
+def _cnn10(input_shape: Shape, num_classes: int) -> nn.Module:
+    return _plain_cnn(input_shape, num_classes, widths=(32, 64, 128, 256, 512), convolutions=2)
+
+
+def _plain_cnn(input_shape: Shape, num_classes: int, widths: tuple[int, ...], convolutions: int) -> nn.Module:
+    """Return blocks of so many convolutions each, without biases, and halve the image after each block."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels, number = input_shape[0], 0
+    for block, width in enumerate(widths, start=1):
+        for _ in range(convolutions):
+            number += 1
+            layers[f"conv{number}"] = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            layers[f"bn{number}"] = nn.BatchNorm2d(width)
+            layers[f"relu{number}"] = nn.ReLU()
+            channels = width
+        layers[f"pool{block}"] = nn.MaxPool2d(2)
+    height, width = (length >> len(widths) for length in input_shape[1:])
+    layers["flatten"] = nn.Flatten()
+    layers["linear"] = nn.Linear(channels * height * width, num_classes, bias=False)
+    return nn.Sequential(layers)
+
+
+def _resnet18(input_shape: Shape, num_classes: int) -> nn.Module:
+    return ResNet(input_shape[0], num_classes)
+
+
 def _logistic(input_shape: Shape, num_classes: int) -> nn.Module:
     return nn.Sequential(
         OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(math.prod(input_shape), num_classes))
@@ -165,6 +212,17 @@ def _initialise(model: nn.Module, generator: torch.Generator) -> None:
             bound = 1 / math.sqrt(layer.weight[0].numel())  # weight[0]: the inputs of one unit
             if layer.bias is not None:
                 nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def _initialise_normal(model: nn.Module, generator: torch.Generator) -> None:
+    """Draw every weight from N(0, 0.01^2); biases are 0, batch normalisation is the identity."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01, generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.BatchNorm2d):
+            layer.reset_parameters()
 
 
 def _torch_seed(seed: int) -> int:
@@ -198,9 +256,14 @@ def _logits(model: nn.Module, input_shape: Shape, num_samples: int) -> torch.Ten
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "lenet": _lenet,
     "cnn-431k": _cnn_431k,
+    "cnn4": _cnn4,
+    "cnn8": _cnn8,
+    "cnn10": _cnn10,
+    "resnet18": _resnet18,
     "logistic": _logistic,
     "mlp": _mlp,
 }
-_CONVOLUTIONAL = {"lenet", "cnn-431k"}
+_SMALLEST_SIDE = {"lenet": 16, "cnn-431k": 16, "cnn4": 16, "cnn8": 16, "cnn10": 32, "resnet18": 16}
+_BATCH_NORMALISED = {"cnn4", "cnn8", "cnn10", "resnet18"}
 
 MODELS = tuple(_BUILDERS)

@@ -2,19 +2,21 @@
 
 ``dirichlet`` is the partition of Sun et al., Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data, experiments. Where that leaves a node without samples the whole draw is
-repeated: the paper does not say what an empty node would train on.
+repeated: the paper does not say what an empty node would train on. ``capped-dirichlet`` and ``labels`` are
+Non-IID-1 and Non-IID-2 of Li et al., The Panaceas for Improving Low-Rank Decomposition in Communication-
+Efficient Federated Learning (FedMUD), experiments.
 """
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SCHEMES", "Scheme", "parse_scheme", "partition", "validate_scheme"]
+__all__ = ["SCHEMES", "Scheme", "capped_dirichlet", "parse_scheme", "partition", "validate_scheme"]
 
 Indices = NDArray[np.int64]
 
@@ -54,10 +56,17 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
           Small alpha: few classes a partition, unequal sizes; large alpha: near ``"iid"``. A draw that
           leaves a partition empty is repeated with the next sub-seed, so the result is the Dirichlet
           scheme conditioned on no partition being empty; after 1,000 draws it is an error.
+        - ``"capped-dirichlet(alpha)"``, alpha > 0: the same, but a partition that already has the mean number
+          of samples or more gets none of the classes that follow, and the draw is repeated until the
+          smallest has 10 samples: see ``capped_dirichlet``.
         - ``"shards(k)"``, k >= 1: samples sorted by label are cut into k * num_partitions chunks whose
           sizes differ by one at most; each partition receives k of them at random.
+        - ``"ring(k)"``, 1 <= k <= number of classes C: partition i holds the classes i, i+1, …, i+k-1
+          modulo C, and the holders of a class share it equally; the seed says which samples they get.
         - ``"labels(k)"``, 1 <= k <= number of classes: each partition is given k classes, the numbers of
           holders of any two classes differ by one at most, and the holders of a class share it equally.
+          Partition by partition, the least held classes are taken, ties at random from the seed: a stable
+          order would give only a few distinct sets of classes.
     labels : ndarray of int, (N,)
         The training labels.
     num_partitions : int
@@ -78,17 +87,53 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
     parsed = parse_scheme(scheme)
     labels = np.asarray(labels)
     _check_arguments(labels, num_partitions, seed)
-    deal = _DEALS[parsed.name]
+    deal, smallest = _DEALS[parsed.name], _SMALLEST.get(parsed.name, 1)
     for attempt in range(_ATTEMPTS if parsed.name in _REDRAWN else 1):
         rng = np.random.default_rng(np.random.SeedSequence([seed, attempt, 0, _PURPOSE]))
         parts = deal(labels, num_partitions, parsed.argument, rng)
-        if all(part.size for part in parts):
+        if all(part.size >= smallest for part in parts):
             return [np.sort(part).astype(np.int64) for part in parts]
+    lack = "no sample" if smallest == 1 else f"fewer than {smallest} samples"
+    short = sum(part.size < smallest for part in parts)
     raise ValueError(
-        f"partition = {scheme!r}: {sum(not part.size for part in parts)} of {num_partitions} partitions of "
-        f"{labels.size} samples have no sample (last of {attempt + 1} draws); take fewer partitions or a "
+        f"partition = {scheme!r}: {short} of {num_partitions} partitions of {labels.size} samples have "
+        f"{lack} (last of {attempt + 1} draws); take fewer partitions or a "
         "less skewed scheme"
     )
+
+
+def capped_dirichlet(
+    labels: NDArray[Any], num_partitions: int, alpha: float, rng: np.random.Generator | np.random.RandomState
+) -> list[Indices]:
+    """Return one draw of the capped Dirichlet scheme: parts of any size, in random order.
+
+    Class by class, in ascending order: shuffle its samples, draw proportions from Dirichlet(alpha), set them
+    to 0 where a part already has the mean number of samples or more, renormalise, cut at the floors of their
+    cumulated sums.
+
+    Parameters
+    ----------
+    labels : ndarray of int, (N,)
+        The training labels.
+    num_partitions : int
+        Number of parts, >= 1.
+    alpha : float
+        The distribution's parameter, > 0.
+    rng : Generator or RandomState
+        Where the draws come from: of each class first its shuffle, then its proportions.
+    """
+    parts: list[Indices] = [np.empty(0, np.int64) for _ in range(num_partitions)]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        p = rng.dirichlet(np.full(num_partitions, alpha))
+        is_open = np.array([part.size * num_partitions < labels.size for part in parts])
+        p = p * is_open if (p * is_open).any() else is_open  # a tiny alpha draws zeros: then evenly
+        cumulated = np.cumsum(p)
+        # Divided by its own last entry, so that rounding leaves nothing over for a full part at the end.
+        cuts = np.floor(cumulated[:-1] / cumulated[-1] * members.size).astype(np.int64)
+        pieces = np.split(members, cuts)
+        parts = [np.concatenate(pair) for pair in zip(parts, pieces, strict=True)]
+    return parts
 
 
 def parse_scheme(scheme: str) -> Scheme:
@@ -122,7 +167,8 @@ def _concentration(scheme: str, text: str | None) -> float:
     except ValueError:
         alpha = math.nan
     if not 0 < alpha < math.inf:
-        raise ValueError(f"partition = {scheme!r}: needs a number alpha > 0, 'dirichlet(0.5)' for example")
+        name = scheme.partition("(")[0].strip()
+        raise ValueError(f"partition = {scheme!r}: needs a number alpha > 0, '{name}(0.5)' for example")
     return alpha
 
 
@@ -183,16 +229,48 @@ def _deal_shards(
 def _deal_labels(
     labels: NDArray[Any], num_partitions: int, k: int, rng: np.random.Generator
 ) -> list[Indices]:
-    classes = np.unique(labels)
-    if k > classes.size:
-        raise ValueError(f"partition = 'labels({k})': k must be in 1..{classes.size}, the number of classes")
+    classes = _classes("labels", labels, k)
     if k * num_partitions < classes.size:
         raise ValueError(
             f"partition = 'labels({k})': {num_partitions} partitions of {k} classes cannot hold all "
             f"{classes.size} classes; k * num_partitions must be at least {classes.size}"
         )
+    return _deal_classes(labels, classes, _holders(classes.size, num_partitions, k, rng), num_partitions, rng)
+
+
+def _deal_ring(labels: NDArray[Any], num_partitions: int, k: int, rng: np.random.Generator) -> list[Indices]:
+    classes = _classes("ring", labels, k)
+    if num_partitions + k - 1 < classes.size:
+        raise ValueError(
+            f"partition = 'ring({k})': {num_partitions} partitions hold the first {num_partitions + k - 1} "
+            f"of {classes.size} classes; num_partitions must be at least {classes.size - k + 1}"
+        )
+    # By distance: with as many partitions as classes, piece j of class c goes to partition c - j.
+    near = np.arange(num_partitions)
+    holders = []
+    for label in range(classes.size):
+        distance = (label - near) % classes.size
+        holders.append(near[np.lexsort((near, distance))][: int(np.sum(distance < k))])
+    return _deal_classes(labels, classes, holders, num_partitions, rng)
+
+
+def _classes(name: str, labels: NDArray[Any], k: int) -> NDArray[Any]:
+    classes = np.unique(labels)
+    if k > classes.size:
+        raise ValueError(f"partition = '{name}({k})': k must be in 1..{classes.size}, the number of classes")
+    return classes
+
+
+def _deal_classes(
+    labels: NDArray[Any],
+    classes: NDArray[Any],
+    holders_of: Sequence[NDArray[np.int64]],
+    num_partitions: int,
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Share each class equally among its holders."""
     shares: list[list[Indices]] = [[] for _ in range(num_partitions)]
-    for label, holders in zip(classes, _holders(classes.size, num_partitions, k, rng), strict=True):
+    for label, holders in zip(classes, holders_of, strict=True):
         members = rng.permutation(np.flatnonzero(labels == label))
         for holder, piece in zip(holders, np.array_split(members, len(holders)), strict=True):
             shares[holder].append(piece)
@@ -217,15 +295,21 @@ _ARGUMENTS: dict[str, Callable[[str, str | None], float | int | None]] = {
     "dirichlet": _concentration,
     "shards": _count,
     "labels": _count,
+    "ring": _count,
+    "capped-dirichlet": _concentration,
 }
 _DEALS: dict[str, Callable[..., list[Indices]]] = {
     "iid": _deal_iid,
     "dirichlet": _deal_dirichlet,
     "shards": _deal_shards,
     "labels": _deal_labels,
+    "ring": _deal_ring,
+    "capped-dirichlet": capped_dirichlet,
 }
-_FORMS = ("iid", "dirichlet(alpha)", "shards(k)", "labels(k)")
+_FORMS = ("iid", "dirichlet(alpha)", "shards(k)", "labels(k)", "ring(k)", "capped-dirichlet(alpha)")
 # Schemes whose sizes are random, so that another draw may do what this one did not.
-_REDRAWN = {"dirichlet"}
+_REDRAWN = {"dirichlet", "capped-dirichlet"}
+# Samples that a partition must have, where that is more than one.
+_SMALLEST = {"capped-dirichlet": 10}
 
 SCHEMES = tuple(_ARGUMENTS)

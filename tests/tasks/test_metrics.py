@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.tasks import build_model, evaluate, load
+from hedgerow.tasks import CentralMetrics, build_model, evaluate, federated, load
 
 
 @pytest.fixture
@@ -93,3 +93,27 @@ def test_a_model_on_a_gpu_evaluates_as_on_the_cpu():
 def test_an_invalid_argument_is_an_error_that_names_it(count, labels, batch_size, reason):
     with pytest.raises(ValueError, match=reason):
         evaluate(nn.Linear(4, 3), torch.ones(count, 4), torch.zeros(labels, dtype=torch.int64), batch_size)
+
+
+def test_central_metrics_are_those_of_the_state_and_leave_the_model_alone():
+    data = federated("mnist-5k", "iid", 2, seed=0)
+    model, other = (build_model("logistic", (1, 28, 28), 10, seed=seed) for seed in (0, 1))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    metrics = CentralMetrics(model, data)(other.state_dict())
+
+    assert metrics["loss"] == evaluate(other, data.x, data.y).loss
+    assert metrics["accuracy"] == evaluate(other, data.x_test, data.y_test).accuracy
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_the_training_loss_can_be_taken_over_a_sample_that_is_always_the_same():
+    data = federated("mnist-5k", "iid", 2, seed=0)
+    model = build_model("logistic", (1, 28, 28), 10, seed=0)
+
+    first, again, whole = (CentralMetrics(model, data, n)(model.state_dict()) for n in (500, 500, 0))
+
+    assert first == again
+    assert first["loss"] != whole["loss"]
+    assert first["loss"] == pytest.approx(whole["loss"], rel=0.1)
+    assert first["accuracy"] == whole["accuracy"]

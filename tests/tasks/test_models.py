@@ -20,8 +20,21 @@ def no_model(input_shape, num_classes):
 """
 
 
+BATCH_NORMALISED = ("cnn4", "cnn8", "cnn10", "resnet18")
+PLAIN = tuple(name for name in MODELS if name not in BATCH_NORMALISED)
+SMALLEST = {"cnn10": (1, 32, 32)}
+
+
+def smallest(name: str) -> tuple[int, ...]:
+    return SMALLEST.get(name, (1, 28, 28))
+
+
 def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters() if p.ndim > 1])
 
 
 @pytest.mark.parametrize(
@@ -34,10 +47,85 @@ def flat(model: nn.Module) -> torch.Tensor:
         ("cnn-431k", (1, 28, 28), 431_080),
         ("logistic", (1, 28, 28), 7_850),
         ("mlp", (1, 28, 28), 159_010),
+        ("cnn4", (1, 28, 28), 390_880),
+        ("cnn4", (3, 32, 32), 399_136),
+        ("cnn8", (3, 32, 32), 1_183_456),
+        ("cnn10", (3, 32, 32), 4_719_328),
+        ("resnet18", (3, 32, 32), 11_173_962),
     ],
 )
 def test_models_have_the_papers_parameter_counts(name, input_shape, parameters):
     assert count_parameters(build_model(name, input_shape, 10, seed=0)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "parameters"),
+    [("cnn8", 100, 1_275_616), ("cnn10", 100, 4_765_408), ("resnet18", 200, 11_271_432)],
+)
+def test_models_of_many_classes_have_the_papers_parameter_counts(name, num_classes, parameters):
+    assert count_parameters(build_model(name, (3, 32, 32), num_classes, seed=0)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("cnn4", [864, 18_432, 73_728, 294_912]),
+        (
+            "cnn10",
+            [864, 9_216, 18_432, 36_864, 73_728, 147_456, 294_912, 589_824, 1_179_648, 2_359_296],
+        ),
+    ],
+)
+def test_convolutions_have_the_papers_weights_and_no_bias(name, weights):
+    model = build_model(name, (3, 32, 32), 10, seed=0)
+
+    convolutions = [layer for layer in model if isinstance(layer, nn.Conv2d)]
+    assert [layer.weight.numel() for layer in convolutions] == weights
+    assert all(layer.bias is None for layer in model if isinstance(layer, nn.Conv2d | nn.Linear))
+
+
+@pytest.mark.parametrize(("name", "scalars"), [("cnn4", 960), ("cnn8", 1_920), ("cnn10", 3_968)])
+def test_batch_normalisation_has_the_papers_parameters(name, scalars):
+    model = build_model(name, (3, 32, 32), 10, seed=0)
+
+    assert sum(count_parameters(layer) for layer in model if isinstance(layer, nn.BatchNorm2d)) == scalars
+
+
+@pytest.mark.parametrize("name", BATCH_NORMALISED)
+def test_models_with_batch_normalisation_start_small_and_normal(name):
+    model = build_model(name, (3, 32, 32), 10, seed=0)
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            spread = 0.01 / layer.weight.numel() ** 0.5
+            assert abs(layer.weight.mean()) < 5 * spread
+            assert abs(layer.weight.std() - 0.01) < 5 * spread
+            assert layer.bias is None or not layer.bias.any()
+        elif isinstance(layer, nn.BatchNorm2d):
+            assert (layer.weight == 1).all()
+            assert not layer.bias.any()
+            assert (layer.running_var == 1).all()
+            assert not layer.running_mean.any()
+            assert layer.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("name", BATCH_NORMALISED)
+def test_models_with_batch_normalisation_train_on_a_single_sample(name):
+    model = build_model(name, (3, 32, 32), 10, seed=0)
+
+    model(torch.ones(1, 3, 32, 32)).sum().backward()
+
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_resnet_halves_the_image_three_times_and_widens_with_a_shortcut():
+    model = build_model("resnet18", (3, 32, 32), 10, seed=0)
+
+    assert model.blocks(torch.zeros(1, 64, 32, 32)).shape == (1, 512, 4, 4)
+    assert [isinstance(block.shortcut, nn.Identity) for block in model.blocks] == [
+        *(True, True),
+        *(False, True) * 3,
+    ]
 
 
 def test_frozen_parameters_are_not_counted():
@@ -77,8 +165,10 @@ def test_the_lenet_applies_relu_after_max_pooling():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("input_shape", [(1, 28, 28), (3, 32, 32), (2, 17, 20)])
+@pytest.mark.parametrize("input_shape", [(1, 28, 28), (3, 32, 32), (2, 17, 20), (1, 35, 40)])
 def test_models_map_images_to_logits(name, input_shape):
+    if name == "cnn10" and min(input_shape[1:]) < 32:
+        pytest.skip("five times halved, this image is gone")
     model = build_model(name, input_shape, 7, seed=0)
 
     assert model(torch.zeros(5, *input_shape)).shape == (5, 7)
@@ -86,7 +176,7 @@ def test_models_map_images_to_logits(name, input_shape):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_in_training_mode_and_trainable(name):
-    model = build_model(name, (1, 28, 28), 10, seed=0)
+    model = build_model(name, smallest(name), 10, seed=0)
 
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -94,14 +184,14 @@ def test_models_are_in_training_mode_and_trainable(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_seed_gives_the_same_bits(name):
-    first, second = (flat(build_model(name, (1, 28, 28), 10, seed=3)) for _ in range(2))
+    first, second = (flat(build_model(name, smallest(name), 10, seed=3)) for _ in range(2))
 
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_distinct_seeds_give_distinct_models(name):
-    first, second = (flat(build_model(name, (1, 28, 28), 10, seed=seed)) for seed in (0, 1))
+    first, second = (weights(build_model(name, smallest(name), 10, seed=seed)) for seed in (0, 1))
 
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.1
 
@@ -110,12 +200,12 @@ def test_distinct_seeds_give_distinct_models(name):
 def test_building_leaves_the_global_generator_as_it_was(name):
     before = torch.get_rng_state()
 
-    build_model(name, (1, 28, 28), 10, seed=0)
+    build_model(name, smallest(name), 10, seed=0)
 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_initialisation_is_that_of_torch_s_own_layers(name):
     model = build_model(name, (1, 28, 28), 10, seed=5)
     word = np.random.SeedSequence([5, 0, 0, 1]).generate_state(1, np.uint64)[0]
@@ -182,6 +272,10 @@ def test_a_user_s_function_that_gives_no_such_model_is_an_error(write_module, fu
         (
             {"input_shape": (1, 15, 28)},
             r"input_shape = \(1, 15, 28\): lenet needs \(C, H, W\) with H, W >= 16",
+        ),
+        (
+            {"name": "cnn10", "input_shape": (3, 28, 28)},
+            r"input_shape = \(3, 28, 28\): cnn10 needs \(C, H, W\) with H, W >= 32",
         ),
         ({"input_shape": (784,)}, r"input_shape = \(784,\): lenet needs"),
         ({"input_shape": ()}, r"input_shape = \(\), must be positive"),

@@ -4,8 +4,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hedgerow.tasks import SCHEMES, Scheme, load, parse_scheme, partition, validate_scheme
+from hedgerow.tasks.partitions import capped_dirichlet
 
 EXAMPLES = ("iid", "dirichlet(0.5)", "shards(2)", "labels(2)")
+CAPPED = "capped-dirichlet(0.5)"
 
 any_scheme = st.sampled_from(EXAMPLES)
 any_seed = st.integers(0, 2**64)
@@ -206,6 +208,115 @@ def test_fifty_nodes_of_the_default_set_get_their_dirichlet_share():
 
 
 @pytest.mark.parametrize(
+    ("num_samples", "num_classes", "alpha", "first", "least", "most"),
+    [  # CIFAR-10, FMNIST and CIFAR-100: Li et al., Non-IID-1, from NumPy's legacy generator
+        (50_000, 10, 0.3, [399, 288, 189, 352, 1648], 89, 1648),
+        (60_000, 10, 0.3, [1252, 1061, 600, 821, 747], 133, 1744),
+        (50_000, 100, 0.1, [484, 554, 571, 357, 591], 162, 690),
+    ],
+)
+def test_capped_dirichlet_gives_the_golden_sizes(num_samples, num_classes, alpha, first, least, most):
+    labels = np.arange(num_samples) % num_classes
+
+    parts = capped_dirichlet(labels, 100, alpha, np.random.RandomState(1234))
+
+    sizes = [part.size for part in parts]
+    assert (sizes[:5], min(sizes), max(sizes)) == (first, least, most)
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(num_samples))
+
+
+@settings(deadline=None, max_examples=50)
+@given(labels=any_labels(), num_partitions=st.integers(1, 4), seed=any_seed)
+def test_capped_dirichlet_deals_every_sample_once_and_ten_at_least_to_each(labels, num_partitions, seed):
+    parts = partition(CAPPED, labels, num_partitions, seed)
+
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
+    assert all(part.size >= 10 and (np.diff(part) > 0).all() for part in parts)
+
+
+def test_a_capped_part_that_has_its_share_gets_none_of_the_classes_that_follow():
+    # Two classes of 300 for three parts: the share is 200, and some part has it after the first class.
+    labels = np.repeat([0, 1], 300)
+    capped = 0
+    for seed in range(20):
+        parts = capped_dirichlet(labels, 3, 0.1, np.random.default_rng(seed))
+        for part in parts:
+            counts = np.bincount(labels[part], minlength=2)
+            if counts[0] >= 200:
+                capped += 1
+                assert counts[1] == 0
+    assert capped > 5
+
+
+def test_capped_dirichlet_survives_an_alpha_that_draws_zeros_for_all_open_parts():
+    labels = np.repeat(np.arange(8), 50)
+
+    for seed in range(20):
+        parts = capped_dirichlet(labels, 8, 1e-4, np.random.default_rng(seed))
+        assert sum(part.size for part in parts) == labels.size
+
+
+def test_capped_dirichlet_is_keyed_by_seed_alone():
+    labels = np.arange(1000) % 10
+    first, again, other = (partition(CAPPED, labels, 10, seed) for seed in (1, 1, 2))
+
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_too_few_samples_for_ten_each_is_an_error():
+    with pytest.raises(ValueError, match=r"have fewer than 10 samples \(last of 1000 draws\)"):
+        partition(CAPPED, np.arange(40) % 2, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "k", "sizes", "holders"),
+    [(10, 3, {498, 499, 500, 501}, 30), (100, 10, {500}, 10)],
+)
+def test_labels_is_the_papers_non_iid_2(num_classes, k, sizes, holders):
+    labels = np.arange(50_000) % num_classes
+
+    parts = partition(f"labels({k})", labels, 100, seed=0)
+
+    held = [frozenset(labels[part]) for part in parts]
+    assert {part.size for part in parts} <= sizes
+    assert {sum(label in classes for classes in held) for label in range(num_classes)} == {holders}
+    assert len(set(held)) > 40  # ties in a fixed order would leave 10 distinct sets
+
+
+@settings(deadline=None, max_examples=50)
+@given(labels=any_labels(), k=st.integers(1, 3), more=st.integers(0, 5), seed=any_seed)
+def test_a_ring_deals_every_sample_once_to_holders_of_consecutive_classes(labels, k, more, seed):
+    classes = np.unique(labels)
+    assume(k <= classes.size)
+    parts = partition(f"ring({k})", labels, classes.size - k + 1 + more, seed)
+
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
+    for i, part in enumerate(parts):
+        assert set(labels[part]) <= {classes[(i + j) % classes.size] for j in range(k)}
+
+
+def test_a_ring_of_as_many_partitions_as_classes_has_half_of_two_classes_each():
+    labels = np.repeat(np.arange(10), 60)
+
+    for i, part in enumerate(partition("ring(2)", labels, 10, seed=0)):
+        assert np.bincount(labels[part], minlength=10)[[i, (i + 1) % 10]].tolist() == [30, 30]
+
+
+def test_a_ring_of_one_class_each_gives_partition_i_the_class_i():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 7))
+
+    parts = partition("ring(1)", labels, 10, seed=3)
+
+    assert [set(labels[part].tolist()) for part in parts] == [{i} for i in range(10)]
+
+
+def test_a_ring_too_short_for_the_classes_is_refused():
+    with pytest.raises(ValueError, match="num_partitions must be at least 9"):
+        partition("ring(2)", np.arange(10), 8, seed=0)
+
+
+@pytest.mark.parametrize(
     ("text", "parsed"),
     [
         ("iid", Scheme("iid", None)),
@@ -218,19 +329,19 @@ def test_a_scheme_is_parsed_into_name_and_argument(text, parsed):
     assert parse_scheme(text) == parsed
 
 
-@pytest.mark.parametrize("scheme", EXAMPLES)
+@pytest.mark.parametrize("scheme", [*EXAMPLES, CAPPED])
 def test_a_scheme_is_written_as_it_is_read(scheme):
     assert str(parse_scheme(scheme)) == scheme
 
 
 def test_every_scheme_is_exampled_here():
-    assert tuple(parse_scheme(scheme).name for scheme in EXAMPLES) == SCHEMES
+    assert tuple(parse_scheme(scheme).name for scheme in (*EXAMPLES, "ring(2)", CAPPED)) == SCHEMES
 
 
 @pytest.mark.parametrize(
     ("scheme", "reason"),
     [
-        ("", r"must be one of iid, dirichlet\(alpha\), shards\(k\), labels\(k\)"),
+        ("", r"must be one of iid, dirichlet\(alpha\), shards\(k\), labels\(k\), ring\(k\)"),
         ("random", "must be one of"),
         ("dirichlet(0.5", "must be one of"),
         ("iid(3)", "takes no argument"),
@@ -238,6 +349,7 @@ def test_every_scheme_is_exampled_here():
         ("dirichlet", "needs a number alpha > 0"),
         ("dirichlet(0)", "needs a number alpha > 0"),
         ("dirichlet(-1)", "needs a number alpha > 0"),
+        ("capped-dirichlet", r"needs a number alpha > 0, 'capped-dirichlet\(0.5\)'"),
         ("dirichlet(nan)", "needs a number alpha > 0"),
         ("dirichlet(inf)", "needs a number alpha > 0"),
         ("shards", r"needs a whole number k >= 1, 'shards\(2\)'"),
