@@ -18,10 +18,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import DTypeLike, NDArray
 
 __all__ = [
+    "DecodedRecord",
     "Layout",
     "LazyArray",
     "PayloadError",
+    "decoded_record",
     "lazy_array",
+    "nominal_bits",
     "payload_bytes",
     "to_record",
     "to_state_dict",
@@ -39,6 +42,11 @@ class PayloadError(ValueError):
         self.reason = reason
 
 
+@lru_cache(maxsize=64)
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
+
+
 class LazyArray(Array):
     """Flower's ``Array`` over an ndarray that is serialised on first use of ``data``.
 
@@ -48,10 +56,10 @@ class LazyArray(Array):
     def __init__(self, ndarray: NDArray[Any]) -> None:
         frozen = ndarray.view()
         frozen.flags.writeable = False
-        self.__dict__["_ndarray"] = frozen
-        self.dtype = str(ndarray.dtype)
-        self.shape = tuple(ndarray.shape)
-        self.stype = _NUMPY
+        # Past Array.__setattr__, which checks each value: a round makes thousands of these.
+        self.__dict__.update(
+            _ndarray=frozen, dtype=_dtype_name(ndarray.dtype), shape=ndarray.shape, stype=_NUMPY
+        )
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -85,6 +93,56 @@ def lazy_array(ndarray: NDArray[Any]) -> Array:
     return LazyArray(ndarray)
 
 
+class DecodedRecord(ArrayRecord):
+    """A dense record that came in as something smaller, and says what that was.
+
+    Parameters
+    ----------
+    wire_bytes : int
+        What ``payload_bytes`` counts for it: the bytes of the record that travelled.
+    wire_bits : int
+        What ``nominal_bits`` counts for it: the paper's bits of the message.
+    """
+
+    def __init__(self, wire_bytes: int, wire_bits: int) -> None:
+        super().__init__()
+        self.__dict__["wire_bytes"] = wire_bytes
+        self.__dict__["wire_bits"] = wire_bits
+
+    @property
+    def wire_bytes(self) -> int:
+        """The bytes of the record that travelled."""
+        return int(self.__dict__["wire_bytes"])
+
+    @property
+    def wire_bits(self) -> int:
+        """The paper's bits of the message."""
+        return int(self.__dict__["wire_bits"])
+
+    def copy(self) -> Self:
+        """Return a shallow copy that is counted as this record is."""
+        twin = super().copy()
+        twin.__dict__.update(wire_bytes=self.wire_bytes, wire_bits=self.wire_bits)
+        return twin
+
+
+# As for LazyArray: what is serialised is a plain record.
+DecodedRecord.__qualname__ = ArrayRecord.__qualname__
+
+
+def decoded_record(state: Mapping[str, NDArray[Any]], wire_bytes: int, wire_bits: int) -> ArrayRecord:
+    """Return the arrays as a record that is counted as the ``wire_bytes`` and ``wire_bits`` it came in as."""
+    record = DecodedRecord(wire_bytes, wire_bits)
+    for key, array in state.items():
+        record[key] = lazy_array(array)
+    return record
+
+
+def nominal_bits(record: ArrayRecord, default: int) -> int:
+    """Return the bits that a paper counts for a record: its own where it was decoded, else ``default``."""
+    return record.wire_bits if isinstance(record, DecodedRecord) else default
+
+
 @lru_cache(maxsize=4096)
 def _npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...], fortran_order: bool) -> int:
     buffer = BytesIO()
@@ -105,8 +163,10 @@ def payload_bytes(content: RecordDict | ArrayRecord | MetricRecord | ConfigRecor
     """Return the bytes of a record's values and keys, as Flower's ``count_bytes`` counts them.
 
     Lazy arrays are counted without being serialised. The envelope of a message (metadata, object
-    headers, HTTP) is not in it.
+    headers, HTTP) is not in it. A ``DecodedRecord`` counts as what travelled.
     """
+    if isinstance(content, DecodedRecord):
+        return content.wire_bytes
     if isinstance(content, ArrayRecord):
         return sum(len(key) + _array_bytes(array) for key, array in content.items())
     if isinstance(content, RecordDict):

@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     FAULT = 6
     TOPOLOGY = 7
     EVALUATION = 8
+    PROBE = 9
+    COMPRESSION = 10
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

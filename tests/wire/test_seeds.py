@@ -91,6 +91,8 @@ def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
         "FAULT": 6,
         "TOPOLOGY": 7,
         "EVALUATION": 8,
+        "PROBE": 9,
+        "COMPRESSION": 10,
     }
 
 

@@ -1,0 +1,582 @@
+"""Compressors contract, travel as the bytes that the paper counts, and never trust what comes in.
+
+The golden values are of the specification of Beikmohammadi et al., section 8.1.
+"""
+
+import tracemalloc
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from hedgerow.sim._compat import through_the_wire
+from hedgerow.wire import compress
+from hedgerow.wire.compress import (
+    COMPRESSORS,
+    Compressor,
+    Identity,
+    Payload,
+    ScaledSign,
+    Ternary,
+    TopK,
+    compressed_keys,
+    compressed_part,
+    pack_update,
+    parse_compressor,
+    payload_record,
+    record_payload,
+    unpack_update,
+    validate_compressor,
+)
+from hedgerow.wire.records import Layout, PayloadError, decoded_record, nominal_bits, payload_bytes, to_record
+
+GOLDEN = np.array([3, -1, 2, 0.5], np.float32)
+CASES: tuple[Compressor, ...] = (
+    Identity(),
+    TopK(0.01),
+    TopK(0.3),
+    TopK(count=3),
+    TopK(0.3, packed=True),
+    ScaledSign(),
+    Ternary(),
+)
+EACH = pytest.mark.parametrize("compressor", CASES, ids=str)
+# Small enough for sums of squares, and with many ties and zeros.
+NUMBERS = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -2.5]),
+    st.floats(-(2.0**60), 2.0**60, width=32).filter(lambda x: x == 0 or abs(x) > 1e-12),
+)
+VECTORS = hnp.arrays(np.float32, st.integers(1, 60), elements=NUMBERS)
+HEAVY_TAILED = st.builds(
+    lambda d, seed: np.random.default_rng(seed).standard_t(1, d).astype(np.float32),
+    st.integers(1, 400),
+    st.integers(0, 2**32),
+)
+ANY_VECTOR = st.one_of(VECTORS, HEAVY_TAILED)
+
+
+def sent(compressor: Compressor, v: NDArray[Any]) -> NDArray[np.float64]:
+    """Return Q(v) as the other side gets it."""
+    return compressor.decode(compressor.encode(v), v.size).astype(np.float64)
+
+
+def squared(v: NDArray[Any]) -> float:
+    return float(np.sum(np.asarray(v, np.float64) ** 2))
+
+
+def error(compressor: Compressor, v: NDArray[Any]) -> float:
+    return squared(sent(compressor, v) - v)
+
+
+# Golden values
+
+
+@pytest.mark.parametrize(
+    ("compressor", "vector", "squared_error"),
+    [
+        (Identity(), [3, -1, 2, 0.5], 0.0),
+        (TopK(count=2), [3, 0, 2, 0], 1.25),
+        (TopK(count=1), [3, 0, 0, 0], 5.25),
+        (ScaledSign(), [1.625, -1.625, 1.625, 1.625], 3.6875),
+        (Ternary(), [2.5, 0, 2.5, 0], 1.75),
+    ],
+    ids=str,
+)
+def test_golden_vector(compressor: Compressor, vector: list[float], squared_error: float) -> None:
+    np.testing.assert_array_equal(sent(compressor, GOLDEN), vector)
+    assert error(compressor, GOLDEN) == squared_error
+
+
+def test_golden_ties_go_to_the_lower_index() -> None:
+    np.testing.assert_array_equal(sent(TopK(count=2), np.float32([1, -1, 1, 1])), [1, -1, 0, 0])
+
+
+def test_golden_sizes_of_the_papers_network() -> None:
+    d = 431_080
+    v = np.random.default_rng(0).standard_normal(d).astype(np.float32)
+    counted = {str(c): (c.bits(d), record_bytes(c, v)) for c in (Identity(), TopK(0.01), ScaledSign())}
+    assert counted == {
+        "identity": (32 * d, 1_724_320 + 128 + len("values")),
+        "topk(0.01)": (64 * 4310, 34_749),
+        "sign": (d + 32, 54_154),
+    }
+    packed = TopK(0.01, packed=True)
+    assert packed.bits(d) == 4310 * (32 + 19)
+    assert record_bytes(packed, v) == 27_477 + 2 * 128 + len("indicesvalues")
+    assert TopK(0.01).contraction(d) == pytest.approx(0.00999814, abs=5e-9)
+
+
+def record_bytes(compressor: Compressor, v: NDArray[Any]) -> int:
+    record = payload_record(compressor.encode(v))
+    assert payload_bytes(record) == record.count_bytes()
+    return payload_bytes(record)
+
+
+# What every compressor does
+
+
+@EACH
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR)
+def test_a_compressor_contracts_by_its_alpha(compressor: Compressor, v: NDArray[np.float32]) -> None:
+    alpha = compressor.contraction(v.size)
+    assert 0 < alpha <= 1
+    # The slack is float32's: a scale is rounded to it.
+    assert error(compressor, v) <= (1 - alpha + 1e-6) * squared(v)
+
+
+@EACH
+@given(d=st.integers(1, 40))
+def test_nothing_is_made_of_nothing(compressor: Compressor, d: int) -> None:
+    np.testing.assert_array_equal(sent(compressor, np.zeros(d, np.float32)), np.zeros(d))
+
+
+@EACH
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR, power=st.integers(-20, 20))
+def test_a_scaled_vector_is_scaled_when_it_arrives(
+    compressor: Compressor, v: NDArray[np.float32], power: int
+) -> None:
+    assume(np.abs(v).max() < 2.0**80)
+    scale = np.float32(2.0**power)  # Exact in float32, so that equality is.
+    np.testing.assert_array_equal(sent(compressor, v * scale), sent(compressor, v) * scale)
+
+
+@EACH
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR)
+def test_the_same_vector_has_the_same_bytes_and_stays_as_it_was(
+    compressor: Compressor, v: NDArray[np.float32]
+) -> None:
+    before = v.copy()
+    assert_same_payload(compressor.encode(v), compressor.encode(v.copy()))
+    np.testing.assert_array_equal(v, before)
+
+
+@EACH
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR)
+def test_a_payload_survives_the_wire_bit_for_bit(compressor: Compressor, v: NDArray[np.float32]) -> None:
+    payload = compressor.encode(v)
+    arrived = through_the_wire(RecordDict({"update": payload_record(payload)}), "reply")["update"]
+    assert isinstance(arrived, ArrayRecord)
+    assert_same_payload(record_payload(arrived), payload)
+
+
+@EACH
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR)
+def test_what_is_counted_is_what_is_serialised(compressor: Compressor, v: NDArray[np.float32]) -> None:
+    payload = compressor.encode(v)
+    bits = compressor.bits(v.size, payload)
+    # Each array has a header of 128 bytes, its key, and up to 7 bits that fill the last byte.
+    overhead = sum(128 + len(key) for key in payload)
+    travelling = payload_record(payload).count_bytes() - overhead
+    assert ceil(bits / 8) <= travelling <= ceil(bits / 8) + len(payload) - 1
+
+
+@EACH
+@settings(deadline=None, max_examples=40)
+@given(
+    v=hnp.arrays(
+        np.float32, st.tuples(st.integers(0, 5), st.integers(1, 40)), elements=NUMBERS, fill=st.just(1.0)
+    )
+)
+def test_a_stack_is_encoded_as_its_rows_are(compressor: Compressor, v: NDArray[np.float32]) -> None:
+    stacked = compressor.encode_stack(torch.from_numpy(v))
+    assert len(stacked) == len(v)
+    for payload, row in zip(stacked, v, strict=True):
+        assert_same_payload(payload, compressor.encode(row))
+
+
+@EACH
+def test_float64_is_encoded_as_the_float32_that_travels(compressor: Compressor) -> None:
+    v = np.random.default_rng(1).standard_normal(50)
+    assert_same_payload(compressor.encode(v), compressor.encode(v.astype(np.float32)))
+
+
+@EACH
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39])
+def test_a_vector_that_is_not_finite_in_float32_is_refused(compressor: Compressor, bad: float) -> None:
+    v = np.array([1.0, bad, 2.0])
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        compressor.encode(v)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        compressor.encode_stack(torch.from_numpy(v)[None])
+
+
+@EACH
+@pytest.mark.parametrize("shape", [(0,), (), (2, 3)])
+def test_a_vector_has_one_axis_and_at_least_one_entry(compressor: Compressor, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="valid is"):
+        compressor.encode(np.zeros(shape, np.float32))
+
+
+def assert_same_payload(a: Payload, b: Payload) -> None:
+    assert list(a) == list(b)
+    for key, array in a.items():
+        assert (array.dtype, array.shape) == (b[key].dtype, b[key].shape)
+        assert array.tobytes() == b[key].tobytes()
+
+
+# Top-k
+
+KEPT = st.one_of(
+    st.builds(TopK, st.floats(0.001, 1), st.none(), st.booleans()),
+    st.builds(TopK, st.none(), st.integers(1, 80), st.booleans()),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(top_k=KEPT, v=ANY_VECTOR)
+def test_top_k_is_the_first_k_of_a_stable_sort(top_k: TopK, v: NDArray[np.float32]) -> None:
+    k = top_k.kept(v.size)
+    expected = np.zeros(v.size)
+    first = np.argsort(-np.abs(v), kind="stable")[:k]
+    expected[first] = v[first]
+    assert top_k.encode(v)["values"].size == k
+    np.testing.assert_array_equal(sent(top_k, v), expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(top_k=KEPT, v=ANY_VECTOR)
+def test_top_k_leaves_a_residual_on_other_entries(top_k: TopK, v: NDArray[np.float32]) -> None:
+    q = sent(top_k, v)
+    residual = v.astype(np.float64) - q
+    assert not (q * residual).any()
+    assert squared(v) == pytest.approx(squared(q) + squared(residual), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(top_k=KEPT, v=ANY_VECTOR)
+def test_top_k_of_top_k_is_top_k(top_k: TopK, v: NDArray[np.float32]) -> None:
+    once = top_k.decode(top_k.encode(v), v.size)
+    np.testing.assert_array_equal(sent(top_k, once), once)
+
+
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR, packed=st.booleans())
+def test_top_d_is_the_identity(v: NDArray[np.float32], packed: bool) -> None:
+    np.testing.assert_array_equal(sent(TopK(1.0, packed=packed), v), v)
+    np.testing.assert_array_equal(sent(TopK(count=v.size + 5, packed=packed), v), v)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    v=hnp.arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 40)), elements=NUMBERS),
+    top_k=KEPT,
+)
+def test_the_selection_of_a_gpu_is_that_of_a_cpu(v: NDArray[np.float32], top_k: TopK) -> None:
+    # What runs on a GPU is plain torch: it gives the same on any device.
+    k = top_k.kept(v.shape[1])
+    indices, values = compress._largest_of_rows(torch.from_numpy(v), k)
+    for row, i, x in zip(v, indices, values, strict=True):
+        assert_same_payload(top_k._payload(i, x, row.size), top_k.encode(row))
+
+
+@pytest.mark.parametrize(
+    ("top_k", "d", "k"),
+    [
+        (TopK(0.01), 431_080, 4310),
+        (TopK(0.01), 20, 1),
+        (TopK(0.29), 100, 29),
+        (TopK(1e-05), 10**6, 10),
+        (TopK(count=7), 100, 7),
+        (TopK(count=7), 3, 3),
+    ],
+    ids=str,
+)
+def test_k_is_the_floor_of_the_decimal_fraction_but_at_least_one(top_k: TopK, d: int, k: int) -> None:
+    assert top_k.kept(d) == k
+
+
+def test_equal_magnitudes_attain_the_contraction_of_top_k() -> None:
+    v = np.float32([1, -1, 1, -1, 1, 1, 1, 1])
+    top_k = TopK(count=3)
+    assert error(top_k, v) == (1 - top_k.contraction(8)) * squared(v)
+
+
+def test_indices_ascend_as_int32_or_as_packed_bits() -> None:
+    v = np.float32([0, 5, 0, -4, 6])
+    np.testing.assert_array_equal(TopK(count=3).encode(v)["indices"], np.int32([1, 3, 4]))
+    # 001 011 100, most significant bit first
+    np.testing.assert_array_equal(TopK(None, 3, True).encode(v)["indices"], [0b00101110, 0b00000000])
+
+
+# Sign and ternary
+
+
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR)
+def test_the_error_of_a_scaled_sign_is_what_the_one_norm_says(v: NDArray[np.float32]) -> None:
+    expected = squared(v) - float(np.abs(v.astype(np.float64)).sum()) ** 2 / v.size
+    assert error(ScaledSign(), v) == pytest.approx(expected, abs=1e-6 * squared(v))
+
+
+def test_the_sign_of_zero_is_plus() -> None:
+    np.testing.assert_array_equal(sent(ScaledSign(), np.float32([0, -0.0, -4, 4])), [2, 2, -2, 2])
+
+
+@settings(deadline=None, max_examples=40)
+@given(v=ANY_VECTOR)
+def test_the_ternary_support_is_the_best_of_all(v: NDArray[np.float32]) -> None:
+    sums = np.cumsum(np.sort(np.abs(v.astype(np.float64)))[::-1])
+    least = squared(v) - float(np.max(sums**2 / np.arange(1, v.size + 1)))
+    assert error(Ternary(), v) == pytest.approx(least, abs=1e-6 * squared(v))
+
+
+def test_the_ternary_support_is_the_smallest_that_is_best() -> None:
+    # S_1^2 / 1 = S_4^2 / 4 = 9
+    np.testing.assert_array_equal(sent(Ternary(), np.float32([1, -1, 3, 1])), [0, 0, 3, 0])
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 7, 8, 9, 63, 64])
+@pytest.mark.parametrize("d", [1, 2, 3, 5, 9, 64, 65, 129, 300])
+def test_the_ternary_support_need_not_tell_its_size(d: int, m: int) -> None:
+    v = np.zeros(d, np.float32)
+    v[: min(m, d)] = -1.5
+    payload = Ternary().encode(v)
+    np.testing.assert_array_equal(Ternary().decode(payload, d), v)
+    assert Ternary().bits(d, payload) == 32 + min(m, d) * (1 + ceil(log2(d)))
+
+
+def test_the_bits_of_ternary_need_the_payload() -> None:
+    with pytest.raises(ValueError, match="payload is None"):
+        Ternary().bits(10)
+
+
+# Names
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.one_of(st.sampled_from([Identity(), ScaledSign(), Ternary()]), KEPT))
+def test_a_compressor_is_what_its_name_says(compressor: Compressor) -> None:
+    assert parse_compressor(str(compressor)) == compressor
+    assert str(compressor).partition("(")[0] in COMPRESSORS
+
+
+@pytest.mark.parametrize(
+    ("text", "compressor"),
+    [
+        ("topk(0.01)", TopK(0.01)),
+        (" topk( 0.01 , packed ) ", TopK(0.01, packed=True)),
+        ("topk(1)", TopK(count=1)),
+        ("topk(1.0)", TopK(1.0)),
+        ("topk(1e-05)", TopK(1e-05)),
+    ],
+)
+def test_names_that_people_write(text: str, compressor: Compressor) -> None:
+    assert parse_compressor(text) == compressor
+
+
+@pytest.mark.parametrize(
+    "text", ["", "top-k", "topk", "topk()", "topk(0)", "topk(0.0)", "topk(1.5)", "topk(-1)", "topk(nan)",
+             "topk(.)", "topk(0.1,dense)", "Sign", "identity()", "None"]
+)  # fmt: skip
+def test_another_name_is_refused_with_those_that_are_valid(text: str) -> None:
+    with pytest.raises(ValueError, match=r"compressor is .*; valid is 'identity'"):
+        validate_compressor(text)
+
+
+@pytest.mark.parametrize(
+    "given_", [{}, {"fraction": 0.1, "count": 1}, {"fraction": 0.0}, {"fraction": 1.1}, {"fraction": np.nan},
+               {"count": 0}, {"count": True}, {"count": 1.5}]
+)  # fmt: skip
+def test_top_k_takes_a_fraction_or_a_count(given_: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="valid is"):
+        TopK(**given_)
+
+
+# Payloads that are none
+
+V = np.random.default_rng(3).standard_normal(20).astype(np.float32)
+
+
+def spoilt(compressor: Compressor, **changes: Any) -> Payload:
+    return {k: a for k, a in {**compressor.encode(V), **changes}.items() if a is not None}
+
+
+@pytest.mark.parametrize(
+    ("compressor", "changes", "reason"),
+    [
+        (Identity(), {"values": None}, "missing key"),
+        (Identity(), {"extra": V}, "unknown key"),
+        (Identity(), {"values": V[:19]}, "wrong shape"),
+        (Identity(), {"values": V.reshape(4, 5)}, "wrong shape"),
+        (Identity(), {"values": V.astype(np.float64)}, "wrong dtype"),
+        (Identity(), {"values": V.astype(">f4")}, "wrong dtype"),
+        (Identity(), {"values": np.full(20, np.nan, np.float32)}, "non-finite"),
+        (TopK(count=2), {"indices": np.int32([3, 20])}, "bad index"),
+        (TopK(count=2), {"indices": np.int32([-1, 3])}, "bad index"),
+        (TopK(count=2), {"indices": np.int32([3, 3])}, "bad index"),
+        (TopK(count=2), {"indices": np.int32([4, 3])}, "bad index"),
+        (TopK(count=2), {"indices": np.int32([2**31 - 1, -(2**31)])}, "bad index"),
+        (TopK(count=2), {"indices": np.int64([3, 4])}, "wrong dtype"),
+        (TopK(count=2), {"indices": np.int32([3]), "values": V[:1]}, "wrong shape"),
+        (TopK(count=2), {"values": np.float32([1, np.inf])}, "non-finite"),
+        (TopK(None, 2, True), {"indices": np.uint8([255, 255])}, "bad index"),
+        (TopK(None, 2, True), {"indices": np.uint8([0, 0])}, "bad index"),
+        (TopK(None, 2, True), {"indices": np.uint8([1])}, "wrong shape"),
+        (ScaledSign(), {"scale": np.float32([np.nan])}, "non-finite"),
+        (ScaledSign(), {"scale": np.float32([-1])}, "bad scale"),
+        (ScaledSign(), {"scale": np.float32(1)}, "wrong shape"),
+        (ScaledSign(), {"bits": np.zeros(4, np.uint8)}, "wrong shape"),
+        (Ternary(), {"scale": np.float32([-1])}, "bad scale"),
+        (Ternary(), {"signs": np.zeros(0, np.uint8)}, "wrong shape"),
+        (Ternary(), {"signs": np.zeros((2, 2), np.uint8)}, "wrong shape"),
+        (Ternary(), {"indices": np.zeros(1000, np.uint8)}, "wrong shape"),
+        (Ternary(), {"indices": np.uint8([255, 255]), "signs": np.uint8([0])}, "bad index"),
+    ],
+)
+def test_a_payload_that_is_none_is_refused_with_its_reason(
+    compressor: Compressor, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PayloadError) as refusal:
+        compressor.decode(spoilt(compressor, **changes), V.size)
+    assert refusal.value.reason == reason
+
+
+ANYTHING = hnp.arrays(
+    st.sampled_from([np.uint8, np.int32, np.float32, np.int64, np.float64]),
+    hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=12),
+)
+PIECES = st.one_of(
+    ANYTHING,
+    hnp.arrays(np.uint8, st.integers(0, 12)),
+    hnp.arrays(np.int32, st.integers(0, 6), elements=st.integers(-3, 25)),
+    hnp.arrays(np.float32, st.integers(0, 6)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    compressor=st.sampled_from(CASES),
+    payload=st.dictionaries(st.sampled_from(["values", "indices", "bits", "scale", "signs", "x"]), PIECES),
+    size=st.integers(1, 40),
+)
+def test_anything_decodes_to_finite_values_or_is_refused(
+    compressor: Compressor, payload: Payload, size: int
+) -> None:
+    try:
+        v = compressor.decode(payload, size)
+    except PayloadError:
+        return
+    assert (v.dtype, v.shape) == (np.float32, (size,))
+    assert np.isfinite(v).all()
+
+
+@pytest.mark.parametrize("compressor", [TopK(None, 2, True), ScaledSign(), Ternary()], ids=str)
+def test_a_huge_payload_is_refused_without_unpacking_it(compressor: Compressor) -> None:
+    huge = np.zeros(4_000_000, np.uint8)
+    payload = {key: huge if a.dtype == np.uint8 else a for key, a in compressor.encode(V).items()}
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadError):
+            compressor.decode(payload, V.size)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+# Updates of a state dict
+
+STATE: dict[str, NDArray[Any]] = {
+    "conv.weight": np.ones((2, 3), np.float32),
+    "bn.running_mean": np.full(2, 0.5, np.float32),
+    "bn.num_batches_tracked": np.array(3),
+    "conv.bias": np.zeros(2, np.float64),
+}
+LAYOUT = Layout.of(to_record(STATE))
+DENSE = {"bn.running_mean": STATE["bn.running_mean"], "bn.num_batches_tracked": np.array(2**53 + 1)}
+UPDATE = np.float32([1, -2, 3, 0, 0.5, -4, 9, 8])
+
+
+def test_running_statistics_and_integers_are_not_compressed() -> None:
+    assert compressed_keys(LAYOUT) == ("conv.weight", "conv.bias")
+    assert compressed_part(LAYOUT).size == 8
+
+
+@pytest.mark.parametrize("name", ["identity", "topk(2)", "topk(0.5,packed)", "sign", "ternary"])
+def test_an_update_comes_back_with_its_dense_entries(name: str) -> None:
+    compressor = parse_compressor(name)
+    vector, dense = unpack_update(compressor, LAYOUT, pack_update(compressor, LAYOUT, UPDATE, DENSE))
+    np.testing.assert_array_equal(vector, sent(compressor, UPDATE))
+    assert dense.keys() == DENSE.keys()
+    for key, array in dense.items():
+        assert (array.dtype, array.shape) == (DENSE[key].dtype, DENSE[key].shape)
+        np.testing.assert_array_equal(array, DENSE[key])
+
+
+def test_a_counter_may_come_as_an_integer_where_a_mean_has_made_it_a_float() -> None:
+    layout = Layout.of(to_record({**STATE, "bn.num_batches_tracked": np.array(3.5)}))
+    _, dense = unpack_update(Identity(), layout, pack_update(Identity(), layout, UPDATE, DENSE))
+    assert dense["bn.num_batches_tracked"].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("bn.running_mean", None, "missing key"),
+        ("bn.running_mean", np.zeros(3, np.float32), "wrong shape"),
+        ("bn.running_mean", np.array([np.nan, 0], np.float32), "non-finite"),
+        ("bn.num_batches_tracked", np.array(3.5), "wrong dtype"),
+        ("conv.weight", STATE["conv.weight"], "unknown key"),
+        ("values", UPDATE, "wrong shape"),
+    ],
+)
+def test_an_update_with_other_entries_is_refused(key: str, value: Any, reason: str) -> None:
+    compressor = TopK(count=2)
+    record = pack_update(compressor, LAYOUT, UPDATE, DENSE)
+    record.pop(key, None)
+    if value is not None:
+        record.update(to_record({key: value}))
+    with pytest.raises(PayloadError) as refusal:
+        unpack_update(compressor, LAYOUT, record)
+    assert refusal.value.reason == reason
+
+
+def test_an_update_of_another_size_is_not_packed() -> None:
+    with pytest.raises(ValueError, match=r"update has the shape \(7,\); valid is \(8,\)"):
+        pack_update(Identity(), LAYOUT, UPDATE[:7], DENSE)
+
+
+def test_dense_entries_must_be_those_of_the_layout() -> None:
+    with pytest.raises(ValueError, match="dense has the keys"):
+        pack_update(Identity(), LAYOUT, UPDATE, {})
+
+
+def test_a_key_that_is_also_the_payloads_is_refused() -> None:
+    state = {"w": UPDATE, "indices": np.arange(3)}
+    with pytest.raises(ValueError, match="'indices'"):
+        pack_update(TopK(count=1), Layout.of(to_record(state)), UPDATE, {"indices": np.arange(3)})
+
+
+# What a decoded record counts as
+
+
+def test_a_decoded_record_counts_as_what_travelled() -> None:
+    record = decoded_record({"w": UPDATE}, wire_bytes=11, wire_bits=70)
+    for same in (record, record.copy()):
+        assert payload_bytes(same) == 11
+        assert nominal_bits(same, default=256) == 70
+        np.testing.assert_array_equal(same["w"].numpy(), UPDATE)
+
+
+def test_any_other_record_counts_as_it_is() -> None:
+    record = to_record({"w": UPDATE})
+    assert nominal_bits(record, default=256) == 256
+    assert payload_bytes(record) == 128 + len("w") + UPDATE.nbytes
+
+
+def test_a_decoded_record_travels_as_a_plain_one() -> None:
+    record = decoded_record({"w": UPDATE}, wire_bytes=11, wire_bits=70)
+    arrived = through_the_wire(RecordDict({"arrays": record}), "reply")["arrays"]
+    assert type(arrived) is ArrayRecord
+    assert payload_bytes(arrived) == 128 + len("w") + UPDATE.nbytes

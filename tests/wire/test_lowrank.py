@@ -1,0 +1,541 @@
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import nn
+
+from hedgerow.tasks import build_model, count_parameters
+from hedgerow.wire.lowrank import (
+    BUDGETS,
+    LAYOUTS,
+    VARIANTS,
+    FactoredLayer,
+    Factorisation,
+    LayerShape,
+    layers_of,
+)
+
+UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
+FMNIST, SVHN, CIFAR10, CIFAR100 = (
+    ("cnn4", 1, 28, 10),
+    ("cnn4", 3, 32, 10),
+    ("cnn10", 3, 32, 10),
+    ("cnn10", 3, 32, 100),
+)
+CNN8_10, CNN8_100 = ("cnn8", 3, 32, 10), ("cnn8", 3, 32, 100)
+RESNET_10, RESNET_200 = ("resnet18", 3, 32, 10), ("resnet18", 3, 32, 200)
+
+
+@lru_cache
+def survey(name, channels, side, num_classes):
+    model = build_model(name, (channels, side, side), num_classes, seed=0)
+    return layers_of(model), count_parameters(model)
+
+
+def planned(model, variant, **options):
+    layers, num_parameters = survey(*model)
+    return Factorisation.plan(layers, variant=variant, num_parameters=num_parameters, **options)
+
+
+def small(variant, **options):
+    """Return a plan with two layers of one shape, one of another, rectangular and grouped kernels."""
+    layers = [
+        LayerShape("first", (4, 3, 3, 3)),
+        LayerShape("conv1", (9, 4, 3, 5)),
+        LayerShape("conv2", (9, 4, 3, 5)),
+        LayerShape("conv3", (8, 3, 1, 3)),
+        LayerShape("linear", (11, 20)),
+        LayerShape("last", (2, 11)),
+    ]
+    size = sum(layer.size for layer in layers)
+    return Factorisation.plan(layers, variant=variant, **({"num_parameters": size, "ratio": 0.4} | options))
+
+
+def drawn(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+
+
+def bases(plan, seed=1):
+    return drawn({layer.key: layer.shape for layer in plan.layers}, seed)
+
+
+def sizes(plan):
+    return [layer.rank or (layer.blocks, layer.side) for layer in plan.layers]
+
+
+def with_side(side, *blocks):
+    return [(count, side) for count in blocks]
+
+
+# Budgets.
+
+
+@pytest.mark.parametrize(
+    ("model", "dense", "uncompressed", "compressed"),
+    [
+        (FMNIST, 390_880, 3_808, 387_072),
+        (SVHN, 399_136, 12_064, 387_072),
+        (CNN8_10, 1_183_456, 13_024, 1_170_432),
+        (CNN8_100, 1_275_616, 105_184, 1_170_432),
+        (CIFAR10, 4_719_328, 9_952, 4_709_376),
+        (CIFAR100, 4_765_408, 56_032, 4_709_376),
+        (RESNET_10, 11_173_962, 16_458, 11_157_504),
+        (RESNET_200, 11_271_432, 113_928, 11_157_504),
+    ],
+)
+def test_all_but_the_first_and_last_layer_are_compressed(model, dense, uncompressed, compressed):
+    plan = planned(model, "mud")
+
+    assert plan.num_parameters == dense
+    assert (plan.uncompressed, plan.dense_count) == (uncompressed, compressed)
+
+
+@pytest.mark.parametrize(
+    ("model", "variants", "rho", "total", "count", "expected"),
+    [  # the golden plans at 1/32 of the whole model
+        (FMNIST, ("mud", "mud+aad", "lmt"), 0.01925, 11_872, 8_064, [2, 3, 5]),
+        (FMNIST, ("mud+f",), 0.02125, 12_544, 8_736, [5, 9, 17]),
+        (FMNIST, ("mud+bkd", "mud+bkd+aad"), 0.02025, 12_008, 8_200, with_side(10, 2, 8, 31)),
+        (FMNIST, ("mud+bkd+f",), 0.02125, 12_481, 8_673, with_side(7, 9, 34, 134)),
+        (SVHN, ("mud", "mud+aad", "lmt"), 0.00025, 14_080, 2_016, [1, 1, 1]),
+        (SVHN, ("mud+f",), 0.00125, 12_736, 672, [1, 1, 1]),
+        (SVHN, ("mud+bkd", "mud+bkd+aad"), 0.00025, 14_082, 2_018, [(1, 12), (1, 17), (1, 24)]),
+        (SVHN, ("mud+bkd+f",), 0.00025, 13_073, 1_009, [(1, 12), (1, 17), (1, 24)]),
+        (CNN8_10, ("mud", "mud+aad"), 0.01925, 37_408, 24_384, [1, 2, 2, 3, 4, 5, 8]),
+        (
+            CNN8_10, ("mud+bkd", "mud+bkd+aad"), 0.02025, 37_624, 24_600,
+            with_side(10, 1, 2, 4, 8, 16, 31, 61),
+        ),
+        (CNN8_100, ("mud", "mud+aad"), 0.00025, 110_080, 4_896, [1] * 7),
+        (
+            CNN8_100, ("mud+bkd", "mud+bkd+aad"), 0.00025, 110_162, 4_978,
+            [(1, side) for side in (10, 12, 14, 17, 20, 24, 28)],
+        ),
+        (CIFAR10, ("mud", "mud+aad"), 0.02925, 151_840, 141_888, [2, 2, 3, 4, 6, 8, 12, 15, 23]),
+        (CIFAR10, ("mud+f",), 0.02925, 149_056, 139_104, [3, 6, 6, 12, 12, 23, 23, 45, 45]),
+        (
+            CIFAR10, ("mud+bkd", "mud+bkd+aad"), 0.02725, 152_026, 142_074,
+            with_side(9, 2, 4, 7, 14, 28, 55, 110, 219, 438),
+        ),
+        (
+            CIFAR10, ("mud+bkd+f",), 0.02825, 145_384, 135_432,
+            with_side(6, 8, 15, 30, 59, 118, 236, 471, 942, 1883),
+        ),
+        (CIFAR100, ("mud", "mud+aad"), 0.01925, 149_536, 93_504, [1, 2, 2, 3, 4, 5, 8, 10, 15]),
+        (CIFAR100, ("mud+f",), 0.01925, 148_384, 92_352, [2, 4, 4, 8, 8, 15, 15, 30, 30]),
+        (
+            CIFAR100, ("mud+bkd", "mud+bkd+aad"), 0.02025, 153_232, 97_200,
+            with_side(10, 1, 2, 4, 8, 16, 31, 61, 121, 242),
+        ),
+        (
+            CIFAR100, ("mud+bkd+f",), 0.01725, 145_952, 89_920,
+            with_side(8, 3, 6, 11, 22, 44, 88, 176, 352, 703),
+        ),
+        (
+            RESNET_10, ("mud", "mud+aad"), 0.02925, 353_610, 337_152,
+            [3, 3, 3, 3, 4, 6, 2, 6, 6, 8, 12, 3, 12, 12, 15, 23, 5, 23, 23],
+        ),
+        (FMNIST, ("para",), None, 10_144, 6_336, [1, 1, 2]),
+        (SVHN, ("para",), None, 16_096, 4_032, [1, 1, 1]),
+        (CIFAR10, ("para",), None, 151_456, 141_504, [1, 1, 2, 2, 3, 4, 6, 8, 11]),
+        (CIFAR100, ("para",), None, 148_384, 92_352, [1, 1, 1, 2, 2, 3, 4, 5, 7]),
+    ],
+)  # fmt: skip
+def test_the_model_budget_gives_the_golden_plans(model, variants, rho, total, count, expected):
+    for variant in variants:
+        plan = planned(model, variant)
+
+        assert sizes(plan) == expected
+        assert plan.count == count
+        assert plan.count + plan.uncompressed == total
+        assert plan.ratio == pytest.approx(total / plan.num_parameters, rel=1e-12)
+        assert rho is None or plan.rho == pytest.approx(rho, abs=1e-9)
+
+
+def test_the_residual_network_has_blocks_of_one_side_but_for_its_first_shortcut():
+    ten, many = planned(RESNET_10, "mud+bkd+aad"), planned(RESNET_200, "mud+bkd+aad")
+
+    assert (ten.count + ten.uncompressed, ten.count) == (353_026, 336_568)
+    assert {layer.side for layer in ten.layers if "shortcut" not in layer.key} == {9}
+    assert next(layer.side for layer in ten.layers if "shortcut" in layer.key) == 8
+    assert (many.count + many.uncompressed, many.count) == (344_328, 230_400)
+    assert {layer.side for layer in many.layers} == {10}
+
+
+@pytest.mark.parametrize(
+    ("model", "ratio", "mud", "bkd"),
+    [
+        (CIFAR10, 1 / 16, 298_912, 290_536),
+        (CIFAR10, 1 / 8, 593_248, 587_152),
+        (CIFAR100, 1 / 16, 296_800, 295_446),
+        (CIFAR100, 1 / 8, 597_664, 598_682),
+        (FMNIST, 1 / 16, 23_968, 24_388),
+        (FMNIST, 1 / 8, 48_160, 48_458),
+        (SVHN, 1 / 16, 24_160, 25_248),
+        (SVHN, 1 / 8, 48_352, 49_564),
+        (RESNET_10, 1 / 16, 702_858, 704_634),
+        (RESNET_200, 1 / 16, 714_888, 705_554),
+    ],
+)
+def test_the_model_budget_gives_the_golden_totals_at_other_ratios(model, ratio, mud, bkd):
+    for variant, total in (("mud", mud), ("mud+aad", mud), ("mud+bkd", bkd), ("mud+bkd+aad", bkd)):
+        plan = planned(model, variant, ratio=ratio)
+        assert plan.count + plan.uncompressed == total
+
+
+@pytest.mark.parametrize(
+    ("model", "mud", "bkd"),
+    [
+        (FMNIST, 15_904, 15_968),
+        (SVHN, 24_160, 24_224),
+        (CNN8_10, 49_696, 49_760),
+        (CNN8_100, 141_856, 141_920),
+        (CIFAR10, 157_216, 157_280),
+        (CIFAR100, 203_296, 203_360),
+    ],
+)
+def test_the_layer_budget_gives_the_golden_totals(model, mud, bkd):
+    for variant, total in (("mud", mud), ("mud+aad", mud), ("mud+bkd", bkd), ("mud+bkd+aad", bkd)):
+        plan = planned(model, variant, budget="layer")
+        assert plan.count + plan.uncompressed == total
+        assert plan.rho == 1 / 32
+
+
+@pytest.mark.parametrize(("ratio", "share"), [(1 / 32, 0.178), (1 / 8, 0.347)])
+def test_a_share_of_all_factors_is_dead_unless_tight(ratio, share):
+    loose = planned(CIFAR10, "mud+bkd", ratio=ratio)
+    tight = planned(CIFAR10, "mud+bkd", ratio=ratio, tight=True)
+
+    assert 1 - tight.count / loose.count == pytest.approx(share, abs=5e-4)
+    assert all(layer.blocks == layer.reachable for layer in tight.layers)
+    assert [layer.side for layer in tight.layers] == [layer.side for layer in loose.layers]
+
+
+@pytest.mark.parametrize("variant", UPDATES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tight_plan_of_the_same_seeds_gives_the_same_updates(variant, layout):
+    loose, tight = (small(variant, layout=layout, tight=tight) for tight in (False, True))
+    factors = drawn(loose.shapes)
+    reached = {key: factors[key][tuple(slice(n) for n in shape)] for key, shape in tight.shapes.items()}
+
+    wanted = loose.deltas(factors, loose.frozen(3, 1))
+    got = tight.deltas(reached, tight.frozen(3, 1))
+
+    assert all(torch.equal(got[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_counts_are_those_of_the_tensors(variant, budget, layout):
+    plan = small(variant, budget=budget, layout=layout)
+
+    trainable = plan.init(0, 0)
+
+    assert plan.count == sum(value.numel() for value in trainable.values())
+    assert plan.shapes == {key: tuple(value.shape) for key, value in trainable.items()}
+    assert list(plan.shapes) == list(trainable)
+    assert plan.ratio == (plan.count + plan.uncompressed) / plan.num_parameters
+
+
+def test_dense_compresses_nothing():
+    plan = small("dense")
+
+    assert (plan.layers, plan.count, plan.dense_count, plan.ratio) == ((), 0, 0, 1.0)
+    assert plan.init(0, 0) == plan.frozen(0, 0) == plan.deltas({}, {}) == plan.merge({}, {}, {}) == {}
+
+
+def test_skipped_layers_stay_dense():
+    assert [layer.key for layer in small("mud").layers] == ["conv1", "conv2", "conv3", "linear"]
+    assert [layer.key for layer in small("mud", skip_front=0, skip_back=3).layers] == [
+        *("first", "conv1", "conv2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"variant": "lora"}, "variant is 'lora'; valid is one of mud, mud\\+f, .*, dense"),
+        ({"budget": "round"}, "budget is 'round'; valid is one of model, layer"),
+        ({"layout": "square"}, "layout is 'square'; valid is one of flat, tiled"),
+        ({"ratio": 0.0}, r"ratio is 0.0; valid is a number in \(0, 1\]"),
+        ({"ratio": 1.5}, "ratio is 1.5"),
+        ({"init_a": 0.0}, "init_a is 0.0; valid is a finite number > 0"),
+        ({"init_a": float("nan")}, "init_a is nan"),
+        ({"skip_front": -1}, "skip_front is -1; valid is an integer >= 0"),
+        ({"skip_front": 3, "skip_back": 3}, r"skip_front \+ skip_back is 6; valid is less than 6"),
+        ({"num_parameters": 100}, "num_parameters is 100; valid is an integer >= "),
+    ],
+)
+def test_an_invalid_plan_is_an_error_that_names_its_key(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        small(**({"variant": "mud"} | options))
+
+
+# Resets and merges.
+
+
+@pytest.mark.parametrize("variant", UPDATES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_update_is_zero_at_a_reset(variant, layout):
+    plan = small(variant, layout=layout)
+
+    deltas = plan.deltas(plan.init(5, 2), plan.frozen(5, 2))
+
+    assert list(deltas) == ["conv1", "conv2", "conv3", "linear"]
+    assert not any(delta.any() for delta in deltas.values())
+    base = bases(plan)
+    merged = plan.merge(base, plan.init(5, 2), plan.frozen(5, 2))
+    assert all(torch.equal(merged[key], base[key]) for key in base)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layers_that_share_a_product_give_each_its_own_update(variant, layout):
+    plan = small(variant, layout=layout)
+    factors, frozen = drawn(plan.shapes), plan.frozen(1, 1)
+
+    deltas = plan.deltas(factors, frozen)
+
+    for layer in plan.layers:
+        alone = layer.delta(
+            {name: factors[f"{layer.key}:{name}"] for name in layer.trainable},
+            {name: frozen[f"{layer.key}:{name}"] for name in layer.frozen},
+        )
+        assert deltas[layer.key].shape == layer.shape
+        assert torch.allclose(deltas[layer.key], alone, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+def test_a_merge_leaves_the_function_as_it_was(variant):
+    plan = small(variant)
+    factors, frozen, base = drawn(plan.shapes), plan.frozen(1, 1), bases(plan)
+
+    deltas, merged = plan.deltas(factors, frozen), plan.merge(base, factors, frozen)
+
+    for key, delta in deltas.items():
+        before = base[key] + delta if plan.has_base else delta
+        assert torch.allclose(merged[key], before, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+def test_a_merge_has_the_same_bits_on_any_number_of_threads_and_in_any_company(variant):
+    plan = planned(FMNIST, variant)
+    factors, frozen, base = drawn(plan.shapes), plan.frozen(1, 1), bases(plan)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = plan.merge(base, factors, frozen)
+        torch.set_num_threads(2)
+        two = plan.merge(base, factors, frozen)
+        alone = {}
+        for layer in plan.layers:
+            alone |= replace(plan, layers=(layer,)).merge(base, factors, frozen)
+    finally:
+        torch.set_num_threads(before)
+
+    assert all(torch.equal(one[key], two[key]) and torch.equal(one[key], alone[key]) for key in base)
+
+
+def test_a_merge_of_trained_factors_is_a_plain_float32_tensor_of_its_own():
+    plan = small("mud")
+    factors = {key: value.double().requires_grad_() for key, value in drawn(plan.shapes).items()}
+    base = bases(plan)
+    kept = {key: value.clone() for key, value in base.items()}
+
+    merged = plan.merge(base, factors, {})
+
+    for key, value in merged.items():
+        assert value.dtype == torch.float32
+        assert not value.requires_grad
+        assert torch.equal(base[key], kept[key])
+
+
+def test_a_merge_says_what_does_not_fit():
+    plan = small("mud+aad")
+    factors, frozen, base = drawn(plan.shapes), plan.frozen(0, 0), bases(plan)
+
+    with pytest.raises(ValueError, match="factor conv2:V is missing; valid are conv1:U, "):
+        plan.merge(base, {key: x for key, x in factors.items() if key != "conv2:V"}, frozen)
+    with pytest.raises(ValueError, match="factor conv1:V~ is missing"):
+        plan.merge(base, factors, {})
+    with pytest.raises(ValueError, match=r"base linear has the shape \(20, 11\); valid is \(11, 20\)"):
+        plan.merge(base | {"linear": base["linear"].T}, factors, frozen)
+
+
+def test_received_factors_are_checked_against_the_plan():
+    plan = small("mud")
+    factors = plan.init(0, 0)
+    plan.check(factors)
+
+    with pytest.raises(ValueError, match=r"factor conv1:U has the shape \(1,\)"):
+        plan.check(factors | {"conv1:U": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"factors have the keys \['conv9:U'\]; valid are"):
+        plan.check(factors | {"conv9:U": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+def test_gradients_reach_every_trainable_factor_and_no_frozen_one(variant):
+    plan = small(variant, tight=True)
+    factors = {key: value.requires_grad_() for key, value in drawn(plan.shapes).items()}
+    frozen = plan.frozen(0, 0)
+
+    sum(delta.sum() for delta in plan.deltas(factors, frozen).values()).backward()
+
+    assert all(value.grad is not None and value.grad.any() for value in factors.values())
+    assert not any(value.requires_grad for value in frozen.values())
+
+
+def test_a_model_runs_with_its_updates_in_a_functional_call_over_nodes():
+    model = build_model("cnn4", (1, 28, 28), 10, seed=0)
+    plan = Factorisation.plan(layers_of(model), variant="mud+bkd+aad", num_parameters=count_parameters(model))
+    base = {key: value.detach() for key, value in model.state_dict().items()}
+    frozen, x = plan.frozen(0, 0), torch.ones(2, 1, 28, 28)
+    nodes = [drawn(plan.shapes, seed) for seed in range(2)]
+
+    def forward(trainable):
+        effective = {key: base[key] + delta for key, delta in plan.deltas(trainable, frozen).items()}
+        return torch.func.functional_call(model.eval(), base | effective, (x,))
+
+    together = torch.vmap(forward)({key: torch.stack([node[key] for node in nodes]) for key in plan.shapes})
+
+    for out, node in zip(together, nodes, strict=True):
+        assert torch.allclose(out, forward(node), rtol=1e-4, atol=1e-6)
+
+
+# Randomness.
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:-1])
+def test_layers_resets_and_runs_have_random_factors_of_their_own(variant):
+    plan = small(variant)
+
+    def random(run_seed, reset_index):
+        every = plan.init(run_seed, reset_index) | plan.frozen(run_seed, reset_index)
+        return [value.flatten()[:20] for value in every.values() if value.any()]
+
+    streams = random(0, 0) + random(0, 1) + random(1, 0)
+
+    assert streams
+    for i, one in enumerate(streams):
+        for other in streams[i + 1 :]:
+            assert not torch.equal(one[: other.numel()], other[: one.numel()])
+
+
+def test_only_what_the_variant_draws_is_not_zero_at_a_reset():
+    nonzero = {
+        variant: {key.partition(":")[2] for key, value in small(variant).init(0, 0).items() if value.any()}
+        for variant in VARIANTS[:-1]
+    }
+
+    assert nonzero == {
+        "mud": {"U"}, "mud+bkd": {"U"},
+        "mud+f": set(), "mud+aad": set(), "mud+bkd+f": set(), "mud+bkd+aad": set(),
+        "lmt": {"U", "V"}, "para": {"X1", "Y1", "X2", "Y2"},
+    }  # fmt: skip
+
+
+def test_mud_without_a_base_whose_factors_are_both_random_is_fedlmt():
+    mud, lmt = small("mud"), small("lmt")
+    factors = lmt.init(7, 0)
+    zeros = {layer.key: torch.zeros(layer.shape) for layer in mud.layers}
+
+    assert mud.shapes == lmt.shapes
+    assert all(
+        torch.equal(factors[f"{layer.key}:U"], mud.init(7, 0)[f"{layer.key}:U"]) for layer in mud.layers
+    )
+    ours, theirs = mud.merge(zeros, factors, {}), lmt.merge({}, factors, {})
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_initial_factors_are_new_tensors_each_time():
+    plan = small("mud")
+
+    first, second = plan.init(0, 0), plan.init(0, 0)
+
+    first["conv1:U"].zero_()
+    assert second["conv1:U"].any()
+    assert plan.init(0, 0)["conv1:U"].any()
+
+
+def test_global_generators_are_left_as_they_were():
+    before = torch.get_rng_state()
+
+    small("mud").init(0, 0), small("mud+aad").frozen(11, 5)
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+_DIGEST = """
+import hashlib
+from hedgerow.wire.lowrank import Factorisation, LayerShape
+plan = Factorisation.plan(
+    [LayerShape(str(i), (16, 8, 3, 3)) for i in range(4)], variant="mud+bkd+aad", num_parameters=5000
+)
+digest = hashlib.sha256(plan.fingerprint.encode())
+for key, value in plan.frozen(3, 4).items():
+    digest.update(key.encode() + value.numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_another_process_draws_the_same_bits_and_has_the_same_fingerprint():
+    digests = {
+        subprocess.run([sys.executable, "-c", _DIGEST], check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    }
+    plan = Factorisation.plan(
+        [LayerShape(str(i), (16, 8, 3, 3)) for i in range(4)], variant="mud+bkd+aad", num_parameters=5000
+    )
+    here = hashlib.sha256(plan.fingerprint.encode())
+    for key, value in plan.frozen(3, 4).items():
+        here.update(key.encode() + value.numpy().tobytes())
+
+    assert digests == {here.hexdigest() + "\n"}
+
+
+@pytest.mark.parametrize("seeds", [(-1, 0), (0, -1)])
+def test_a_negative_seed_is_an_error(seeds):
+    for draw in (small("mud").init, small("mud+f").frozen):
+        with pytest.raises(ValueError, match=r"(run_seed|reset_index) is -1; valid is an integer >= 0"):
+            draw(*seeds)
+
+
+# Fingerprints.
+
+
+def test_equal_plans_have_one_fingerprint_and_any_difference_shows():
+    plan = small("mud+bkd+aad")
+    others = [
+        small("mud+bkd"),
+        small("mud+bkd+aad", ratio=0.3),
+        small("mud+bkd+aad", init_a=0.2),
+        small("mud+bkd+aad", layout="tiled"),
+        small("mud+bkd+aad", tight=True),
+        small("mud+bkd+aad", skip_front=0),
+        small("mud+bkd+aad", budget="layer"),
+    ]
+
+    assert plan == small("mud+bkd+aad")
+    assert plan.fingerprint == small("mud+bkd+aad").fingerprint
+    assert len({plan.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+
+
+def test_a_layer_knows_its_matrix():
+    layer = FactoredLayer("conv", (8, 3, 1, 3), "mud", rank=2)
+
+    assert (layer.m, layer.n) == (8, 9)
+    assert layer.trainable == {"U": (8, 2), "V": (2, 9)}
+    assert layer.frozen == {}
+
+
+def test_a_network_of_too_few_layers_cannot_be_compressed():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+
+    with pytest.raises(ValueError, match="valid is less than 2, the number of Linear and Conv2d layers"):
+        Factorisation.plan(layers_of(model), variant="mud", num_parameters=count_parameters(model))

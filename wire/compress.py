@@ -1,0 +1,532 @@
+"""Contractive compressors: what of a model update travels, as real bytes.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", Assumption 3: ||Q(v) - v||^2 <= (1 - alpha) ||v||^2. Ours, where the paper leaves it
+open: ties in Top-k go to the lower index, so that exactly k entries travel; the ternary quantiser has the
+least-squares scale, because one of scale ||v||_2 is not contractive.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.wire.records import Layout, PayloadError, lazy_array, to_record, view
+
+__all__ = [
+    "COMPRESSORS",
+    "Compressor",
+    "Identity",
+    "Payload",
+    "ScaledSign",
+    "Ternary",
+    "TopK",
+    "compressed_keys",
+    "compressed_part",
+    "dense_part",
+    "pack_payload",
+    "pack_update",
+    "parse_compressor",
+    "payload_record",
+    "promoted",
+    "record_payload",
+    "unpack_update",
+    "validate_compressor",
+]
+
+COMPRESSORS = ("identity", "sign", "ternary", "topk")
+# The arrays that travel, under the keys of their compressor.
+Payload = dict[str, NDArray[Any]]
+
+_RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_SIGN_BIT_CLEARED = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+_MAX_SIZE = 2**31 - 1
+
+
+class Compressor(Protocol):
+    """A compressor Q of vectors (d,), 1 <= d < 2^31, and the code of what it keeps."""
+
+    def __str__(self) -> str:
+        """The name that ``parse_compressor`` reads back."""
+
+    def encode(self, v: NDArray[Any]) -> Payload:
+        """Return the payload of a vector (d,), taken as float32; ValueError if it is not finite."""
+
+    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+        """Return Q(v) (size,); PayloadError if the payload is none of a vector of that size."""
+
+    def bits(self, size: int, payload: Payload | None = None) -> int:
+        """Return the paper's count of a message's bits."""
+
+    def contraction(self, size: int) -> float:
+        """Return the largest alpha of Assumption 3 that holds for every vector (size,)."""
+
+    def encode_stack(self, v: Tensor) -> list[Payload]:
+        """Return ``encode`` of each row of (nodes, d), bit for bit, whatever the tensor's device."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Q(v) = v: d float32, 32 d bits, alpha = 1."""
+
+    def __str__(self) -> str:
+        return "identity"
+
+    def encode(self, v: NDArray[Any]) -> Payload:
+        """Return ``values``, float32 (d,)."""
+        vector, _ = _checked(v)
+        return {"values": vector.copy()}
+
+    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+        """Return the values."""
+        values: NDArray[np.float32] = _agreed(payload, values=(np.float32, size))["values"]
+        return values.copy()
+
+    def bits(self, size: int, payload: Payload | None = None) -> int:
+        """Return 32 d."""
+        return 32 * size
+
+    def contraction(self, size: int) -> float:
+        """Return 1."""
+        return 1.0
+
+    def encode_stack(self, v: Tensor) -> list[Payload]:
+        """Return ``encode`` of each row."""
+        return [self.encode(row) for row in _host_rows(v)]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keep the k entries of largest magnitude, over all layers at once; alpha = k / d.
+
+    Parameters
+    ----------
+    fraction : float or None
+        k = floor(fraction * d), but at least 1; in (0, 1].
+    count : int or None
+        k itself, >= 1; vectors with fewer entries are kept whole. Either fraction or count is given.
+    packed : bool (default: False)
+        Indices travel as ceil(log2 d) bits instead of 32.
+
+    Raises
+    ------
+    ValueError
+        If none or both are given, or one is out of range.
+    """
+
+    fraction: float | None = None
+    count: int | None = None
+    packed: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.fraction is None) == (self.count is None):
+            raise ValueError(
+                f"fraction is {self.fraction!r} and count is {self.count!r}; valid is one of them"
+            )
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction!r}; valid is a number in (0, 1]")
+        if self.count is not None and (type(self.count) is not int or self.count < 1):
+            raise ValueError(f"count is {self.count!r}; valid is an integer >= 1")
+
+    def __str__(self) -> str:
+        keep = repr(float(self.fraction)) if self.fraction is not None else str(self.count)
+        return f"topk({keep}{',packed' if self.packed else ''})"
+
+    def kept(self, size: int) -> int:
+        """Return k for vectors (size,)."""
+        if self.fraction is not None:
+            # The decimal that was written: 0.29 * 100 is below 29 in binary.
+            return max(1, int(Fraction(repr(float(self.fraction))) * size))
+        return min(self.count or size, size)
+
+    def encode(self, v: NDArray[Any]) -> Payload:
+        """Return ``indices``, ascending int32 (k,) or their packed bits, and ``values``, float32 (k,)."""
+        vector, magnitudes = _checked(v)
+        indices = _largest(magnitudes, self.kept(vector.size))
+        return self._payload(indices, vector[indices], vector.size)
+
+    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+        """Return the vector of the values at the indices, zero elsewhere."""
+        k, width = self.kept(size), _index_bits(size)
+        form = (np.uint8, _bytes(k * width)) if self.packed else (np.int32, k)
+        arrays = _agreed(payload, indices=form, values=(np.float32, k))
+        indices = arrays["indices"]
+        return _scattered(_unpacked(indices, k, width) if self.packed else indices, arrays["values"], size)
+
+    def bits(self, size: int, payload: Payload | None = None) -> int:
+        """Return 64 k, or k (32 + ceil(log2 d)) with packed indices."""
+        return self.kept(size) * (32 + (_index_bits(size) if self.packed else 32))
+
+    def contraction(self, size: int) -> float:
+        """Return k / d, which all-equal magnitudes attain."""
+        return self.kept(size) / size
+
+    def encode_stack(self, v: Tensor) -> list[Payload]:
+        """Return ``encode`` of each row; a GPU selects in all rows at once, and sends home what is kept."""
+        if v.device.type == "cpu":
+            return [self.encode(row) for row in _host_rows(v)]
+        indices, values = _largest_of_rows(v.detach(), self.kept(v.shape[1]))
+        return [self._payload(i, x, v.shape[1]) for i, x in zip(indices, values, strict=True)]
+
+    def _payload(self, indices: NDArray[Any], values: NDArray[np.float32], size: int) -> Payload:
+        coded = _packed(indices, _index_bits(size)) if self.packed else indices.astype(np.int32)
+        return {"indices": coded, "values": values}
+
+
+@dataclass(frozen=True)
+class ScaledSign:
+    """Q(v) = (||v||_1 / d) sign(v), sign(0) = +1: d + 32 bits, alpha = 1 / d at worst.
+
+    For a given vector alpha is exactly ||v||_1^2 / (d ||v||_2^2).
+    """
+
+    def __str__(self) -> str:
+        return "sign"
+
+    def encode(self, v: NDArray[Any]) -> Payload:
+        """Return ``bits``, uint8 (ceil(d / 8),), a set bit for +, and ``scale``, float32 (1,)."""
+        vector, magnitudes = _checked(v)
+        mean = magnitudes.view(np.float32).sum(dtype=np.float64) / vector.size
+        return {"bits": np.packbits(vector >= 0), "scale": np.array([mean], np.float32)}
+
+    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+        """Return the scale with the signs."""
+        arrays = _agreed(payload, bits=(np.uint8, _bytes(size)), scale=(np.float32, 1))
+        return _signed(_scale(arrays), arrays["bits"], size)
+
+    def bits(self, size: int, payload: Payload | None = None) -> int:
+        """Return d + 32."""
+        return size + 32
+
+    def contraction(self, size: int) -> float:
+        """Return 1 / d, which a vector with one entry attains."""
+        return 1 / size
+
+    def encode_stack(self, v: Tensor) -> list[Payload]:
+        """Return ``encode`` of each row."""
+        return [self.encode(row) for row in _host_rows(v)]
+
+
+@dataclass(frozen=True)
+class Ternary:
+    """The m* entries of largest magnitude as +-S_m* / m*, zero elsewhere; alpha = 1 / d at worst.
+
+    S_m is the sum of the m largest magnitudes and m* the smallest maximiser of S_m^2 / m, which makes
+    ||Q(v) - v||^2 = ||v||^2 - S_m*^2 / m* the least that one scale can leave.
+    """
+
+    def __str__(self) -> str:
+        return "ternary"
+
+    def encode(self, v: NDArray[Any]) -> Payload:
+        """Return ``indices`` and ``signs``, packed bits, and ``scale``, float32 (1,)."""
+        vector, magnitudes = _checked(v)
+        sums = np.cumsum(np.sort(magnitudes)[::-1].view(np.float32), dtype=np.float64)  # S_1 … S_d
+        m = int(np.argmax(sums**2 / np.arange(1, vector.size + 1))) + 1
+        indices = _largest(magnitudes, m)
+        return {
+            "indices": _packed(indices, _index_bits(vector.size)),
+            "signs": np.packbits(vector[indices] >= 0),
+            "scale": np.array([sums[m - 1] / m], np.float32),
+        }
+
+    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+        """Return the scale with the signs at the indices, zero elsewhere."""
+        indices = self._indices(payload, size)
+        return _scattered(indices, _signed(_scale(payload), payload["signs"], indices.size), size)
+
+    def bits(self, size: int, payload: Payload | None = None) -> int:
+        """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which alone tells m*."""
+        if payload is None:
+            raise ValueError("payload is None; valid is the message's payload: ternary has no fixed size")
+        return 32 + self._indices(payload, size).size * (1 + _index_bits(size))
+
+    def contraction(self, size: int) -> float:
+        """Return 1 / d."""
+        return 1 / size
+
+    def encode_stack(self, v: Tensor) -> list[Payload]:
+        """Return ``encode`` of each row."""
+        return [self.encode(row) for row in _host_rows(v)]
+
+    def _indices(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.int64]:
+        """Return the m* indices. They ascend, so a zero after the first is padding."""
+        width = _index_bits(size)
+        arrays = _agreed(payload, indices=(np.uint8, None), signs=(np.uint8, None), scale=(np.float32, 1))
+        coded, signs = arrays["indices"], arrays["signs"]
+        if coded.size <= _bytes(size * width):
+            room = min(size, 8 * coded.size // width) if width else 1
+            indices = _unpacked(coded, room, width)
+            m = int(np.flatnonzero(indices)[-1]) + 1 if indices.any() else 1
+            if (coded.size, signs.size) == (_bytes(m * width), _bytes(m)):
+                return indices[:m]
+        raise PayloadError("wrong shape", f"{coded.size} bytes of indices, {signs.size} bytes of signs")
+
+
+def parse_compressor(text: str) -> Compressor:
+    """Return the compressor of a name, the inverse of ``str``.
+
+    Parameters
+    ----------
+    text : str
+        ``identity``, ``sign``, ``ternary``, ``topk(0.01)`` (a fraction in (0, 1], with a point),
+        ``topk(100)`` (a count >= 1), ``topk(0.01,packed)``.
+
+    Raises
+    ------
+    ValueError
+        If it is none of them.
+    """
+    plain: dict[str, Compressor] = {str(c): c for c in (Identity(), ScaledSign(), Ternary())}
+    if (known := plain.get(text.strip())) is not None:
+        return known
+    number = r"(?:(?P<count>\d{1,10})|(?P<fraction>\d*\.\d*(?:e-?\d+)?|\d+e-?\d+))"
+    match = re.fullmatch(rf"\s*topk\(\s*{number}\s*(?P<packed>,\s*packed\s*)?\)\s*", text)
+    if match is not None:
+        count, fraction, packed = match["count"], match["fraction"], match["packed"] is not None
+        try:
+            return TopK(None, int(count), packed) if count else TopK(float(fraction), None, packed)
+        except ValueError:
+            pass
+    raise ValueError(
+        f"compressor is {text!r}; valid is 'identity', 'sign', 'ternary', 'topk(0.01)' (a fraction in "
+        "(0, 1]) or 'topk(100)' (a count >= 1); 'topk(0.01,packed)' packs the indices"
+    )
+
+
+def validate_compressor(text: str) -> None:
+    """Raise ValueError unless ``text`` names a compressor."""
+    parse_compressor(text)
+
+
+# Records.
+
+
+def payload_record(payload: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return the payload as a record of lazy arrays."""
+    return to_record(payload)
+
+
+def record_payload(record: ArrayRecord) -> Payload:
+    """Return the record's arrays, read-only; PayloadError ``undecodable`` if one is no array."""
+    return {key: view(array) for key, array in record.items()}
+
+
+def compressed_keys(layout: Layout) -> tuple[str, ...]:
+    """Return the keys of a state dict that are compressed: floating point, and no running statistics."""
+    return tuple(
+        key
+        for key, dtype in zip(layout.keys, layout.dtypes, strict=True)
+        if np.dtype(dtype).kind == "f" and not key.endswith(_RUNNING_STATISTICS)
+    )
+
+
+@lru_cache(maxsize=64)
+def compressed_part(layout: Layout) -> Layout:
+    """Return the layout of the compressed keys: the order of the flat vector, on both sides."""
+    return _part(layout, frozenset(compressed_keys(layout)))
+
+
+@lru_cache(maxsize=64)
+def dense_part(layout: Layout) -> Layout:
+    """Return the layout of the keys that travel as they are, beside the payload."""
+    return _part(layout, frozenset(layout.keys) - frozenset(compressed_keys(layout)))
+
+
+def pack_update(
+    compressor: Compressor, layout: Layout, update: NDArray[Any], dense: Mapping[str, Tensor | NDArray[Any]]
+) -> ArrayRecord:
+    """Return the record of one update.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        Encodes the update.
+    layout : Layout
+        The layout of the whole state dict.
+    update : NDArray
+        The message (d,) over ``compressed_part(layout)``.
+    dense : Mapping[str, Tensor or NDArray]
+        The values of ``dense_part(layout)``: values, not differences.
+
+    Raises
+    ------
+    ValueError
+        If the update has another size or is not finite, if dense has other keys, or if a key of the state
+        dict is also one of the payload.
+    """
+    if update.shape != (size := compressed_part(layout).size,):
+        raise ValueError(f"update has the shape {update.shape}; valid is ({size},)")
+    return pack_payload(layout, compressor.encode(update), dense)
+
+
+def pack_payload(layout: Layout, payload: Payload, dense: Mapping[str, Tensor | NDArray[Any]]) -> ArrayRecord:
+    """Return the record of an update that is encoded already; see ``pack_update``."""
+    keys = dense_part(layout).keys
+    if set(dense) != set(keys):
+        raise ValueError(f"dense has the keys {sorted(dense)}; valid is {sorted(keys)}")
+    if shared := set(keys) & set(payload):
+        raise ValueError(
+            f"the state dict's key is {min(shared)!r}; valid is any that is not in {set(payload)}"
+        )
+    record = payload_record(payload)
+    for key, array in to_record({key: dense[key] for key in keys}).items():
+        record[key] = array
+    return record
+
+
+def unpack_update(
+    compressor: Compressor, layout: Layout, record: ArrayRecord
+) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]]]:
+    """Return the decoded vector (d,) over ``compressed_part(layout)`` and the dense entries.
+
+    Raises
+    ------
+    PayloadError
+        If the record is not what ``pack_update`` makes for this layout; nothing larger than the model is
+        allocated to find out.
+    """
+    rest = dense_part(layout)
+    dense = ArrayRecord()
+    for key in rest.keys:
+        if key in record:
+            dense[key] = record[key]
+    dense = promoted(rest, dense)
+    rest.flatten(dense)
+    payload = {key: array for key, array in record_payload(record).items() if key not in dense}
+    values = {
+        key: view(dense[key]).astype(dtype, copy=False)
+        for key, dtype in zip(rest.keys, rest.dtypes, strict=True)
+    }
+    return compressor.decode(payload, compressed_part(layout).size), values
+
+
+def promoted(layout: Layout, record: ArrayRecord) -> ArrayRecord:
+    """Return the record with integers as floats where the layout has floats.
+
+    A weighted mean turns a model's counters into floats; nodes go on to count in integers.
+    """
+    declared = dict(zip(layout.keys, layout.dtypes, strict=True))
+    out = record.copy()
+    for key, array in record_payload(record).items():
+        dtype = np.dtype(declared.get(key, array.dtype))
+        if dtype.kind == "f" and array.dtype.kind in "iu":
+            out[key] = lazy_array(array.astype(dtype))
+    return out
+
+
+def _part(layout: Layout, keys: frozenset[str]) -> Layout:
+    rows = zip(layout.keys, layout.shapes, layout.dtypes, strict=True)
+    chosen = [row for row in rows if row[0] in keys]
+    return Layout(tuple(r[0] for r in chosen), tuple(r[1] for r in chosen), tuple(r[2] for r in chosen))
+
+
+# Vectors.
+
+
+def _checked(v: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Return the vector in float32, and its magnitudes as integers: same order, and faster to select."""
+    with np.errstate(over="ignore"):  # What overflows is infinite, and refused below.
+        vector = np.ascontiguousarray(v, np.float32)
+    if v.ndim != 1 or not 1 <= vector.size <= _MAX_SIZE:
+        raise ValueError(f"the vector has the shape {v.shape}; valid is (d,) with 1 <= d < 2^31")
+    magnitudes = vector.view(np.int32) & np.int32(_SIGN_BIT_CLEARED)
+    if magnitudes.max() >= _INFINITY:
+        raise ValueError("the vector holds NaN or infinity; valid are finite float32 values")
+    return vector, magnitudes
+
+
+def _host_rows(v: Tensor) -> NDArray[Any]:
+    rows: NDArray[Any] = v.detach().cpu().numpy()
+    return rows
+
+
+def _largest(magnitudes: NDArray[np.int32], k: int) -> NDArray[np.intp]:
+    """Return the ascending indices of the k largest, ties to the lower index, in O(d)."""
+    threshold = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    chosen = np.flatnonzero(magnitudes >= threshold)
+    if surplus := chosen.size - k:
+        ties = np.flatnonzero(magnitudes[chosen] == threshold)
+        chosen = np.delete(chosen, ties[-surplus:])
+    return chosen
+
+
+def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return indices and values (nodes, k) of ``_largest`` of each row, found on the tensor's device."""
+    v = v.to(torch.float32)
+    magnitudes = v.abs()  # (nodes, d)
+    if v.numel() and not torch.isfinite(magnitudes.amax()):
+        raise ValueError("the vector holds NaN or infinity; valid are finite float32 values")
+    threshold = torch.topk(magnitudes, k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    above, ties = magnitudes > threshold, magnitudes == threshold
+    room = k - above.sum(1, keepdim=True)
+    kept = above | (ties & (ties.cumsum(1, dtype=torch.int32) <= room))
+    indices = kept.nonzero()[:, 1].reshape(len(v), k)
+    return indices.cpu().numpy(), v.gather(1, indices).cpu().numpy()
+
+
+def _index_bits(size: int) -> int:
+    """Return ceil(log2 d), the bits of one index."""
+    return (size - 1).bit_length()
+
+
+def _bytes(bits: int) -> int:
+    return -(-bits // 8)
+
+
+def _packed(indices: NDArray[Any], width: int) -> NDArray[np.uint8]:
+    bits = np.unpackbits(indices.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)  # (k, 32)
+    return np.packbits(bits[:, 32 - width :])
+
+
+def _unpacked(coded: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int64]:
+    bits = np.zeros((count, 32), np.uint8)
+    bits[:, 32 - width :] = np.unpackbits(coded, count=count * width).reshape(count, width)
+    return np.packbits(bits, axis=1).view(">u4")[:, 0].astype(np.int64)
+
+
+def _signed(scale: np.float32, signs: NDArray[np.uint8], count: int) -> NDArray[np.float32]:
+    return np.where(np.unpackbits(signs, count=count).view(bool), scale, -scale)
+
+
+def _scattered(indices: NDArray[Any], values: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    if indices[0] < 0 or indices[-1] >= size or not (indices[1:] > indices[:-1]).all():
+        raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
+    vector = np.zeros(size, np.float32)
+    vector[indices] = values
+    return vector
+
+
+def _agreed(
+    payload: Mapping[str, NDArray[Any]], **forms: tuple[type[np.generic], int | None]
+) -> Mapping[str, NDArray[Any]]:
+    """Return the payload if its arrays are of the agreed keys, dtypes and lengths (None: any), and finite."""
+    if missing := sorted(set(forms) - set(payload)):
+        raise PayloadError("missing key", f"{missing[0]!r}")
+    if unknown := sorted(set(payload) - set(forms)):
+        raise PayloadError("unknown key", f"{unknown[0]!r}")
+    for key, (dtype, length) in forms.items():
+        array = payload[key]
+        if array.dtype != dtype:
+            raise PayloadError("wrong dtype", f"{key!r} is {array.dtype}, expected {np.dtype(dtype)}")
+        if array.ndim != 1 or length not in (None, array.size):
+            raise PayloadError("wrong shape", f"{key!r} has {array.shape}, expected ({length},)")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+    return payload
+
+
+def _scale(payload: Mapping[str, NDArray[Any]]) -> np.float32:
+    scale: np.float32 = payload["scale"][0]
+    if scale < 0:
+        raise PayloadError("bad scale", f"{scale} is negative")
+    return scale

@@ -1,0 +1,90 @@
+"""The layers of a model whose weights can be factored, and the matrix that each weight is read as.
+
+Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), Section 3. The paper leaves open how a convolution becomes a matrix: here the row-major
+buffer is read as (out * height) x (in * width), with no permutation of axes.
+"""
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+__all__ = ["LayerShape", "layers_of", "not_compressible"]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A weight that can be factored.
+
+    Parameters
+    ----------
+    key : str
+        The weight's key in the model's state dict.
+    shape : tuple of int
+        (out, in) of a linear layer, or (out, in / groups, height, width) of a convolution.
+
+    Raises
+    ------
+    ValueError
+        If the shape has neither two nor four positive lengths.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.shape) not in (2, 4) or min(self.shape) < 1:
+            raise ValueError(
+                f"{self.key} has the shape {self.shape}; valid is (out, in) or (out, in, height, width)"
+            )
+
+    @property
+    def m(self) -> int:
+        """Rows of the weight's matrix."""
+        return math.prod(self.shape[::2])
+
+    @property
+    def n(self) -> int:
+        """Columns of the weight's matrix."""
+        return math.prod(self.shape[1::2])
+
+    @property
+    def size(self) -> int:
+        """Entries of the weight."""
+        return math.prod(self.shape)
+
+
+def layers_of(model: nn.Module) -> tuple[LayerShape, ...]:
+    """Return every trainable weight of a ``Linear`` or ``Conv2d``, in module order."""
+    return _survey(model)[0]
+
+
+def not_compressible(model: nn.Module) -> dict[str, str]:
+    """Return, for each other module that holds parameters, why its parameters travel as they are."""
+    return _survey(model)[1]
+
+
+def _survey(model: nn.Module) -> tuple[tuple[LayerShape, ...], dict[str, str]]:
+    layers: list[LayerShape] = []
+    reasons: dict[str, str] = {}
+    owner: dict[int, str] = {}
+    for name, module in model.named_modules():
+        parameters = dict(module.named_parameters(recurse=False))
+        for key, parameter in parameters.items():
+            owner.setdefault(id(parameter), f"{name}.{key}".lstrip("."))
+        if not parameters:
+            continue
+        weight = parameters.get("weight")
+        key = f"{name}.weight".lstrip(".")
+        if not isinstance(module, nn.Linear | nn.Conv2d):
+            reasons[name] = f"{type(module).__name__} is neither Linear nor Conv2d"
+        elif weight is None:
+            reasons[name] = "its weight is computed from other parameters"
+        elif not weight.requires_grad:
+            reasons[name] = "its weight is not trained"
+        elif owner[id(weight)] != key:
+            reasons[name] = f"its weight is also {owner[id(weight)]}"
+        else:
+            layers.append(LayerShape(key, tuple(weight.shape)))
+    return tuple(layers), reasons
