@@ -92,7 +92,7 @@ def main() -> None:
         big = LocalWork(works[0].start, works[0].x, works[0].y, together, 0.01)
         times = milliseconds(
             {
-                "loop": lambda: train_loop(model, works, cross_entropy, None, independent=True),  # noqa: B023
+                "loop": lambda: train_loop(model, works, cross_entropy, None),  # noqa: B023
                 "stack": lambda: train_stacks(model, works),  # noqa: B023
                 "vmap": lambda: train_stack(model, works),  # noqa: B023
                 "big": lambda: train_one(model, big),  # noqa: B023

@@ -1,9 +1,10 @@
 """What one node learns on: its model, its samples, its device, found by the run's settings."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,18 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.tasks import build_model, federated
+from hedgerow.tasks import (
+    DATASETS,
+    MODELS,
+    SCALINGS,
+    SCHEMES,
+    FederatedData,
+    build_model,
+    federated,
+    validate_scheme,
+)
 
-__all__ = ["LocalTask", "LocalTaskFn", "local_task", "resolve_device"]
+__all__ = ["TASK_TEXTS", "LocalTask", "LocalTaskFn", "global_task", "local_task", "resolve_device"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +71,57 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def _known_or_import_path(names: Sequence[str]) -> Callable[[str], None]:
+    def check(value: str) -> None:
+        if value not in names and ":" not in value:
+            raise ValueError(f"unknown name {value!r}")
+
+    return check
+
+
+def _scaling(value: str) -> None:
+    if value not in SCALINGS:
+        raise ValueError(f"unknown name {value!r}")
+
+
+# The texts of a run config that say what is learnt: what is valid, in words and as a check.
+TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "dataset": (
+        f"one of {', '.join(DATASETS)}, or an import path 'module:function'",
+        _known_or_import_path(DATASETS),
+    ),
+    "data-dir": ("a folder, or empty", lambda _: None),
+    "scaling": (f"one of {', '.join(SCALINGS)}", _scaling),
+    "partition": (f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)'", validate_scheme),
+    "model": (
+        f"one of {', '.join(MODELS)}, or an import path 'module:function'",
+        _known_or_import_path(MODELS),
+    ),
+    "device": ("'auto', 'cpu', 'cuda' or 'cuda:<index>'", resolve_device),
+}
+
+
+def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
+    """Return the initial model and all data that a run's settings name, on their device."""
+    device = resolve_device(values["device"])
+    data = federated(
+        values["dataset"],
+        values["partition"],
+        values["num-clients"],
+        values["seed"],
+        values["data-dir"] or None,
+        values["scaling"],
+    ).to(device)
+    shape, classes = data.dataset.input_shape, data.dataset.num_classes
+    return build_model(values["model"], shape, classes, values["seed"]).to(device), data
+
+
 def local_task(context: Context) -> LocalTask:
     """Return the task that the run config names.
 
     Read from the run config: ``dataset``, ``partition``, ``num-clients``, ``model``, ``seed``,
-    ``data-dir``, ``device``. The node config's ``data-dir`` and ``device`` go first: a device keeps its
-    data where it likes.
+    ``data-dir``, ``scaling``, ``device``. The node config's ``data-dir`` and ``device`` go first: a
+    device keeps its data where it likes.
     """
     run, node = context.run_config, context.node_config
     return _local_task(
@@ -76,6 +131,7 @@ def local_task(context: Context) -> LocalTask:
         str(run["model"]),
         int(run["seed"]),
         str(node.get("data-dir") or run.get("data-dir", "")),
+        str(run.get("scaling", "standard")),
         str(node.get("device") or run.get("device", "cpu")),
         int(node["partition-id"]),
     )
@@ -89,11 +145,12 @@ def _local_task(
     model: str,
     seed: int,
     data_dir: str,
+    scaling: str,
     device_name: str,
     partition_id: int,
 ) -> LocalTask:
     device = resolve_device(device_name)
-    data = federated(dataset, scheme, num_clients, seed, data_dir or None).to(device)
+    data = federated(dataset, scheme, num_clients, seed, data_dir or None, scaling).to(device)
     if not 0 <= partition_id < num_clients:
         raise ValueError(f"partition-id is {partition_id}; valid is 0 to {num_clients - 1}")
     shape, classes = data.dataset.input_shape, data.dataset.num_classes

@@ -62,14 +62,16 @@ def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: i
     bytes_a_node : int
         As ``node_bytes`` estimates.
     device : torch.device
-        On CUDA as many nodes as free memory holds; on a CPU as many as stay in a core's caches, and no
-        more than leave every thread some.
+        On CUDA as many nodes as free memory holds; on a CPU as many as stay in a core's caches, in chunks
+        of equal size whose number the threads divide, so that none waits for another at the end.
     max_nodes : int or None (default: None)
         Overrides the estimate, except that a CPU's threads still share the nodes.
     """
     if device.type == "cpu":
-        share = -(-nodes // torch.get_num_threads())
-        return max(1, min(share, max_nodes or _CACHE_BYTES // bytes_a_node))
+        threads = torch.get_num_threads()
+        most = max(1, max_nodes or _CACHE_BYTES // bytes_a_node)
+        turns = -(-nodes // (threads * most))
+        return -(-nodes // (threads * turns))
     if max_nodes is not None:
         return min(nodes, max_nodes)
     free = _free_bytes(device)

@@ -11,9 +11,10 @@ single node, which uses all threads, and a model that only ``vmap`` stacks. What
 ``_prefers_stack``'s rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import nn
 
 from hedgerow.clients.looping import train_loop
@@ -81,8 +82,9 @@ def local_sgd(
         raise ValueError(f"training mode={mode!r}: valid are 'auto', 'loop', 'stack'")
     if max_nodes is not None and max_nodes < 1:
         raise ValueError(f"max_nodes is {max_nodes}; valid is an integer >= 1")
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
     for position, work in enumerate(works):
-        _check_start(model, work, position)
+        _check_start(shapes, work, position)
     if not works:
         return []
     reason = stackable(model)
@@ -90,7 +92,7 @@ def local_sgd(
         raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
     if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works)):
         return train_stacks(model, works, loss, correction, max_nodes)
-    return train_loop(model, works, loss, correction, independent=reason is None)
+    return train_loop(model, works, loss, correction)
 
 
 def stackable(model: nn.Module) -> str | None:
@@ -149,13 +151,13 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork]) -> bool:
     return several and (small or not on_cpu) and can_vmap(model, first)
 
 
-def _check_start(model: nn.Module, work: LocalWork, position: int) -> None:
-    expected = model.state_dict()
+def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:
+    if {key: value.shape for key, value in work.start.items()} == shapes:
+        return
     wrong = [
         f"{key}: {tuple(work.start[key].shape) if key in work.start else 'missing'}"
-        for key, value in expected.items()
-        if key not in work.start or work.start[key].shape != value.shape
-    ] + [f"{key}: not in the model" for key in work.start if key not in expected]
-    if wrong:
-        shapes = {key: tuple(value.shape) for key, value in expected.items()}
-        raise ValueError(f"works[{position}].start has {', '.join(wrong)}; valid is {shapes}")
+        for key, shape in shapes.items()
+        if key not in work.start or work.start[key].shape != shape
+    ] + [f"{key}: not in the model" for key in work.start if key not in shapes]
+    valid = {key: tuple(shape) for key, shape in shapes.items()}
+    raise ValueError(f"works[{position}].start has {', '.join(wrong)}; valid is {valid}")

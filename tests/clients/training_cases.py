@@ -9,6 +9,8 @@ from torch import nn
 from hedgerow.clients.work import LocalWork
 
 IMAGES = (1, 16, 16)
+# The built-in models without batch statistics.
+STACKABLE = ("lenet", "cnn-431k", "logistic", "mlp")
 
 
 def torch_seeded(build: Callable[[], nn.Module]) -> nn.Module:

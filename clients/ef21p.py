@@ -1,0 +1,93 @@
+"""EF21-P at a node: it trains from the iterate that it was sent, and returns K entries of the change.
+
+Paper: K. Gruntkowska, A. Tyurin, P. Richtárik, "EF21-P and Friends: Improved Theoretical Communication
+Complexity for Distributed Optimization with Bidirectional Compression", 2023: nodes hold w, which moves by
+the server's Top-K of x - w; their own messages are compressed without bias. As in the experiments of Y. Li et
+al. (FedMUD), what is compressed is the change of several local epochs. The indices of Rand-K come from the
+seed, so that values alone travel; the server scales them by D / K where they shall be unbiased.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["moved_by_largest", "rand_k", "random_values"]
+
+State = dict[str, Tensor]
+
+
+def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) -> NDArray[np.int64]:
+    """Return the ascending indices of Rand-K, as the server draws them too.
+
+    Parameters
+    ----------
+    size, keep : int
+        K of so many entries, 1 <= keep <= size.
+    seed, round, partition_id : int
+        What they are drawn from, each >= 0.
+
+    Raises
+    ------
+    ValueError
+        If ``keep`` is out of range.
+    """
+    if not 1 <= keep <= size:
+        raise ValueError(f"keep is {keep!r}; valid is 1 to {size}, the entries of the compressed layers")
+    stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.MODEL)
+    return np.sort(stream.choice(size, keep, replace=False))
+
+
+def random_values(start: Mapping[str, Tensor], end: Mapping[str, Tensor], kept: NDArray[np.int64]) -> Tensor:
+    """Return the entries (K,) of end - start that are kept, float32, unscaled.
+
+    Parameters
+    ----------
+    start, end : Mapping[str, Tensor]
+        Weights; those of ``start`` one after the other are what ``kept`` indexes.
+    kept : NDArray[int64]
+        Indices (K,).
+    """
+    change = torch.cat([(end[key] - start[key].to(end[key])).flatten() for key in start])
+    return change[torch.from_numpy(kept).to(change.device)].to(torch.float32)
+
+
+def moved_by_largest(weights: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> State:
+    """Return w + p: the sparse update of the server, added to the weights one after the other.
+
+    Parameters
+    ----------
+    weights : Mapping[str, Tensor]
+        w, float32 on the CPU.
+    update : Mapping[str, Tensor]
+        ``indices`` (K,), ascending, and ``values`` (K,).
+
+    Raises
+    ------
+    ValueError
+        If the update is none of these weights.
+    """
+    moved = torch.cat([value.flatten() for value in weights.values()])
+    indices, values = _sparse(update, len(moved))
+    moved[indices] += values
+    parts = torch.split(moved, [value.numel() for value in weights.values()])
+    return {key: part.reshape(weights[key].shape) for key, part in zip(weights, parts, strict=True)}
+
+
+def _sparse(update: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    if update.keys() != {"indices", "values"}:
+        raise ValueError(f"the update has the keys {sorted(update)}; valid is ['indices', 'values']")
+    indices, values = update["indices"].long(), update["values"]
+    if indices.shape != values.shape or indices.dim() != 1:
+        raise ValueError(
+            f"indices are {tuple(indices.shape)}; valid is the values' {tuple(values.shape)}, (K,)"
+        )
+    if len(indices) and not (indices[0] >= 0 and indices[-1] < size and bool((indices.diff() > 0).all())):
+        raise ValueError(
+            f"indices run from {indices[0]} to {indices[-1]}; valid is ascending, 0 to {size - 1}"
+        )
+    return indices, values

@@ -1,0 +1,22 @@
+"""What a node answers to ``evaluate``: the sent model's loss and accuracy on the node's own samples."""
+
+import torch
+from flwr.app import MetricRecord, RecordDict
+
+from hedgerow.clients.instructions import sent_state
+from hedgerow.clients.local_task import LocalTask
+from hedgerow.tasks import evaluate
+from hedgerow.wire.calls import Call
+
+__all__ = ["evaluate_on_part"]
+
+
+def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
+    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats) and ``accuracy`` (0..1)."""
+    task.model.load_state_dict(sent_state(call, task))
+    index = torch.as_tensor(task.part, device=task.x.device)
+    result = evaluate(task.model, task.x[index], task.y[index])
+    metrics = MetricRecord(
+        {"num-examples": result.num_examples, "loss": result.loss, "accuracy": result.accuracy}
+    )
+    return RecordDict({"metrics": metrics})

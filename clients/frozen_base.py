@@ -1,0 +1,185 @@
+"""The base that a node keeps between rounds, and how it follows the server's: update by update, in order.
+
+Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), eq. (5): the base is a sum of merged updates. The paper has every node hear every update;
+here a node that was away is sent those that it missed, and says so if it has nothing to add them to. Adding
+their sum at once would round otherwise than the server did.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from torch import Tensor
+
+from hedgerow.clients.instructions import flag, whole
+from hedgerow.wire.calls import Call
+from hedgerow.wire.records import to_record, to_state_dict, view
+
+__all__ = ["Bases", "Evolution"]
+
+State = dict[str, Tensor]
+
+_ARRAYS, _STATUS = "base", "base-status"  # records in context.state
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """How a method's base moves on.
+
+    Parameters
+    ----------
+    shapes : Mapping[str, tuple[int, ...]]
+        The shapes of the base's weights, by key.
+    updates : str
+        The ArrayRecord of a message that holds updates, under ``"<version>/<key>"``.
+    step : Callable[[dict, int, Mapping[str, Tensor]], dict]
+        From a base, its version and that version's update to the next base: new tensors, float32 on the
+        CPU, of the server's bits.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    updates: str
+    step: Callable[[State, int, Mapping[str, Tensor]], State]
+
+
+class Bases:
+    """The bases of the nodes of one batched call: what several of them hold is computed and stored once."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, State] = {}
+        self._moved: dict[tuple[str, int, int], tuple[State, ArrayRecord]] = {}
+        self._sent: dict[int, tuple[State, ArrayRecord]] = {}
+        self._checksums: dict[int, tuple[str, State]] = {}
+
+    def current(self, call: Call, config: ConfigRecord, evolution: Evolution) -> State | None:
+        """Return the base of the message's ``version``, or None if the node must be sent it whole.
+
+        A base in the message is taken as it is; else the node's own is moved on by the updates that it lacks:
+        those that it has already are skipped. With ``keep-base`` it is kept in the node's context.
+
+        Parameters
+        ----------
+        call : Call
+            The node's message and context.
+        config : ConfigRecord
+            The message's: ``version``, ``from-version`` (where its updates start) and ``keep-base``.
+        evolution : Evolution
+            The method's.
+
+        Returns
+        -------
+        dict of str to Tensor, or None
+            Float32 on the CPU, shared between nodes: read it, never change it.
+
+        Raises
+        ------
+        ValueError
+            If a key of the config is missing or out of range, or base or updates are not the method's.
+        """
+        version, first = whole(config, "version", 0), whole(config, "from-version", 0)
+        keep = flag(config, "keep-base")
+        base = self._from_message(call, evolution)
+        if base is None:
+            held = _Held.of(call.context, evolution)
+            if held is None or not first <= held.version <= version:
+                return None
+            if held.version == version:
+                return self._shared(held)
+            base = self._moved_on(held, version, call, evolution)
+        if keep:
+            _keep(call.context, base, version, self._checksum(base))
+        return base
+
+    def _from_message(self, call: Call, evolution: Evolution) -> State | None:
+        record = call.content.array_records.get("base")
+        if record is None:
+            return None
+        if id(record) not in self._sent:
+            base = {key: value.to(torch.float32) for key, value in to_state_dict(record).items()}
+            shapes = {key: tuple(value.shape) for key, value in base.items()}
+            if shapes != dict(evolution.shapes):
+                raise ValueError(f"the message's base is {shapes}; valid is {dict(evolution.shapes)}")
+            self._sent[id(record)] = base, record
+        return self._sent[id(record)][0]
+
+    def _shared(self, held: "_Held") -> State:
+        if held.checksum not in self._stored:
+            self._stored[held.checksum] = to_state_dict(held.record)
+        return self._stored[held.checksum]
+
+    def _moved_on(self, held: "_Held", version: int, call: Call, evolution: Evolution) -> State:
+        record = call.content.array_records.get(evolution.updates, ArrayRecord())
+        key = held.checksum, held.version, id(record)
+        if key not in self._moved:
+            base = self._shared(held)
+            for step in range(held.version, version):
+                base = evolution.step(base, step, _update(record, evolution.updates, step))
+            self._moved[key] = base, record
+        return self._moved[key][0]
+
+    def _checksum(self, base: State) -> str:
+        if id(base) not in self._checksums:
+            self._checksums[id(base)] = _checksum(to_record(base)), base
+        return self._checksums[id(base)][0]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a node's context holds, and is still what was put there."""
+
+    record: ArrayRecord
+    version: int
+    checksum: str
+
+    @classmethod
+    def of(cls, context: Context, evolution: Evolution) -> "_Held | None":
+        if _ARRAYS not in context.state or _STATUS not in context.state:
+            return None
+        record, status = context.state.array_records[_ARRAYS], context.state.config_records[_STATUS]
+        shapes = {key: tuple(array.shape) for key, array in record.items()}
+        if status["run"] != str(context.run_id) or shapes != dict(evolution.shapes):
+            return None
+        if (checksum := str(status["checksum"])) != _checksum(record):
+            return None
+        return cls(record, int(status["version"]), checksum)  # type: ignore[arg-type]
+
+
+def _keep(context: Context, base: State, version: int, checksum: str) -> None:
+    context.state[_ARRAYS] = to_record(base)
+    context.state[_STATUS] = ConfigRecord(
+        {"run": str(context.run_id), "version": version, "checksum": checksum}
+    )
+
+
+def _update(record: ArrayRecord, name: str, version: int) -> State:
+    """Return one version's update.
+
+    Raises
+    ------
+    ValueError
+        If the record holds none.
+    """
+    prefix = f"{version}/"
+    update = ArrayRecord()
+    for key, array in record.items():
+        if key.startswith(prefix):
+            update[key.removeprefix(prefix)] = array
+    if not update:
+        valid = sorted({key.partition("/")[0] for key in record})
+        raise ValueError(f"version {version} is not in the message's {name}; valid here is {valid}")
+    return to_state_dict(update)
+
+
+def _checksum(record: ArrayRecord) -> str:
+    """Return a hash of keys and values; a damaged array has one that fits nothing."""
+    digest = hashlib.sha256()
+    try:
+        for key, array in record.items():
+            digest.update(key.encode() + b"\0")
+            digest.update(view(array).tobytes())
+    except ValueError:
+        return ""
+    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""What a node reads from a message: its config's values, checked where they enter, and its model.
+
+Every error is a ``ValueError`` that names the key, its value and what is valid.
+"""
+
+from collections.abc import Collection, Sequence
+from math import inf
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from flwr.app import ConfigRecord
+from torch import Tensor, nn
+
+from hedgerow.clients.local_task import LocalTask
+from hedgerow.wire.calls import Call
+from hedgerow.wire.records import to_state_dict
+
+__all__ = ["choice", "flag", "nonnegative", "only_config", "positive", "sent_state", "string", "whole"]
+
+Record = TypeVar("Record")
+# A round asks it of every node, and a state dict takes as long as a step of a small model.
+_ENTRIES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def only_config(call: Call) -> ConfigRecord:
+    """Return the message's one ConfigRecord.
+
+    Raises
+    ------
+    ValueError
+        If it has none, or more than one.
+    """
+    return _only("ConfigRecord", call.content.config_records.values())
+
+
+def whole(config: ConfigRecord, key: str, least: int) -> int:
+    """Return an integer of the config, at least ``least``."""
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _invalid(key, value, f"an integer >= {least}")
+    return value
+
+
+def positive(config: ConfigRecord, key: str) -> float:
+    """Return a finite number > 0 of the config."""
+    value = config.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
+        raise _invalid(key, value, "a finite number > 0")
+    return value
+
+
+def nonnegative(config: ConfigRecord, key: str, below: float = inf) -> float:
+    """Return a number of the config, 0 <= number < ``below``."""
+    value = config.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < below:
+        raise _invalid(key, value, f"a number >= 0 and < {below:g}")
+    return value
+
+
+def flag(config: ConfigRecord, key: str, default: bool | None = None) -> bool:
+    """Return a truth value of the config; a key that is absent has the default, if there is one."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise _invalid(key, value, "true or false")
+    return value
+
+
+def string(config: ConfigRecord, key: str) -> str:
+    """Return a text of the config."""
+    value = config.get(key)
+    if not isinstance(value, str):
+        raise _invalid(key, value, "a text")
+    return value
+
+
+def choice(config: ConfigRecord, key: str, valid: Sequence[str]) -> str:
+    """Return a text of the config that is one of ``valid``."""
+    value = config.get(key)
+    if value not in valid:
+        raise _invalid(key, value, " or ".join(map(repr, valid)))
+    return str(value)
+
+
+def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
+    """Return the message's one ArrayRecord as a state dict: copied, on the task's device, of its dtypes.
+
+    Raises
+    ------
+    ValueError
+        If it has none or more than one, or keys or shapes are not the model's.
+    """
+    sent = to_state_dict(_only("ArrayRecord", call.content.array_records.values()), task.x.device)
+    own = _entries(task.model)
+    shapes, valid = ({key: tuple(value.shape) for key, value in state.items()} for state in (sent, own))
+    if shapes != valid:
+        raise ValueError(f"the message's arrays are {shapes}; valid is the model's {valid}")
+    return {key: value.to(own[key].dtype) for key, value in sent.items()}
+
+
+def _entries(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's state dict for its shapes and dtypes, made once: nodes share their model."""
+    if model not in _ENTRIES:
+        _ENTRIES[model] = {
+            key: torch.empty_like(value, device="meta") for key, value in model.state_dict().items()
+        }
+    return _ENTRIES[model]
+
+
+def _only(kind: str, records: Collection[Record]) -> Record:
+    if len(records) != 1:
+        raise ValueError(f"the message has {len(records)} {kind}s; valid is exactly one")
+    return next(iter(records))
+
+
+def _invalid(key: str, value: object, valid: str) -> ValueError:
+    return ValueError(f"{key} is {value!r} in the message's config; valid is {valid}")

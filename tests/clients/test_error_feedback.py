@@ -1,0 +1,508 @@
+"""What a node does not send it keeps, and what was lost it takes back: Beikmohammadi et al., Algorithm 2."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients.error_feedback import (
+    Metrics,
+    Update,
+    compress_reply,
+    compress_updates,
+    compressed,
+    feed_back,
+)
+from hedgerow.sim.engine import InProcessGrid
+from hedgerow.wire.calls import Call
+from hedgerow.wire.compress import Compressor, parse_compressor, unpack_update
+from hedgerow.wire.records import to_record, to_state_dict
+
+NAMES = ("identity", "topk(0.2)", "topk(3,packed)", "sign", "ternary")
+EACH = pytest.mark.parametrize("name", NAMES)
+SHAPES = {"layer.weight": (3, 5), "layer.bias": (5,)}
+SIZE = 20
+ZEROS = {key: torch.zeros(shape) for key, shape in SHAPES.items()}
+
+
+class Node:
+    """A node and the server's side of its link: what it absorbed, and the sum of it."""
+
+    def __init__(self, partition_id: int = 0, run_id: int = 1) -> None:
+        self.partition_id = partition_id
+        self.state = RecordDict()
+        self.run_id = run_id
+        self.acknowledged = -1
+        self.learnt: list[Tensor] = []
+        self.absorbed = np.zeros(SIZE)
+
+    def call(self, name: str, round_index: int, **config: Any) -> Call:
+        config = {
+            "compressor": name,
+            "error-feedback": True,
+            "round-index": round_index,
+            "acknowledged": self.acknowledged,
+            **config,
+        }
+        config = {key: value for key, value in config.items() if value is not None}
+        context = Context(self.run_id, 7, {"partition-id": self.partition_id}, self.state, {})
+        return Call(RecordDict({"config": ConfigRecord(config)}), context, "train")
+
+    def round(
+        self, name: str, k: int, update: Tensor, lost: bool = False, **config: Any
+    ) -> tuple[np.ndarray[Any, Any], Metrics]:
+        """Run one round of this node alone; return q and the metrics."""
+        (answer,) = compress_updates([self.call(name, k, **config)], [Update.between(ZEROS, state(update))])
+        assert not isinstance(answer, Exception), answer
+        record, metrics = answer
+        q, _ = unpack_update(parse_compressor(name), UPDATE_LAYOUT, record)
+        if not lost:
+            self.absorbed += q
+            self.acknowledged = k
+        return q, metrics
+
+    @property
+    def memory(self) -> np.ndarray[Any, Any]:
+        return self.state.array_records["error-feedback"]["memory"].numpy()
+
+
+def state(vector: Tensor) -> dict[str, Tensor]:
+    parts = vector.split([15, 5])
+    return {key: part.reshape(shape) for (key, shape), part in zip(SHAPES.items(), parts, strict=True)}
+
+
+UPDATE_LAYOUT = Update.between(ZEROS, ZEROS).layout
+
+
+def update(seed: int) -> Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def total(updates: Sequence[Tensor]) -> np.ndarray[Any, Any]:
+    return torch.stack(list(updates)).double().sum(0).numpy()
+
+
+# The law in float64
+
+FLOAT64 = st.integers(0, 2**32).map(
+    lambda seed: torch.from_numpy(np.random.default_rng(seed).standard_t(2, (3, 4, SIZE)))
+)
+
+
+def dense(compressor: Compressor, payloads: Sequence[Any], size: int = SIZE) -> Tensor:
+    return torch.stack([torch.from_numpy(compressor.decode(p, size)) for p in payloads]).double()
+
+
+@EACH
+@settings(deadline=None, max_examples=30)
+@given(rounds=FLOAT64)
+def test_what_is_sent_and_what_is_kept_make_up_the_message(name: str, rounds: Tensor) -> None:
+    compressor = parse_compressor(name)
+    memory = torch.zeros(4, SIZE, dtype=torch.float64)
+    for learnt in rounds:
+        message = learnt + memory
+        payloads, memory = feed_back(compressor, message)
+        assert memory.dtype == torch.float64
+        torch.testing.assert_close(dense(compressor, payloads) + memory, message, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["identity", "topk(0.2)", "topk(3,packed)"])
+@settings(deadline=None, max_examples=30)
+@given(rounds=FLOAT64)
+def test_nothing_is_rounded_away_where_entries_are_kept_as_they_are(name: str, rounds: Tensor) -> None:
+    compressor = parse_compressor(name)
+    message = rounds[0].float()
+    payloads, memory = feed_back(compressor, message)
+    assert torch.equal(dense(compressor, payloads).float() + memory, message)
+
+
+@EACH
+@settings(deadline=None, max_examples=30)
+@given(rounds=FLOAT64)
+def test_all_that_was_sent_and_the_last_memory_make_up_all_that_was_learnt(name: str, rounds: Tensor) -> None:
+    compressor = parse_compressor(name)
+    memory, sent = torch.zeros(4, SIZE, dtype=torch.float64), torch.zeros(4, SIZE, dtype=torch.float64)
+    for learnt in rounds:
+        payloads, memory = feed_back(compressor, learnt + memory)
+        sent += dense(compressor, payloads)
+    torch.testing.assert_close(sent + memory, rounds.sum(0), rtol=0, atol=1e-12)
+
+
+@EACH
+@settings(deadline=None, max_examples=30)
+@given(rounds=FLOAT64)
+def test_the_memory_is_a_contraction_of_the_message(name: str, rounds: Tensor) -> None:
+    compressor = parse_compressor(name)
+    _, memory = feed_back(compressor, rounds[0])
+    bound = (1 - compressor.contraction(SIZE) + 1e-6) * rounds[0].square().sum(1)
+    assert (memory.square().sum(1) <= bound).all()
+
+
+# Through the messages
+
+
+@EACH
+def test_a_node_keeps_its_memory_from_round_to_round(name: str) -> None:
+    node = Node()
+    for k in range(5):
+        node.learnt.append(update(k))
+        _, metrics = node.round(name, k, node.learnt[-1])
+        assert metrics["memory-norm"] == pytest.approx(float(np.linalg.norm(node.memory)))
+        np.testing.assert_allclose(node.absorbed + node.memory, total(node.learnt), atol=1e-5)
+    assert (metrics["memory-norm"] == 0) == (name == "identity")
+    assert metrics["memory-lost"] == 0
+
+
+def test_the_virtual_iterate_moves_by_the_mean_of_what_was_learnt() -> None:
+    nodes = [Node(i) for i in range(3)]
+    x = np.zeros(SIZE)
+    z = x.copy()
+    for k in range(6):
+        learnt = [update(10 * k + i) for i in range(3)]
+        calls = [node.call("topk(0.1)", k, acknowledged=k - 1) for node in nodes]
+        answers = compress_updates(calls, [Update.between(ZEROS, state(u)) for u in learnt])
+        qs = []
+        for answer in answers:
+            assert not isinstance(answer, Exception)
+            qs.append(unpack_update(parse_compressor("topk(0.1)"), UPDATE_LAYOUT, answer[0])[0])
+        x = x + np.mean(qs, axis=0, dtype=np.float64)
+        after = x + np.mean([node.memory for node in nodes], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(after - z, total(learnt) / 3, atol=1e-6)
+        z = after
+    assert not np.array_equal(nodes[0].memory, nodes[1].memory)
+
+
+def test_nodes_of_one_call_send_what_each_would_send_alone() -> None:
+    names = ["topk(2)", "sign", "topk(2)", "sign", "ternary"]
+    together, alone = [Node(i) for i in range(5)], [Node(i) for i in range(5)]
+    for k in range(3):
+        updates = [Update.between(ZEROS, state(update(10 * k + i))) for i in range(5)]
+        for nodes, batches in ((together, [slice(0, 5)]), (alone, [slice(i, i + 1) for i in range(5)])):
+            for batch in batches:
+                calls = [
+                    node.call(name, k, acknowledged=k - 1)
+                    for node, name in zip(nodes[batch], names[batch], strict=True)
+                ]
+                answers = compress_updates(calls, updates[batch])
+                assert not any(isinstance(answer, Exception) for answer in answers)
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(a.memory, b.memory)
+
+
+def test_chunks_of_nodes_send_what_all_would_send_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = [Node(i) for i in range(5)], [Node(i) for i in range(5)]
+    updates = [Update.between(ZEROS, state(update(i))) for i in range(5)]
+    compress_updates([node.call("sign", 0) for node in whole], updates)
+    monkeypatch.setattr("hedgerow.clients.error_feedback._CHUNK", 2 * SIZE)
+    compress_updates([node.call("sign", 0) for node in parts], updates)
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(a.memory, b.memory)
+
+
+def test_the_metrics_say_what_was_sent() -> None:
+    node = Node()
+    first = update(0)
+    _, metrics = node.round("topk(0.1)", 0, first)
+    assert metrics["message-norm"] == pytest.approx(float(first.norm()))
+    assert metrics["payload-bits"] == 2 * 64
+    before = node.memory
+    _, metrics = node.round("topk(0.1)", 1, update(1))
+    assert metrics["message-norm"] == pytest.approx(float(np.linalg.norm(before + update(1).numpy())))
+
+
+def test_without_error_feedback_nothing_is_kept() -> None:
+    node = Node()
+    for k in range(2):
+        q, metrics = node.round("topk(0.1)", k, update(k), **{"error-feedback": False, "acknowledged": None})
+        alone, _ = Node().round("topk(0.1)", 0, update(k))
+        np.testing.assert_array_equal(q, alone)
+        assert metrics["memory-norm"] == 0
+    assert not node.state
+
+
+# Acknowledgement
+
+
+@EACH
+def test_a_lost_message_is_taken_back(name: str) -> None:
+    node = Node()
+    for k, lost in enumerate([False, True, True, False, True, False]):
+        node.learnt.append(update(k))
+        _, metrics = node.round(name, k, node.learnt[-1], lost)
+        assert metrics["memory-lost"] == 0
+    # What was absorbed and what is remembered are all that was ever learnt.
+    np.testing.assert_allclose(node.absorbed + node.memory, total(node.learnt), atol=1e-5)
+
+
+def test_a_lost_first_message_is_taken_back() -> None:
+    node = Node()
+    node.round("topk(1)", 0, update(0), lost=True)
+    node.round("topk(1)", 1, update(1))
+    np.testing.assert_allclose(node.absorbed + node.memory, total([update(0), update(1)]), atol=1e-6)
+
+
+@EACH
+def test_a_repeated_round_moves_the_node_once(name: str) -> None:
+    repeated, straight = Node(), Node()
+    for k in range(4):
+        for _ in range(3 if k == 2 else 0):
+            repeated.round(name, k, update(k), lost=True)
+        repeated.round(name, k, update(k))
+        straight.round(name, k, update(k))
+    np.testing.assert_allclose(repeated.absorbed, straight.absorbed, atol=1e-6)
+    np.testing.assert_allclose(repeated.memory, straight.memory, atol=1e-6)
+
+
+def test_a_repeated_first_round_starts_from_zero_again() -> None:
+    node = Node()
+    node.round("topk(2)", 0, update(0), lost=True)
+    # A second run on the same grid looks alike, and learns something else.
+    q, _ = node.round("topk(2)", 0, update(1))
+    np.testing.assert_array_equal(q + node.memory, update(1))
+
+
+def test_a_node_that_was_not_asked_for_some_rounds_still_remembers() -> None:
+    node = Node()
+    node.round("topk(1)", 0, update(0))
+    before = node.memory
+    q, metrics = node.round("topk(1)", 5, update(5))
+    np.testing.assert_allclose(q + node.memory, before + update(5).numpy(), atol=1e-6)
+    assert metrics["memory-lost"] == 0
+
+
+@pytest.mark.parametrize("run_id", [1, 2])
+def test_a_new_run_starts_at_zero(run_id: int) -> None:
+    node = Node()
+    for k in range(3):
+        node.round("topk(1)", k, update(k))
+    node.run_id, node.acknowledged = run_id, -1
+    q, metrics = node.round("topk(1)", 0, update(9))
+    np.testing.assert_array_equal(q + node.memory, update(9))
+    assert metrics["memory-lost"] == 0
+
+
+def test_the_memory_of_another_run_does_not_count_later_either() -> None:
+    node = Node(run_id=1)
+    node.round("topk(1)", 2, update(0))
+    node.run_id, node.acknowledged = 2**64 - 1, -1
+    q, _ = node.round("topk(1)", 3, update(1))
+    np.testing.assert_array_equal(q + node.memory, update(1))
+
+
+@pytest.mark.parametrize("what", ["state gone", "state older", "state newer", "model changed"])
+def test_a_memory_that_was_lost_is_told(what: str) -> None:
+    node = Node()
+    node.round("topk(1)", 3, update(0))
+    k, node.acknowledged = 4, 3
+    if what == "state gone":
+        node.state = RecordDict()
+    elif what == "state older":
+        node.acknowledged, k = 7, 8
+    elif what == "state newer":
+        node.acknowledged, k = 1, 2
+    else:
+        node.state["error-feedback"] = ArrayRecord({"memory": Array(np.ones(3, np.float32))})
+    q, metrics = node.round("topk(1)", k, update(1))
+    assert metrics["memory-lost"] == 1
+    np.testing.assert_array_equal(q + node.memory, update(1))
+
+
+def test_a_node_that_comes_late_has_lost_nothing() -> None:
+    _, metrics = Node().round("topk(1)", 4, update(0))
+    assert metrics["memory-lost"] == 0
+
+
+# What is wrong with one node
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"compressor": "zip"}, "compressor is 'zip'"),
+        ({"round-index": None}, "round-index is None"),
+        ({"acknowledged": -2}, "acknowledged is -2"),
+        ({"error-feedback": 1}, "error-feedback is 1"),
+    ],
+)
+def test_a_wrong_config_fails_its_node_alone(config: dict[str, Any], message: str) -> None:
+    good, bad = Node(0), Node(1)
+    updates = [Update.between(ZEROS, state(update(i))) for i in range(2)]
+    calls = [bad.call("topk(1)", 0, **config), good.call("topk(1)", 0)]
+    failed, answered = compress_updates(calls, updates)
+    assert isinstance(failed, ValueError)
+    assert message in str(failed)
+    assert isinstance(answered, tuple)
+    assert not bad.state
+
+
+def test_an_update_that_is_not_finite_fails_its_node_alone_and_leaves_its_memory() -> None:
+    nodes = [Node(0), Node(1)]
+    nodes[1].round("topk(1)", 0, update(5))
+    before = nodes[1].memory
+    updates = [update(0), update(1)]
+    updates[1][3] = torch.nan
+    answers = compress_updates(
+        [node.call("topk(1)", 1) for node in nodes], [Update.between(ZEROS, state(u)) for u in updates]
+    )
+    assert isinstance(answers[0], tuple)
+    assert isinstance(answers[1], ValueError)
+    np.testing.assert_array_equal(nodes[1].memory, before)
+
+
+@pytest.mark.parametrize(
+    "end", [{"layer.weight": torch.zeros(3, 5)}, {**ZEROS, "layer.bias": torch.zeros(4)}]
+)
+def test_an_update_is_between_models_of_the_same_arrays(end: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="valid is those that were sent"):
+        Update.between(ZEROS, end)
+
+
+def test_a_model_without_floats_has_nothing_to_compress() -> None:
+    with pytest.raises(ValueError, match="no floating-point values"):
+        Update.between({"n": torch.tensor(1)}, {"n": torch.tensor(2)})
+
+
+# A batched app, and any app with the mod
+
+pytestmark = pytest.mark.usefixtures("flower_identity")
+SENT = {
+    "w": torch.arange(6.0).reshape(2, 3),
+    "bn.running_mean": torch.zeros(2),
+    "bn.num_batches_tracked": torch.tensor(4),
+}
+
+
+def learnt_from(sent: dict[str, Tensor], partition_id: int) -> dict[str, Tensor]:
+    step = torch.tensor([[1.0, -2, 3], [0.25, -5, partition_id]])
+    return {
+        "w": sent["w"] + step,
+        "bn.running_mean": sent["bn.running_mean"] + 0.5,
+        "bn.num_batches_tracked": sent["bn.num_batches_tracked"] + 1,
+    }
+
+
+def batched_app() -> BatchClientApp:
+    def work(calls: Sequence[Call]) -> list[RecordDict | Exception]:
+        answers: list[RecordDict | Exception] = []
+        for call in calls:
+            if call.partition_id == 2:
+                answers.append(RuntimeError("broken"))
+                continue
+            model = learnt_from(to_state_dict(call.content.array_records["arrays"]), call.partition_id)
+            metrics = MetricRecord({"num-examples": 5})
+            answers.append(RecordDict({"arrays": to_record(model), "metrics": metrics}))
+        return answers
+
+    return BatchClientApp({"train": work, "train.local": work, "evaluate": work})
+
+
+def third_party_app() -> ClientApp:
+    app = ClientApp(mods=[compress_reply])
+
+    def work(message: Message, context: Context) -> Message:
+        # keep_input=False empties the record that was received.
+        sent = message.content.array_records["arrays"].to_torch_state_dict(keep_input=False)
+        partition_id = int(context.node_config["partition-id"])
+        if partition_id == 2:
+            raise RuntimeError("broken")
+        context.state["own"] = MetricRecord({"calls": 1})
+        arrays = ArrayRecord(learnt_from(sent, partition_id))
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 5})})
+        return Message(content, reply_to=message)
+
+    app.train()(work)
+    app.train("local")(work)
+    app.evaluate()(work)
+    return app
+
+
+ASKED = {"compressor": "topk(2)", "error-feedback": True, "round-index": 0, "acknowledged": -1}
+APPS = pytest.mark.parametrize(
+    "app", [compressed(batched_app()), third_party_app()], ids=["batched", "third-party"]
+)
+
+
+def replies(
+    app: ClientApp, config: dict[str, Any], message_type: str = "train", grid: InProcessGrid | None = None
+) -> list[Message]:
+    """Return the replies by partition id."""
+    grid = grid or InProcessGrid(app, 3, strict=True)
+    content = RecordDict({"arrays": to_record(SENT), "config": ConfigRecord(config)})
+    ids = [node_id for node_id in grid._nodes]
+    arrived = grid.send_and_receive([Message(content, node_id, message_type) for node_id in ids])
+    return sorted(arrived, key=lambda reply: ids.index(reply.metadata.src_node_id))
+
+
+@APPS
+@pytest.mark.parametrize("message_type", ["train", "train.local"])
+def test_an_app_that_is_asked_sends_the_compressed_difference(app: ClientApp, message_type: str) -> None:
+    first, second, broken = replies(app, ASKED, message_type)
+    assert broken.has_error()
+    for reply, kept in ((first, [0, 0, 3, 0, -5, 0]), (second, [0, 0, 3, 0, -5, 0])):
+        assert list(reply.content) == ["update", "metrics"]
+        layout = Update.between(SENT, SENT).layout
+        q, rest = unpack_update(parse_compressor("topk(2)"), layout, reply.content.array_records["update"])
+        np.testing.assert_array_equal(q, kept)
+        np.testing.assert_array_equal(rest["bn.running_mean"], [0.5, 0.5])
+        assert rest["bn.num_batches_tracked"] == 5
+        metrics = reply.content.metric_records["metrics"]
+        assert metrics["num-examples"] == 5
+        assert metrics["payload-bits"] == 2 * 64
+
+
+@APPS
+def test_an_app_remembers_in_its_nodes_state(app: ClientApp) -> None:
+    grid = InProcessGrid(app, 3, strict=True)
+    replies(app, ASKED, grid=grid)
+    later = replies(app, {**ASKED, "round-index": 1, "acknowledged": 0}, grid=grid)
+    # 2 (1, -2, 3, 0.25, -5, 0) less the 3 and -5 that were sent
+    assert later[0].content.metric_records["metrics"]["message-norm"] == pytest.approx(
+        np.linalg.norm([2, -4, 3, 0.5, -5, 0])
+    )
+
+
+@APPS
+@pytest.mark.parametrize("config", [{}, {**ASKED, "compressor": "identity"}])
+def test_an_app_that_is_not_asked_answers_as_it_would(app: ClientApp, config: dict[str, Any]) -> None:
+    for reply in replies(app, config)[:2]:
+        assert list(reply.content) == ["arrays", "metrics"]
+        assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 5}
+
+
+@APPS
+def test_evaluation_is_not_compressed(app: ClientApp) -> None:
+    assert list(replies(app, ASKED, "evaluate")[0].content) == ["arrays", "metrics"]
+
+
+@APPS
+def test_a_name_that_is_no_compressor_is_the_nodes_error(app: ClientApp) -> None:
+    for reply in replies(app, {**ASKED, "compressor": "zip"}):
+        assert reply.has_error()
+    assert "compressor is 'zip'" in replies(app, {**ASKED, "compressor": "zip"})[0].error.reason
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ({"arrays": to_record(SENT)}, "0 MetricRecords"),
+        ({"metrics": MetricRecord({"n": 1})}, "0 ArrayRecords"),
+        ({"arrays": to_record({"w": SENT["w"]}), "metrics": MetricRecord({"n": 1})}, "those that were sent"),
+    ],
+)
+def test_a_reply_that_cannot_be_compressed_is_the_nodes_error(records: dict[str, Any], message: str) -> None:
+    third = ClientApp(mods=[compress_reply])
+    third.train()(lambda instruction, context: Message(RecordDict(records), reply_to=instruction))
+    batched = compressed(BatchClientApp({"train": lambda calls: [RecordDict(records) for _ in calls]}))
+    for app in (third, batched):
+        grid = InProcessGrid(app, 3)
+        for reply in replies(app, ASKED, grid=grid):
+            assert message in reply.error.reason
+        assert not any(node.state for node in grid._nodes.values())
