@@ -39,6 +39,8 @@ _POLL_SECONDS = 0.1
 _RAISED = 2
 # How often a silent node is asked who it is before the time is over.
 _QUESTIONS = 8
+# Seconds to wait for answers to questions that were asked again.
+_LATE_ANSWERS = 20.0
 # Seconds that a round waits at most for a node that came back to say who it is.
 _PATIENCE = 60.0
 
@@ -264,6 +266,14 @@ def _introduce(
             elif (node := _introduced(message)) is not None:
                 nodes[node_id] = node
         silent = [node_id for node_id in silent if node_id not in nodes and node_id not in refused]
+        if not arrived:
+            sleep(_POLL_SECONDS)
+    # A question asked twice is answered twice, and Flower's simulation may let the second answer overwrite
+    # what the node kept of a message that came between: none is left under way.
+    end = min(end, now() + _LATE_ANSWERS)
+    while pending and now() < end:
+        arrived = list(grid.pull_messages(list(pending)))
+        pending -= {message.metadata.reply_to_message_id for message in arrived}
         if not arrived:
             sleep(_POLL_SECONDS)
     return list(nodes.values()), refused

@@ -29,7 +29,7 @@ from hedgerow.strategies.exchange import (
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
-from hedgerow.wire.records import Layout, PayloadError, payload_bytes
+from hedgerow.wire.records import Layout, PayloadError, nominal_bits, payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Federation", "FederationOptions", "at_least", "in_range", "only_arrays"]
@@ -47,7 +47,7 @@ class FederationOptions(TypedDict, total=False):
     fraction_evaluate : float (default: 1.0)
         Share of nodes that evaluate the global model each round, in [0, 1]; 0 for none.
     min_train_nodes : int (default: 1)
-        A round with fewer valid replies (of the nodes that were asked) is repeated.
+        A round with fewer valid replies is repeated; where fewer take part, all of them must reply.
     min_available_nodes : int (default: 2)
         The number of clients; the run waits for all of them.
     weighted_by_key, arrayrecord_key, configrecord_key : str
@@ -166,8 +166,9 @@ class Federation:
         return self._exchange.report
 
     def enough(self) -> bool:
-        """Return whether the training exchange got its minimum of the nodes that were asked."""
-        return self.report.accepted >= min(self.settings.min_train_nodes, self.report.sent)
+        """Return whether the training exchange got its minimum, or all where fewer were to take part."""
+        chosen = self.report.sent + self.report.rejected["offline"]
+        return self.report.accepted >= min(self.settings.min_train_nodes, chosen)
 
     # Exchanges.
 
@@ -241,7 +242,11 @@ class Federation:
         record: ArrayRecord,
         reply: Reply,
     ) -> None:
-        """Book a reply: its arrays on the modelled link, its whole content on the leg to the hub."""
+        """Book a reply: its arrays on the modelled link, its whole content on the leg to the hub.
+
+        ``bits`` are the paper's, unless the record was decoded from something smaller.
+        """
+        bits = nominal_bits(record, bits)
         self.ledger.book(server_round, link, client, target, bits, payload_bytes(record))
         self.ledger.book(server_round, NODE_TO_HUB, client, 0, bits, payload_bytes(reply.content))
 

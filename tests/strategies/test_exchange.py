@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.clientapp import ClientApp
 
 from hedgerow.sim.engine import InProcessGrid
-from hedgerow.sim.faults import FaultModel
+from hedgerow.sim.faults import Delay, FaultModel
 from hedgerow.strategies.exchange import (
     Exchange,
     Node,
@@ -80,6 +80,24 @@ def test_lost_introductions_are_asked_for_again() -> None:
     roster = Roster.gather(grid, 12, timeout=120)
     assert [node.partition_id for node in roster.nodes] == list(range(12))
     assert roster.introduced
+
+
+def test_no_question_is_under_way_once_the_roster_is_there() -> None:
+    # Answers take longer than it takes to ask again: what is still under way could overwrite a node's state.
+    grid = InProcessGrid(introducing(), 3, faults=FaultModel(delay=Delay("constant", (12.0,))))
+    asked, answered = [], []
+    push, pull = grid.push_messages, grid.pull_messages
+    grid.push_messages = lambda messages: asked.extend(push(messages)) or asked[-3:]  # type: ignore[func-returns-value, method-assign]
+
+    def pulled(ids: Iterable[str]) -> list[Message]:
+        messages = list(pull(ids))
+        answered.extend(message.metadata.reply_to_message_id for message in messages)
+        return messages
+
+    grid.pull_messages = pulled  # type: ignore[method-assign, assignment]
+    Roster.gather(grid, 3, timeout=80)
+    assert len(asked) == 6
+    assert sorted(answered) == sorted(asked)
 
 
 def test_a_node_that_never_answers_is_named_at_the_deadline() -> None:

@@ -1,0 +1,411 @@
+"""Any Strategy with compressed uplinks and error feedback.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", Algorithm 2, step 5: the server adds what came, x^k + Q(m), and needs its own copy
+of x^k. What differs: each reply is turned back into the model that it stands for before the wrapped strategy
+sees it, so that any rule of aggregation goes on as it was.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import ExchangeReport, Roster, checked_metrics
+from hedgerow.strategies.rounds import EvaluateFn
+from hedgerow.wire.compress import (
+    Compressor,
+    Identity,
+    compressed_part,
+    dense_part,
+    parse_compressor,
+    promoted,
+    record_payload,
+    unpack_update,
+)
+from hedgerow.wire.records import (
+    Layout,
+    PayloadError,
+    decoded_record,
+    nominal_bits,
+    payload_bytes,
+    to_record,
+    view,
+)
+
+__all__ = ["Compressed"]
+
+_UPDATE = "update"
+# Flower's code for an unknown error.
+_ERROR = 0
+
+
+class Compressed(Strategy):
+    """A Strategy whose nodes send compressed updates.
+
+    **The ClientApp must compress: ``ClientApp(mods=[compress_reply])`` for any app whose replies to ``train``
+    hold one ArrayRecord and one MetricRecord, ``compressed(app)`` for this suite's batched ones.** What it
+    is asked for stands in each message's config: ``compressor``, ``error-feedback``, ``round-index`` (the
+    round, from 0) and ``acknowledged`` (the ``round-index`` of the node's last update that was absorbed, or
+    -1).
+
+    Parameters
+    ----------
+    strategy : Strategy
+        Flower's own, this suite's, or any other whose ``start`` does not call ``super().start``. Whatever is
+        not named here is read from it and written to it.
+    compressor : str or Compressor (default: "topk(0.01)")
+        As ``parse_compressor`` reads it. With ``identity`` replies are dense, and only checked and counted.
+    error_feedback : bool (default: True)
+        Nodes keep what compression drops, and add it to their next message.
+
+    Raises
+    ------
+    ValueError
+        If the compressor is none.
+
+    Notes
+    -----
+    - Running statistics and integers of a state dict travel as they are, beside the update.
+    - A reply that is no update of the model that was sent, or whose metrics are not finite, is handed on as
+      an error, which every Strategy counts as a lost reply, and is counted by reason in ``report``.
+    - An update counts as absorbed if the round gave a model and, where the wrapped strategy has a ``report``
+      of what it accepts, if it was accepted. A node whose update was not takes it back.
+    """
+
+    strategy: Strategy
+    uplink: "Uplink"
+
+    def __init__(
+        self, strategy: Strategy, compressor: str | Compressor = "topk(0.01)", error_feedback: bool = True
+    ) -> None:
+        self.strategy = strategy
+        self.uplink = Uplink(parse_compressor(str(compressor)), error_feedback)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only the wrapped strategy has."""
+        if name in Compressed.__annotations__ or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what is the wrapped strategy's there: its ``start`` runs with this object as its self."""
+        if name in Compressed.__annotations__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.strategy, name, value)
+
+    @property
+    def uplink_bits(self) -> int:
+        """The paper's bits of all updates since the start that decoded."""
+        return self.uplink.bits
+
+    @property
+    def uplink_payload_bytes(self) -> int:
+        """Their bytes, as they were serialised."""
+        return self.uplink.payload_bytes
+
+    @property
+    def dense_uplink_bits(self) -> int:
+        """What ``uplink_bits`` would be had the models travelled that the updates stand for."""
+        return self.uplink.dense_bits
+
+    @property
+    def dense_uplink_payload_bytes(self) -> int:
+        """What ``uplink_payload_bytes`` would be had those models travelled."""
+        return self.uplink.dense_payload_bytes
+
+    @property
+    def report(self) -> ExchangeReport:
+        """What the last training exchange sent, got and lost, updates that did not decode by reason."""
+        own, theirs = self.uplink.report, self._their_report()
+        if theirs is None:
+            return own
+        errors = Counter({f"error {_ERROR}": self.uplink.replaced})
+        lost = self.uplink.undecoded
+        return ExchangeReport(theirs.sent, theirs.accepted, theirs.rejected - errors + lost)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the wrapped strategy's ``start``, whose rounds come through here."""
+        run = type(self.strategy).start
+        return run(
+            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Let the wrapped strategy write its messages, and ask in each for a compressed reply."""
+        if server_round == 1 and self.uplink.acknowledged:
+            self.uplink = Uplink(self.uplink.compressor, self.uplink.error_feedback)
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        return self.uplink.ask(server_round - 1, messages, _partition_ids(self.strategy))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Decode the replies as they arrive, and let the wrapped strategy aggregate them."""
+        with closing(self._decoded(replies)) as decoded:
+            models = list(decoded) if isinstance(replies, list) else decoded
+            arrays, metrics = self.strategy.aggregate_train(server_round, models)
+        if arrays is not None:
+            self.uplink.acknowledge(server_round - 1)
+        return arrays, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the wrapped strategy's."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the wrapped strategy's."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log(INFO, "\t├──> Compressed uplinks of %s:", type(self.strategy).__name__)
+        log(INFO, "\t│\t├── Compressor: %s", self.uplink.compressor)
+        log(INFO, "\t│\t└── Error feedback: %s", self.uplink.error_feedback)
+        self.strategy.summary()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped strategy's state, the acknowledgements and the traffic, for a checkpoint.
+
+        Raises
+        ------
+        AttributeError
+            If the wrapped strategy has no ``state_dict``, as Flower's have not.
+        """
+        theirs: Any = self.strategy
+        return {"strategy": theirs.state_dict(), "uplink": self.uplink.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        theirs: Any = self.strategy
+        theirs.load_state_dict(state["strategy"])
+        self.uplink.load_state_dict(state["uplink"])
+
+    def _decoded(self, replies: Iterable[Message]) -> Generator[Message, None, None]:
+        """Yield what the wrapped strategy is to see; note which updates it takes."""
+        key = _setting(self.strategy, "weighted_by_key", "num-examples")
+        for reply in replies:
+            model = self.uplink.decoded(reply, key)
+            if model is None:
+                continue
+            before = self._their_report()
+            accepted = -1 if before is None else before.accepted
+            try:
+                yield model
+            finally:  # Also where the strategy has heard enough and asks for no other.
+                after = self._their_report()
+                if model.has_content() and (after is None or after.accepted > accepted):
+                    self.uplink.absorbed.add(model.metadata.src_node_id)
+
+    def _their_report(self) -> ExchangeReport | None:
+        report = getattr(self.strategy, "report", None)
+        return report if isinstance(report, ExchangeReport) else None
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """The model x^k that a node was sent: its layout, and the vector (d,) of its compressed keys."""
+
+    layout: Layout
+    vector: NDArray[Any]
+
+    @classmethod
+    def of(cls, arrays: ArrayRecord) -> "_Sent":
+        layout = Layout.of(arrays)
+        part = compressed_part(layout)
+        compressed = to_record({key: view(arrays[key]) for key in part.keys})
+        return cls(layout, part.flatten(compressed, np.result_type(np.float32, *part.dtypes)))
+
+
+@dataclass
+class Uplink:
+    """What is asked of the nodes, what of it came, and what of that was absorbed."""
+
+    compressor: Compressor
+    error_feedback: bool
+    # By partition id where the wrapped strategy knows them: node ids do not outlive a run.
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    bits: int = 0
+    payload_bytes: int = 0
+    dense_bits: int = 0
+    dense_payload_bytes: int = 0
+    # Of the exchange at hand.
+    absorbed: set[int] = field(default_factory=set)
+    undecoded: Counter[str] = field(default_factory=Counter)
+    replaced: int = 0
+    _errors: Counter[str] = field(default_factory=Counter)
+    _asked: dict[int, Message] = field(default_factory=dict)
+    _waiting: set[int] = field(default_factory=set)
+    _partition_ids: Mapping[int, int] = field(default_factory=dict)
+    _models: dict[int, _Sent] = field(default_factory=dict)
+
+    def ask(
+        self, round_index: int, messages: list[Message], partition_ids: Mapping[int, int]
+    ) -> list[Message]:
+        """Write into each message's config what its node is asked for; equal contents stay one object."""
+        self._partition_ids = partition_ids
+        self._asked = {message.metadata.dst_node_id: message for message in messages}
+        self._waiting = set(self._asked)
+        self.absorbed, self.undecoded, self._errors, self.replaced = set(), Counter(), Counter(), 0
+        self._models = {}
+        contents: dict[tuple[int, int], RecordDict] = {}
+        originals = [message.content for message in messages]
+        for message, content in zip(messages, originals, strict=True):
+            acknowledged = self.acknowledged.get(self._key(message.metadata.dst_node_id), -1)
+            shared = id(content), acknowledged
+            if shared not in contents:
+                contents[shared] = self._asking(content, round_index, acknowledged)
+            message.content = contents[shared]
+        return messages
+
+    def decoded(self, reply: Message, weighted_by_key: str) -> Message | None:
+        """Return the reply as the wrapped strategy is to see it: a model, an error, or None for nothing."""
+        node_id = reply.metadata.src_node_id
+        try:
+            instruction = self._answered(reply)
+        except PayloadError as error:
+            self._lose(node_id, error)
+            return None
+        if reply.has_error():
+            self._errors[f"error {reply.error.code}"] += 1
+            return reply
+        try:
+            checked_metrics(reply.content, weighted_by_key)
+            reply.content = self._model(reply.content, instruction)
+        except PayloadError as error:
+            self._lose(node_id, error)
+            self.replaced += 1
+            return Message(Error(_ERROR, str(error)), reply_to=instruction)
+        return reply
+
+    def acknowledge(self, round_index: int) -> None:
+        """Note that the updates that were absorbed are in the model."""
+        for node_id in sorted(self.absorbed):
+            self.acknowledged[self._key(node_id)] = round_index
+
+    @property
+    def report(self) -> ExchangeReport:
+        """What was sent, decoded and lost."""
+        silent = Counter({"no reply": len(self._waiting)} if self._waiting else {})
+        return ExchangeReport(len(self._asked), len(self.absorbed), self._errors + self.undecoded + silent)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what outlives a round."""
+        traffic = [self.bits, self.payload_bytes, self.dense_bits, self.dense_payload_bytes]
+        return {"acknowledged": {str(k): v for k, v in sorted(self.acknowledged.items())}, "traffic": traffic}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self.acknowledged = {int(key): int(value) for key, value in state["acknowledged"].items()}
+        self.bits, self.payload_bytes, self.dense_bits, self.dense_payload_bytes = map(int, state["traffic"])
+
+    def _key(self, node_id: int) -> int:
+        return self._partition_ids.get(node_id, node_id)
+
+    def _asking(self, content: RecordDict, round_index: int, acknowledged: int) -> RecordDict:
+        if len(content.array_records) != 1 or len(content.config_records) > 1:
+            raise ValueError(
+                f"the strategy's messages hold {len(content.array_records)} ArrayRecords and "
+                f"{len(content.config_records)} ConfigRecords; valid is one, and at most one"
+            )
+        key, config = next(iter(content.config_records.items()), ("config", ConfigRecord()))
+        asked: dict[str, str | bool | int] = {
+            "compressor": str(self.compressor),
+            "error-feedback": self.error_feedback,
+            "round-index": round_index,
+            "acknowledged": acknowledged,
+        }
+        return RecordDict({**content, key: ConfigRecord({**config, **asked})})
+
+    def _answered(self, reply: Message) -> Message:
+        """Return what the reply answers, which is then waited for no longer."""
+        node_id = reply.metadata.src_node_id
+        if node_id not in self._asked:
+            raise PayloadError("unknown node", f"node {node_id}")
+        instruction = self._asked[node_id]
+        if reply.metadata.group_id != instruction.metadata.group_id:
+            raise PayloadError("stale", f"of round {reply.metadata.group_id!r}")
+        if node_id not in self._waiting:
+            raise PayloadError("duplicate", f"node {node_id}")
+        self._waiting.remove(node_id)
+        return instruction
+
+    def _model(self, content: RecordDict, instruction: Message) -> RecordDict:
+        """Return the reply's content with the model in place of its update, and count both."""
+        ((name, arrays),) = instruction.content.array_records.items()
+        if id(arrays) not in self._models:
+            self._models[id(arrays)] = _Sent.of(arrays)
+        sent = self._models[id(arrays)]
+        if self.compressor == Identity():
+            model = _only_arrays(content)
+            sent.layout.flatten(promoted(sent.layout, model), sent.vector.dtype)
+        else:
+            model = self._rebuilt(_only_arrays(content, _UPDATE), sent)
+        dense_bits = 32 * sent.layout.size
+        self.bits += nominal_bits(model, dense_bits)
+        self.payload_bytes += payload_bytes(model)
+        self.dense_bits += dense_bits
+        self.dense_payload_bytes += payload_bytes(to_record(record_payload(model)))
+        return RecordDict({name: model, **content.metric_records, **content.config_records})
+
+    def _rebuilt(self, record: ArrayRecord, sent: _Sent) -> ArrayRecord:
+        """Return the model x^k + Q(m), which is counted as the update that came."""
+        part, rest = compressed_part(sent.layout), dense_part(sent.layout)
+        update, dense = unpack_update(self.compressor, sent.layout, record)
+        with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+            values = record_payload(part.unflatten(sent.vector + update)) | dense
+        if not all(np.isfinite(values[key]).all() for key in part.keys):
+            raise PayloadError("non-finite", "the model with the update added overflows")
+        payload = {key: array for key, array in record_payload(record).items() if key not in rest.slices}
+        bits = self.compressor.bits(part.size, payload) + 32 * rest.size
+        return decoded_record({key: values[key] for key in sent.layout.keys}, payload_bytes(record), bits)
+
+    def _lose(self, node_id: int, error: PayloadError) -> None:
+        self.undecoded[error.reason] += 1
+        log(INFO, "\t> Update of node %d not used: %s", node_id, error)
+
+
+def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
+    if len(content.array_records) != 1:
+        raise PayloadError("bad arrays", f"{len(content.array_records)} ArrayRecords, expected one")
+    ((name, record),) = content.array_records.items()
+    if key not in (None, name):
+        raise PayloadError("not compressed", f"the ArrayRecord is {name!r}, expected {key!r}")
+    return record
+
+
+def _setting(strategy: Strategy, name: str, default: str) -> str:
+    """Return a setting of Flower's strategies, or of this suite's."""
+    value = getattr(strategy, name, None) or getattr(getattr(strategy, "settings", None), name, default)
+    return str(value)
+
+
+def _partition_ids(strategy: Strategy) -> dict[int, int]:
+    """Return partition ids by node id, where the strategy has asked its nodes."""
+    for owner in (strategy, getattr(strategy, "federation", None)):
+        if isinstance(roster := getattr(owner, "_roster", None), Roster):
+            return {node.node_id: node.partition_id for node in roster.nodes}
+    return {}

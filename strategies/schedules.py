@@ -1,0 +1,288 @@
+"""Step sizes as functions of the communication round: fixed, diminishing, step-decay.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity": the schedules of Theorems 1 to 3. Rounds count from 0.
+Differs: a stage of the step-decay schedule may have any length; Theorem 3 wants ``theory_stage_len``.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "SCHEDULES",
+    "Diminishing",
+    "Fixed",
+    "Schedule",
+    "StepDecay",
+    "parse_schedule",
+    "schedule",
+    "theory_stage_len",
+]
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """A step size for every round k = 0, 1, ...: positive and never increasing.
+
+    Whether it drives the step of a round or that of a local iteration is for the caller to say.
+    """
+
+    name: ClassVar[str]
+
+    def __call__(self, k: int) -> float:
+        """Return gamma_k, the same float64 as ``values``; ValueError if k < 0."""
+        _whole("k", k, least=0)
+        return float(self._steps(np.array([k]))[0])
+
+    def values(self, num_rounds: int) -> NDArray[np.float64]:
+        """Return gamma_0, ..., gamma_{K-1} (num_rounds,); ValueError if ``num_rounds`` < 1."""
+        _whole("num_rounds", num_rounds)
+        return self._steps(np.arange(num_rounds))
+
+    def __str__(self) -> str:
+        """Return what ``parse_schedule`` reads back."""
+        said = (f"{field.name}={_plain(getattr(self, field.name))!r}" for field in fields(self))
+        return f"{self.name}({', '.join(said)})"
+
+    @abstractmethod
+    def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return gamma_k for an array of rounds."""
+
+
+@dataclass(frozen=True)
+class Fixed(Schedule):
+    """gamma_k = c / sqrt(K), so that the squares of a run's K steps sum to c^2.
+
+    Rounds past K, of a run that goes on for longer than planned, take the same step.
+
+    Parameters
+    ----------
+    c : float
+        Finite, > 0.
+    num_rounds : int
+        K, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> Fixed(c=2, num_rounds=400)(7)
+    0.1
+    """
+
+    name = "fixed"
+    c: float
+    num_rounds: int
+
+    def __post_init__(self) -> None:
+        _positive("c", self.c)
+        _whole("num_rounds", self.num_rounds)
+
+    def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.full(k.shape, self.c / math.sqrt(self.num_rounds))
+
+
+@dataclass(frozen=True)
+class Diminishing(Schedule):
+    """gamma_k = c / (k + 1)^nu: sums to infinity, its squares to at most 2 nu c^2 / (2 nu - 1).
+
+    Parameters
+    ----------
+    c : float
+        The first step, finite, > 0.
+    nu : float
+        In the open interval (1/2, 1).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> [round(Diminishing(c=0.8, nu=0.51)(k), 6) for k in (0, 1, 399)]
+    [0.8, 0.561778, 0.037674]
+    """
+
+    name = "diminishing"
+    c: float
+    nu: float
+
+    def __post_init__(self) -> None:
+        _positive("c", self.c)
+        _require(
+            "nu", self.nu, "a number in the open interval (0.5, 1)", _is_real(self.nu) and 0.5 < self.nu < 1
+        )
+
+    def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.asarray(self.c / (k + 1.0) ** self.nu)
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """gamma_k = gamma0 / decay_factor^floor(k / stage_len): constant in stages, then cut.
+
+    Parameters
+    ----------
+    gamma0 : float
+        The first stage's step, finite, > 0.
+    decay_factor : float
+        What a step is divided by after each stage, finite, > 1.
+    stage_len : int
+        Rounds of a stage, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> [StepDecay(gamma0=0.8, decay_factor=2, stage_len=50)(k) for k in (0, 49, 50, 399)]
+    [0.8, 0.8, 0.4, 0.00625]
+    """
+
+    name = "step-decay"
+    gamma0: float
+    decay_factor: float
+    stage_len: int
+
+    def __post_init__(self) -> None:
+        _positive("gamma0", self.gamma0)
+        _decaying(self.decay_factor)
+        _whole("stage_len", self.stage_len)
+
+    def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
+        # The power leaves float64 only where the quotient, too, is less than any float64.
+        with np.errstate(over="ignore"):
+            return np.asarray(self.gamma0 / float(self.decay_factor) ** (k // self.stage_len))
+
+
+_KINDS: dict[str, type[Schedule]] = {kind.name: kind for kind in (Diminishing, Fixed, StepDecay)}
+SCHEDULES = tuple(_KINDS)
+
+
+def schedule(kind: str, **params: float) -> Schedule:
+    """Return a schedule by its name.
+
+    Parameters
+    ----------
+    kind : str
+        One of ``SCHEDULES``.
+    **params : float
+        That schedule's parameters, all of them and no others.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or a parameter is missing, unknown or out of range.
+
+    Examples
+    --------
+    >>> schedule("fixed", c=2, num_rounds=400)
+    Fixed(c=2, num_rounds=400)
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"schedule is {kind!r}; valid is one of {', '.join(SCHEDULES)}")
+    needed = [field.name for field in fields(_KINDS[kind])]
+    if sorted(params) != sorted(needed):
+        got = ", ".join(params) or "nothing"
+        raise ValueError(f"schedule {kind!r} got {got}; valid is exactly {', '.join(needed)}")
+    return _KINDS[kind](**params)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Return the schedule that ``str`` wrote: ``parse_schedule(str(s)) == s``.
+
+    Raises
+    ------
+    ValueError
+        If the text is not ``name(key=number, ...)``, or ``schedule`` refuses it.
+
+    Examples
+    --------
+    >>> parse_schedule("diminishing(c=0.8, nu=0.51)")
+    Diminishing(c=0.8, nu=0.51)
+    """
+    written = re.fullmatch(r"\s*([\w-]+)\s*\(([^()]*)\)\s*", text)
+    try:
+        if written is None:
+            raise ValueError
+        pairs = [pair.split("=") for pair in written[2].split(",") if pair.strip()]
+        params = {key.strip(): _number(value) for key, value in pairs}
+    except ValueError:
+        raise ValueError(f"schedule is {text!r}; valid is 'fixed(c=2, num_rounds=400)' or the like") from None
+    return schedule(written[1], **params)
+
+
+def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
+    """Return ceil(2 K / log_a K), the stage length that Theorem 3 wants for K rounds and decay factor a.
+
+    A stage is longer than the whole run where K < a^2.
+
+    Parameters
+    ----------
+    num_rounds : int
+        K, >= 2.
+    decay_factor : float
+        a, finite, > 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> theory_stage_len(256, 2), theory_stage_len(400, 2)
+    (64, 93)
+    """
+    _whole("num_rounds", num_rounds, least=2)
+    _decaying(decay_factor)
+    length = 2 * num_rounds * math.log2(decay_factor) / math.log2(num_rounds)
+    # Rounding of the logarithms must not push an exact integer to the next one.
+    return math.ceil(length * (1 - 1e-12))
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _plain(value: float) -> float:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_real(value: float) -> bool:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _require(key: str, value: float, valid: str, holds: bool) -> None:
+    if not holds:
+        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+
+
+def _positive(key: str, value: float) -> None:
+    _require(key, value, "a finite number > 0", _is_real(value) and value > 0)
+
+
+def _decaying(decay_factor: float) -> None:
+    holds = _is_real(decay_factor) and decay_factor > 1
+    _require("decay_factor", decay_factor, "a finite number > 1", holds)
+
+
+def _whole(key: str, value: int, least: int = 1) -> None:
+    holds = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+    _require(key, value, f"an integer >= {least}", holds)

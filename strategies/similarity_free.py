@@ -1,0 +1,436 @@
+"""FedAvg, FedProx and their error-feedback forms under a step-size schedule: one family, three switches.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", the server's lines of Algorithms 1 to 4.
+Differs: what becomes of a round in which a worker is missing, which the paper leaves out. The divisor stays
+n and the missing worker counts as one that did not move, which keeps the virtual iterate exact; by default
+such a round is repeated instead, and then the run stops.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, Literal, Self, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import ExchangeReport, Node
+from hedgerow.strategies.federation import Federation, FederationOptions, at_least, only_arrays
+from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.strategies.schedules import Schedule
+from hedgerow.wire.compress import (
+    Compressor,
+    Identity,
+    compressed_part,
+    parse_compressor,
+    record_payload,
+    unpack_update,
+)
+from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.records import payload_bytes
+
+__all__ = ["InnerSolver", "SimilarityFree"]
+
+UP, DOWN = "worker->server", "server->worker"
+
+# Metrics of single workers whose mean says nothing.
+_TOTALS = ("memory-lost", "payload-bits")
+_LARGEST = ("curvature", "prox-residual")
+
+
+@dataclass(frozen=True)
+class InnerSolver:
+    """How a worker approximates its proximal point, by gradient steps on the inner problem.
+
+    Parameters
+    ----------
+    lr : str (default: "auto:0.1")
+        ``auto:<max>``, a third of the proximal parameter but no more than the maximum, or
+        ``fixed:<value>``, which diverges where it exceeds twice the proximal parameter.
+    steps : int (default: 30)
+        Inner steps at most, >= 1.
+    tol : float (default: 1e-3)
+        Stop at this residual relative to the first gradient, in [0, 1).
+    batch : {"fixed", "fresh"} (default: "fixed")
+        One mini-batch a round, as the theory has it, or one an inner step.
+    """
+
+    lr: str = "auto:0.1"
+    steps: int = 30
+    tol: float = 1e-3
+    batch: Literal["fixed", "fresh"] = "fixed"
+
+    def __post_init__(self) -> None:
+        at_least("steps", self.steps, 1)
+        if not 0 <= self.tol < 1:
+            raise ValueError(f"tol is {self.tol!r}; valid is a number in [0, 1)")
+        if self.batch not in ("fixed", "fresh"):
+            raise ValueError(f"batch is {self.batch!r}; valid is 'fixed' or 'fresh'")
+
+    def instructions(self) -> dict[str, str | int | float]:
+        """Return the solver as keys of a message's config."""
+        return {
+            "inner-lr": self.lr,
+            "inner-steps": self.steps,
+            "inner-tol": self.tol,
+            "inner-batch": self.batch,
+        }
+
+
+class SimilarityFree(Strategy):
+    """Federated learning whose step sizes need no bound on how much the workers' data differ.
+
+    Round k (from 0) sends x^k and gamma^k to every worker, which applies its operator and replies with
+
+    - no compressor: its model x_i^k; then x^{k+1} = (1/n) sum_i x_i^k (Algorithms 1 and 3);
+    - a compressor Q and error feedback: q_i^k = Q(x_i^k - x^k + e_i^k), and keeps what was not sent;
+      then x^{k+1} = x^k + (1/n) sum_i q_i^k (Algorithms 2 and 4);
+    - a compressor without error feedback: the same with e_i = 0, which is FedPAQ.
+
+    **The ClientApp must be** ``hedgerow.clients.similarity_free_client()``.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        gamma_k for k = 0, 1, …, see ``hedgerow.strategies.schedules``.
+    operator : {"gradient", "prox"} (default: "gradient")
+        ``local_iters`` steps of SGD (FedAvg), or one proximal step (FedProx).
+    compressor : str or Compressor (default: "identity")
+        ``identity``, ``topk(0.01)``, ``sign`` or ``ternary``, see ``hedgerow.wire.compress``.
+    error_feedback : bool (default: True)
+        Whether a worker keeps what its compressor cut off. Without a compressor it keeps nothing.
+    schedule_drives : {"local", "round"} (default: "local")
+        Whether gamma_k is the step of a local iteration, as in the paper's experiments, or that of a whole
+        round, as in its theory: then a local step of the gradient operator is gamma_k / ``local_iters``.
+    local_iters : int (default: 30)
+        Local iterations T of the gradient operator, >= 1.
+    batch_size : int (default: 64)
+        Samples of a mini-batch, >= 1.
+    inner : InnerSolver (default: InnerSolver())
+        How workers approximate a proximal point.
+    weighting : {"uniform", "examples"} (default: "uniform")
+        Every worker 1/n, as in the paper, or its share of all examples.
+    probe_rounds : int (default: 0)
+        In the first so many rounds workers also estimate curvature and gradient variance, for the planner.
+    **options
+        See ``FederationOptions``. ``min_available_nodes`` is the number of workers n (default 2);
+        ``min_train_nodes`` is n unless given: a smaller one lets rounds go on without missing workers.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, naming it, its value and what is valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        operator: Literal["gradient", "prox"] = "gradient",
+        compressor: str | Compressor = "identity",
+        error_feedback: bool = True,
+        schedule_drives: Literal["local", "round"] = "local",
+        local_iters: int = 30,
+        batch_size: int = 64,
+        inner: InnerSolver | None = None,
+        weighting: Literal["uniform", "examples"] = "uniform",
+        probe_rounds: int = 0,
+        **options: Unpack[FederationOptions],
+    ) -> None:
+        at_least("local_iters", local_iters, 1)
+        at_least("batch_size", batch_size, 1)
+        at_least("probe_rounds", probe_rounds, 0)
+        _one_of("operator", operator, "gradient", "prox")
+        _one_of("schedule_drives", schedule_drives, "local", "round")
+        _one_of("weighting", weighting, "uniform", "examples")
+        options.setdefault("min_train_nodes", options.get("min_available_nodes", 2))
+        self.schedule = schedule
+        self.operator = operator
+        self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor
+        self.error_feedback = error_feedback
+        self.schedule_drives = schedule_drives
+        self.local_iters = local_iters if operator == "gradient" else 1
+        self.batch_size = batch_size
+        self.inner = inner or InnerSolver()
+        self.weighting = weighting
+        self.probe_rounds = probe_rounds
+        self.federation = Federation(**options)
+        self.settings = self.federation.settings
+        self.on_round_end = self.settings.on_round_end
+        self.max_repeats = self.settings.max_repeats
+        self._x: NDArray[Any] | None = None
+        self._acknowledged: dict[int, int] = {}
+
+    @classmethod
+    def named(cls, algorithm: str, **parameters: Any) -> Self:
+        """Return one of the paper's algorithms: ``fedavg``, ``fedprox``, ``ef-fedavg`` or ``ef-fedprox``.
+
+        Parameters are those of the class. The first two send whole models: they take no ``compressor``.
+        The last two take ``topk(0.01)`` unless given another.
+        """
+        _one_of("algorithm", algorithm, "fedavg", "fedprox", "ef-fedavg", "ef-fedprox")
+        parameters["operator"] = "prox" if algorithm.endswith("fedprox") else "gradient"
+        if algorithm.startswith("ef-"):
+            parameters.setdefault("compressor", "topk(0.01)")
+        elif "compressor" in parameters:
+            raise ValueError(
+                f"compressor is {parameters['compressor']!r}; {algorithm} takes none, ef-{algorithm} does"
+            )
+        return cls(**parameters)
+
+    # State.
+
+    @property
+    def num_workers(self) -> int:
+        """Workers n."""
+        return self.federation.num_clients
+
+    @property
+    def completed_rounds(self) -> int:
+        """Rounds aggregated so far."""
+        return self.federation.completed
+
+    @property
+    def report(self) -> ExchangeReport:
+        """What the last training exchange sent, got and lost."""
+        return self.federation.report
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every transfer so far."""
+        return self.federation.ledger
+
+    def local_step(self, k: int) -> float:
+        """Return what multiplies a gradient in round k (from 0), or that round's proximal parameter."""
+        gamma = self.schedule(k)
+        return gamma / self.local_iters if self.schedule_drives == "round" else gamma
+
+    def current_arrays(self) -> ArrayRecord | None:
+        """Return x^k; None before the first round."""
+        return None if self._x is None else self.federation.known_layout().unflatten(self._x)
+
+    def progress(self) -> Progress:
+        """Return local iterations and traffic since the start; the paper models no time."""
+        total = self.ledger.total()
+        return Progress(
+            iterations=self.completed_rounds * self.local_iters,
+            bits=total.nominal_bits,
+            payload_bytes=total.payload_bytes,
+            sim_seconds=0.0,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next round depends on."""
+        return {
+            **self.federation.state_dict(),
+            "x": self._model(),
+            "acknowledged": {str(worker): k for worker, k in sorted(self._acknowledged.items())},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; the next ``start`` goes on after its round."""
+        self.federation.load_state_dict(state)
+        self._x = np.array(state["x"])
+        self._acknowledged = {int(worker): int(k) for worker, k in state["acknowledged"].items()}
+
+    # Flower's interface.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the strategy; parameters as in Flower's ``Strategy.start``, ``timeout`` a round's deadline.
+
+        Raises
+        ------
+        RosterError
+            If the nodes do not come, or do not make up the federation.
+        TooFewRepliesError
+            If a round stays under ``min_train_nodes`` however often it is repeated.
+        """
+        at_least("num_rounds", num_rounds, 0)
+        if not self.federation.begin(timeout):
+            self._forget()
+        return run_rounds(
+            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send x^k and gamma^k to every worker; one shared record of arrays, a config each."""
+        if server_round == 1 and self.completed_rounds:
+            self.federation.reset()
+            self._forget()
+        if self._x is None:
+            self._x = self.federation.vector(arrays)
+        model = self.federation.known_layout().unflatten(self._x)
+        nodes, offline = self.federation.online(grid, range(self.num_workers))
+        told = {**config, **self._instructions(server_round)}
+        contents = []
+        for node in nodes:
+            acknowledged = self._acknowledged.get(node.partition_id, -1)
+            own = ConfigRecord({**told, "acknowledged": acknowledged})
+            content = RecordDict({self.settings.arrayrecord_key: model, self.settings.configrecord_key: own})
+            contents.append((node, content))
+        bits, size = self._dense_bits(), payload_bytes(model)
+        for node, content in contents:
+            whole = payload_bytes(content)
+            self.federation.book_down(server_round, DOWN, 0, node.partition_id, bits, (size, whole))
+        return self.federation.instruct(server_round, contents, self._checked, offline=offline)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Move x^k by the mean of the workers' moves.
+
+        Nothing changes, and None is returned, if fewer than ``min_train_nodes`` replies are valid: the
+        workers' updates are then not acknowledged, and come back with the next ones.
+        """
+        x = self._model()
+        total = np.zeros(x.shape, np.float64)
+        arrived: dict[int, float] = {}
+        contents: list[RecordDict] = []
+        for reply in self.federation.accept(replies):
+            worker, uplink = reply.node.partition_id, reply.value
+            weight = arrived[worker] = self._weight(worker, uplink.weight)
+            total += weight * uplink.vector.astype(np.float64)
+            arrays = only_arrays(reply.content)
+            self.federation.book_up(server_round, UP, worker, 0, uplink.bits, arrays, reply)
+            contents.append(RecordDict(dict(reply.content.metric_records)))
+        if not self.federation.enough():
+            return None, None
+        self._x = self._moved(x, total, arrived)
+        self._acknowledged |= dict.fromkeys(arrived, server_round - 1)
+        self.federation.completed = server_round
+        return self.current_arrays(), self._train_metrics(contents)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send x^{k+1} to a share of the workers."""
+        return self.federation.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the workers' metrics."""
+        return self.federation.aggregate_evaluate(replies)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        memory = "error feedback" if self.error_feedback and self.compressed else "no error feedback"
+        log(INFO, "\t├──> Workers: %d, weights: %s", self.num_workers, self.weighting)
+        log(INFO, "\t├──> Operator: %s | local iterations: %d", self.operator, self.local_iters)
+        log(INFO, "\t├──> Step size: %s, drives the %s step", self.schedule, self.schedule_drives)
+        log(INFO, "\t├──> Uplink: %s, %s", self.compressor, memory)
+        self.federation.log_keys()
+
+    # Mechanics.
+
+    @property
+    def compressed(self) -> bool:
+        """Whether workers send compressed changes instead of models."""
+        return not isinstance(self.compressor, Identity)
+
+    def _forget(self) -> None:
+        self._x = None
+        self._acknowledged = {}
+
+    def _model(self) -> NDArray[Any]:
+        if self._x is None:
+            raise RuntimeError("No model yet: configure_train or start comes first.")
+        return self._x
+
+    def _dense_bits(self) -> int:
+        return 32 * self.federation.known_layout().size
+
+    def _instructions(self, server_round: int) -> dict[str, str | int | float | bool]:
+        k = server_round - 1
+        instructions: dict[str, str | int | float | bool] = {
+            "server-round": server_round,
+            "round-index": k,
+            "operator": self.operator,
+            "local-step": self.local_step(k),
+            "local-iters": self.local_iters,
+            "batch-size": self.batch_size,
+            "seed": self.settings.seed,
+            "compressor": str(self.compressor),
+            "error-feedback": self.error_feedback,
+            "probe": k < self.probe_rounds,
+        }
+        if self.operator == "prox":
+            instructions |= self.inner.instructions()
+        return instructions
+
+    def _checked(self, node: Node, content: RecordDict) -> "_Uplink":
+        """Read a worker's model, or its compressed change."""
+        x, layout = self._model(), self.federation.known_layout()
+        arrays = only_arrays(content)
+        weight = self.federation.checked_weight(content)
+        if not self.compressed:
+            return _Uplink(weight, layout.flatten(arrays, x.dtype), self._dense_bits())
+        update, dense = unpack_update(self.compressor, layout, arrays)
+        part = compressed_part(layout)
+        change = np.zeros_like(x)
+        for key, where in part.slices.items():
+            change[layout.slices[key]] = update[where]
+        for key, values in dense.items():
+            change[layout.slices[key]] = values.ravel() - x[layout.slices[key]]
+        payload = {key: values for key, values in record_payload(arrays).items() if key not in dense}
+        bits = self.compressor.bits(part.size, payload) + 32 * (layout.size - part.size)
+        return _Uplink(weight, change, bits)
+
+    def _weight(self, worker: int, told: float) -> float:
+        return self.federation.sizes.setdefault(worker, told) if self.weighting == "examples" else 1.0
+
+    def _moved(self, x: NDArray[Any], total: NDArray[np.float64], arrived: dict[int, float]) -> NDArray[Any]:
+        """Return x^{k+1} of the weighted sum of what arrived; a missing worker counts as one that stayed."""
+        weight_here = sum(arrived.values())
+        typical = weight_here / len(arrived) if arrived else 1.0
+        missing = [i for i in range(self.num_workers) if i not in arrived]
+        weight_missing = sum(self._weight(i, self.federation.sizes.get(i, typical)) for i in missing)
+        weight = weight_here + weight_missing
+        if self.compressed:
+            return (x + total / weight).astype(x.dtype)
+        return ((total + weight_missing * x if missing else total) / weight).astype(x.dtype)
+
+    def _train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
+        """Aggregate as asked for; sums and maxima where a mean says nothing."""
+        metrics = self.federation.train_metrics(contents)
+        if self.settings.train_metrics_aggr_fn is None:
+            for keys, combine in ((_TOTALS, sum), (_LARGEST, max)):
+                for key in keys:
+                    if key in metrics:
+                        metrics[key] = combine([_metric(content, key) for content in contents])
+        if lost := metrics.get("memory-lost"):
+            log(WARNING, "%.0f workers had lost their error memory: what it held is gone.", lost)
+        return metrics
+
+
+@dataclass(frozen=True)
+class _Uplink:
+    """What a worker's reply holds: its weight, its model or change (M,), and the paper's bits of it."""
+
+    weight: float
+    vector: NDArray[Any]
+    bits: int
+
+
+def _metric(content: RecordDict, key: str) -> float:
+    (metrics,) = content.metric_records.values()
+    return float(metrics[key])  # type: ignore[arg-type]
+
+
+def _one_of(key: str, value: str, *names: str) -> None:
+    if value not in names:
+        raise ValueError(f"{key} is {value!r}; valid is one of {', '.join(names)}")

@@ -1,0 +1,1160 @@
+"""What the theory says before a run: admissible steps, constants, bounds, rounds and uplink to accuracy.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity": recursion (1), Theorems 1-3, Propositions 1-4, Lemmas 1-4, Appendix E.
+Differs: by default the constants and the step-decay bound are corrected. Proposition 1 prints a superfluous
+T; Proposition 3 a variance coefficient that is too small; Proposition 4 loses an L^2, which admits too large
+steps if L > 1; the proof of Theorem 3 bounds the largest of its stages' terms by the smallest, and its
+statement is false in general. The printed versions are there on request. Where gradients are noisy, the
+bounds of the proximal algorithms are heuristic: gradients at a proximal point are not unbiased, as the
+paper takes them to be.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+
+__all__ = [
+    "Algorithm",
+    "Constants",
+    "Estimate",
+    "Estimates",
+    "Mode",
+    "Plan",
+    "Source",
+    "best_c_fixed",
+    "bound_any",
+    "bound_diminishing",
+    "bound_fixed",
+    "bound_fixed_product",
+    "bound_step_decay",
+    "client_drift_bound",
+    "error_memory_bound",
+    "error_memory_radius",
+    "estimates",
+    "estimates_from_rounds",
+    "fedprox_similarity_margin",
+    "gradient_norms_bound",
+    "max_step",
+    "omega",
+    "plan",
+    "prox_displacement_bound",
+    "robust_sgd_constants",
+    "rounds_any",
+    "rounds_diminishing",
+    "rounds_fixed",
+    "rounds_step_decay",
+    "sgd_constants",
+    "square_sum_bound",
+    "step_decay_stage_bounds",
+    "system_constants",
+    "uplink_bits_to_accuracy",
+]
+
+_SQRT6 = math.sqrt(6)
+_BITS_PER_PARAMETER = 32
+
+
+class Algorithm(StrEnum):
+    """The paper's four algorithms."""
+
+    FEDAVG = "fedavg"
+    FEDPROX = "fedprox"
+    EF_FEDAVG = "ef-fedavg"
+    EF_FEDPROX = "ef-fedprox"
+
+    @property
+    def proximal(self) -> bool:
+        """Whether a local iteration is a proximal step, of which a round takes one."""
+        return self in (Algorithm.FEDPROX, Algorithm.EF_FEDPROX)
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether updates are compressed and nodes keep what compression dropped."""
+        return self in (Algorithm.EF_FEDAVG, Algorithm.EF_FEDPROX)
+
+
+class Mode(StrEnum):
+    """Whose constants: the corrected ones, or those that the paper prints."""
+
+    CORRECTED = "corrected"
+    PRINTED = "printed"
+
+
+# Propositions 1-4: admissible steps and the constants of recursion (1)
+
+
+def omega(contraction: float) -> float:
+    """Return omega = (1 - alpha)(1 + 2 / alpha), how strongly an update's norm enters the error memory.
+
+    Parameters
+    ----------
+    contraction : float
+        alpha of ||Q(v) - v||^2 <= (1 - alpha) ||v||^2, in (0, 1]; 1 is no compression.
+    """
+    _contraction(contraction)
+    return (1 - contraction) * (1 + 2 / contraction)
+
+
+def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = "corrected") -> float:
+    """Return the largest step of recursion (1): alpha^k = T gamma^k of FedAvg, gamma^k of FedProx.
+
+    Parameters
+    ----------
+    algorithm : str
+        An ``Algorithm`` or its value.
+    L : float
+        Smoothness of every f_i, finite, > 0.
+    contraction : float (default: 1.0)
+        alpha of the compressor, in (0, 1]; matters with error feedback only.
+    mode : str (default: "corrected")
+        A ``Mode`` or its value.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or a number is out of range.
+    """
+    algorithm, mode = _algorithm(algorithm), _mode(mode)
+    _positive(L=L)
+    w = omega(contraction)
+    if not algorithm.error_feedback:
+        return 1 / (_SQRT6 * L)
+    if w == 0:
+        return 1 / (6 * L)
+    if mode is Mode.PRINTED and algorithm is Algorithm.EF_FEDPROX:
+        return min(1 / (6 * L), math.sqrt(contraction / (w * (4 + 4 * L**2 / 3))) / 2)
+    return min(1 / 6, math.sqrt(3 * contraction / (64 * w))) / L
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of V_{k+1} <= (1 + b1 gamma_k^2) V_k - b2 gamma_k W_k + b3 gamma_k^2, eq. (1).
+
+    W_k is E||grad f(x^k)||^2. V_k is E[f(z^k)] - f^inf + error_weight gamma_k (1/n) sum_i E||e_i^k||^2,
+    where z^k is x^k plus the mean of the error memories e_i^k.
+
+    Parameters
+    ----------
+    b1, b3 : float
+        Finite, >= 0; in curvature^2 and loss curvature^2.
+    b2 : float
+        Finite, > 0.
+    error_weight : float (default: 0.0)
+        Finite, >= 0; 0 without error feedback.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    b1: float
+    b2: float
+    b3: float
+    error_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(b2=self.b2)
+        _not_negative(b1=self.b1, b3=self.b3, error_weight=self.error_weight)
+
+
+def system_constants(
+    algorithm: str,
+    L: float,
+    *,
+    sigma2: float,
+    delta_inf: float,
+    contraction: float = 1.0,
+    local_iters: int = 1,
+    mode: str = "corrected",
+) -> Constants:
+    """Return the constants of Propositions 1-4, valid for steps up to ``max_step``.
+
+    Parameters
+    ----------
+    algorithm, L, contraction, mode
+        As in ``max_step``.
+    sigma2 : float
+        Bound on the variance of a mini-batch gradient, finite, >= 0.
+    delta_inf : float
+        Delta^inf, the mean over nodes of f^inf - f_i^inf, finite, >= 0; 0 iff they share a minimiser.
+    local_iters : int (default: 1)
+        T, >= 1; 1 for the proximal algorithms. Only FedAvg's printed constants depend on it.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or a number is out of range.
+    """
+    algorithm, mode = _algorithm(algorithm), _mode(mode)
+    _not_negative(sigma2=sigma2, delta_inf=delta_inf)
+    _local_iters(algorithm, local_iters)
+    limit = max_step(algorithm, L, contraction=contraction, mode=mode)
+    if not algorithm.error_feedback:
+        T = local_iters if mode is Mode.PRINTED else 1
+        b1 = _SQRT6 * L**2 * T
+        return Constants(b1, 1 / 2, b1 * delta_inf + L * (1 + 3 / _SQRT6 * T) * sigma2)
+    error_weight, variance_weight = 3 * L**2 / contraction, 9 * L / 4
+    if mode is Mode.PRINTED and algorithm is Algorithm.EF_FEDAVG:
+        error_weight, variance_weight = 4 * (1 + 1.5 * L) * L**2 / contraction, 13 * L / 8
+    A = error_weight * limit
+    C2 = 16 / 3 * omega(contraction) * A + 3 * L / 2
+    C3 = 14 / 3 * omega(contraction) * A + variance_weight
+    return Constants(2 * L * C2, 1 / 4, 2 * L * C2 * delta_inf + C3 * sigma2, error_weight)
+
+
+def sgd_constants(L: float, A: float, C: float) -> Constants:
+    """Return the constants of plain SGD, Appendix E.
+
+    Parameters
+    ----------
+    L : float
+        Smoothness, finite, > 0.
+    A, C : float
+        Of E||g||^2 <= 2 A (f - f^inf) + B ||grad f||^2 + C, finite, >= 0; steps are at most 1 / (L B).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    return robust_sgd_constants(L, A, C, angle=0.0)
+
+
+def robust_sgd_constants(L: float, A: float, C: float, *, angle: float) -> Constants:
+    """Return the constants of Byzantine-robust SGD, Appendix E.
+
+    Parameters
+    ----------
+    L, A, C : float
+        As in ``sgd_constants``, of the robust aggregate.
+    angle : float
+        By how much the aggregate may turn away from the gradient, radians in [0, pi/2).
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(L=L)
+    _not_negative(A=A, C=C)
+    _require("angle", angle, "a number in [0, pi/2)", 0 <= angle < math.pi / 2)
+    return Constants(L * A, (1 - math.sin(angle)) / 2, L * C / 2)
+
+
+# Bounds on min_{k < K} W_k
+
+
+def bound_any(constants: Constants, V0: float, steps: ArrayLike) -> float:
+    """Return the bound for any positive steps, the inequality inside the proof of Theorem 2.
+
+    With P_k = prod_{l <= k} (1 + b1 gamma_l^2) it is
+    (V0 + b3 sum_k gamma_k^2 / P_k) / (b2 sum_k gamma_k / P_k): never larger than Theorems 1 and 2, attained
+    by a constant W_k, and in need of no bound on later V_k.
+
+    Parameters
+    ----------
+    constants : Constants
+        Of recursion (1).
+    V0 : float
+        V_0, finite, >= 0; f(x^0) - f^inf, as all error memories start at zero.
+    steps : array_like
+        gamma_0, ..., gamma_{K-1} of the system, (rounds,), finite, > 0; ``schedule.values(K)``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _not_negative(V0=V0)
+    first, second = _discounted_sums(constants, steps)
+    return float((V0 + constants.b3 * second[-1]) / (constants.b2 * first[-1]))
+
+
+def _discounted_sums(
+    constants: Constants, steps: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k up to each round, both (rounds,)."""
+    gamma = np.asarray(steps, dtype=np.float64)
+    valid = gamma.ndim == 1 and gamma.size > 0 and bool(np.all(np.isfinite(gamma) & (gamma > 0)))
+    _require("steps", steps, "a list of finite numbers > 0", valid)
+    # P_k grows beyond float64 where its logarithm is a plain number.
+    weights = np.exp(-np.cumsum(np.log1p(constants.b1 * gamma**2)))  # 1 / P_k
+    return np.cumsum(gamma * weights), np.cumsum(gamma**2 * weights)
+
+
+def bound_fixed(constants: Constants, V0: float, schedule: Fixed) -> float:
+    """Return the bound of Theorem 1: (e^{b1 c^2} V0 / (b2 c) + b3 c / b2) / sqrt(K).
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    schedule : Fixed
+        c and K; admissible if c <= ``max_step`` sqrt(K).
+
+    Raises
+    ------
+    ValueError
+        If V0 is out of range.
+    """
+    return _fixed_numerator(constants, V0, schedule.c) / math.sqrt(schedule.num_rounds)
+
+
+def bound_fixed_product(constants: Constants, V0: float, schedule: Fixed) -> float:
+    """Return Theorem 1 before its last relaxation: (1 + b1 gamma^2)^K V0 / (K b2 gamma) + b3 gamma / b2.
+
+    Parameters and errors as in ``bound_fixed``.
+    """
+    _not_negative(V0=V0)
+    gamma, K = schedule(0), schedule.num_rounds
+    start = _times_exp(V0, K * math.log1p(constants.b1 * gamma**2)) / (K * gamma)
+    return (start + constants.b3 * gamma) / constants.b2
+
+
+def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
+    _not_negative(V0=V0)
+    return (_times_exp(V0, constants.b1 * c**2) / c + constants.b3 * c) / constants.b2
+
+
+def bound_diminishing(constants: Constants, V0: float, schedule: Diminishing, num_rounds: int) -> float:
+    """Return the bound of Theorem 2: (V0 + b3 s) e^{b1 s} / (b2 c K^{1 - nu}), s of ``square_sum_bound``.
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    schedule : Diminishing
+        c and nu; admissible if c <= ``max_step``.
+    num_rounds : int
+        K, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _whole(num_rounds=num_rounds)
+    return _diminishing_numerator(constants, V0, schedule) / _power(num_rounds, 1 - schedule.nu)
+
+
+def _diminishing_numerator(constants: Constants, V0: float, schedule: Diminishing) -> float:
+    _not_negative(V0=V0)
+    s = square_sum_bound(schedule)
+    return _times_exp(V0 + constants.b3 * s, constants.b1 * s) / (constants.b2 * schedule.c)
+
+
+def bound_step_decay(
+    constants: Constants, R: float, schedule: StepDecay, num_rounds: int, *, printed: bool = False
+) -> float:
+    """Return the bound for step-decay: the best complete stage, or Theorem 3 as the paper prints it.
+
+    Theorem 3 is false in general; it follows from the corrected bound where decay_factor <= 2 or
+    K >= 2^decay_factor.
+
+    Parameters
+    ----------
+    constants : Constants
+        Of recursion (1).
+    R : float
+        Upper bound on every V_k, finite, >= 0. Not known before a run; ``bound_any`` needs V_0 only.
+    schedule : StepDecay
+        Admissible if gamma0 <= ``max_step``.
+    num_rounds : int
+        K, >= stage_len.
+    printed : bool (default: False)
+        Return Theorem 3, whose stage_len is ``theory_stage_len``: no other is valid.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    if not printed:
+        return float(step_decay_stage_bounds(constants, R, schedule, num_rounds).min())
+    _not_negative(R=R)
+    wanted = theory_stage_len(num_rounds, schedule.decay_factor)
+    _require("stage_len", schedule.stage_len, f"{wanted} for Theorem 3", schedule.stage_len == wanted)
+    if constants.b1 == 0:
+        return math.inf
+    log_K = math.log2(num_rounds) / math.log2(schedule.decay_factor)
+    C = (R + constants.b3 / constants.b1) / constants.b2
+    exponent = 2 * constants.b1 * schedule.gamma0**2 / min(1 / math.log2(schedule.decay_factor), 1.0)
+    noise = _times_exp(C, exponent) * log_K / 2
+    return (R / constants.b2 + noise) / (schedule.gamma0 * math.sqrt(num_rounds))
+
+
+def step_decay_stage_bounds(
+    constants: Constants, R: float, schedule: StepDecay, num_rounds: int
+) -> NDArray[np.float64]:
+    """Return, for each complete stage m, (R / (gamma_m T_s) + (b1 R + b3) gamma_m) / b2, (stages,).
+
+    Each is a bound of its own: recursion (1) summed over the T_s rounds of a stage, with 0 <= V_k <= R.
+    Parameters and errors as in ``bound_step_decay``.
+    """
+    _not_negative(R=R)
+    _whole(num_rounds=num_rounds)
+    stages = num_rounds // schedule.stage_len
+    valid = f"at least stage_len, {schedule.stage_len}: one complete stage"
+    _require("num_rounds", num_rounds, valid, stages >= 1)
+    gamma = StepDecay(schedule.gamma0, schedule.decay_factor, stage_len=1).values(stages)
+    with np.errstate(divide="ignore"):
+        start = R / (gamma * schedule.stage_len) if R > 0 else np.zeros_like(gamma)
+    return np.asarray((start + (constants.b1 * R + constants.b3) * gamma) / constants.b2)
+
+
+def best_c_fixed(
+    constants: Constants, V0: float, *, max_step: float = math.inf, num_rounds: int = 1
+) -> float:
+    """Return the c that minimises Theorem 1's bound, clipped to ``max_step`` sqrt(K).
+
+    It is the root in (0, 1 / sqrt(2 b1)) of V0 e^{b1 c^2} (1 - 2 b1 c^2) = b3 c^2.
+
+    Parameters
+    ----------
+    constants : Constants
+        Of recursion (1); b1 or b3 must be > 0 if ``max_step`` is infinite.
+    V0 : float
+        Finite, > 0.
+    max_step : float (default: inf)
+        The largest admissible step, > 0; the default does not clip.
+    num_rounds : int (default: 1)
+        K, >= 1; matters for clipping only.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(V0=V0)
+    _whole(num_rounds=num_rounds)
+    _require("max_step", max_step, "a number > 0", max_step > 0)
+    c = min(_stationary_c(constants, V0), max_step * math.sqrt(num_rounds))
+    _require("max_step", max_step, "a finite number > 0 where b1 and b3 are 0", math.isfinite(c))
+    return c
+
+
+def _stationary_c(constants: Constants, V0: float) -> float:
+    if constants.b1 == 0:
+        return math.sqrt(V0 / constants.b3) if constants.b3 > 0 else math.inf
+    if constants.b3 == 0:
+        return 1 / math.sqrt(2 * constants.b1)
+    # In u = b1 c^2 the root of e^u (1 - 2 u) = u / r; on a logarithmic scale it is found at any r.
+    r = constants.b1 * V0 / constants.b3
+    low, high = math.log(min(0.25, r / 2)), math.log(min(0.5 * (1 - 2**-50), r))
+
+    def excess(log_u: float) -> float:
+        u = math.exp(log_u)
+        return u + math.log1p(-2 * u) - log_u + math.log(r)
+
+    # Where r or its inverse is too small for float64 to tell the ends' signs, the end is the root.
+    if excess(low) <= 0 or excess(high) >= 0:
+        log_u = low if excess(low) <= 0 else high
+    else:
+        log_u = float(brentq(excess, low, high, xtol=1e-15))
+    return math.sqrt(math.exp(log_u) / constants.b1)
+
+
+# Rounds and traffic to an accuracy
+
+
+def rounds_fixed(
+    constants: Constants, V0: float, *, c: float, epsilon: float, max_step: float = math.inf
+) -> int | float:
+    """Return the rounds K from which Theorem 1's bound is at most epsilon and c / sqrt(K) is admissible.
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    c : float
+        Finite, > 0; the plan is for steps c / sqrt(K).
+    epsilon : float
+        Accuracy on min W_k, the squared norm of a gradient, finite, > 0.
+    max_step : float (default: inf)
+        The largest admissible step, > 0.
+
+    Returns
+    -------
+    int | float
+        K; inf where it exceeds float64.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(c=c, epsilon=epsilon)
+    _require("max_step", max_step, "a number > 0", max_step > 0)
+    return _round_up(
+        max(_power(_fixed_numerator(constants, V0, c) / epsilon, 2), _power(c / max_step, 2), 1.0)
+    )
+
+
+def rounds_diminishing(
+    constants: Constants, V0: float, schedule: Diminishing, *, epsilon: float, max_step: float = math.inf
+) -> int | float:
+    """Return the rounds from which Theorem 2's bound is at most epsilon.
+
+    Parameters and errors as in ``rounds_fixed``; ``schedule.c`` > ``max_step`` is a ValueError too.
+    """
+    _positive(epsilon=epsilon)
+    _require("c", schedule.c, f"at most max_step, {max_step!r}", schedule.c <= max_step)
+    numerator = _diminishing_numerator(constants, V0, schedule)
+    return _round_up(max(_power(numerator / epsilon, 1 / (1 - schedule.nu)), 1.0))
+
+
+def rounds_step_decay(
+    constants: Constants,
+    R: float,
+    *,
+    gamma0: float,
+    decay_factor: float,
+    epsilon: float,
+    max_step: float = math.inf,
+) -> int | float:
+    """Return rounds K that bring the corrected step-decay bound, with theory's stage length, to epsilon.
+
+    The paper gives the order only. K is found by doubling and bisection; inf stands for 2^60 or more.
+
+    Parameters
+    ----------
+    constants, R
+        As in ``bound_step_decay``.
+    gamma0, decay_factor : float
+        As in ``StepDecay``; the stage length is ``theory_stage_len(K, decay_factor)``.
+    epsilon, max_step
+        As in ``rounds_fixed``; gamma0 > ``max_step`` is a ValueError.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(epsilon=epsilon)
+    _require("gamma0", gamma0, f"at most max_step, {max_step!r}", gamma0 <= max_step)
+
+    def reached(K: int) -> bool:
+        schedule = StepDecay(gamma0, decay_factor, theory_stage_len(K, decay_factor))
+        return bound_step_decay(constants, R, schedule, K) <= epsilon
+
+    # From K = decay_factor^2 on a stage is no longer than the run.
+    low = high = max(2, math.ceil(decay_factor**2))
+    while not reached(high):
+        low, high = high, 2 * high
+        if high >= 2**60:
+            return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high
+
+
+def rounds_any(
+    constants: Constants, V0: float, schedule: Schedule, *, epsilon: float, limit: int = 1_000_000
+) -> int | float:
+    """Return the first number of rounds at which ``bound_any`` is at most epsilon; inf beyond ``limit``.
+
+    Parameters
+    ----------
+    constants, V0
+        As in ``bound_any``.
+    schedule : Schedule
+        Of the system's step; its steps are taken as they are, whatever K a ``Fixed`` was made for.
+    epsilon : float
+        Accuracy on min W_k, finite, > 0.
+    limit : int (default: 1,000,000)
+        Rounds to look at, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(epsilon=epsilon)
+    _not_negative(V0=V0)
+    first, second = _discounted_sums(constants, schedule.values(limit))
+    reached = V0 + constants.b3 * second <= epsilon * constants.b2 * first
+    return int(reached.argmax()) + 1 if reached.any() else math.inf
+
+
+def uplink_bits_to_accuracy(rounds: int | float, num_nodes: int, message_bits: int) -> int | float:
+    """Return rounds x nodes x bits of a message, what all nodes send up; inf for infinitely many rounds.
+
+    Parameters
+    ----------
+    rounds : int | float
+        Of a ``rounds_...`` function, >= 0.
+    num_nodes : int
+        n, >= 1; all of them take part in every round.
+    message_bits : int
+        Bits of one node's message, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _whole(num_nodes=num_nodes, message_bits=message_bits)
+    _require("rounds", rounds, "a number >= 0", rounds >= 0)
+    return rounds * (num_nodes * message_bits)
+
+
+# Lemmas 1-4 and the other inequalities that a run can be checked against
+
+
+def square_sum_bound(schedule: Diminishing) -> float:
+    """Return 2 nu c^2 / (2 nu - 1), which the squares of a diminishing schedule never exceed (Lemma 2)."""
+    return 2 * schedule.nu * schedule.c**2 / (2 * schedule.nu - 1)
+
+
+def client_drift_bound(
+    local_step: float, local_iters: int, *, L: float, grad_norm2: float, sigma2: float = 0.0
+) -> float:
+    """Return the bound of Lemma 3 on sum_{l < T} E||x^k - x_i^{k,l}||^2.
+
+    6 gamma^2 T^3 (||grad f_i(x^k)||^2 + sigma^2).
+
+    Parameters
+    ----------
+    local_step : float
+        gamma^k, in (0, 1 / (sqrt(6) T L)].
+    local_iters : int
+        T, >= 1.
+    L : float
+        Smoothness, finite, > 0.
+    grad_norm2 : float
+        ||grad f_i(x^k)||^2, finite, >= 0.
+    sigma2 : float (default: 0.0)
+        Variance bound, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _whole(local_iters=local_iters)
+    _positive(local_step=local_step, L=L)
+    _not_negative(grad_norm2=grad_norm2, sigma2=sigma2)
+    limit = 1 / (_SQRT6 * local_iters * L)
+    valid = f"a number in (0, {limit!r}], 1 / (sqrt(6) T L)"
+    _require("local_step", local_step, valid, local_step <= limit * (1 + 1e-12))
+    return 6 * local_step**2 * local_iters**3 * (grad_norm2 + sigma2)
+
+
+def prox_displacement_bound(step: float, *, L: float, grad_norm2: float, sigma2: float = 0.0) -> float:
+    """Return the bound of Lemma 4 on E||x^k - p_i^k||^2: 6 gamma^2 (||grad f_i(x^k)||^2 + sigma^2).
+
+    Parameters and errors as in ``client_drift_bound`` with T = 1; ``step`` is the prox parameter.
+    """
+    return client_drift_bound(step, 1, L=L, grad_norm2=grad_norm2, sigma2=sigma2)
+
+
+def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
+    """Return 2 L (f(x) - f^inf) + 2 L Delta^inf, a bound on the mean of ||grad f_i(x)||^2 over nodes.
+
+    Parameters
+    ----------
+    L : float
+        Smoothness, finite, > 0.
+    gap, delta_inf : float
+        f(x) - f^inf and Delta^inf, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(L=L)
+    _not_negative(gap=gap, delta_inf=delta_inf)
+    return 2 * L * (gap + delta_inf)
+
+
+def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: float) -> float:
+    """Return (1 - alpha / 2) ||e_i^k||^2 + omega ||x_i^k - x^k||^2, which bounds ||e_i^{k+1}||^2.
+
+    Parameters
+    ----------
+    contraction : float
+        alpha, in (0, 1].
+    memory_norm2, drift_norm2 : float
+        The two squared norms, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
+    return omega(contraction) * drift_norm2 + (1 - contraction / 2) * memory_norm2
+
+
+def error_memory_radius(contraction: float, drift_norm: float) -> float:
+    """Return sqrt(1 - alpha) / (1 - sqrt(1 - alpha)) G: no error memory grows longer.
+
+    Parameters
+    ----------
+    contraction : float
+        alpha, in (0, 1].
+    drift_norm : float
+        G, a bound on every ||x_i^k - x^k||, finite, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _contraction(contraction)
+    _not_negative(drift_norm=drift_norm)
+    kept = math.sqrt(1 - contraction)
+    return kept * (1 + kept) / contraction * drift_norm
+
+
+def fedprox_similarity_margin(
+    *,
+    mu: float,
+    inexactness: float,
+    mu_bar: float,
+    num_sampled: int,
+    L: float,
+    dissimilarity: float,
+    form: str = "as-quoted",
+) -> float:
+    """Return rho of the similarity-based condition that the paper argues against; it demands rho > 0.
+
+    For comparison only: no plan uses it. A large dissimilarity leaves no feasible choice.
+
+    Parameters
+    ----------
+    mu, mu_bar : float
+        Proximal weight, and strong convexity of the proximal objective, finite, > 0.
+    inexactness : float
+        gamma, that of the local solve, in [0, 1].
+    num_sampled : int
+        K, the devices of a round, >= 1.
+    L : float
+        Smoothness, finite, > 0.
+    dissimilarity : float
+        B of E||grad f_i(x)||^2 <= B^2 ||grad f(x)||^2, finite, >= 0.
+    form : str (default: "as-quoted")
+        ``"as-quoted"`` in the paper, or ``"original"``: Theorem 4 of the cited work by Li et al.
+
+    Raises
+    ------
+    ValueError
+        If the form is unknown or a number is out of range.
+    """
+    _require("form", form, "one of as-quoted, original", form in ("as-quoted", "original"))
+    _positive(mu=mu, mu_bar=mu_bar, L=L)
+    _not_negative(dissimilarity=dissimilarity)
+    _require("inexactness", inexactness, "a number in [0, 1]", 0 <= inexactness <= 1)
+    _whole(num_sampled=num_sampled)
+    quoted, gamma, B, K = form == "as-quoted", inexactness, dissimilarity, num_sampled
+    C1 = math.sqrt(2) / (mu_bar * math.sqrt(K)) + L / (mu_bar * mu)
+    C2 = L / ((2 * mu_bar) ** 2 if quoted else 2 * mu_bar**2)
+    C2 += L * (2 * math.sqrt(2 * K) + 2) / (K * mu_bar**2)
+    last = 1 + gamma**2 if quoted else (1 + gamma) ** 2
+    return (1 - gamma * B) / mu - (1 + gamma) * C1 * B - last * C2 * B**2
+
+
+# What is known of a problem, and a plan from it
+
+
+class Source(StrEnum):
+    """Where an input of a plan comes from."""
+
+    GIVEN = "given"
+    MEASURED = "measured"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An input of a plan and where it comes from.
+
+    Parameters
+    ----------
+    value : float
+        The number.
+    source : Source
+        Given, measured in a run, or assumed.
+    rule : str (default: "")
+        How it was measured, or by which rule it was assumed.
+    """
+
+    value: float
+    source: Source
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What the theory must know of a problem, each number with its source.
+
+    Parameters
+    ----------
+    L : Estimate
+        Smoothness of every f_i, > 0.
+    sigma2 : Estimate
+        Variance bound of a mini-batch gradient, >= 0. Its mean over nodes is enough: it enters only so.
+    delta_inf : Estimate
+        Delta^inf, the mean over nodes of f^inf - f_i^inf, >= 0.
+    V0 : Estimate
+        f(x^0) - f^inf, > 0.
+    R : Estimate
+        Upper bound on every V_k, >= V0; the step-decay bound alone needs it.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    L: Estimate
+    sigma2: Estimate
+    delta_inf: Estimate
+    V0: Estimate
+    R: Estimate
+
+    def __post_init__(self) -> None:
+        _positive(L=self.L.value, V0=self.V0.value)
+        _not_negative(sigma2=self.sigma2.value, delta_inf=self.delta_inf.value)
+        valid = f"a finite number >= V0, {self.V0.value!r}"
+        _require("R", self.R.value, valid, math.isfinite(self.R.value) and self.R.value >= self.V0.value)
+
+    def assumed(self) -> dict[str, str]:
+        """Return what was assumed: the rule by the input's name."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: one.rule for name, one in every.items() if one.source is Source.ASSUMED}
+
+
+def estimates(
+    L: float,
+    sigma2: float,
+    *,
+    initial_loss: float,
+    delta_inf: float | None = None,
+    V0: float | None = None,
+    R: float | None = None,
+) -> Estimates:
+    """Return what was given, completed by what a non-negative loss allows to assume.
+
+    Parameters
+    ----------
+    L, sigma2 : float
+        As in ``Estimates``.
+    initial_loss : float
+        f(x^0), finite, > 0. If no loss is negative, V0 = f(x^0) - f^inf and Delta^inf <= f^inf are at most
+        that.
+    delta_inf, V0, R : float | None (default: None)
+        As in ``Estimates``; None is assumed. R is then V0, which no theorem promises.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _positive(initial_loss=initial_loss)
+    gap = _given(V0) or Estimate(initial_loss, Source.ASSUMED, "V0 <= f(x^0), loss non-negative")
+    dip = _given(delta_inf) or Estimate(
+        initial_loss, Source.ASSUMED, "delta_inf <= f(x^0), loss non-negative"
+    )
+    return Estimates(
+        L=Estimate(L, Source.GIVEN),
+        sigma2=Estimate(sigma2, Source.GIVEN),
+        delta_inf=dip,
+        V0=gap,
+        R=_given(R) or Estimate(gap.value, Source.ASSUMED, "no V_k above V_0"),
+    )
+
+
+def _given(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, Source.GIVEN)
+
+
+def estimates_from_rounds(
+    rounds: Iterable[Mapping[str, Any]],
+    *,
+    L: float | None = None,
+    sigma2: float | None = None,
+    delta_inf: float | None = None,
+    V0: float | None = None,
+    R: float | None = None,
+) -> Estimates:
+    """Return what was given, completed by what a run with probing on measured.
+
+    L is the largest ``curvature``, sigma2 the largest ``gradient-variance`` of all rounds, both estimates
+    from below: they hold where the run has been. Losses are those of the central evaluation.
+
+    Parameters
+    ----------
+    rounds : iterable of mapping
+        The run's rounds: ``round``, and the metrics ``train`` and ``central``, as in ``RoundEnd``.
+    L, sigma2, delta_inf, V0, R : float | None (default: None)
+        As in ``Estimates``; None is measured, or bounded by measured losses: delta_inf by the smallest, V0
+        by that of round 0, R by the largest.
+
+    Raises
+    ------
+    ValueError
+        If the rounds lack what is needed (all of it is named), or a number is out of range.
+    """
+    rounds = list(rounds)
+    curvatures = _recorded(rounds, "train", "curvature")
+    variances = _recorded(rounds, "train", "gradient-variance")
+    losses = _recorded(rounds, "central", "loss")
+    first = _recorded([record for record in rounds if record["round"] == 0], "central", "loss")
+    needs = (
+        ("train 'curvature'", L is None and not curvatures),
+        ("train 'gradient-variance'", sigma2 is None and not variances),
+        ("central 'loss'", delta_inf is None and not losses),
+        ("central 'loss' of round 0", V0 is None and not first),
+    )
+    if missing := [what for what, lacks in needs if lacks]:
+        raise ValueError(
+            f"the rounds lack {', '.join(missing)}; valid is a run that was probed and evaluated centrally, "
+            'made with -c "probe-rounds=5"'
+        )
+    if min(losses, default=0.0) < 0:
+        raise ValueError(f"the smallest loss is {min(losses)!r}; valid is a loss that is never negative")
+    gap = _given(V0) or Estimate(first[0], Source.ASSUMED, "V0 <= loss of round 0, loss non-negative")
+    return Estimates(
+        L=_given(L) or Estimate(_most(curvatures), Source.MEASURED, _probed("curvature", curvatures)),
+        sigma2=_given(sigma2)
+        or Estimate(_most(variances), Source.MEASURED, _probed("gradient variance", variances)),
+        delta_inf=_given(delta_inf)
+        or Estimate(min(losses), Source.ASSUMED, "delta_inf <= smallest loss, loss non-negative"),
+        V0=gap,
+        R=_given(R) or Estimate(max([gap.value, *losses]), Source.ASSUMED, "no V_k above the largest loss"),
+    )
+
+
+def _recorded(rounds: Sequence[Mapping[str, Any]], source: str, metric: str) -> list[float]:
+    return [float(record[source][metric]) for record in rounds if metric in record.get(source, {})]
+
+
+def _most(values: Sequence[float]) -> float:
+    return float(np.max(values))  # NaN wins, and is refused
+
+
+def _probed(what: str, values: Sequence[float]) -> str:
+    return f"largest {what} of {len(values)} probed rounds, an estimate from below"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is guaranteed for one algorithm and one schedule.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Which of the four.
+    schedule : Schedule
+        The system's step: divide by T for the local step of the FedAvg family.
+    max_step, max_local_step : float
+        The largest admissible step of the system, and of a local iteration.
+    constants : Constants
+        Of recursion (1).
+    bound : float
+        ``bound_any`` after the planned rounds.
+    theorem : float
+        The bound of the schedule's own theorem.
+    rounds : int | float
+        To epsilon; inf if the formulas do not reach it.
+    uplink_bits : int | float | None
+        All nodes' uplink to epsilon; None where the bits of a message are not known.
+    estimates : Estimates
+        The inputs, each with its source: ``estimates.assumed()`` says what was assumed.
+    """
+
+    algorithm: Algorithm
+    schedule: Schedule
+    max_step: float
+    max_local_step: float
+    constants: Constants
+    bound: float
+    theorem: float
+    rounds: int | float
+    uplink_bits: int | float | None
+    estimates: Estimates
+
+
+def plan(
+    known: Estimates,
+    *,
+    num_rounds: int = 400,
+    epsilon: float = 0.1,
+    local_iters: int = 1,
+    contraction: float = 1.0,
+    nu: float = 0.75,
+    decay_factor: float = 2.0,
+    num_nodes: int = 10,
+    num_params: int | None = None,
+    message_bits: int | None = None,
+    mode: str = "corrected",
+) -> list[Plan]:
+    """Return what is guaranteed for each algorithm with each schedule, in the order of ``Algorithm``.
+
+    No argument says how dissimilar the nodes' data are: that no step size depends on it is the paper's
+    message. Heterogeneity enters the bounds through Delta^inf alone.
+
+    The fixed schedule takes the c that is best for K rounds, the others start at the largest admissible
+    step; a stage of the step-decay schedule is ``theory_stage_len`` rounds long. Rounds to epsilon are
+    those of Theorem 1 with the c that is best for many rounds, of Theorem 2 or ``rounds_any`` if fewer,
+    and of ``rounds_step_decay``.
+
+    Parameters
+    ----------
+    known : Estimates
+        L, sigma2, Delta^inf, V0 and R.
+    num_rounds : int (default: 400)
+        K, >= max(2, decay_factor^2), so that step-decay has a complete stage.
+    epsilon : float (default: 0.1)
+        Accuracy on min_k E||grad f(x^k)||^2, finite, > 0.
+    local_iters : int (default: 1)
+        T of the FedAvg family, >= 1.
+    contraction : float (default: 1.0)
+        alpha of the compressor of the error-feedback algorithms, in (0, 1].
+    nu, decay_factor : float (default: 0.75, 2.0)
+        Of the diminishing and of the step-decay schedule. With the 0.51 of the paper's experiments
+        Theorem 2 says nothing useful: e^{b1 s} is 10^9 for FedAvg.
+    num_nodes : int (default: 10)
+        n, >= 1.
+    num_params : int | None (default: None)
+        Trainable parameters, >= 1; a message without compression is 32 bits each.
+    message_bits : int | None (default: None)
+        Bits of one compressed message, >= 1.
+    mode : str (default: "corrected")
+        A ``Mode`` or its value: of the constants and of Theorem 3.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    _whole(num_rounds=num_rounds, num_nodes=num_nodes)
+    stage_len = theory_stage_len(max(num_rounds, 2), decay_factor)
+    least = max(2, math.ceil(decay_factor**2))
+    _require("num_rounds", num_rounds, f"an integer >= {least}", num_rounds >= least)
+    dense_bits = None if num_params is None else _BITS_PER_PARAMETER * num_params
+    V0, R = known.V0.value, known.R.value
+    plans = []
+    for algorithm in Algorithm:
+        T = 1 if algorithm.proximal else local_iters
+        limit = max_step(algorithm, known.L.value, contraction=contraction, mode=mode)
+        constants = system_constants(
+            algorithm,
+            known.L.value,
+            sigma2=known.sigma2.value,
+            delta_inf=known.delta_inf.value,
+            contraction=contraction,
+            local_iters=T,
+            mode=mode,
+        )
+        fixed = Fixed(best_c_fixed(constants, V0, max_step=limit, num_rounds=num_rounds), num_rounds)
+        c = best_c_fixed(constants, V0)
+        diminishing = Diminishing(limit, nu)
+        decay = StepDecay(limit, decay_factor, stage_len)
+        printed = _mode(mode) is Mode.PRINTED
+        found: list[tuple[Schedule, float, int | float]] = [
+            (
+                fixed,
+                bound_fixed(constants, V0, fixed),
+                rounds_fixed(constants, V0, c=c, epsilon=epsilon, max_step=limit),
+            ),
+            (
+                diminishing,
+                bound_diminishing(constants, V0, diminishing, num_rounds),
+                min(
+                    rounds_diminishing(constants, V0, diminishing, epsilon=epsilon, max_step=limit),
+                    rounds_any(constants, V0, diminishing, epsilon=epsilon),
+                ),
+            ),
+            (
+                decay,
+                bound_step_decay(constants, R, decay, num_rounds, printed=printed),
+                rounds_step_decay(constants, R, gamma0=limit, decay_factor=decay_factor, epsilon=epsilon),
+            ),
+        ]
+        bits = message_bits if algorithm.error_feedback else dense_bits
+        for schedule, theorem, rounds in found:
+            plans.append(
+                Plan(
+                    algorithm,
+                    schedule,
+                    limit,
+                    limit / T,
+                    constants,
+                    bound_any(constants, V0, schedule.values(num_rounds)),
+                    theorem,
+                    rounds,
+                    None if bits is None else uplink_bits_to_accuracy(rounds, num_nodes, bits),
+                    known,
+                )
+            )
+    return plans
+
+
+def _times_exp(value: float, exponent: float) -> float:
+    """Return value e^exponent for value >= 0, inf where it exceeds float64."""
+    with np.errstate(over="ignore"):
+        return 0.0 if value == 0 else float(value * np.exp(exponent))
+
+
+def _power(base: float, exponent: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.power(base, exponent))
+
+
+def _round_up(rounds: float) -> int | float:
+    return math.ceil(rounds) if math.isfinite(rounds) else math.inf
+
+
+def _algorithm(name: str) -> Algorithm:
+    _require("algorithm", name, f"one of {', '.join(Algorithm)}", name in list(Algorithm))
+    return Algorithm(name)
+
+
+def _mode(name: str) -> Mode:
+    _require("mode", name, f"one of {', '.join(Mode)}", name in list(Mode))
+    return Mode(name)
+
+
+def _local_iters(algorithm: Algorithm, local_iters: int) -> None:
+    _whole(local_iters=local_iters)
+    valid = f"1 for {algorithm}: a round takes one proximal step"
+    _require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)
+
+
+def _contraction(contraction: float) -> None:
+    _require("contraction", contraction, "a number in (0, 1]", 0 < contraction <= 1)
+
+
+def _positive(**numbers: float) -> None:
+    for key, value in numbers.items():
+        _require(key, value, "a finite number > 0", math.isfinite(value) and value > 0)
+
+
+def _not_negative(**numbers: float) -> None:
+    for key, value in numbers.items():
+        _require(key, value, "a finite number >= 0", math.isfinite(value) and value >= 0)
+
+
+def _whole(**numbers: int) -> None:
+    for key, value in numbers.items():
+        holds = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+        _require(key, value, "an integer >= 1", holds)
+
+
+def _require(key: str, value: object, valid: str, holds: bool) -> None:
+    if not holds:
+        raise ValueError(f"{key} is {value!r}; valid is {valid}")

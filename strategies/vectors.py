@@ -1,0 +1,68 @@
+"""Tensors as one vector or as a checkpoint's arrays and back, and the mean of vectors that a server takes."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["WeightedMean", "arrays", "joined", "split", "tensors", "weighted_mean"]
+
+
+class WeightedMean:
+    """A running mean of vectors in float64; its bits depend on the order in which they are added."""
+
+    def __init__(self) -> None:
+        self._total: NDArray[np.float64] | None = None
+        self._weight = 0.0
+
+    def add(self, weight: float, vector: NDArray[Any]) -> None:
+        """Add a vector (d,) with a weight > 0."""
+        term = np.multiply(vector, weight, dtype=np.float64)
+        if self._total is None:
+            self._total = term
+        else:
+            self._total += term
+        self._weight += weight
+
+    @property
+    def value(self) -> NDArray[np.float64] | None:
+        """The mean (d,), or None if nothing was added."""
+        return None if self._total is None else self._total / self._weight
+
+
+def weighted_mean(terms: Iterable[tuple[float, NDArray[Any]]]) -> NDArray[np.float64] | None:
+    """Return the mean (d,) of weights and vectors, or None of nothing."""
+    mean = WeightedMean()
+    for weight, vector in terms:
+        mean.add(weight, vector)
+    return mean.value
+
+
+def joined(parts: Mapping[str, Tensor], keys: Iterable[str]) -> NDArray[np.float32]:
+    """Return the tensors of these keys, in this order, as one new vector."""
+    vectors = [parts[key].detach().numpy().ravel() for key in keys]
+    return np.concatenate([np.zeros(0, np.float32), *vectors])
+
+
+def split(vector: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return a vector as new float32 tensors of these shapes: the inverse of ``joined``."""
+    parts, start = {}, 0
+    for key, shape in shapes.items():
+        values = vector[start : start + prod(shape)].reshape(shape)
+        parts[key] = torch.from_numpy(values.astype(np.float32))
+        start += prod(shape)
+    return parts
+
+
+def arrays(parts: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Return tensors as arrays, for a checkpoint."""
+    return {key: part.numpy() for key, part in parts.items()}
+
+
+def tensors(parts: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Return a checkpoint's arrays as tensors of their own."""
+    return {key: torch.from_numpy(np.array(part)) for key, part in parts.items()}
