@@ -116,7 +116,8 @@ class LiveProgress:
         parts += [
             f"{name} {self._central[name]:.4f}" for name in ("loss", "accuracy") if name in self._central
         ]
-        parts += [f"{end.bits / 1e6:.1f} Mbit", f"{end.sim_seconds:.1f} simulated s"]
+        parts.append(f"{end.bits / 1e6:.1f} Mbit")
+        parts += [f"{end.sim_seconds:.1f} simulated s"] if end.sim_seconds else []
         parts.append(f"{_duration(now - self._started)} real")
         return " | ".join(parts)
 

@@ -254,10 +254,12 @@ def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str:
     """Return the evaluated rounds as a table for a terminal, at most ``most`` (>= 2), spaced evenly."""
-    table = Table(title=title, title_justify="left")
-    for column in ("round", "loss", "accuracy of u", "simulated s", "Mbit"):
-        table.add_column(column, justify="right")
     evaluated = [record for record in rounds if record["central"]] or rounds
+    # A method without a model of time has no seconds to show.
+    timed = any(record["sim_seconds"] for record in evaluated)
+    table = Table(title=title, title_justify="left")
+    for column in ("round", "loss", "accuracy", *(["simulated s"] if timed else []), "Mbit"):
+        table.add_column(column, justify="right")
     last = len(evaluated) - 1
     shown = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
     for record in (evaluated[i] for i in shown):
@@ -266,7 +268,7 @@ def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str
             str(record["round"]),
             _cell(central.get("loss"), "{:.4f}"),
             _cell(central.get("accuracy"), "{:.4f}"),
-            f"{record['sim_seconds']:.2f}",
+            *([f"{record['sim_seconds']:.2f}"] if timed else []),
             f"{record['bits'] / 1e6:.1f}",
         )
     console = Console(width=100, color_system=None, force_terminal=False)

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from hedgerow.sim.recording import read_config, read_rounds
 
-__all__ = ["COSTS", "Cost", "Point", "Results", "Run", "load", "tidy_rows", "write_csv"]
+__all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load", "tidy_rows", "write_csv"]
 
 # Keys of a run config that change where or how a run is computed, not what is computed.
 _NOT_THE_EXPERIMENT = frozenset(
     ("checkpoint-every", "device", "engine", "output-dir", "quiet", "resume", "seed", "training-mode")
 )
 # Where a metric is looked for, in this order.
-_SOURCES = ("central", "evaluate", "train")
+SOURCES = ("central", "evaluate", "train")
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def tidy_rows(results: Results) -> Iterator[dict[str, Any]]:
         for number, record in enumerate(run.rounds):
             row: dict[str, Any] = {"label": run.label, "seed": run.seed}
             row |= {x: record.get(cost.key, "") for x, cost in COSTS.items()} | {"wall-seconds": wall[number]}
-            for source in _SOURCES:
+            for source in SOURCES:
                 for metric, value in record.get(source, {}).items():
                     yield row | {"source": source, "metric": metric, "value": value, "run": str(run.folder)}
 
@@ -238,7 +238,7 @@ def write_csv(results: Results, path: str | Path) -> int:
 
 
 def _metric(record: Mapping[str, Any], y: str) -> float | None:
-    for source in _SOURCES:
+    for source in SOURCES:
         value = record.get(source, {}).get(y)
         if value is not None:
             return float(value)
@@ -246,7 +246,7 @@ def _metric(record: Mapping[str, Any], y: str) -> float | None:
 
 
 def _metrics(record: Mapping[str, Any]) -> set[str]:
-    return {name for source in _SOURCES for name in record.get(source, {})}
+    return {name for source in SOURCES for name in record.get(source, {})}
 
 
 def _read_run(folder: Path, label: str = "") -> Run:

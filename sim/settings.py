@@ -10,7 +10,17 @@ from typing import Any
 
 from flwr.app import UserConfigValue
 
-__all__ = ["Setting", "SettingsError", "choice", "in_range", "number", "read_settings", "text", "whole"]
+__all__ = [
+    "Setting",
+    "SettingsError",
+    "choice",
+    "flag",
+    "in_range",
+    "number",
+    "read_settings",
+    "text",
+    "whole",
+]
 
 
 class SettingsError(ValueError):
@@ -73,6 +83,17 @@ def choice(*names: str) -> Setting:
         return str(value)
 
     return Setting("one of " + ", ".join(repr(name) for name in names), read)
+
+
+def flag() -> Setting:
+    """Return a setting that takes true or false."""
+
+    def read(value: UserConfigValue) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+
+    return Setting("true or false", read)
 
 
 def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Setting:
