@@ -1,41 +1,33 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
 from flwr.app import UserConfigValue
 
-from hedgerow.clients import resolve_device
-from hedgerow.sim.settings import Setting, SettingsError, choice, in_range, number, read_settings, text, whole
+from hedgerow.clients import TASK_TEXTS
+from hedgerow.sim.serverapp import RUN_SETTINGS
+from hedgerow.sim.settings import (
+    Setting,
+    SettingsError,
+    choice,
+    flag,
+    in_range,
+    number,
+    read_settings,
+    text,
+    whole,
+)
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel_theory import PRESETS, System, preset
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
-from hedgerow.tasks import DATASETS, MODELS, SCHEMES, validate_scheme
 
 __all__ = ["SETTINGS", "build_strategy", "local_steps", "read"]
 
 _POSITIVE = number("a finite number > 0", lambda v: isfinite(v) and v > 0)
-
-
-def _known_or_import_path(names: Sequence[str]) -> Setting:
-    def check(value: str) -> None:
-        if value not in names and ":" not in value:
-            raise ValueError(f"unknown name {value!r}")
-
-    return text(f"one of {', '.join(names)}, or an import path 'module:function'", check)
-
-
-def _flag() -> Setting:
-    def read(value: UserConfigValue) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
-
-    return Setting("true or false", read)
-
 
 SETTINGS: Mapping[str, Setting] = {
     "method": choice("sd-feel", "hierfavg", "feel", "fedavg"),
@@ -48,27 +40,15 @@ SETTINGS: Mapping[str, Setting] = {
     "alpha": whole(0),
     "participation": in_range(0.0, 1.0, open_below=True),
     "clients-per-round": whole(1),
-    "exact-if-complete": _flag(),
-    "dataset": _known_or_import_path(DATASETS),
-    "data-dir": text("a folder, or empty"),
-    "partition": text(f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)'", validate_scheme),
-    "model": _known_or_import_path(MODELS),
+    "exact-if-complete": flag(),
+    **{key: text(valid, check) for key, (valid, check) in TASK_TEXTS.items()},
     "learning-rate": _POSITIVE,
     "batch-size": whole(1),
     "seed": whole(0),
     "latency-preset": choice(*PRESETS),
-    "evaluate-every": whole(1),
-    "train-loss-samples": whole(0),
-    "round-timeout": number("a number of seconds > 0", lambda v: 0 < v < inf),
-    "min-replies": whole(0),
-    "engine": choice("flower", "inprocess"),
-    "device": text("'auto', 'cpu', 'cuda' or 'cuda:<index>'", resolve_device),
     "training-mode": choice("auto", "loop", "stack"),
     "stack-nodes": whole(0),
-    "output-dir": text("a folder"),
-    "checkpoint-every": whole(1),
-    "resume": text("the folder of an earlier run, or empty"),
-    "quiet": _flag(),
+    **RUN_SETTINGS,
 }
 
 

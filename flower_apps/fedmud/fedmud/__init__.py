@@ -1,0 +1,1 @@
+"""FedMUD as a Flower App."""

@@ -1,0 +1,1 @@
+"""Federated learning without data similarity as a Flower App."""

@@ -1,0 +1,211 @@
+"""The suite's apps, each with what its common tests need: bad values, a small run, its methods."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fedmud.settings
+import sd_feel.settings
+import similarity_free.settings
+from hedgerow.sim.launch import AppSpec, LoadedApp, find_app, load_app, plan_run, run_app
+from hedgerow.sim.recording import read_rounds
+
+APPS = Path(__file__).parents[2] / "flower_apps"
+
+# Bad values of the keys that every app has.
+_COMMON: dict[str, Any] = {
+    "dataset": "mnist-9",
+    "data-dir": 3,
+    "scaling": "huge",
+    "partition": "dirichlet(-1)",
+    "model": "resnet-9000",
+    "device": "abacus",
+    "num-clients": 0,
+    "batch-size": 0,
+    "seed": -1,
+    "training-mode": "magic",
+    "stack-nodes": -1,
+    "evaluate-every": 0,
+    "train-loss-samples": -1,
+    "round-timeout": 0,
+    "min-replies": -1,
+    "engine": "ray",
+    "output-dir": 1,
+    "checkpoint-every": 0,
+    "resume": 3,
+    "quiet": 1,
+}
+
+
+@dataclass(frozen=True)
+class AppCase:
+    """One app.
+
+    ``bad`` has a bad value of each key; ``late`` are keys that are judged together with others; ``small`` is
+    a run of a second or two, of ``rounds`` rounds; ``method`` is the key that names one of ``methods``.
+    """
+
+    name: str
+    settings: ModuleType
+    bad: Mapping[str, Any]
+    small: Mapping[str, Any]
+    method: str
+    methods: tuple[str, ...]
+    rounds: Mapping[str, int]
+    late: frozenset[str] = field(default_factory=frozenset)
+
+    @cached_property
+    def folder(self) -> Path:
+        return APPS / self.name
+
+    @cached_property
+    def spec(self) -> AppSpec:
+        return find_app(self.folder)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        return dict(self.spec.config)
+
+    @cached_property
+    def loaded(self) -> LoadedApp:
+        return load_app(self.folder)
+
+    def run(self, parent: Path, *, strict: bool = False, **changes: Any) -> list[dict[str, Any]]:
+        """Run with changed settings; return the rounds, without what they took in real seconds."""
+        before = set(parent.iterdir())
+        overrides = [f"{key}={json.dumps(value)}" for key, value in {**self.small, **changes}.items()]
+        plan = plan_run(self.spec, [*overrides, f"output-dir={json.dumps(str(parent))}"])
+        run_app(self.loaded, plan, strict=strict)
+        (folder,) = set(parent.iterdir()) - before
+        rounds = read_rounds(folder)
+        assert all(record.pop("wall_seconds") >= 0 for record in rounds)
+        return rounds
+
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+def losses(rounds: list[dict[str, Any]]) -> list[float]:
+    return [record["central"]["loss"] for record in rounds if record["central"]]
+
+
+SD_FEEL = AppCase(
+    name="sd_feel",
+    settings=sd_feel.settings,
+    bad={
+        **_COMMON,
+        "method": "sgd",
+        "iterations": 0,
+        "num-servers": 0,
+        "topology": "moebius",
+        "tau1": 0,
+        "tau2": -1,
+        "alpha": -1,
+        "participation": 0.0,
+        "clients-per-round": 0,
+        "exact-if-complete": 1,
+        "learning-rate": 0.0,
+        "latency-preset": "hopeful",
+    },
+    late=frozenset({"topology"}),
+    small={
+        "num-clients": 6,
+        "num-servers": 3,
+        "clients-per-round": 4,
+        "tau1": 2,
+        "tau2": 2,
+        "iterations": 8,
+        "model": "logistic",
+        "evaluate-every": 1,
+    },
+    method="method",
+    methods=("sd-feel", "hierfavg", "feel", "fedavg"),
+    rounds={"sd-feel": 4, "hierfavg": 4, "feel": 4, "fedavg": 2},
+)
+
+_SIMILARITY_FREE = ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox", "fedpaq")
+SIMILARITY_FREE = AppCase(
+    name="similarity_free",
+    settings=similarity_free.settings,
+    bad={
+        **_COMMON,
+        "algorithm": "sgd",
+        "num-rounds": 0,
+        "local-iters": 0,
+        "compressor": "zip",
+        "schedule": "cosine",
+        "fixed-c": 0.0,
+        "diminishing-c": -1.0,
+        "diminishing-nu": 0.5,
+        "decay-start": 0.0,
+        "decay-factor": 1.0,
+        "decay-stage": 0,
+        "schedule-drives": "all",
+        "inner-lr": "fast",
+        "inner-steps": 0,
+        "inner-tol": 1.0,
+        "inner-batch": "some",
+        "weighting": "fair",
+        "probe-rounds": -1,
+    },
+    small={
+        "num-clients": 5,
+        "num-rounds": 3,
+        "local-iters": 3,
+        "inner-steps": 5,
+        "model": "logistic",
+        "partition": "iid",
+        "evaluate-every": 1,
+    },
+    method="algorithm",
+    methods=_SIMILARITY_FREE,
+    rounds=dict.fromkeys(_SIMILARITY_FREE, 3),
+)
+
+FEDMUD = AppCase(
+    name="fedmud",
+    settings=fedmud.settings,
+    bad={
+        **_COMMON,
+        "method": "sgd",
+        "num-rounds": 0,
+        "clients-per-round": 0,
+        "learning-rate": 0.0,
+        "local-epochs": 0,
+        "ratio": 1.5,
+        "budget": "none",
+        "reset-interval": 0,
+        "init-a": 0.0,
+        "layout": "round",
+        "tight": 1,
+        "skip-front": -1,
+        "skip-back": -1,
+        "rand-k-scale": 1,
+        "measure-bias": 1,
+        "sync": "never",
+        "weighting": "fair",
+    },
+    late=frozenset(),
+    small={
+        "num-clients": 4,
+        "clients-per-round": 2,
+        "num-rounds": 3,
+        "batch-size": 64,
+        "model": "mlp",
+        "skip-front": 0,
+        "ratio": 0.25,
+        "init-a": 0.1,
+        "evaluate-every": 1,
+        "partition": "iid",
+        "train-loss-samples": 200,
+    },
+    method="method",
+    methods=fedmud.settings.METHODS,
+    rounds=dict.fromkeys(fedmud.settings.METHODS, 3),
+)
+
+CASES = (SD_FEEL, SIMILARITY_FREE, FEDMUD)

@@ -1,0 +1,187 @@
+"""What holds of every app: its settings, its run folder, its bits."""
+
+import json
+import re
+import tomllib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.flower_apps.cases import CASES, AppCase, Run, losses
+
+from hedgerow.sim.launch import plan_run, run_app
+from hedgerow.sim.settings import SettingsError
+from hedgerow.sim.sweep import plan_sweep
+from hedgerow.sim.sweep_file import read_sweep
+
+every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+every_bad_value = pytest.mark.parametrize(
+    ("case", "key"), [(case, key) for case in CASES for key in case.bad], ids=str
+)
+every_method = pytest.mark.parametrize(
+    ("case", "method"),
+    [(case, method) for case in CASES for method in case.methods],
+    ids=[f"{case.name}-{method}" for case in CASES for method in case.methods],
+)
+
+
+@pytest.fixture
+def run(case: AppCase, tmp_path: Path) -> Run:
+    return partial(case.run, tmp_path)
+
+
+def problems(case: AppCase, **changes: Any) -> list[str]:
+    with pytest.raises(SettingsError) as error:
+        case.settings.read({**case.defaults, **changes})
+    first, *rest = str(error.value).splitlines()
+    assert first == "Bad settings:"
+    return [line.removeprefix("  - ") for line in rest]
+
+
+# Settings
+
+
+@every_app
+def test_the_declared_keys_are_the_settings(case: AppCase) -> None:
+    pyproject = tomllib.loads((case.folder / "pyproject.toml").read_text())
+    assert list(pyproject["tool"]["flwr"]["app"]["config"]) == list(case.settings.SETTINGS)
+
+
+@every_app
+def test_every_key_is_described_in_the_readme(case: AppCase) -> None:
+    readme = (case.folder / "README.md").read_text()
+    assert [key for key in case.settings.SETTINGS if f"`{key}`" not in readme] == []
+
+
+@every_app
+def test_the_defaults_are_valid(case: AppCase) -> None:
+    assert case.settings.read(case.defaults) == case.defaults
+
+
+@every_app
+def test_the_federation_is_as_large_as_the_app_wants_it(case: AppCase) -> None:
+    assert case.spec.num_supernodes == case.defaults["num-clients"]
+
+
+@every_app
+def test_the_papers_settings_are_valid_keys_of_the_app(case: AppCase) -> None:
+    plan = plan_run(case.spec, [str(case.folder / "paper.toml")])
+    assert case.settings.read(plan.run_config) == plan.run_config
+    assert plan.num_nodes == plan.run_config["num-clients"]
+
+
+@every_app
+def test_every_setting_has_a_bad_value_here(case: AppCase) -> None:
+    assert set(case.bad) == set(case.settings.SETTINGS)
+
+
+@every_bad_value
+def test_a_bad_value_is_named_with_its_key_and_what_is_valid(case: AppCase, key: str) -> None:
+    (problem,) = problems(case, **{key: case.bad[key]})
+    assert re.match(rf"{key} (=|is) {re.escape(repr(case.bad[key]))}; valid is \S", problem)
+
+
+@every_app
+def test_all_bad_values_are_in_one_error(case: AppCase) -> None:
+    bad = {key: case.bad[key] for key in case.settings.SETTINGS if key not in case.late}
+    assert [problem.split(" = ")[0] for problem in problems(case, **bad)] == list(bad)
+
+
+@every_app
+def test_the_engines_faults_may_stand_beside_the_apps_settings(case: AppCase) -> None:
+    assert case.settings.read({**case.defaults, "fault-dropout": 0.5}) == case.defaults
+
+
+@every_app
+@pytest.mark.parametrize("key", ["dataset", "model"])
+def test_a_users_own_data_and_model_go_by_import_path(case: AppCase, key: str) -> None:
+    assert case.settings.read({**case.defaults, key: "mine.things:make"})[key] == "mine.things:make"
+
+
+@pytest.mark.parametrize(
+    ("case", "figure"),
+    [(case, file) for case in CASES for file in sorted(case.folder.glob("figures/*.toml"))],
+    ids=lambda value: value.stem if isinstance(value, Path) else value.name,
+)
+def test_every_run_of_a_figure_is_one_that_the_app_accepts(
+    case: AppCase, figure: Path, tmp_path: Path
+) -> None:
+    plan = plan_sweep(read_sweep(figure), tmp_path)
+    assert [case.settings.read(job.settings)["seed"] for job in plan] == [job.seed for job in plan]
+
+
+# Runs
+
+
+@every_method
+def test_a_run_leaves_a_folder_and_prints_a_table(
+    case: AppCase, method: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = run(**{case.method: method})
+    (folder,) = tmp_path.iterdir()
+    assert {"config.json", "rounds.jsonl", "summary.json"} <= {path.name for path in folder.iterdir()}
+    assert not list(folder.rglob("*.partial"))
+    config = json.loads((folder / "config.json").read_text())
+    expected = {**case.defaults, **case.small, case.method: method, "output-dir": str(tmp_path)}
+    assert (config["app"], config["run"]) == (case.name, expected)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["lost-replies"]) == ("completed", {})
+    assert summary["last"]["round"] == rounds[-1]["round"] == case.rounds[method]
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{method} on mnist-5k, ")
+    assert f"{rounds[-1]['central']['loss']:.4f}" in printed
+    assert f"Run folder: {folder}" in printed
+
+
+@every_method
+def test_a_seed_gives_the_same_bits_twice(case: AppCase, method: str, run: Run) -> None:
+    changes = {case.method: method, "seed": 5}
+    assert run(**changes) == run(**changes)
+
+
+@every_method
+def test_another_seed_gives_another_run(case: AppCase, method: str, run: Run) -> None:
+    one, other = (losses(run(**{case.method: method, "seed": seed})) for seed in (5, 6))
+    assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+@every_app
+@pytest.mark.parametrize("changes", [{"strict": True}, {"engine": "inprocess"}], ids=str)
+def test_how_messages_travel_does_not_move_a_bit(case: AppCase, run: Run, changes: dict[str, Any]) -> None:
+    assert run(**changes) == run()
+
+
+@every_app
+def test_the_loop_and_the_stack_learn_the_same(case: AppCase, run: Run) -> None:
+    loop, stack = (losses(run(**{"training-mode": mode})) for mode in ("loop", "stack"))
+    assert loop == pytest.approx(stack, rel=1e-4)
+
+
+@every_app
+@pytest.mark.parametrize("every", [1, 2, 9])
+def test_evaluations_come_first_last_and_as_often_as_asked(case: AppCase, run: Run, every: int) -> None:
+    rounds = run(**{"evaluate-every": every})
+    last = case.rounds[case.defaults[case.method]]
+    expected = [k for k in range(last + 1) if k % every == 0 or k == last]
+    assert [record["round"] for record in rounds if record["central"]] == expected
+
+
+@every_app
+def test_lost_replies_are_counted_and_the_run_goes_on(case: AppCase, run: Run, tmp_path: Path) -> None:
+    faults = {"fault-corrupt": "nan", "fault-corrupt-rate": 0.3, "seed": 1, "min-replies": 1}
+    rounds = run(**faults)
+    lost = sum(record["sent"] - record["accepted"] for record in rounds)
+    assert lost > 0
+    (folder,) = tmp_path.iterdir()
+    assert sum(json.loads((folder / "summary.json").read_text())["lost-replies"].values()) == lost
+
+
+@every_app
+def test_bad_settings_stop_a_run_before_it_writes_anything(
+    case: AppCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"batch-size = -1; valid is .*\n.*checkpoint-every = 0"):
+        run_app(case.loaded, plan_run(case.spec, ["checkpoint-every=0 batch-size=-1"]))
+    assert not list(tmp_path.iterdir())
