@@ -14,32 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.wire.seeds import Purpose, generator
-
-__all__ = ["moved_by_largest", "rand_k", "random_values"]
+__all__ = ["moved_by_largest", "random_values"]
 
 State = dict[str, Tensor]
-
-
-def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) -> NDArray[np.int64]:
-    """Return the ascending indices of Rand-K, as the server draws them too.
-
-    Parameters
-    ----------
-    size, keep : int
-        K of so many entries, 1 <= keep <= size.
-    seed, round, partition_id : int
-        What they are drawn from, each >= 0.
-
-    Raises
-    ------
-    ValueError
-        If ``keep`` is out of range.
-    """
-    if not 1 <= keep <= size:
-        raise ValueError(f"keep is {keep!r}; valid is 1 to {size}, the entries of the compressed layers")
-    stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.MODEL)
-    return np.sort(stream.choice(size, keep, replace=False))
 
 
 def random_values(start: Mapping[str, Tensor], end: Mapping[str, Tensor], kept: NDArray[np.int64]) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
-from hedgerow.clients.ef21p import moved_by_largest, rand_k, random_values
+from hedgerow.clients.ef21p import moved_by_largest, random_values
 from hedgerow.clients.epochs import epoch_batches
 from hedgerow.clients.factored_model import FactoredModel, plan_for
 from hedgerow.clients.fedbat import BinarisedWork, moved_by_signs
@@ -22,6 +22,7 @@ from hedgerow.clients.instructions import choice, flag, only_config, positive, s
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.work import LocalWork, State
 from hedgerow.wire.calls import Call
+from hedgerow.wire.compress import rand_k
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, Factorisation
 from hedgerow.wire.records import to_state_dict
 from hedgerow.wire.seeds import Purpose, torch_generator

@@ -22,26 +22,11 @@ from hedgerow.strategies.federation import in_range
 from hedgerow.strategies.fedmud_sync import UpdateLog
 from hedgerow.strategies.layer_method import Compression, Scalar
 from hedgerow.strategies.vectors import joined, split, weighted_mean
-from hedgerow.wire.compress import TopK
+from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import Layout, PayloadError
-from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["EF21P", "BroadcastIterate", "rand_k"]
-
-
-def rand_k(size: int, keep: int, seed: int, server_round: int, client: int) -> NDArray[np.int64]:
-    """Return the ascending indices of Rand-K, as a node draws them too.
-
-    Parameters
-    ----------
-    size, keep : int
-        K of so many entries, 1 <= keep <= size.
-    seed, server_round, client : int
-        The run's seed, the round and the partition id.
-    """
-    stream = generator(seed, round=server_round, partition_id=client, purpose=Purpose.MODEL)
-    return np.sort(stream.choice(size, keep, replace=False))
+__all__ = ["EF21P", "BroadcastIterate"]
 
 
 class EF21P(CompressedLayers):
@@ -139,7 +124,8 @@ class BroadcastIterate:
         change = np.zeros(self.size, np.float32)
         with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
             factor = np.float32(self.size / self.keep if self.scale else 1.0)
-            change[rand_k(self.size, self.keep, self.seed, server_round, client)] = factor * values
+            kept = rand_k(self.size, self.keep, seed=self.seed, round=server_round, partition_id=client)
+            change[kept] = factor * values
         if not np.isfinite(change).all():
             raise PayloadError("non-finite", "a value overflows when it is scaled")
         return change

@@ -140,7 +140,7 @@ class SignUpdates:
 
     def move(self, server_round: int, mean: Any) -> dict[str, float]:
         """Move by the mean update, binarised layer by layer with alpha = mean |M|."""
-        stream = generator(self.seed, round=server_round, purpose=Purpose.MODEL)
+        stream = generator(self.seed, round=server_round, purpose=Purpose.COMPRESSION)
         update: dict[str, NDArray[Any]] = {}
         moved, lost, start = {}, 0.0, 0
         for layer in self.layers:

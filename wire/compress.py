@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, to_record, view
+from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
     "COMPRESSORS",
@@ -37,6 +38,7 @@ __all__ = [
     "parse_compressor",
     "payload_record",
     "promoted",
+    "rand_k",
     "record_payload",
     "unpack_update",
     "validate_compressor",
@@ -306,6 +308,27 @@ def parse_compressor(text: str) -> Compressor:
 def validate_compressor(text: str) -> None:
     """Raise ValueError unless ``text`` names a compressor."""
     parse_compressor(text)
+
+
+def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) -> NDArray[np.int64]:
+    """Return the ascending indices that Rand-K keeps, which both sides draw: only values travel.
+
+    Parameters
+    ----------
+    size, keep : int
+        K of so many entries, 1 <= keep <= size.
+    seed, round, partition_id : int
+        What they are drawn from, each >= 0.
+
+    Raises
+    ------
+    ValueError
+        If ``keep`` is out of range.
+    """
+    if not 1 <= keep <= size:
+        raise ValueError(f"keep is {keep!r}; valid is 1 to {size}, the entries to choose from")
+    stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.COMPRESSION)
+    return np.sort(stream.choice(size, keep, replace=False))
 
 
 # Records.

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hedgerow.clients.ef21p import moved_by_largest, rand_k, random_values
+from hedgerow.clients.ef21p import moved_by_largest, random_values
 from hedgerow.strategies import ef21p as server
+from hedgerow.wire.compress import rand_k
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import to_record, to_state_dict
 
@@ -23,29 +22,6 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
     return {
         layer.key: torch.from_numpy(stream.normal(size=layer.shape).astype(np.float32)) for layer in LAYERS
     }
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    size=st.integers(1, 300), share=st.floats(0.01, 1), seed=st.integers(0, 2**40), client=st.integers(0, 99)
-)
-def test_node_and_server_draw_the_same_indices(size: int, share: float, seed: int, client: int) -> None:
-    keep = math.ceil(share * size)
-    own = rand_k(size, keep, seed=seed, round=3, partition_id=client)
-    assert own.tolist() == server.rand_k(size, keep, seed, 3, client).tolist()
-    assert len(set(own.tolist())) == keep
-    assert own.tolist() == sorted(own.tolist())
-
-
-def test_indices_differ_between_rounds_clients_and_seeds() -> None:
-    draws = [rand_k(100, 10, **{**KEY, key: 9}) for key in KEY] + [rand_k(100, 10, **KEY)]
-    assert len({tuple(draw) for draw in draws}) == 4
-
-
-@pytest.mark.parametrize("keep", [0, 31])
-def test_a_count_out_of_range_is_named(keep: int) -> None:
-    with pytest.raises(ValueError, match=f"keep is {keep}; valid is 1 to 30"):
-        rand_k(D, keep, **KEY)
 
 
 def test_values_are_the_unscaled_entries_of_the_change() -> None:

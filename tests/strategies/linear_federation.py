@@ -18,8 +18,8 @@ from hedgerow.sim._compat import flower_identity
 from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.faults import FaultModel
 from hedgerow.strategies.compressed_layers import CompressedLayers
-from hedgerow.strategies.ef21p import rand_k
 from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.wire.compress import rand_k
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 from hedgerow.wire.records import to_record, to_state_dict
 
@@ -135,7 +135,13 @@ class LinearFederation:
     ) -> dict[str, Any]:
         if config["method"] == "ef21p":
             flat = torch.cat([part.flatten() for part in change.values()]).numpy()
-            kept = rand_k(len(flat), config["keep"], config["seed"], config["server-round"], client)
+            kept = rand_k(
+                len(flat),
+                config["keep"],
+                seed=config["seed"],
+                round=config["server-round"],
+                partition_id=client,
+            )
             return {"values": flat[kept]}
         if config["method"] == "fedbat":
             bits = {f"{key}:bits": np.packbits(part.numpy() >= 0) for key, part in change.items()}

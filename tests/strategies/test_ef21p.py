@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
 from hedgerow.strategies.compressed_layers import DOWN, UP
-from hedgerow.strategies.ef21p import EF21P, BroadcastIterate, rand_k
+from hedgerow.strategies.ef21p import EF21P, BroadcastIterate
 from hedgerow.strategies.fedmud import FedMUD
 from hedgerow.strategies.fedmud_sync import SYNCS
+from hedgerow.wire.compress import rand_k
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import PayloadError, to_record, view
 
@@ -102,33 +103,18 @@ def test_nothing_compressed_is_fedavg() -> None:
 # Rand-K
 
 
-@settings(deadline=None)
-@given(size=st.integers(1, 200), share=st.floats(0.01, 1.0), client=st.integers(0, 50))
-def test_rand_k_takes_so_many_different_entries(size: int, share: float, client: int) -> None:
-    keep = max(1, int(size * share))
-    indices = rand_k(size, keep, 3, 7, client)
-    assert len(set(indices.tolist())) == keep
-    assert (np.diff(indices) > 0).all()
-    assert 0 <= indices[0] <= indices[-1] < size
-
-
-def test_every_node_and_round_draws_its_own_entries() -> None:
-    drawn = {tuple(rand_k(100, 10, seed, r, i)) for seed in (0, 1) for r in (1, 2) for i in (0, 1)}
-    assert len(drawn) == 8
-
-
 def test_scaled_rand_k_is_unbiased() -> None:
     method, change = iterate(), np.linspace(-1, 1, 12, dtype=np.float32)
     total = np.zeros(12)
     for server_round in range(1, 4001):
-        kept = rand_k(12, 3, 0, server_round, 0)
+        kept = rand_k(12, 3, seed=0, round=server_round, partition_id=0)
         total += method.read(server_round, 0, to_record({"values": change[kept]}))
     np.testing.assert_allclose(total / 4000, change, atol=0.1)
 
 
 def test_an_unscaled_value_counts_once() -> None:
     method = iterate(scale=False)
-    kept = rand_k(12, 3, 0, 1, 2)
+    kept = rand_k(12, 3, seed=0, round=1, partition_id=2)
     read = method.read(1, 2, to_record({"values": np.ones(3, np.float32)}))
     assert read[kept].tolist() == [1.0] * 3
     assert read.sum() == 3.0

@@ -3,6 +3,7 @@
 The golden values are of the specification of Beikmohammadi et al., section 8.1.
 """
 
+import math
 import tracemalloc
 from math import ceil, log2
 from typing import Any
@@ -31,6 +32,7 @@ from hedgerow.wire.compress import (
     pack_update,
     parse_compressor,
     payload_record,
+    rand_k,
     record_payload,
     unpack_update,
     validate_compressor,
@@ -580,3 +582,28 @@ def test_a_decoded_record_travels_as_a_plain_one() -> None:
     arrived = through_the_wire(RecordDict({"arrays": record}), "reply")["arrays"]
     assert type(arrived) is ArrayRecord
     assert payload_bytes(arrived) == 128 + len("w") + UPDATE.nbytes
+
+
+# Rand-K
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 300), share=st.floats(0.01, 1.0), client=st.integers(0, 50))
+def test_rand_k_keeps_so_many_different_entries_in_order(size: int, share: float, client: int) -> None:
+    keep = math.ceil(share * size)
+    indices = rand_k(size, keep, seed=3, round=7, partition_id=client)
+    assert len(indices) == keep
+    assert (np.diff(indices) > 0).all()
+    assert 0 <= indices[0] <= indices[-1] < size
+
+
+def test_rand_k_differs_between_seeds_rounds_and_clients() -> None:
+    keys = [(seed, t, i) for seed in (0, 1) for t in (1, 2) for i in (0, 1)]
+    drawn = {tuple(rand_k(100, 10, seed=seed, round=t, partition_id=i)) for seed, t, i in keys}
+    assert len(drawn) == 8
+
+
+@pytest.mark.parametrize("keep", [0, 31])
+def test_rand_k_refuses_a_count_out_of_range(keep: int) -> None:
+    with pytest.raises(ValueError, match=f"keep is {keep}; valid is 1 to 30"):
+        rand_k(30, keep, seed=0, round=1, partition_id=0)
