@@ -1,0 +1,128 @@
+"""Error and milliseconds of one-bit messages against d, s and n, of a whole communication, and at full size.
+
+    python benchmarks/onebit.py [--draws 5] [--decoder gpsp] [--full 2] [--memory-mib 256]
+
+Vectors have s nonzeros, uniform on +-[0.5, 2]. An error is the median of ||z - w|| / ||w||; times are CPU
+time of this process, ``draw`` what a matrix costs where none is kept. ``--full`` decodes that many messages
+of different owners at n = 20958, d = 10479, s = 100 and reports the peak memory, which does not grow with
+their number. Set OMP_NUM_THREADS=1.
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.wire.onebit import OneBit
+from hedgerow.wire.sensing import Sensing, shared_sensing
+from hedgerow.wire.vector_codecs import Sparse
+
+GRID = (
+    *((1000, 10, d) for d in (150, 250, 400, 500, 1000, 2000)),
+    *((1000, s, 500) for s in (2, 5, 20, 30)),
+    *((n, 10, 500) for n in (300, 3000, 10000)),
+)
+
+
+def sparse_vector(rng: np.random.Generator, n: int, s: int) -> NDArray[np.float64]:
+    w = np.zeros(n)
+    w[rng.choice(n, s, replace=False)] = rng.uniform(0.5, 2, s) * rng.choice([-1, 1], s)
+    return w
+
+
+def error(z: NDArray[np.float64] | None, w: NDArray[np.float64]) -> float:
+    return 1.0 if z is None else float(np.linalg.norm(z - w) / np.linalg.norm(w))
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def recovery(n: int, s: int, d: int, draws: int, decoder: str) -> str:
+    consistent = OneBit(s, d, decoder=decoder)
+    codecs = (consistent, replace(consistent, expand="literal"), replace(consistent, compand="none"))
+    errors: list[list[float]] = [[], [], []]
+    drawing, encoding, decoding, exact = [], [], [], 0
+    for draw in range(draws):
+        w = sparse_vector(np.random.default_rng([draw, n, s, d]), n, s)
+        phi = Sensing((draw,), d, n)
+        drawing.append(cpu_seconds(lambda phi=phi: phi.rmatvec(np.zeros(phi.d))))
+        encoding.append(cpu_seconds(lambda phi=phi, w=w: consistent.encode_with(phi, w)))
+        payloads = [codec.encode_with(phi, w) for codec in codecs]
+        decoding.append(cpu_seconds(lambda phi=phi, p=payloads[0]: consistent.decode_with(phi, p)))
+        decoded = [codec.decode_with(phi, p) for codec, p in zip(codecs, payloads, strict=True)]
+        for found, z in zip(errors, decoded, strict=True):
+            found.append(error(z, w))
+        exact += decoded[0] is not None and np.array_equal(np.flatnonzero(decoded[0]), np.flatnonzero(w))
+    medians = "".join(f"{np.median(found):>11.4f}" for found in errors)
+    times = "".join(f"{1000 * np.median(each):>8.2f}" for each in (drawing, encoding, decoding))
+    bits = f"{consistent.bits(n, s):>7} {Sparse(s, 32).bits(n, s):>8}"
+    return f"{n:>6} {s:>4} {d:>5}{medians} {100 * exact / draws:>7.0f} %{times} {bits}"
+
+
+def communication(nodes: int = 128, requesters: int = 16) -> None:
+    """One iteration in one process: each node's message is decoded by sixteen others."""
+    codec, rng = OneBit(10, 500), np.random.default_rng(0)
+    vectors = [sparse_vector(rng, 1000, 10) for _ in range(nodes)]
+    seeds = [(0, node) for node in range(nodes)]
+    payloads: list[bytes] = []
+    encoding = cpu_seconds(lambda: payloads.extend(map(codec.encode, vectors, seeds)))
+    once = cpu_seconds(lambda: codec.decode_many(payloads * requesters, 1000, seeds * requesters))
+    each = cpu_seconds(lambda: [codec.decode(p, 1000, s) for p, s in zip(payloads, seeds, strict=True)])
+    print(
+        f"\n{nodes} nodes, {nodes * requesters} decodes, n = 1000, s = 10, d = 500: draw and encode "
+        f"{encoding:.2f} s; decode_many {once:.2f} s; one by one {each * requesters:.2f} s"
+    )
+
+
+def full_size(messages: int, memory_limit: int) -> None:
+    n, s, d = 20958, 100, 10479
+    codec, rng = OneBit(s, d, memory_limit=memory_limit), np.random.default_rng(0)
+    print(f"\nn = {n}, s = {s}, d = {d}, {memory_limit / 2**20:.0f} MiB of matrices kept")
+    for message in range(messages):
+        w, seed = sparse_vector(rng, n, s), (0, message)
+        payload: list[bytes] = []
+        encoding = cpu_seconds(lambda w=w, seed=seed, into=payload: into.append(codec.encode(w, seed)))
+        phi = shared_sensing(seed, d, n, 1.0, memory_limit)
+        drawing = cpu_seconds(lambda phi=phi: phi.rmatvec(np.zeros(phi.d)))
+        decoded: list[NDArray[np.float64] | None] = []
+        decoding = cpu_seconds(
+            lambda p=payload[0], seed=seed, into=decoded: into.append(codec.decode(p, n, seed))
+        )
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        print(
+            f"message {message}: encode {encoding:.2f} s, first pass {drawing:.1f} s, "
+            f"decode {decoding:.1f} s, error {error(decoded[0], w):.4f}, peak memory {peak:.0f} MiB",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--decoder", default="gpsp", choices=("gpsp", "biht"))
+    parser.add_argument("--full", type=int, default=0, metavar="MESSAGES")
+    parser.add_argument("--memory-mib", type=int, default=256)
+    options = parser.parse_args()
+    if options.full:
+        full_size(options.full, options.memory_mib * 2**20)
+        return
+    print(
+        f"{'n':>6} {'s':>4} {'d':>5}{'consistent':>11}{'literal':>11}{'no compand':>11} {'support':>9}"
+        f"{'draw':>8}{'encode':>8}{'decode':>8} {'bits':>7} {'sparse32':>8}"
+    )
+    for n, s, d in GRID:
+        print(recovery(n, s, d, options.draws, options.decoder), flush=True)
+    communication()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,446 @@
+"""One-bit messages: the golden values of the specification of Sha et al., section 8, and what must hold.
+
+G1 is the sine matrix of section 8.4, G2 the seeded Gaussian one.
+"""
+
+import hashlib
+import math
+import struct
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hedgerow.wire.onebit import OneBit, biht, compand, expand, expand_literal, gpsp
+from hedgerow.wire.records import PayloadError
+from hedgerow.wire.sensing import Sensing
+
+W = np.array([2, -0.5, 0, 0, 1, 0])
+V = np.array([0.8073223059, -0.2979586424, 0, 0, 0.5093636635, 0])
+GAMMA_STAR = 3.899350600768392
+CODEC = OneBit(10, 500)
+
+
+def relative(z, w):
+    return float(np.linalg.norm(z - w) / np.linalg.norm(w))
+
+
+def signs_of(payload, d):
+    return np.where(np.unpackbits(np.frombuffer(payload, np.uint8)[8:])[:d], 1.0, -1.0)
+
+
+def example(rng, n=1000, s=10):
+    """Return a model of Example 1: s nonzeros, uniform on +-[0.5, 2]."""
+    w = np.zeros(n)
+    w[rng.choice(n, s, replace=False)] = rng.uniform(0.5, 2, s) * rng.choice([-1, 1], s)
+    return w
+
+
+@lru_cache
+def sine():
+    p, q = np.mgrid[1:25, 1:7]
+    return np.sin(1.7 * p * q + 0.3 * p)
+
+
+@lru_cache
+def seeded():
+    rng = np.random.default_rng(12345)
+    matrix = rng.standard_normal((500, 1000))
+    support = rng.choice(1000, 10, replace=False)
+    w = np.zeros(1000)
+    w[support] = rng.uniform(0.5, 2, 10) * rng.choice([-1, 1], 10)
+    return matrix, support, w
+
+
+# Companding and expansion (2.2, 2.4, 8.1)
+
+
+def test_companding_is_the_golden_one():
+    assert compand(W, 5) == pytest.approx([0.6826061945, -0.2519296364, 0, 0, 0.4306765581, 0], abs=1e-9)
+    assert compand(W, 10) == pytest.approx([0.4771212547, -0.1760912591, 0, 0, 0.3010299957, 0], abs=1e-9)
+    assert np.linalg.norm(compand(W, 5)) == pytest.approx(0.845518808854992, rel=1e-12)
+    assert math.exp(np.linalg.norm(compand(W))) == pytest.approx(GAMMA_STAR, rel=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1.5, 5, 10, 100])
+def test_the_companded_direction_does_not_depend_on_gamma(gamma):
+    x = compand(W, gamma)
+    assert x / np.linalg.norm(x) == pytest.approx(V, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "golden", "error"),
+    [
+        (5, (2.0252090453, -0.4672891288, 0.9644527946), 0.0237811485),
+        (10, (2.0892249299, -0.3802535804, 0.8605500606), 0.0891724693),
+        (100, (2.2248811555, -0.1630238605, 0.5228069097), 0.2731954465),
+    ],
+)
+def test_the_literal_expansion_is_the_golden_one(gamma, golden, error):
+    x = compand(W)
+    z = expand_literal(x / np.linalg.norm(x), np.linalg.norm(W), gamma)
+    assert z[[0, 1, 4]] == pytest.approx(golden, abs=1e-9)
+    assert relative(z, W) == pytest.approx(error, abs=1e-9)
+
+
+def test_the_literal_expansion_inverts_companding_at_gamma_star_alone():
+    x = compand(W)
+    assert relative(expand_literal(x / np.linalg.norm(x), np.linalg.norm(W), GAMMA_STAR), W) < 1e-14
+
+
+def test_the_literal_bias_of_example_1_is_the_measured_one():
+    rng = np.random.default_rng(0)
+    models = [example(rng) for _ in range(200)]
+    for gamma, error in ((2, 0.066), (5, 0.034), (10, 0.0097), (100, 0.076)):
+        literal = [
+            expand_literal(compand(w) / np.linalg.norm(compand(w)), np.linalg.norm(w), gamma) for w in models
+        ]
+        assert np.mean([relative(*pair) for pair in zip(literal, models, strict=True)]) == pytest.approx(
+            error, rel=0.15
+        )
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.float64, st.integers(1, 12), elements=st.floats(0.01, 1) | st.floats(-1, -0.01)),
+    st.floats(-100, 100),
+)
+def test_the_consistent_expansion_inverts_companding(v, exponent):
+    w = v * 10.0**exponent
+    x = compand(w)
+    assert relative(expand(x / np.linalg.norm(x), np.linalg.norm(w)), w) < 1e-11
+
+
+def test_the_root_search_agrees_with_bisection():
+    rng = np.random.default_rng(0)
+    for norm in (1e-6, 0.1, 4.3, 1e3, 1e9):
+        v = rng.standard_normal(10)
+        v /= np.linalg.norm(v)
+        low, high = 0.0, 1.0
+        while np.linalg.norm(np.expm1(high * np.abs(v))) < norm:
+            high *= 2
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (
+                (middle, high) if np.linalg.norm(np.expm1(middle * np.abs(v))) < norm else (low, middle)
+            )
+        assert relative(expand(v, norm), np.sign(v) * np.expm1(high * np.abs(v))) < 1e-12
+
+
+def test_expansions_of_a_stack_are_those_of_its_rows():
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((5, 10))
+    v /= np.linalg.norm(v, axis=1, keepdims=True)
+    norms = np.array([0.1, 1, 4.3, 20, 500])
+    for stacked, row, norm in zip(expand(v, norms), v, norms, strict=True):
+        assert stacked == pytest.approx(expand(row, norm), rel=1e-13)
+    for stacked, row, norm in zip(expand_literal(v, norms, 5), v, norms, strict=True):
+        assert stacked == pytest.approx(expand_literal(row, norm, 5), rel=1e-13)
+
+
+# Golden G1 and G2 (8.4)
+
+
+def test_g1_encodes_to_the_golden_payload():
+    assert sine()[0] == pytest.approx(
+        [0.9092974268, -0.5298361409, -0.7727644876, 0.7289690401, 0.5849171929, -0.8796957600], abs=1e-9
+    )
+    measured = Sensing.of(sine()).matvec(V)
+    assert measured[:6] == pytest.approx(
+        [1.1899009169, -1.3620682894, 0.5568353265, 0.2586621884, -0.3281386002, -0.0808341233], abs=1e-8
+    )
+    assert np.abs(measured).min() == pytest.approx(0.0672371333, abs=1e-8)
+    payload = OneBit(3, 24).encode_with(Sensing.of(sine()), W)
+    assert payload[:8] == struct.pack("<d", 2.29128784747792)
+    assert payload[8:].hex() == "b36912"
+
+
+def test_g1_decodes_to_the_golden_direction():
+    found = gpsp(Sensing.of(sine()), signs_of(bytes.fromhex("b36912".zfill(22)), 24), 3)
+    assert (found.agreement, found.iterations) == (1, 4)
+    assert found.vector == pytest.approx([0.7794792251, -0.1534699246, 0, 0, 0.6073377314, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("expansion", "golden", "error"),
+    [
+        ("literal", (1.9027925580, -0.2127246505, 1.2586217479), 0.1739521673),
+        ("consistent", (1.8843698027, -0.2319083605, 1.2827193610), 0.1773743455),
+    ],
+)
+def test_g1_expands_to_the_golden_vector(expansion, golden, error):
+    codec, phi = OneBit(3, 24, expand=expansion), Sensing.of(sine())
+    z = codec.decode_with(phi, codec.encode_with(phi, W))
+    assert z[[0, 1, 4]] == pytest.approx(golden, abs=1e-6)
+    assert relative(z, W) == pytest.approx(error, abs=1e-6)
+
+
+def test_g1_has_another_solution_that_biht_finds():
+    signs = signs_of(OneBit(3, 24).encode_with(Sensing.of(sine()), W), 24)
+    found = biht(Sensing.of(sine()), signs, 3)
+    assert found.agreement == 1
+    assert np.flatnonzero(found.vector).tolist() == [0, 4, 5]
+
+
+def test_g2_encodes_to_the_golden_payload():
+    matrix, support, w = seeded()
+    assert matrix[0, :3] == pytest.approx([-1.4238250365, 1.2637284581, -0.8706617380], abs=1e-9)
+    assert support.tolist() == [189, 944, 964, 94, 692, 563, 41, 696, 293, 866]
+    payload = CODEC.encode_with(Sensing.of(matrix), w)
+    assert struct.unpack("<d", payload[:8])[0] == pytest.approx(4.333625986305369, rel=1e-15)
+    assert np.count_nonzero(signs_of(payload, 500) > 0) == 246
+    assert hashlib.sha256(payload[8:]).hexdigest().startswith("4d08ed01a5f53b80")
+
+
+@pytest.mark.parametrize("precision", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    ("decoder", "literal", "consistent"), [("gpsp", 0.0592, 0.0376), ("biht", 0.0545, 0.0345)]
+)
+def test_g2_decodes_with_the_golden_errors(decoder, literal, consistent, precision):
+    matrix, support, w = seeded()
+    phi, codec = Sensing.of(matrix.astype(precision)), replace(CODEC, decoder=decoder)
+    payload = codec.encode_with(phi, w)
+    z = codec.decode_with(phi, payload)
+    assert set(np.flatnonzero(z)) == set(support)
+    assert relative(z, w) == pytest.approx(consistent, abs=5e-4)
+    assert relative(replace(codec, expand="literal").decode_with(phi, payload), w) == pytest.approx(
+        literal, abs=5e-4
+    )
+
+
+def test_g2_takes_gpsp_two_iterations():
+    matrix, _, w = seeded()
+    found = gpsp(Sensing.of(matrix), signs_of(CODEC.encode_with(Sensing.of(matrix), w), 500), 10)
+    assert (found.agreement, found.iterations) == (1, 2)
+
+
+# Exact invariants (8.2, items 1 to 4 and 16)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from(["gpsp", "biht"]), st.sampled_from(["log", "none"]))
+def test_what_is_decoded_is_sparse_and_keeps_the_norm(seed, decoder, companding):
+    rng = np.random.default_rng(seed)
+    w = example(rng, n=60, s=4) * 10.0 ** rng.integers(-6, 7)
+    codec = OneBit(4, 45, decoder=decoder, compand=companding)
+    z = codec.decode(codec.encode(w, (1, 2)), 60, (1, 2))
+    assert np.count_nonzero(z) <= 4
+    assert np.linalg.norm(z) == pytest.approx(np.linalg.norm(w), rel=1e-14)
+
+
+@pytest.mark.parametrize("d", [1, 7, 8, 9, 500])
+def test_a_message_has_64_plus_d_bits_in_8_plus_d_over_8_bytes(d):
+    codec = OneBit(3, d)
+    payload = codec.encode(W, (1,))
+    assert len(payload) == codec.payload_bytes(6, 3) == 8 + math.ceil(d / 8)
+    assert codec.bits(6, 3) == 64 + d
+
+
+def test_the_bits_do_not_depend_on_gamma():
+    w = example(np.random.default_rng(3))
+    assert len({replace(CODEC, gamma=gamma).encode(w, (4,)) for gamma in (1.1, 2, 5, 100)}) == 1
+
+
+def test_the_bits_do_not_depend_on_the_scale_of_phi():
+    matrix, _, w = seeded()
+    payloads = {CODEC.encode_with(Sensing.of(scale * matrix), w) for scale in (1, 0.125, 7.3)}
+    assert len(payloads) == 1
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from([gpsp, biht]))
+def test_full_agreement_is_agreement_of_every_sign(seed, decoder):
+    rng = np.random.default_rng(seed)
+    phi = Sensing((seed,), 60, 80)
+    signs = np.where(phi.matvec(compand(example(rng, n=80, s=3))) > 0, 1.0, -1.0)
+    found = decoder(phi, signs, 3)
+    agreeing = np.where(phi.matvec(found.vector) > 0, 1.0, -1.0) == signs
+    assert found.agreement == pytest.approx(agreeing.mean(), abs=1e-12)
+
+
+def test_the_same_seed_gives_the_same_bytes_and_the_same_vector():
+    w = example(np.random.default_rng(5))
+    first, again = CODEC.encode(w, (1, 2)), replace(CODEC, memory_limit=0).encode(w, (1, 2))
+    assert first == again
+    assert first != CODEC.encode(w, (1, 3))
+    assert np.array_equal(CODEC.decode(first, 1000, (1, 2)), CODEC.decode(again, 1000, (1, 2)))
+
+
+def test_decoding_in_chunks_equals_decoding_with_the_matrix_kept_bit_for_bit():
+    w = example(np.random.default_rng(6))
+    payload = CODEC.encode(w, (8,))
+    kept = CODEC.decode(payload, 1000, (8,))
+    for memory_limit in (0, 700_000):
+        assert np.array_equal(replace(CODEC, memory_limit=memory_limit).decode(payload, 1000, (8,)), kept)
+
+
+def test_decoding_many_equals_decoding_each_bit_for_bit():
+    rng = np.random.default_rng(7)
+    codec, seeds = OneBit(4, 120), [(1, owner) for owner in (0, 1, 0, 2, 1)]
+    payloads = [codec.encode(example(rng, 200, 4), seed) for seed in seeds]
+    payloads[4], payloads[3] = payloads[1], codec.encode(np.zeros(200), seeds[3])
+    many = codec.decode_many(payloads, 200, seeds)
+    for z, payload, seed in zip(many, payloads, seeds, strict=True):
+        assert np.array_equal(z, codec.decode(payload, 200, seed))
+    assert many[4] is many[1]
+    assert not many[1].flags.writeable
+
+
+# Recovery (8.3)
+
+
+@lru_cache
+def recovered(d, s=10, count=24):
+    """Return the draws' models and decoded directions, and their relative errors by variant."""
+    rng, codec = np.random.default_rng([d, s]), OneBit(s, d)
+    variants = {
+        "consistent": codec,
+        "literal": replace(codec, expand="literal"),
+        "plain": replace(codec, compand="none"),
+    }
+    found, errors = [], {name: [] for name in variants}
+    for draw in range(count):
+        w, phi = example(rng, s=s), Sensing((draw, d), d, 1000)
+        found.append((w, gpsp(phi, signs_of(codec.encode_with(phi, w), d), s)))
+        for name, variant in variants.items():
+            errors[name].append(relative(variant.decode_with(phi, variant.encode_with(phi, w)), w))
+    return found, {name: np.median(each) for name, each in errors.items()}
+
+
+@pytest.mark.parametrize("d", [500, 1000, 2000])
+def test_the_consistent_error_falls_like_one_over_d(d):
+    assert 12 < recovered(d)[1]["consistent"] * d < 30
+
+
+def test_the_literal_error_does_not_fall():
+    errors = recovered(2000)[1]
+    assert 0.025 < errors["literal"] < 0.05
+    assert errors["consistent"] < 0.5 * errors["literal"]
+
+
+@pytest.mark.parametrize("d", [400, 1000])
+def test_gpsp_agrees_with_all_signs_and_finds_the_support(d):
+    found, _ = recovered(d)
+    assert np.mean([direction.agreement for _, direction in found]) >= 0.9999
+    assert np.mean([np.array_equal(direction.vector != 0, w != 0) for w, direction in found]) >= 0.9
+
+
+@pytest.mark.parametrize("d", [500, 1000])
+def test_without_companding_the_error_is_less_at_ample_d(d):
+    assert recovered(d)[1]["plain"] < recovered(d)[1]["consistent"]
+
+
+def test_the_error_grows_with_s():
+    two, ten, twenty = (recovered(500, s=s)[1]["consistent"] for s in (2, 10, 20))
+    assert two < 0.012
+    assert 0.025 < ten < 0.055 < twenty < 0.12
+
+
+def test_few_measurements_recover_nothing():
+    w = example(np.random.default_rng(0))
+    codec = OneBit(10, 100)
+    assert relative(codec.decode(codec.encode(w, (1,)), 1000, (1,)), w) > 0.4
+
+
+def test_a_sparse_matrix_fails_because_most_rows_miss_the_support():
+    rng = np.random.default_rng(0)
+    codec, found, informative = OneBit(10, 500), [], []
+    for draw in range(3):
+        w, phi = example(rng), Sensing((draw,), 500, 1000, density=0.05)
+        informative.append(np.mean(phi.matvec(w) != 0))
+        found.append(relative(codec.decode_with(phi, codec.encode_with(phi, w)), w))
+    assert np.mean(informative) == pytest.approx(0.4, abs=0.06)
+    assert np.median(found) > 0.35
+
+
+def test_a_half_dense_matrix_recovers():
+    w, codec = example(np.random.default_rng(0)), OneBit(10, 500, phi_density=0.5)
+    assert relative(codec.decode(codec.encode(w, (1,)), 1000, (1,)), w) < 0.1
+
+
+# Edges (2.2)
+
+
+@pytest.mark.parametrize("w", [np.zeros(6), np.full(6, 1e-170)])
+def test_zero_travels_as_zero_bits_and_comes_back(w):
+    payload = OneBit(3, 24).encode(w, (1,))
+    assert payload == bytes(11)
+    assert np.array_equal(OneBit(3, 24).decode(payload, 6, (1,)), np.zeros(6))
+
+
+def test_a_measurement_of_zero_is_sent_as_minus_one():
+    payload = OneBit(1, 8).encode_with(Sensing.of(np.zeros((8, 2))), [1.0, 0.0])
+    assert payload[8:] == b"\x00"
+
+
+@pytest.mark.parametrize("decoder", ["gpsp", "biht"])
+def test_a_decoder_that_finds_nothing_gives_none(decoder):
+    codec = OneBit(1, 8, decoder=decoder)
+    assert codec.decode_with(Sensing.of(np.zeros((8, 2))), struct.pack("<d", 1) + b"\xff") is None
+
+
+@pytest.mark.parametrize(("n", "s", "d"), [(1, 1, 1), (1, 5, 3), (3, 3, 1), (5, 8, 40), (10, 2, 70_000)])
+def test_the_smallest_and_oddest_sizes_work(n, s, d):
+    w = np.zeros(n)
+    w[-1] = -3
+    z = OneBit(s, d).decode(OneBit(s, d).encode(w, (1,)), n, (1,))
+    assert np.linalg.norm(z) == pytest.approx(3, rel=1e-14)
+
+
+@pytest.mark.parametrize("bad", [[np.nan, 1], [np.inf, 1], [1e200, 1e200], [[1.0, 2.0]]])
+def test_what_cannot_be_sent_is_refused(bad):
+    with pytest.raises(ValueError, match="w has"):
+        OneBit(1, 8).encode(bad, (1,))
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "wrong size"),
+        (bytes(9), "wrong size"),
+        (bytes(11), "wrong size"),
+        (struct.pack("<dBB", math.nan, 0, 0), "non-finite"),
+        (struct.pack("<dBB", math.inf, 0, 0), "non-finite"),
+        (struct.pack("<dBB", -1, 0, 0), "bad norm"),
+        (struct.pack("<dBB", 1e200, 0, 0), "bad norm"),
+        (struct.pack("<dBB", 1, 0, 1), "bad padding"),
+    ],
+)
+def test_malformed_bytes_are_named(payload, reason):
+    with pytest.raises(PayloadError) as caught:
+        OneBit(2, 12).decode(payload, 20, (1,))
+    assert caught.value.reason == reason
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(min_size=8, max_size=12), st.sampled_from(["gpsp", "biht"]), st.booleans())
+def test_any_bytes_give_a_sparse_finite_vector_or_a_payload_error(payload, decoder, literal):
+    codec = OneBit(2, 16, decoder=decoder, expand="literal" if literal else "consistent")
+    try:
+        z = codec.decode(payload, 20, (1,))
+    except PayloadError:
+        return
+    assert z is None or (np.isfinite(z).all() and np.count_nonzero(z) <= 2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("s", 0),
+        ("d", 0),
+        ("gamma", 1.0),
+        ("gamma", math.inf),
+        ("expand", "exact"),
+        ("compand", "sqrt"),
+        ("decoder", "lp"),
+        ("phi_density", 0.05),
+        ("memory_limit", -1),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_value(setting, value):
+    with pytest.raises(ValueError, match=f"{setting} is {value!r}; valid is"):
+        replace(CODEC, **{setting: value})

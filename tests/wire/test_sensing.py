@@ -1,0 +1,182 @@
+"""A sensing matrix is its seed: any part, chunked or kept, is the same bits, within the memory allowed.
+
+Values are of the specification of Sha et al., sections 2.5 and 8.1; P_Omega is tested here too.
+"""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hedgerow.wire import sensing
+from hedgerow.wire.sensing import Sensing, shared_sensing
+from hedgerow.wire.thresholding import largest, project
+
+TIED = hnp.arrays(
+    np.float64, st.integers(1, 30), elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 3.0])
+)
+
+
+def whole(phi):
+    return phi.columns(np.arange(phi.n))
+
+
+def chunked(memory_limit=0):
+    return Sensing((3, 1), 700, 301, memory_limit=memory_limit)
+
+
+def test_the_projection_keeps_the_largest_and_the_first_of_equals():
+    assert project([3, -3, 1, 3, -2], 2).tolist() == [3, -3, 0, 0, 0]
+    assert project([0.5, -2, 2, 0, 1], 3).tolist() == [0, -2, 2, 0, 1]
+
+
+@settings(deadline=None)
+@given(TIED, st.integers(1, 35))
+def test_the_projection_agrees_with_a_stable_sort(v, s):
+    kept = np.sort(np.argsort(-np.abs(v), kind="stable")[:s])
+    assert np.array_equal(largest(v, s), kept)
+    expected = np.zeros_like(v)
+    expected[kept] = v[kept]
+    assert np.array_equal(project(v, s), expected)
+
+
+@settings(deadline=None)
+@given(TIED, st.integers(1, 35), st.sampled_from([0.25, 0.5, 3.0, 64.0]))
+def test_the_projection_is_idempotent_homogeneous_and_sparse(v, s, alpha):
+    projected = project(v, s)
+    assert np.array_equal(project(projected, s), projected)
+    assert np.array_equal(project(alpha * v, s), alpha * projected)
+    assert np.count_nonzero(projected) <= s
+    if s >= v.size:
+        assert np.array_equal(projected, v)
+
+
+@pytest.mark.parametrize(
+    ("v", "s", "said"), [([1.0], 0, "s is 0"), ([np.nan], 1, "NaN"), ([[1.0]], 1, r"shape \(1, 1\)")]
+)
+def test_what_has_no_projection_is_refused(v, s, said):
+    with pytest.raises(ValueError, match=said):
+        project(v, s)
+
+
+def test_the_entries_are_standard_normal():
+    entries = whole(Sensing((1,), 400, 500)).ravel()
+    assert entries.mean() == pytest.approx(0, abs=0.01)
+    assert entries.std() == pytest.approx(1, abs=0.01)
+    assert np.mean(np.abs(entries) < 1) == pytest.approx(0.6827, abs=0.005)
+
+
+def test_columns_and_seeds_are_independent():
+    phi, other = whole(Sensing((1, 0), 4000, 60)), whole(Sensing((1, 1), 4000, 60))
+    correlation = np.abs(phi.T @ phi / 4000 - np.eye(60)).max()
+    assert max(correlation, np.abs(phi.T @ other / 4000).max()) < 0.1
+
+
+def test_the_density_is_the_fraction_of_nonzeros():
+    entries = whole(Sensing((1,), 400, 500, density=0.3))
+    assert np.mean(entries != 0) == pytest.approx(0.3, abs=0.01)
+    assert entries[entries != 0].std() == pytest.approx(1, abs=0.01)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32), st.sampled_from([0, 1, 4 * 700 * 93, 4 * 700 * 200, 2**28]))
+def test_chunked_products_equal_the_whole_matrix_bit_for_bit(seed, memory_limit):
+    rng = np.random.default_rng(seed)
+    x, h = rng.standard_normal(301) * (rng.random(301) < 0.1), rng.standard_normal(700)
+    picked = rng.choice(301, 17, replace=False)
+    part, full = chunked(memory_limit), chunked(2**28)
+    assert np.array_equal(part.rmatvec(h), full.rmatvec(h))
+    assert np.array_equal(part.matvec(x), full.matvec(x))
+    assert np.array_equal(part.columns(picked), full.columns(picked))
+
+
+def test_products_are_those_of_the_matrix():
+    phi = chunked()
+    matrix, rng = whole(phi), np.random.default_rng(0)
+    x, h = rng.standard_normal(301), rng.standard_normal(700)
+    assert phi.matvec(x) == pytest.approx(matrix @ x, rel=1e-12, abs=1e-12)
+    assert phi.rmatvec(h) == pytest.approx(matrix.T @ h, abs=1e-3)
+
+
+def test_a_product_with_many_columns_is_summed_in_parts(monkeypatch):
+    x = np.random.default_rng(0).standard_normal(301)
+    product = chunked().matvec(x)
+    monkeypatch.setattr(sensing, "_PRODUCT_ENTRIES", 7000)
+    assert chunked().matvec(x) == pytest.approx(product, rel=1e-12, abs=1e-12)
+
+
+def test_a_given_matrix_is_used_in_its_own_precision():
+    matrix = np.random.default_rng(0).standard_normal((20, 30))
+    h = np.arange(20.0)
+    assert Sensing.of(matrix).rmatvec(h) == pytest.approx(matrix.T @ h, rel=1e-13)
+    assert np.array_equal(whole(Sensing.of(matrix)), matrix)
+
+
+def test_another_process_draws_the_same_matrix():
+    script = (
+        "import numpy as np; from hedgerow.wire.sensing import Sensing; "
+        "print(Sensing((5, 2), 90, 80).columns(np.arange(80)).astype('<f4').tobytes().hex())"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() == whole(Sensing((5, 2), 90, 80)).astype("<f4").tobytes().hex()
+
+
+@pytest.mark.parametrize("limit_mib", [0, 4])
+def test_products_of_a_large_matrix_stay_within_the_memory_limit(limit_mib):
+    phi = Sensing((1,), 3000, 4000, memory_limit=limit_mib * 2**20)  # 46 MiB as a whole
+    h, x = np.ones(3000), np.zeros(4000)
+    x[::400] = 1
+    tracemalloc.start()
+    try:
+        phi.matvec(x)
+        phi.rmatvec(h)
+        phi.rmatvec(h)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < (limit_mib + 2) * 2**20
+
+
+def test_encoding_a_sparse_vector_draws_only_the_blocks_it_touches(monkeypatch):
+    drawn = []
+    draw = Sensing._draw
+    monkeypatch.setattr(Sensing, "_draw", lambda self, block: drawn.append(block) or draw(self, block))
+    x = np.zeros(4000)
+    x[[3, 4, 3999]] = 1
+    Sensing((1,), 3000, 4000).matvec(x)
+    assert drawn == [0, 3999 // (2**16 // 3000)]
+
+
+def test_shared_matrices_keep_the_limit_together():
+    limit = 3 * 4 * 50 * 60
+    several = [shared_sensing((9, owner), 50, 60, 1.0, limit) for owner in range(5)]
+    kept = [phi for phi in sensing._shared.values()]
+    assert sum(phi.nbytes for phi in kept) <= limit
+    assert several[4] is shared_sensing((9, 4), 50, 60, 1.0, limit)
+    again = shared_sensing((9, 0), 50, 60, 1.0, limit)
+    assert again is not several[0]
+    assert np.array_equal(whole(again), whole(several[0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": ()}, "seed is"),
+        ({"seed": (1, -1)}, "seed is"),
+        ({"d": 0}, "d is 0"),
+        ({"n": 0}, "n is 0"),
+        ({"density": 0.0}, "density is 0.0"),
+        ({"density": 1.5}, "density is 1.5"),
+        ({"memory_limit": -1}, "memory_limit is -1"),
+    ],
+)
+def test_a_bad_setting_is_named(change, said):
+    with pytest.raises(ValueError, match=said):
+        Sensing(**({"seed": (1,), "d": 5, "n": 5} | change))

@@ -1,0 +1,393 @@
+"""One-bit compressed sensing of sparse vectors: a norm and d signs.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 2 (1BCS) and
+problem (9), which it leaves to gradient projection subspace pursuit: S. Zhou, Z. Luo, N. Xiu, G. Y. Li,
+"Computing One-Bit Compressive Sensing via Double-Sparsity Constrained Optimization". Ours: the pursuit runs
+on to full agreement, where the published stopping rules leave twice the error; and the expansion recovers
+the scale of the companded vector, which Algorithm 2 divides out and then needs, so that gamma plays no part
+(``expand="literal"`` is the paper's).
+"""
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hedgerow.wire.records import PayloadError
+from hedgerow.wire.sensing import MEMORY_LIMIT, Sensing, shared_sensing
+from hedgerow.wire.thresholding import finite_vector, largest, project
+
+__all__ = ["Direction", "OneBit", "biht", "compand", "expand", "expand_literal", "gpsp"]
+
+Vector = NDArray[np.float64]
+
+_NORM_BYTES = 8
+# Between them a norm's square is a normal float64.
+_SMALLEST_NORM, _LARGEST_NORM = 1e-150, 1e150
+
+
+def compand(w: ArrayLike, gamma: float = math.e) -> Vector:
+    """Return sign(w) log_gamma(1 + |w|), element by element (Algorithm 2, step 2)."""
+    values = np.asarray(w, np.float64)
+    companded: Vector = np.copysign(np.log1p(np.abs(values)), values) / math.log(gamma)
+    return companded
+
+
+def expand_literal(direction: ArrayLike, norm: ArrayLike, gamma: float) -> Vector:
+    """Return the vector of a unit direction as Algorithm 2, steps 6 and 7, has it.
+
+    Exact only where ln gamma = ||ln(1 + |w|)||; the parameters and the result are those of ``expand``.
+    """
+    v = np.asarray(direction, np.float64)
+    return _of_norm(np.copysign(np.expm1(np.abs(v) * math.log(gamma)), v), np.asarray(norm, np.float64))
+
+
+def expand(direction: ArrayLike, norm: ArrayLike) -> Vector:
+    """Return sign(v) (exp(b |v|) - 1) with the b > 0 that gives it its norm: the inverse of companding.
+
+    Parameters
+    ----------
+    direction : array_like (..., n)
+        Directions v, of norm 1, of companded vectors.
+    norm : array_like (...)
+        The norms of the vectors before companding, in [1e-150, 1e150].
+
+    Returns
+    -------
+    NDArray of float64 (..., n)
+        Vectors of those norms.
+    """
+    v, norms = np.asarray(direction, np.float64), np.asarray(norm, np.float64)
+    magnitude, target = np.abs(v), norms[..., None]
+    # exp(b |v|) - 1 is at least b |v|, and its largest entry is at most its norm: b lies below both ends.
+    b = np.minimum(target, np.log1p(target) / magnitude.max(-1, keepdims=True))
+    for _ in range(100):
+        grown = np.expm1(b * magnitude)
+        relative = grown / target
+        length = np.linalg.norm(relative, axis=-1, keepdims=True)
+        slope = (relative * (grown + 1) * magnitude).sum(-1, keepdims=True) / length
+        # The norm is convex in b: Newton's steps from above descend to the root and never pass it.
+        lower = np.minimum(b, b - target * (length - 1) / slope)
+        if np.all(lower >= b * (1 - 1e-15)):
+            break
+        b = lower
+    return _of_norm(np.copysign(grown, v), norms)
+
+
+def _of_norm(vectors: Vector, norms: Vector) -> Vector:
+    scaled: Vector = vectors * (norms[..., None] / np.linalg.norm(vectors, axis=-1, keepdims=True))
+    return scaled
+
+
+class Direction(NamedTuple):
+    """What a decoder finds: the best s-sparse solution of problem (9).
+
+    Parameters
+    ----------
+    vector : NDArray (n,)
+        Of norm 1, or 0 where nothing was found.
+    agreement : float
+        The fraction of the d signs that it gives, in [0, 1].
+    iterations : int
+        How many were made.
+    """
+
+    vector: Vector
+    agreement: float
+    iterations: int
+
+
+class _Trial(NamedTuple):
+    """A point of the pursuit on the candidate coordinates, and what the measurements say of it."""
+
+    values: Vector  # (candidates,)
+    margins: Vector  # (d,), A x
+    hinge: Vector  # (d,), max(0, epsilon 1 - A x)
+    objective: float  # ||hinge||^2
+
+    def improves(self, objective: float, values: Vector) -> bool:
+        """Whether the objective falls by more than 1e-6 of the squared distance moved."""
+        moved = self.values - values
+        return self.objective < objective - 1e-6 * float(moved @ moved)
+
+
+def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
+    """Decode by gradient projection and subspace steps, run on to full agreement.
+
+    Minimises ||max(0, epsilon 1 - A x)||^2 with A = diag(signs) Phi over ||x||_0 <= s.
+
+    Parameters
+    ----------
+    phi : Sensing
+        The matrix (d, n) that the signs were measured with.
+    signs : NDArray (d,)
+        The signs received, -1 or 1.
+    s : int
+        The sparsity level, >= 1.
+    """
+    epsilon = 0.01 if phi.n < 10_000 else 0.01 / math.log(phi.n)
+    x, hinge = np.zeros(phi.n), np.full(phi.d, epsilon)
+    objective = float(hinge @ hinge)
+    previous = np.empty(0, np.intp)
+    best = Direction(x, -1.0, 0)
+    for iteration in range(1, 201):
+        gradient = -phi.rmatvec(signs * hinge)
+        candidates = _candidates(x, gradient, s)
+        A = (phi.columns(candidates) * signs[:, None]).T  # (candidates, d)
+        start = x[candidates]
+        trial, chosen = _projected_step(A, start, gradient[candidates], objective, s, epsilon)
+        support = candidates[chosen]
+        if np.array_equal(support, previous) and (active := np.flatnonzero(trial.hinge > 0)).size:
+            values = np.zeros_like(start)
+            values[chosen] = _least_squares(A[np.ix_(chosen, active)], epsilon)
+            pursued = _tried(A, values, epsilon)
+            if pursued.improves(trial.objective, trial.values):
+                trial = pursued
+        previous = support
+        x = np.zeros(phi.n)
+        x[candidates] = trial.values
+        hinge, objective = trial.hinge, trial.objective
+        agreement = float(np.mean(trial.margins > 0))
+        if agreement > best.agreement:
+            best = Direction(x, agreement, iteration)
+        if agreement == 1 or objective < 1e-18:
+            break
+    return Direction(_normalised(best.vector), best.agreement, iteration)
+
+
+def _candidates(x: Vector, gradient: Vector, s: int) -> NDArray[np.intp]:
+    """Return every coordinate that some x - alpha gradient can have among its s largest."""
+    outside = gradient.copy()
+    outside[x != 0] = 0
+    return np.union1d(np.flatnonzero(x), largest(outside, s))
+
+
+def _projected_step(
+    A: Vector, start: Vector, gradient: Vector, objective: float, s: int, epsilon: float
+) -> tuple[_Trial, NDArray[np.intp]]:
+    """Return the first step of a falling length that improves, or else the last, and its support."""
+    for halvings in range(20):
+        z = start - gradient * 4.0**-halvings
+        chosen = largest(z, s)
+        values = np.zeros_like(z)
+        values[chosen] = z[chosen]
+        trial = _tried(A, values, epsilon)
+        if trial.improves(objective, start):
+            break
+    return trial, chosen
+
+
+def _tried(A: Vector, values: Vector, epsilon: float) -> _Trial:
+    margins: Vector = np.einsum("jp,j->p", A, values)
+    hinge = np.maximum(0, epsilon - margins)
+    return _Trial(values, margins, hinge, float(hinge @ hinge))
+
+
+def _least_squares(rows: Vector, epsilon: float) -> Vector:
+    """Return argmin_t ||rows^T t - epsilon 1|| for rows (s, active)."""
+    s, active = rows.shape
+    if active < s:
+        return np.asarray(np.linalg.lstsq(rows.T, np.full(active, epsilon), rcond=None)[0], np.float64)
+    return np.linalg.solve(rows @ rows.T + 1e-12 * np.eye(s), epsilon * rows.sum(1))
+
+
+def biht(phi: Sensing, signs: Vector, s: int) -> Direction:
+    """Decode by binary iterative hard thresholding; returns the iterate with the most agreeing signs.
+
+    The parameters are those of ``gpsp``. Better where measurements are few (d about 15 s), else slower.
+    """
+    x = _normalised(project(phi.rmatvec(signs) / phi.d, s))
+    best = Direction(x, -1.0, 0)
+    for iteration in range(1, 301):
+        found = np.where(phi.matvec(x) > 0, 1.0, -1.0)
+        agreement = float(np.mean(found == signs))
+        if agreement > best.agreement:
+            best = Direction(x, agreement, iteration)
+        if agreement == 1:
+            break
+        x = _normalised(project(x + phi.rmatvec(signs - found) / phi.d, s))
+    return best._replace(iterations=iteration)
+
+
+def _normalised(v: Vector) -> Vector:
+    norm = float(np.linalg.norm(v))
+    return v / norm if norm > 0 else v
+
+
+_DECODERS: dict[str, Callable[[Sensing, Vector, int], Direction]] = {"gpsp": gpsp, "biht": biht}
+
+
+@dataclass(frozen=True)
+class OneBit:
+    """The one-bit codec: 64 + d bits, 8 + ceil(d / 8) bytes a message, whatever n.
+
+    The payload is the norm, a little-endian float64, and the signs, one bit each, the first in the most
+    significant bit, zeros at the end.
+
+    Parameters
+    ----------
+    s : int
+        The sparsity level that is decoded, >= 1. At n = 1000 the support needs d >= 25 s, an error of 4 %
+        d >= 50 s.
+    d : int
+        The number of measurements, >= 1.
+    gamma : float (default: 5.0)
+        The base of the literal expansion, in (1, 1e100]; without effect otherwise.
+    expand : {"consistent", "literal"}
+        How companding is undone: exactly for an exact direction, or as Algorithm 2 prints it.
+    compand : {"log", "none"}
+        What is measured: sign(w) log(1 + |w|), or w, whose error is less but whose support needs larger d.
+    decoder : {"gpsp", "biht"}
+        How problem (9) is solved.
+    phi_density : float (default: 1.0)
+        The fraction of nonzeros of Phi, in [0.5, 1]. Sparser, too many rows miss the support.
+    memory_limit : int (default: 256 MiB)
+        How many bytes of sensing matrices a process keeps, >= 0. A matrix has 4 d n.
+
+    Raises
+    ------
+    ValueError
+        If a value is not valid.
+    """
+
+    s: int
+    d: int
+    gamma: float = 5.0
+    expand: str = "consistent"
+    compand: str = "log"
+    decoder: str = "gpsp"
+    phi_density: float = 1.0
+    memory_limit: int = MEMORY_LIMIT
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for key in ("s", "d"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} is {getattr(self, key)!r}; valid is an integer >= 1")
+        if not 1 < self.gamma <= 1e100:
+            raise ValueError(f"gamma is {self.gamma!r}; valid is a number above 1, up to 1e100")
+        for key, names in (
+            ("expand", ("consistent", "literal")),
+            ("compand", ("log", "none")),
+            ("decoder", tuple(_DECODERS)),
+        ):
+            if getattr(self, key) not in names:
+                raise ValueError(f"{key} is {getattr(self, key)!r}; valid is one of {', '.join(names)}")
+        if not 0.5 <= self.phi_density <= 1:
+            raise ValueError(f"phi_density is {self.phi_density!r}; valid is a number in [0.5, 1]")
+        if self.memory_limit < 0:
+            raise ValueError(f"memory_limit is {self.memory_limit!r}; valid is an integer >= 0, in bytes")
+
+    def bits(self, n: int, s: int) -> int:
+        """Return the paper's bits of a message, 64 + d."""
+        return 64 + self.d
+
+    def payload_bytes(self, n: int, s: int) -> int:
+        """Return the bytes of a message, 8 + ceil(d / 8)."""
+        return _NORM_BYTES + -(-self.d // 8)
+
+    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
+        """Return the payload of a vector (n,), measured with the matrix of ``phi_seed``.
+
+        A vector of a norm below 1e-150 is sent as 0.
+
+        Raises
+        ------
+        ValueError
+            If ``w`` is not finite, or its norm is above 1e150.
+        """
+        vector = finite_vector("w", w)
+        return self.encode_with(self._sensing(phi_seed, vector.size), vector)
+
+    def encode_with(self, phi: Sensing, w: ArrayLike) -> bytes:
+        """Return the payload of a vector (n,), measured with a given matrix (d, n)."""
+        vector = finite_vector("w", w)
+        with np.errstate(over="ignore"):  # What overflows is infinite, and refused.
+            norm = float(np.linalg.norm(vector))
+        if norm > _LARGEST_NORM:
+            raise ValueError(f"w has the norm {norm!r}; valid is at most {_LARGEST_NORM}")
+        if norm < _SMALLEST_NORM:
+            return bytes(self.payload_bytes(vector.size, self.s))
+        # The base drops out of x / ||x||, so that the bits do not depend on gamma to the last rounding.
+        x = compand(vector) if self.compand == "log" else vector
+        positive = phi.matvec(_normalised(x)) > 0
+        return struct.pack("<d", norm) + np.packbits(positive).tobytes()
+
+    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...]) -> Vector | None:
+        """Return the vector (n,) that a payload stands for, of its norm and at most s nonzeros.
+
+        Returns
+        -------
+        NDArray of float64 (n,) or None
+            None if the decoder found nothing: leave that neighbour out.
+
+        Raises
+        ------
+        PayloadError
+            If the bytes are none of a message: ``wrong size``, ``non-finite``, ``bad norm``, ``bad padding``.
+        """
+        norm, signs = self._unpacked(payload)
+        if norm < _SMALLEST_NORM:
+            return np.zeros(n)
+        return self._vector(norm, self._direction(self._sensing(phi_seed, n), signs))
+
+    def decode_with(self, phi: Sensing, payload: bytes) -> Vector | None:
+        """Return ``decode`` with a given matrix (d, n)."""
+        norm, signs = self._unpacked(payload)
+        if norm < _SMALLEST_NORM:
+            return np.zeros(phi.n)
+        return self._vector(norm, self._direction(phi, signs))
+
+    def decode_many(
+        self, payloads: Sequence[bytes], n: int, phi_seeds: Sequence[tuple[int, ...]]
+    ) -> list[Vector | None]:
+        """Return ``decode`` of each payload, bit for bit; equal messages are decoded once.
+
+        Messages of one matrix are decoded after each other, so that it is drawn once. Entries of equal
+        messages are one array: all are read-only.
+        """
+        messages = [(tuple(seed), payload) for seed, payload in zip(phi_seeds, payloads, strict=True)]
+        decoded = {(seed, payload): self.decode(payload, n, seed) for seed, payload in sorted(set(messages))}
+        for vector in decoded.values():
+            if vector is not None:
+                vector.flags.writeable = False
+        return [decoded[message] for message in messages]
+
+    def _sensing(self, seed: tuple[int, ...], n: int) -> Sensing:
+        return shared_sensing(tuple(seed), self.d, n, self.phi_density, self.memory_limit)
+
+    def _unpacked(self, payload: bytes) -> tuple[float, Vector]:
+        if len(payload) != self.payload_bytes(0, self.s):
+            raise PayloadError(
+                "wrong size",
+                f"{len(payload)} bytes, expected {self.payload_bytes(0, self.s)} for d = {self.d}",
+            )
+        norm = float(struct.unpack_from("<d", payload)[0])
+        if not math.isfinite(norm):
+            raise PayloadError("non-finite", f"the norm is {norm}")
+        if not 0 <= norm <= _LARGEST_NORM:
+            raise PayloadError("bad norm", f"{norm!r} is not between 0 and {_LARGEST_NORM}")
+        bits = np.unpackbits(np.frombuffer(payload, np.uint8, offset=_NORM_BYTES))
+        if bits[self.d :].any():
+            raise PayloadError("bad padding", "the bits after the last sign are not zero")
+        return norm, np.where(bits[: self.d], 1.0, -1.0)
+
+    def _direction(self, phi: Sensing, signs: Vector) -> Vector:
+        return _DECODERS[self.decoder](phi, signs, self.s).vector
+
+    def _vector(self, norm: float, v: Vector) -> Vector | None:
+        support = np.flatnonzero(v)
+        if support.size == 0:
+            return None
+        z = np.zeros_like(v)
+        if self.compand == "none":
+            z[support] = _of_norm(v[support], np.asarray(norm))
+        elif self.expand == "literal":
+            z[support] = expand_literal(v[support], norm, self.gamma)
+        else:
+            z[support] = expand(v[support], norm)
+        return z

@@ -1,0 +1,164 @@
+"""Gaussian sensing matrices that are a seed: any part is drawn again when it is needed.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", the matrix Phi of
+Algorithm 2. Ours: Phi travels as a seed, not as 64 d n bits; it is drawn in blocks of columns, because the
+vectors that it meets are sparse: encoding and the decoder's line search then draw a few blocks and not the
+matrix. Entries are float32 normals (half the memory; a sign is all that is kept of a measurement).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from threading import Lock
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["MEMORY_LIMIT", "Sensing", "shared_sensing"]
+
+MEMORY_LIMIT = 2**28
+# Large enough that drawing outweighs the set-up of a generator, small enough that a column is cheap.
+_BLOCK_ENTRIES = 2**16
+_PRODUCT_ENTRIES = 2**20
+
+
+class Sensing:
+    """A matrix Phi (d, n) of independent standard normals, zeroed with probability 1 - density.
+
+    All results are the same bits whatever is kept in memory and however many threads there are.
+
+    Parameters
+    ----------
+    seed : tuple of int
+        The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
+    d, n : int
+        Measurements and coordinates, >= 1.
+    density : float (default: 1.0)
+        The fraction of nonzeros, in (0, 1]. 1 is the Gaussian matrix. With s-sparse vectors a row of a
+        matrix measures nothing with probability (1 - density)^s: recovery fails well above 0.05.
+    memory_limit : int (default: 256 MiB)
+        How many bytes of the matrix are kept once ``rmatvec`` has drawn them, >= 0; the rest is drawn at
+        each use, one block of at most 256 KiB (or one column) at a time.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not valid.
+    """
+
+    def __init__(
+        self, seed: tuple[int, ...], d: int, n: int, density: float = 1.0, memory_limit: int = MEMORY_LIMIT
+    ) -> None:
+        if not seed or min(seed) < 0:
+            raise ValueError(f"seed is {seed!r}; valid is a tuple of integers >= 0")
+        for key, value in (("d", d), ("n", n)):
+            if value < 1:
+                raise ValueError(f"{key} is {value!r}; valid is an integer >= 1")
+        if not 0 < density <= 1:
+            raise ValueError(f"density is {density!r}; valid is a number in (0, 1]")
+        if memory_limit < 0:
+            raise ValueError(f"memory_limit is {memory_limit!r}; valid is an integer >= 0, in bytes")
+        self.seed, self.d, self.n, self.density = seed, d, n, density
+        self._width = max(1, _BLOCK_ENTRIES // d)
+        fitting = memory_limit // (4 * d)
+        self._fitting = n if fitting >= n else fitting - fitting % self._width
+        # The first columns of Phi as rows: (kept, d).
+        self._kept: NDArray[np.floating] = np.empty((0, d), np.float32)
+
+    @classmethod
+    def of(cls, matrix: ArrayLike) -> Self:
+        """Return a given matrix (d, n), in its own precision, as a sensing matrix."""
+        given = np.asarray(matrix)
+        sensing = cls((0,), *given.shape)
+        sensing._kept = np.ascontiguousarray(given.T)
+        sensing._fitting = sensing.n
+        return sensing
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, n)."""
+        return self.d, self.n
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept from the first ``rmatvec`` on."""
+        return self._fitting * self.d * self._kept.itemsize
+
+    def columns(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """Return Phi[:, indices], (d, len(indices)) in column-major order; draws what is not kept."""
+        block_of = np.where(indices < len(self._kept), -1, indices // self._width)
+        blocks = np.unique(block_of)
+        if self._fitting == self.n and 2 * blocks.size * self._width > self.n > len(self._kept):
+            self._keep()  # Most of it is needed, and again at the next message.
+        if len(self._kept) == self.n:
+            return np.asarray(self._kept[indices], np.float64).T
+        chosen = np.empty((indices.size, self.d))
+        for block in blocks:
+            inside = block_of == block
+            rows, first = (self._kept, 0) if block < 0 else (self._draw(int(block)), block * self._width)
+            chosen[inside] = rows[indices[inside] - first]
+        return chosen.T
+
+    def matvec(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Phi x (d,) of a vector (n,): only the columns of its support are looked at."""
+        support = np.flatnonzero(x)
+        at_once = max(1, _PRODUCT_ENTRIES // self.d)
+        measured = np.zeros(self.d)
+        for start in range(0, support.size, at_once):
+            part = support[start : start + at_once]
+            measured += np.einsum("jp,j->p", self.columns(part).T, x[part])
+        return measured
+
+    def rmatvec(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Phi^T h (n,) of a vector (d,), accumulated in the matrix's precision."""
+        weights = h.astype(self._kept.dtype)
+        correlated = np.empty(self.n, self._kept.dtype)
+        for start, rows in self._transposed():
+            # einsum, and not a matrix library: its sums do not depend on threads or on the block.
+            np.einsum("jp,p->j", rows, weights, out=correlated[start : start + len(rows)])
+        return correlated.astype(np.float64)
+
+    def _transposed(self) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        if len(self._kept) < self._fitting:
+            self._keep()
+        if len(self._kept):
+            yield 0, self._kept
+        for start in range(len(self._kept), self.n, self._width):
+            yield start, self._draw(start // self._width)
+
+    def _keep(self) -> None:
+        kept = np.empty((self._fitting, self.d), np.float32)
+        for start in range(0, self._fitting, self._width):
+            kept[start : start + self._width] = self._draw(start // self._width)
+        self._kept = kept
+
+    def _draw(self, block: int) -> NDArray[np.float32]:
+        rng = np.random.default_rng([*self.seed, block])
+        shape = min(self._width, self.n - block * self._width), self.d
+        rows = rng.standard_normal(shape, np.float32)
+        if self.density < 1:
+            rows *= rng.random(shape, np.float32) < self.density
+        return rows
+
+
+_shared: OrderedDict[tuple[Any, ...], Sensing] = OrderedDict()
+_lock = Lock()
+
+
+def shared_sensing(
+    seed: tuple[int, ...], d: int, n: int, density: float = 1.0, memory_limit: int = MEMORY_LIMIT
+) -> Sensing:
+    """Return this process's matrix of a seed; all that are shared keep ``memory_limit`` bytes together.
+
+    The matrices that were used last stay. What is dropped is drawn again when it is asked for, so that only
+    speed depends on it. The arguments are those of ``Sensing``.
+    """
+    key = (seed, d, n, density, memory_limit)
+    with _lock:
+        if key not in _shared:
+            sensing = Sensing(*key)
+            while _shared and sensing.nbytes + sum(each.nbytes for each in _shared.values()) > memory_limit:
+                _shared.popitem(last=False)
+            _shared[key] = sensing
+        _shared.move_to_end(key)
+        return _shared[key]

@@ -1,0 +1,63 @@
+"""Hard thresholding: the projection on the set of s-sparse vectors.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", the projection P_Omega
+of (3) and (4). Ours, where the paper leaves the set-valued projection open: ties go to the smallest index.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["finite_vector", "largest", "project"]
+
+
+def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
+    """Return P_Omega(v): the ``s`` entries of largest magnitude, zeros elsewhere.
+
+    Parameters
+    ----------
+    v : array_like (n,)
+        A finite vector.
+    s : int
+        The sparsity level, >= 1; from n on the projection is the identity.
+
+    Returns
+    -------
+    NDArray of float64 (n,)
+        A new array.
+
+    Raises
+    ------
+    ValueError
+        If ``v`` is no finite vector or ``s`` is below 1.
+    """
+    if s < 1:
+        raise ValueError(f"s is {s!r}; valid is an integer >= 1")
+    vector = finite_vector("v", v)
+    kept = largest(vector, s)
+    projected = np.zeros_like(vector)
+    projected[kept] = vector[kept]
+    return projected
+
+
+def largest(v: NDArray[np.floating], s: int) -> NDArray[np.intp]:
+    """Return the ascending indices of the ``s`` entries of largest magnitude of a finite vector (n,).
+
+    Ties go to the smallest index, as a stable sort of -|v| gives them, in O(n).
+    """
+    if s >= v.size:
+        return np.arange(v.size)
+    magnitude = np.abs(v)
+    threshold = np.partition(magnitude, v.size - s)[v.size - s]
+    above = np.flatnonzero(magnitude > threshold)
+    ties = np.flatnonzero(magnitude == threshold)[: s - above.size]
+    return np.sort(np.concatenate([above, ties]))
+
+
+def finite_vector(key: str, v: ArrayLike) -> NDArray[np.float64]:
+    """Return ``v`` as float64 (n,); ValueError, naming it ``key``, if it is no finite vector."""
+    vector = np.asarray(v, np.float64)
+    if vector.ndim != 1:
+        raise ValueError(f"{key} has the shape {vector.shape}; valid is a vector (n,)")
+    if not np.isfinite(vector).all():
+        raise ValueError(f"{key} has NaN or infinite entries; valid is a finite vector")
+    return vector

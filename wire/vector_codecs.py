@@ -1,0 +1,299 @@
+"""What a node's model vector travels as: one-bit messages and what they are compared with.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", which counts its one-bit
+messages against dense vectors alone. Ours: the sparse vector itself, indices and values, which at small s
+is both shorter and exact; and the stochastic quantiser of the baselines. All numbers are little-endian;
+fields of less than a byte follow each other, the first in the most significant bit, zeros at the end.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hedgerow.wire.onebit import OneBit
+from hedgerow.wire.records import PayloadError
+from hedgerow.wire.thresholding import finite_vector
+
+__all__ = ["CODECS", "Codec", "Dense", "Quantised", "Sparse", "parse_codec"]
+
+CODECS = ("1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64", "quantised<b>")
+
+Vector = NDArray[np.float64]
+
+
+class Codec(Protocol):
+    """A code of vectors (n,) as bytes.
+
+    ``phi_seed`` is the seed of whatever randomness sender and receiver must share or the sender must draw:
+    the sensing matrix of the one-bit codec, the rounding of the quantiser; the others ignore it.
+    """
+
+    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
+        """Return the payload of a vector (n,); ValueError if it is not finite."""
+
+    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...]) -> Vector | None:
+        """Return the vector (n,), or None if none was found; PayloadError if the bytes are malformed."""
+
+    def decode_many(
+        self, payloads: Sequence[bytes], n: int, phi_seeds: Sequence[tuple[int, ...]]
+    ) -> list[Vector | None]:
+        """Return ``decode`` of each payload, bit for bit. The arrays may be shared: never change them."""
+        return [self.decode(payload, n, seed) for payload, seed in zip(payloads, phi_seeds, strict=True)]
+
+    def bits(self, n: int, s: int) -> int:
+        """Return the information bits of a message with s nonzeros of n."""
+
+    def payload_bytes(self, n: int, s: int) -> int:
+        """Return the bytes of a message with s nonzeros of n."""
+
+
+def parse_codec(name: str, **settings: Any) -> Codec:
+    """Return the codec of a name.
+
+    Parameters
+    ----------
+    name : str
+        ``1bcs``, ``sparse16``, ``sparse32``, ``sparse64``, ``dense32``, ``dense64`` or ``quantised<b>``
+        with b bits an entry, 2 to 16.
+    **settings
+        The fields of ``OneBit`` for ``1bcs``; ``s`` for the sparse codecs. The others ignore them, and so do
+        the sparse ones all but ``s``, so that codecs can be exchanged in one configuration.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or a setting that the codec needs is missing, unknown or not valid.
+    """
+    if name == "1bcs":
+        _check_settings(name, settings, needed=("s", "d"))
+        if unknown := sorted(settings.keys() - OneBit.__dataclass_fields__.keys()):
+            raise ValueError(
+                f"codec settings are {unknown}; valid are {', '.join(OneBit.__dataclass_fields__)}"
+            )
+        return OneBit(**settings)
+    if match := re.fullmatch("sparse(16|32|64)", name):
+        _check_settings(name, settings, needed=("s",))
+        return Sparse(settings["s"], int(match[1]))
+    if match := re.fullmatch("dense(32|64)", name):
+        return Dense(int(match[1]))
+    if match := re.fullmatch("quantised([1-9][0-9]?)", name):
+        return Quantised(int(match[1]))
+    raise ValueError(f"codec is {name!r}; valid is one of {', '.join(CODECS)}, b from 2 to 16")
+
+
+def _check_settings(name: str, settings: dict[str, Any], needed: tuple[str, ...]) -> None:
+    if missing := [key for key in needed if key not in settings]:
+        raise ValueError(f"codec {name!r} has no {' and no '.join(missing)}; valid is an integer >= 1")
+
+
+@dataclass(frozen=True)
+class Dense(Codec):
+    """All n entries as floating-point numbers.
+
+    Parameters
+    ----------
+    width : {32, 64}
+        Bits a value.
+    """
+
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the width."""
+        if self.width not in (32, 64):
+            raise ValueError(f"width is {self.width!r}; valid is 32 or 64")
+
+    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...] = ()) -> bytes:
+        """Return n values; ValueError if one is not finite at this width."""
+        return _narrowed(w, self.width).tobytes()
+
+    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
+        """Return the values (n,); PayloadError ``wrong size`` or ``non-finite``."""
+        _check_size(payload, self.payload_bytes(n, n))
+        return _values(payload, self.width, n)
+
+    def bits(self, n: int, s: int) -> int:
+        """Return width n."""
+        return self.width * n
+
+    def payload_bytes(self, n: int, s: int) -> int:
+        """Return width n / 8."""
+        return self.width * n // 8
+
+
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """The nonzeros: their values, then their ascending indices, of ceil(log2 n) bits each.
+
+    Parameters
+    ----------
+    s : int
+        How many nonzeros a message may have, >= 1. One of fewer is shorter.
+    width : {16, 32, 64}
+        Bits a value.
+    """
+
+    s: int
+    width: int = 32
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        if self.s < 1:
+            raise ValueError(f"s is {self.s!r}; valid is an integer >= 1")
+        if self.width not in (16, 32, 64):
+            raise ValueError(f"width is {self.width!r}; valid is 16, 32 or 64")
+
+    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...] = ()) -> bytes:
+        """Return the entries that are not zero at this width.
+
+        Raises
+        ------
+        ValueError
+            If one is not finite at this width, or more than s are not zero.
+        """
+        values = _narrowed(w, self.width)
+        indices = np.flatnonzero(values)
+        if indices.size > self.s:
+            raise ValueError(f"w has {indices.size} nonzeros; valid is at most s = {self.s}")
+        return values[indices].tobytes() + _packed(indices, _index_width(values.size))
+
+    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
+        """Return the vector (n,).
+
+        Raises
+        ------
+        PayloadError
+            If the bytes are none of a vector of n entries with at most s nonzeros: ``wrong size``,
+            ``non-finite``, ``bad index`` or ``bad padding``.
+        """
+        count = min(8 * len(payload) // (self.width + _index_width(n)), self.s, n)
+        _check_size(payload, self.payload_bytes(n, count))
+        indices = _unpacked(payload[count * self.width // 8 :], count, _index_width(n))
+        if count and not (np.all(np.diff(indices) > 0) and indices[-1] < n):
+            raise PayloadError("bad index", f"indices are not ascending within 0 to {n - 1}")
+        w = np.zeros(n)
+        w[indices] = _values(payload, self.width, count)
+        return w
+
+    def bits(self, n: int, s: int) -> int:
+        """Return s (width + ceil(log2 n))."""
+        return s * (self.width + _index_width(n))
+
+    def payload_bytes(self, n: int, s: int) -> int:
+        """Return the bits in bytes, rounded up."""
+        return -(-self.bits(n, s) // 8)
+
+
+@dataclass(frozen=True)
+class Quantised(Codec):
+    """A step, float32, and each entry as a multiple of it, rounded at random so that its mean is right.
+
+    The step q is the largest magnitude over 2^(b-1) - 1: nothing is clipped, the code is unbiased, and an
+    entry is off by less than q. ``phi_seed`` is the seed of the rounding: another one for each message.
+
+    Parameters
+    ----------
+    width : int
+        Bits b an entry, 2 to 16, with its sign.
+    """
+
+    width: int = 8
+
+    def __post_init__(self) -> None:
+        """Check the width."""
+        if not 2 <= self.width <= 16:
+            raise ValueError(f"width is {self.width!r}; valid is an integer from 2 to 16")
+
+    @property
+    def _levels(self) -> int:
+        return (1 << self.width - 1) - 1
+
+    def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
+        """Return the step and n codes; ValueError if the step is not finite."""
+        vector = finite_vector("w", w)
+        step = self._step(vector)
+        multiples = vector / step if step > 0 else np.zeros_like(vector)
+        floor = np.floor(multiples)
+        rounded = floor + (np.random.default_rng(phi_seed).random(vector.size) < multiples - floor)
+        return step.tobytes() + _packed(rounded.astype(np.int64) & (2**self.width - 1), self.width)
+
+    def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
+        """Return the rounded vector (n,), whatever the seed.
+
+        Raises
+        ------
+        PayloadError
+            If the bytes are none of a vector of n entries: ``wrong size``, ``non-finite``, ``bad scale``,
+            ``bad code`` or ``bad padding``.
+        """
+        _check_size(payload, self.payload_bytes(n, n))
+        step = float(_values(payload, 32, 1)[0])
+        if step < 0:
+            raise PayloadError("bad scale", f"{step} is negative")
+        unsigned = _unpacked(payload[4:], n, self.width)
+        codes = unsigned - (unsigned > self._levels) * 2**self.width
+        if np.any(codes < -self._levels):
+            raise PayloadError("bad code", f"a code is below -{self._levels}")
+        # A float32 times at most 16 bits is exact: the sender's own decoding gives the receiver's vector.
+        return np.asarray(codes * step, np.float64)
+
+    def bits(self, n: int, s: int) -> int:
+        """Return 32 + b n."""
+        return 32 + self.width * n
+
+    def payload_bytes(self, n: int, s: int) -> int:
+        """Return the bits in bytes, rounded up."""
+        return -(-self.bits(n, s) // 8)
+
+    def _step(self, vector: Vector) -> np.float32:
+        exact = np.abs(vector).max(initial=0) / self._levels
+        with np.errstate(over="ignore"):  # What overflows is infinite, and refused.
+            step = np.float32(exact)
+        if step < exact:
+            step = np.nextafter(step, np.float32(np.inf))
+        if not np.isfinite(step):
+            raise ValueError(f"w has entries up to {np.abs(vector).max()}; its step is no float32")
+        return step
+
+
+def _narrowed(w: ArrayLike, width: int) -> NDArray[np.floating]:
+    vector = finite_vector("w", w)
+    with np.errstate(over="ignore"):  # What overflows is infinite, and refused.
+        values = vector.astype(f"<f{width // 8}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"w has entries up to {np.abs(vector).max()}; valid is what {width} bits hold")
+    return values
+
+
+def _values(payload: bytes, width: int, count: int) -> Vector:
+    values = np.frombuffer(payload, f"<f{width // 8}", count).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise PayloadError("non-finite", "NaN or infinity in the values")
+    return values
+
+
+def _check_size(payload: bytes, expected: int) -> None:
+    if len(payload) != expected:
+        raise PayloadError("wrong size", f"{len(payload)} bytes, expected {expected}")
+
+
+def _index_width(n: int) -> int:
+    """Return ceil(log2 n)."""
+    return (n - 1).bit_length()
+
+
+def _packed(values: NDArray[np.integer[Any]], width: int) -> bytes:
+    bits = values[:, None] >> np.arange(width - 1, -1, -1) & 1
+    return np.packbits(bits.astype(bool)).tobytes()
+
+
+def _unpacked(packed: bytes, count: int, width: int) -> NDArray[np.int64]:
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8))
+    if bits[count * width :].any():
+        raise PayloadError("bad padding", "the bits after the last field are not zero")
+    weights = 1 << np.arange(width - 1, -1, -1)
+    return (bits[: count * width].reshape(count, width) @ weights).astype(np.int64)
