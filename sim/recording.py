@@ -257,8 +257,12 @@ def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str
     evaluated = [record for record in rounds if record["central"]] or rounds
     # A method without a model of time has no seconds to show.
     timed = any(record["sim_seconds"] for record in evaluated)
+    metrics = [
+        name for name in ("loss", "accuracy") if any(name in record["central"] for record in evaluated)
+    ]
+    places = 1 if evaluated and evaluated[-1]["bits"] > 1e7 else 3
     table = Table(title=title, title_justify="left")
-    for column in ("round", "loss", "accuracy", *(["simulated s"] if timed else []), "Mbit"):
+    for column in ("round", *metrics, *(["simulated s"] if timed else []), "Mbit"):
         table.add_column(column, justify="right")
     last = len(evaluated) - 1
     shown = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
@@ -266,10 +270,9 @@ def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str
         central = record["central"]
         table.add_row(
             str(record["round"]),
-            _cell(central.get("loss"), "{:.4f}"),
-            _cell(central.get("accuracy"), "{:.4f}"),
+            *(_cell(central.get(name), "{:.4f}") for name in metrics),
             *([f"{record['sim_seconds']:.2f}"] if timed else []),
-            f"{record['bits'] / 1e6:.1f}",
+            f"{record['bits'] / 1e6:.{places}f}",
         )
     console = Console(width=100, color_system=None, force_terminal=False)
     with console.capture() as capture:
