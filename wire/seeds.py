@@ -25,6 +25,10 @@ class Purpose(IntEnum):
     EVALUATION = 8
     PROBE = 9
     COMPRESSION = 10
+    SENSING = 11
+    SUBSET = 12
+    NOISE = 13
+    DATA = 14
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

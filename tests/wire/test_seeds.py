@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.tasks import models, partitions
+from hedgerow.tasks import models, partitions, regression
 from hedgerow.wire.seeds import Purpose, generator, torch_generator
 
 KEYS = st.tuples(
@@ -93,12 +93,17 @@ def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
         "EVALUATION": 8,
         "PROBE": 9,
         "COMPRESSION": 10,
+        "SENSING": 11,
+        "SUBSET": 12,
+        "NOISE": 13,
+        "DATA": 14,
     }
 
 
 def test_the_rooms_that_may_not_import_the_wire_use_its_numbers() -> None:
     assert models._PURPOSE == Purpose.MODEL
     assert partitions._PURPOSE == Purpose.PARTITION
+    assert regression._PURPOSE == Purpose.DATA
 
 
 def test_rounds_and_partitions_are_zero_where_they_do_not_matter() -> None:

@@ -1,0 +1,474 @@
+"""A node that talks with its neighbours through a router: what every such method's client has in common.
+
+A method is stated as a ``GossipMethod``: how a node begins, what it publishes, and what it makes of what its
+neighbours published. This file reads the messages, keeps the node's state in its context, and decodes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.gradient_noise import Privacy, noise, noise_root, privacy_of
+from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
+from hedgerow.clients.problems import Problem
+from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.onebit import OneBit
+from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.vector_codecs import Codec, Quantised, parse_codec
+
+__all__ = ["GossipMethod", "Memory", "Node", "Place", "ProblemFn", "gossip_app"]
+
+Vector = NDArray[np.float64]
+ProblemFn = Callable[[Context], Problem]
+Metrics = dict[str, int | float]
+Record = dict[str, Any]
+
+_ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
+# Settings of the one-bit codec under a run's keys, and what they are called there.
+_CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi-density")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node's place in the graph, and what its messages are.
+
+    Parameters
+    ----------
+    own : int
+        The node's partition id.
+    neighbours : tuple[int, ...]
+        Others, ascending.
+    num_nodes : int
+        Nodes of the whole graph.
+    seed : int
+        The run's seed.
+    r : float
+        Which part of the neighbours a communication asks, in (0, 1].
+    kappa : int
+        Iterations between communications: they are at kappa, 2 kappa, ...
+    codec : Codec
+        What messages are coded with.
+    phi_owner : {"sender", "receiver"}
+        Whose sensing matrix a message is measured with.
+    """
+
+    own: int
+    neighbours: tuple[int, ...]
+    num_nodes: int
+    seed: int
+    r: float
+    kappa: int
+    codec: Codec
+    phi_owner: str
+
+    @classmethod
+    def of(cls, config: ConfigRecord, own: int) -> "Place":
+        """Read a node's place from the config of ``query.hello``.
+
+        Raises
+        ------
+        ValueError
+            If a value is not valid.
+        """
+        num_nodes, seed = whole(config, "num-nodes", 1), whole(config, "run-seed", 0)
+        if own >= num_nodes:
+            raise ValueError(f"num-nodes is {num_nodes} in the message's config; valid is above {own}")
+        if (r := positive(config, "r")) > 1:
+            raise ValueError(f"r is {r!r} in the message's config; valid is a number in (0, 1]")
+        if "kappa-low" in config:
+            low, high = whole(config, "kappa-low", 1), whole(config, "kappa-high", 1)
+        else:
+            low = high = whole(config, "local-steps", 1)
+        if high < low:
+            raise ValueError(
+                f"kappa-high is {high} in the message's config; valid is kappa-low = {low} or more"
+            )
+        stream = generator(seed, partition_id=own, purpose=Purpose.SCHEDULE)
+        codec, phi_owner = _codec(config), _choice(config, "phi-owner", ("sender", "receiver"))
+        return cls(
+            own,
+            _neighbours(config, own, num_nodes),
+            num_nodes,
+            seed,
+            r,
+            int(stream.integers(low, high + 1)),
+            codec,
+            phi_owner if isinstance(codec, OneBit) else "sender",
+        )
+
+    def communication(self, k: int) -> int:
+        """Return the first own communication at iteration k or later."""
+        return self.kappa * max(1, -(-k // self.kappa))
+
+    def wants(self, k: int) -> list[int]:
+        """Return N_i^k without i: max(1, round(r |N_i|)) neighbours drawn at random, ascending."""
+        if not self.neighbours:
+            return []
+        count = max(1, round(self.r * len(self.neighbours)))
+        stream = generator(self.seed, round=k, partition_id=self.own, purpose=Purpose.SUBSET)
+        return sorted(map(int, stream.choice(self.neighbours, count, replace=False)))
+
+    def code_seed(self, sender: int, receiver: int, k: int) -> tuple[int, ...]:
+        """Return the seed of a message's code: one of its own for a quantiser, else its owner's matrix."""
+        if isinstance(self.codec, Quantised):
+            return (self.seed, k, sender, int(Purpose.COMPRESSION))
+        return (self.seed, sender if self.phi_owner == "sender" else receiver, int(Purpose.SENSING))
+
+    def as_received(self, vector: Vector, k: int) -> Vector:
+        """Return what this node's message of a vector is decoded to by others."""
+        seed = self.code_seed(self.own, self.own, k)
+        decoded = self.codec.decode(self.codec.encode(vector, seed), vector.size, seed)
+        return np.zeros_like(vector) if decoded is None else decoded
+
+
+def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ...]:
+    value = config.get("neighbours")
+    if (
+        not isinstance(value, list)
+        or not all(isinstance(j, int) and 0 <= j < num_nodes and j != own for j in value)
+        or len(set(value)) != len(value)
+    ):
+        raise ValueError(
+            f"neighbours is {value!r} in the message's config; valid is a list of other nodes, 0 to "
+            f"{num_nodes - 1}, each once"
+        )
+    return tuple(sorted(cast(list[int], value)))
+
+
+def _choice(config: ConfigRecord, key: str, valid: tuple[str, ...]) -> str:
+    """Return a text of the config; the first valid one if it is absent."""
+    return choice(config, key, valid) if key in config else valid[0]
+
+
+def _codec(config: ConfigRecord) -> Codec:
+    settings = {key.replace("-", "_"): config[key] for key in _CODEC_SETTINGS if key in config}
+    return parse_codec(string(config, "codec"), **settings)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a node knows from one message to the next.
+
+    Parameters
+    ----------
+    arrays : Mapping[str, NDArray]
+        Vectors (n,), never changed in place.
+    iteration : int
+        k, >= 0.
+    counts : Mapping[str, int | float]
+        Numbers of the method; ``gradients`` and ``missed`` are reported.
+    """
+
+    arrays: Mapping[str, Vector]
+    iteration: int
+    counts: Mapping[str, int | float] = field(default_factory=dict)
+
+    def count(self, key: str) -> int:
+        """Return an integer of ``counts``, 0 where there is none."""
+        return int(self.counts.get(key, 0))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node in one call."""
+
+    place: Place
+    problem: Problem
+    config: ConfigRecord
+    root: int
+
+    @cached_property
+    def privacy(self) -> Privacy:
+        """What happens to gradients."""
+        return privacy_of(self.config, self.problem.num_examples)
+
+    @cached_property
+    def mixing(self) -> Mapping[int, float] | None:
+        """The run's own row of the mixing matrix; None where all that are there weigh the same."""
+        return _mixing(self.config, self.place)[1]
+
+    def noise(self, index: int) -> Vector:
+        """Return the noise of the ``index``-th gradient."""
+        return noise(self.root, self.place.own, index, self.problem.n, self.privacy.variance)
+
+
+class GossipMethod(Protocol):
+    """A method's arithmetic at one node: memory in, memory out."""
+
+    def begin(self, node: Node) -> Memory:
+        """Return the memory at k = 0, and check the config."""
+
+    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
+        """Return the memory at iteration k, before its communication. The same again if called twice."""
+
+    def message(self, node: Node, memory: Memory) -> Vector:
+        """Return the vector that is published at the memory's iteration."""
+
+    def update(
+        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+    ) -> tuple[Memory, Metrics]:
+        """Return the memory after the communication at its iteration, and metrics.
+
+        ``received`` is what was decoded, by sender; ``mixing`` is the weight of each node, this one
+        included, or None for equal weights of all that are there.
+        """
+
+    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+        """Return w_i at the start of iteration k, not past, and a memory that may be kept."""
+
+
+def gossip_app(problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> BatchClientApp:
+    """Return the ClientApp of some methods; ``method`` in the config of ``query.hello`` names one.
+
+    Parameters
+    ----------
+    problem : Callable[[Context], Problem]
+        Finds a node's objective. It is asked in each call: keep what is dear to make.
+    methods : Mapping[str, GossipMethod]
+        By name.
+    """
+
+    def hello(call: Call) -> RecordDict:
+        known = _Known.of(call, problem, methods) if _knows(call, only_config(call)) else None
+        known = known or _Known.begin(call, problem, methods)
+        known.keep(call.context)
+        return RecordDict({"hello": ConfigRecord({"kappa": known.node.place.kappa, **known.request()})})
+
+    def publish(call: Call) -> RecordDict:
+        known = _Known.of(call, problem, methods).prepared(whole(only_config(call), "iteration", 0))
+        payload = known.published(only_config(call).get("receivers"))
+        known.keep(call.context)
+        return RecordDict({"payload": ConfigRecord({"bytes": payload})})
+
+    def update(calls: Sequence[Call]) -> list[RecordDict | Exception]:
+        answers: dict[int, RecordDict | Exception] = {}
+        events: dict[int, _Event] = {}
+        for position, call in enumerate(calls):
+            try:
+                events[position] = _Event.of(call, problem, methods)
+            except Exception as error:  # One node's bad state or message must not fail the others.
+                answers[position] = error
+        for (position, event), received in zip(events.items(), _decoded(list(events.values())), strict=True):
+            try:
+                answers[position] = event.answer(calls[position].context, received)
+            except Exception as error:
+                answers[position] = error
+        return [answers[position] for position in range(len(calls))]
+
+    handlers: dict[str, BatchHandler] = {
+        "query.whoami": whoami(lambda context: problem(context).num_examples),
+        "query.hello": each(hello),
+        "query.publish": each(publish),
+        "train.update": update,
+        "query.monitor": each(lambda call: _monitored(call, problem, methods)),
+    }
+    return BatchClientApp(handlers)
+
+
+def _knows(call: Call, config: ConfigRecord) -> bool:
+    """Return whether the node's state is of this run and of these settings."""
+    state = call.context.state
+    return (
+        all(key in state for key in (_ARRAYS, _STATE, _CONFIG))
+        and state.config_records[_STATE]["run"] == str(call.context.run_id)
+        and dict(state.config_records[_CONFIG]) == dict(config)
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A node with its method and its memory, as its context holds them."""
+
+    node: Node
+    method: GossipMethod
+    memory: Memory
+    run: str
+
+    @classmethod
+    def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Known":
+        config = only_config(call)
+        place = Place.of(config, call.partition_id)
+        root = noise_root(config, dict(call.context.node_config), place.seed)
+        node = Node(place, problem(call.context), config, root)
+        method = methods[choice(config, "method", tuple(methods))]
+        return cls(node, method, method.begin(node), str(call.context.run_id))
+
+    @classmethod
+    def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Known":
+        state, run = call.context.state, str(call.context.run_id)
+        if _STATE not in state or state.config_records[_STATE]["run"] != run:
+            raise ValueError(
+                f"node {call.partition_id} has no state of run {run}; valid is 'query.hello' first"
+            )
+        config, numbers = state.config_records[_CONFIG], dict(state.config_records[_STATE])
+        place = Place.of(config, call.partition_id)
+        root = int.from_bytes(cast(bytes, numbers.pop("noise-root")))
+        node = Node(place, problem(call.context), config, root)
+        arrays = {key: view(array) for key, array in state.array_records[_ARRAYS].items()}
+        iteration = cast(int, numbers.pop("iteration"))
+        del numbers["run"]
+        memory = Memory(arrays, iteration, cast(dict[str, int | float], numbers))
+        return cls(node, methods[str(config["method"])], memory, run)
+
+    def keep(self, context: Context) -> None:
+        """Write everything to the node's state."""
+        numbers: Record = {"run": self.run, "iteration": self.memory.iteration, "noise-root": self.root_bytes}
+        context.state[_ARRAYS] = to_record(self.memory.arrays)
+        context.state[_STATE] = ConfigRecord({**self.memory.counts, **numbers})
+        context.state[_CONFIG] = self.node.config
+
+    @property
+    def root_bytes(self) -> bytes:
+        """The root of the noise, which is longer than the integers of a record."""
+        return self.node.root.to_bytes(-(-self.node.root.bit_length() // 8))
+
+    def request(self) -> dict[str, Any]:
+        """Return the next communication, and whom it wants to hear."""
+        k = self.node.place.communication(self.memory.iteration)
+        return {"next": k, "want": self.node.place.wants(k)}
+
+    def prepared(self, k: int) -> "_Known":
+        """Return the node at iteration k."""
+        if k < self.memory.iteration:
+            raise ValueError(
+                f"iteration is {k}; valid is {self.memory.iteration} or later, where the node is"
+            )
+        return replace(self, memory=self.method.prepare(self.node, self.memory, k))
+
+    def published(self, receivers: Any) -> bytes | list[bytes]:
+        """Return the payload at the memory's iteration; with the receivers' own matrices one for each."""
+        place, k, vector = self.node.place, self.memory.iteration, self.method.message(self.node, self.memory)
+        if place.phi_owner == "sender":
+            return place.codec.encode(vector, place.code_seed(place.own, place.own, k))
+        if not isinstance(receivers, list):
+            raise ValueError(f"receivers is {receivers!r} in the message's config; valid is a list of nodes")
+        return [place.codec.encode(vector, place.code_seed(place.own, int(i), k)) for i in receivers]
+
+
+@dataclass(frozen=True)
+class _Event:
+    """One node's communication: the node at its iteration, and what came in, still coded."""
+
+    known: _Known
+    bundle: Mapping[int, bytes]
+    mixing: Mapping[int, float] | None
+    monitor: bool
+
+    @classmethod
+    def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Event":
+        records = dict(call.content.config_records)
+        bundle = records.pop("bundle", ConfigRecord())
+        config = next(iter(records.values()), ConfigRecord())
+        known, k = _Known.of(call, problem, methods), whole(config, "iteration", 1)
+        if k % known.node.place.kappa:
+            raise ValueError(f"iteration is {k}; valid is a multiple of kappa = {known.node.place.kappa}")
+        place = known.node.place
+        neighbours, mixing = _mixing(config if "weights" in config else known.node.config, place)
+        if strangers := sorted({int(j) for j in bundle} - set(neighbours)):
+            raise ValueError(f"the bundle has the senders {strangers}; valid are neighbours, {neighbours}")
+        payloads = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
+        return cls(known.prepared(k), payloads, mixing, flag(config, "monitor", default=False))
+
+    def answer(self, context: Context, received: Mapping[int, Vector]) -> RecordDict:
+        """Make the update, keep the state, and return the reply."""
+        node, method = self.known.node, self.known.method
+        memory, metrics = method.update(node, self.known.memory, received, self.mixing)
+        after = replace(self.known, memory=memory)
+        if self.monitor and node.privacy.mode != "sound":
+            metrics["objective"] = node.problem.value(method.look(node, memory, memory.iteration)[1])
+        counts: Metrics = {
+            "num-examples": node.problem.num_examples,
+            "used": 1 + len(received),
+            "rejected": len(self.bundle) - len(received),
+            "missed": memory.count("missed"),
+            "gradients": memory.count("gradients"),
+        }
+        after.keep(context)
+        return RecordDict(
+            {"next": ConfigRecord(after.request()), "metrics": MetricRecord({**counts, **metrics})}
+        )
+
+
+def _mixing(config: ConfigRecord, place: Place) -> tuple[tuple[int, ...], Mapping[int, float] | None]:
+    """Return whom an event mixes, and how: the weights follow the neighbours, the node's own is the last."""
+    weights = config.get("weights")
+    if weights is None:
+        return place.neighbours, None
+    _neighbours(config, place.own, place.num_nodes)
+    ids = [*cast(list[int], config["neighbours"]), place.own]
+    if not isinstance(weights, list) or len(weights) != len(ids):
+        raise ValueError(
+            f"weights is {weights!r} in the message's config; valid is {len(ids)} numbers, the neighbours' "
+            "and the node's own"
+        )
+    return tuple(ids[:-1]), dict(zip(ids, map(float, cast(list[float], weights)), strict=True))
+
+
+def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
+    """Return what each event's payloads decode to, without those that decode to nothing."""
+    alike: dict[tuple[Codec, int], list[tuple[int, int, bytes, tuple[int, ...]]]] = {}
+    for position, event in enumerate(events):
+        place, k = event.known.node.place, event.known.memory.iteration
+        size = event.known.method.message(event.known.node, event.known.memory).size
+        messages = alike.setdefault((place.codec, size), [])
+        for j, payload in event.bundle.items():
+            messages.append((position, j, payload, place.code_seed(j, place.own, k)))
+    received: list[dict[int, Vector]] = [{} for _ in events]
+    for (codec, size), messages in alike.items():
+        payloads, seeds = [message[2] for message in messages], [message[3] for message in messages]
+        vectors = _decode_many(codec, payloads, size, seeds)
+        for (position, j, _, _), vector in zip(messages, vectors, strict=True):
+            if vector is not None:
+                received[position][j] = vector
+    return received
+
+
+def _decode_many(
+    codec: Codec, payloads: Sequence[bytes], n: int, seeds: Sequence[tuple[int, ...]]
+) -> list[Vector | None]:
+    try:
+        return codec.decode_many(payloads, n, seeds)
+    except PayloadError:  # One neighbour's broken bytes cost that neighbour's message only.
+        return [_decode(codec, payload, n, seed) for payload, seed in zip(payloads, seeds, strict=True)]
+
+
+def _decode(codec: Codec, payload: bytes, n: int, seed: tuple[int, ...]) -> Vector | None:
+    try:
+        return codec.decode(payload, n, seed)
+    except PayloadError:
+        return None
+
+
+def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> RecordDict:
+    """Return w_i at the start of ``iteration``, and f_i there as ``objective``, for simulations.
+
+    If a model is sent, f_i is told of that one, as ``mean-objective``.
+    """
+    if not call.context.node_config.get("monitor", True):
+        raise ValueError("monitor is false in the node's own config; valid is true, to show its model")
+    known, k = _Known.of(call, problem, methods), whole(only_config(call), "iteration", 0)
+    if k < known.memory.iteration:
+        raise ValueError(f"iteration is {k}; valid is {known.memory.iteration} or later, where the node is")
+    memory, w = known.method.look(known.node, known.memory, k)
+    replace(known, memory=memory).keep(call.context)
+    metrics: Metrics = {"num-examples": known.node.problem.num_examples}
+    if sent := list(call.content.array_records.values()):
+        metrics["mean-objective"] = known.node.problem.value(_only_array(sent[0], w.size))
+    else:
+        metrics["objective"] = known.node.problem.value(w)
+    return RecordDict({"arrays": to_record({"w": w}), "metrics": MetricRecord({**metrics})})
+
+
+def _only_array(record: ArrayRecord, n: int) -> Vector:
+    (array,) = record.values()
+    vector = np.asarray(view(array), np.float64)
+    if vector.shape != (n,):
+        raise ValueError(f"the message's array has the shape {vector.shape}; valid is ({n},)")
+    return vector

@@ -1,0 +1,94 @@
+"""The Gaussian mechanism on a node's gradient: how much noise, on what, from which stream.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13). As printed
+nothing is clipped, so that the sensitivity is hoped for and nothing is guaranteed; in the mode ``sound`` each
+record's gradient is clipped first. The normal numbers are floating-point ones of PCG64: attacks on their
+lowest bits, or on the generator, are not defended against.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, log, sqrt
+
+import numpy as np
+from flwr.app import ConfigRecord
+from numpy.typing import NDArray
+
+from hedgerow.clients.instructions import choice, nonnegative, positive
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["Privacy", "gaussian_variance", "noise", "noise_root", "privacy_of"]
+
+Vector = NDArray[np.float64]
+
+MODES = ("none", "paper", "sound")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is done to a gradient before anything depends on it.
+
+    Parameters
+    ----------
+    mode : {"none", "paper", "sound"}
+        ``paper`` uses the noise in one update and forgets it: no guarantee. ``sound`` clips, and keeps it.
+    variance : float (default: 0.0)
+        Of the noise, per coordinate, >= 0.
+    clip : float (default: inf)
+        C, the largest norm of a record's gradient, > 0; finite in the mode ``sound`` only.
+    """
+
+    mode: str = "none"
+    variance: float = 0.0
+    clip: float = inf
+
+
+def gaussian_variance(epsilon: float, delta: float, sensitivity: float) -> float:
+    """Return 2 ln(1.25 / delta) sensitivity^2 / epsilon^2, eq. (13)."""
+    return 2 * log(1.25 / delta) * sensitivity**2 / epsilon**2
+
+
+def privacy_of(config: ConfigRecord, num_examples: int) -> Privacy:
+    """Return what a message's config asks for.
+
+    Read: ``privacy``; unless it is ``none`` also ``epsilon`` > 0 and ``delta`` in (0, 1), of one release;
+    ``sens`` > 0, the sensitivity that ``paper`` takes for granted, or ``clip`` C > 0, of which ``sound``
+    has 2 C / ``num_examples``.
+
+    Raises
+    ------
+    ValueError
+        If a value is not valid.
+    """
+    mode = choice(config, "privacy", MODES)
+    if mode == "none":
+        return Privacy()
+    epsilon, delta = positive(config, "epsilon"), nonnegative(config, "delta", below=1.0)
+    if delta == 0:
+        raise ValueError("delta is 0 in the message's config; valid is a number in (0, 1)")
+    if mode == "paper":
+        return Privacy(mode, gaussian_variance(epsilon, delta, positive(config, "sens")))
+    clip = positive(config, "clip")
+    return Privacy(mode, gaussian_variance(epsilon, delta, 2 * clip / num_examples), clip)
+
+
+def noise(root: int, partition_id: int, index: int, n: int, variance: float) -> Vector:
+    """Return a node's noise (n,) of one gradient, the ``index``-th; zeros for the variance 0."""
+    if variance == 0:
+        return np.zeros(n)
+    stream = generator(root, round=index, partition_id=partition_id, purpose=Purpose.NOISE)
+    return sqrt(variance) * stream.standard_normal(n)
+
+
+def noise_root(config: ConfigRecord, node_config: Mapping[str, object], seed: int) -> int:
+    """Return the root of a node's noise.
+
+    The config's ``noise-source`` is ``entropy``, from the operating system and known to nobody, or ``seed``,
+    the run's, for simulations that can be repeated: whoever knows the seed can take the noise off. Absent, it
+    is ``entropy`` in the mode ``sound``. A node whose own config says ``entropy`` never uses the seed.
+    """
+    source = "entropy" if config.get("privacy") == "sound" else "seed"
+    if "noise-source" in config:
+        source = choice(config, "noise-source", ("entropy", "seed"))
+    return secrets.randbits(128) if "entropy" in (source, node_config.get("noise-source")) else seed

@@ -1,0 +1,80 @@
+"""Plain loops of the methods that CEPS is compared with: all nodes at once, dense mixing matrices.
+
+``W`` is (m, m): row i has the weights of node i. ``gradients(X)`` takes and gives one row a node, (m, n).
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Gradients = Callable[[Array], Array]
+# A message's code: (what is sent (m, n), number of the communication) -> what is received.
+Code = Callable[[Array, int], Array]
+
+
+def metropolis(edges: Sequence[tuple[int, int]], m: int) -> Array:
+    degrees = [sum(i in edge for edge in edges) for i in range(m)]
+    W = np.zeros((m, m))
+    for i, j in edges:
+        W[i, j] = W[j, i] = 1 / (1 + max(degrees[i], degrees[j]))
+    return W + np.diag(1 - W.sum(axis=1))
+
+
+def d_psgd(gradients: Gradients, X: Array, W: Sequence[Array], eta: float, kappa: int) -> Array:
+    """Return X after the last of the communications, at kappa, 2 kappa, ..., one matrix each."""
+    for a, matrix in enumerate(W):
+        for _ in range(kappa if a == 0 else kappa - 1):
+            X = X - eta * gradients(X)
+        X = matrix @ X - eta * gradients(X)
+    return X
+
+
+def local_momentum(gradients: Gradients, X: Array, eta: float, theta: float, K: int) -> Array:
+    y, before = X, X
+    for _ in range(K):
+        y, before = y - eta * gradients(y) + theta * (y - before), y
+    return y
+
+
+def local_ascent(gradients: Gradients, X: Array, eta: float, rho: float, K: int) -> Array:
+    for _ in range(K):
+        g = gradients(X)
+        norms = np.linalg.norm(g, axis=1, keepdims=True)
+        ascent = np.divide(rho * g, norms, out=np.zeros_like(g), where=norms > 0)
+        X = X - eta * gradients(X + ascent)
+    return X
+
+
+def dfedavg(local: Callable[[Array], Array], X: Array, W: Sequence[Array]) -> Array:
+    """Return X after a round for each matrix: local steps, then mixing."""
+    for matrix in W:
+        X = matrix @ local(X)
+    return X
+
+
+def dfedavg_quantised(local: Callable[[Array], Array], X: Array, W: Sequence[Array], code: Code) -> Array:
+    for a, matrix in enumerate(W):
+        X = X + matrix @ code(local(X) - X, a + 1)
+    return X
+
+
+def dcd_psgd(gradients: Gradients, X: Array, W: Array, eta: float, steps: int, code: Code) -> Array:
+    """Return X; replicas need not be kept here, for they are X."""
+    for a in range(steps):
+        plus = W @ X - eta * gradients(X)
+        X = X + code(plus - X, a + 1)
+    return X
+
+
+def dp_dsgt(
+    gradients: Gradients, X: Array, W: Array, eta: float, steps: int, noise: Callable[[int], Array]
+) -> tuple[Array, Array, Array]:
+    """Return the models, the trackers and the last gradients."""
+    y, old = np.zeros_like(X), np.zeros_like(X)
+    for a in range(steps):
+        X = W @ (X - eta * y)
+        new = gradients(X) + noise(a)
+        y, old = W @ y + new - old, new
+    return X, y, old
