@@ -1,20 +1,33 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
+from hedgerow.strategies.ceps import CEPS, OneBitCode
 from hedgerow.strategies.compressed import Compressed
+from hedgerow.strategies.decentralised import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
 from hedgerow.strategies.ef21p import EF21P
 from hedgerow.strategies.exchange import Roster, RosterError
 from hedgerow.strategies.factored import FedHM, FedLMT, FedPara
 from hedgerow.strategies.fedbat import FedBAT
 from hedgerow.strategies.fedmud import FedMUD
+from hedgerow.strategies.gossip import Gossip, GossipMethod
+from hedgerow.strategies.monitor import DivergenceError, Monitor
+from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
+from hedgerow.strategies.router import Router
 from hedgerow.strategies.sd_feel import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.topology import TOPOLOGIES, Mixing, as_graph, mixing
 
 __all__ = [
+    "CEPS",
+    "DCDPSGD",
+    "DPDSGT",
+    "DPSGD",
     "EF21P",
     "TOPOLOGIES",
     "Compressed",
+    "DFedAvgM",
+    "DFedSAM",
+    "DivergenceError",
     "FedAvg",
     "FedBAT",
     "FedHM",
@@ -22,12 +35,19 @@ __all__ = [
     "FedMUD",
     "FedPara",
     "Feel",
+    "Gossip",
+    "GossipMethod",
     "HierFAvg",
     "InnerSolver",
+    "Matcha",
     "Mixing",
+    "Monitor",
+    "OneBitCode",
+    "Privacy",
     "Roster",
     "RosterError",
     "RoundEnd",
+    "Router",
     "SDFeel",
     "SimilarityFree",
     "TooFewRepliesError",

@@ -112,11 +112,12 @@ def collect(
     now: Callable[[], float] = getattr(grid, "now", time.monotonic)
     sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
     end = now() + timeout
-    pending = {message_id for message_id in grid.push_messages(messages) if message_id}
+    # In the order of sending: which of several waiting replies comes first must not depend on hashes.
+    pending = dict.fromkeys(message_id for message_id in grid.push_messages(messages) if message_id)
     while pending:
         arrived = False
         for message in grid.pull_messages(list(pending)):
-            pending.discard(message.metadata.reply_to_message_id)
+            pending.pop(message.metadata.reply_to_message_id, None)
             arrived = True
             yield message
         if now() >= end:

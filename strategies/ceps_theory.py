@@ -1,0 +1,219 @@
+"""What the theory of CEPS says in numbers: how slowly gossip mixes, the least c, the bound of Theorem 1.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (12), Theorem 1,
+Assumption 4 and the lemmas behind them. Settings there: W^0 = 0, one interval k_0, equal degrees, and
+sigma_i = c / t_i, so that every node has the same c.
+Differs: numbers only. At the sizes of the paper's experiments the least c exceeds 10^100, hence logarithms.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.federation import at_least
+
+__all__ = [
+    "Bound",
+    "connection_probability",
+    "contraction",
+    "least_c",
+    "log10_least_c",
+    "log10_mixing_gap",
+    "mixing_gap",
+    "participation_matrix",
+    "theorem_1",
+]
+
+
+def mixing_gap(num_nodes: int, window: int) -> float:
+    """Return 1 - tau = 1 - (1 - m^(-m B))^(1/B), eq. (12); 0 where it underflows.
+
+    Parameters
+    ----------
+    num_nodes : int
+        m >= 2.
+    window : int
+        B >= 1 of Assumption 4: the edges used in any B + 1 communications in a row connect all nodes.
+
+    Examples
+    --------
+    >>> mixing_gap(4, 1)
+    0.00390625
+    """
+    return float(10.0 ** log10_mixing_gap(num_nodes, window))
+
+
+def log10_mixing_gap(num_nodes: int, window: int) -> float:
+    """Return log10(1 - tau); parameters as in ``mixing_gap``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+    at_least("num_nodes", num_nodes, 2)
+    at_least("window", window, 1)
+    exponent = -num_nodes * window * math.log(num_nodes)
+    share = math.exp(exponent)
+    if share < 1e-300:  # 1 - (1 - x)^(1/B) is x / B to the last digit.
+        return (exponent - math.log(window)) / math.log(10)
+    return math.log10(-math.expm1(math.log1p(-share) / window))
+
+
+def least_c(num_nodes: int, window: int, lipschitz: float) -> float:
+    """Return c_0 = (80 m sqrt(l) / (1 - tau))^2, eq. (12): Theorem 1 wants c >= c_0; inf where it overflows.
+
+    Parameters
+    ----------
+    num_nodes, window
+        As in ``mixing_gap``.
+    lipschitz : float
+        l > 0, the largest Lipschitz constant of the nodes' gradients.
+    """
+    exponent = log10_least_c(num_nodes, window, lipschitz)
+    return float(10.0**exponent) if exponent < 308 else math.inf
+
+
+def log10_least_c(num_nodes: int, window: int, lipschitz: float) -> float:
+    """Return log10 c_0; parameters as in ``least_c``."""
+    if not (math.isfinite(lipschitz) and lipschitz > 0):
+        raise ValueError(f"lipschitz is {lipschitz!r}; valid is a finite number > 0")
+    gap = log10_mixing_gap(num_nodes, window)
+    return 2 * (math.log10(80 * num_nodes) + math.log10(lipschitz) / 2 - gap)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The three terms of Theorem 1 on the mean squared gradient norm; the last falls with neither T nor c."""
+
+    optimisation: float
+    heterogeneity: float
+    projection: float
+
+    @property
+    def total(self) -> float:
+        """The bound."""
+        return self.optimisation + self.heterogeneity + self.projection
+
+
+def theorem_1(
+    num_nodes: int,
+    window: int,
+    lipschitz: float,
+    *,
+    gap: float,
+    periods: int,
+    dissimilarity: float,
+    interval: int,
+    residual: float,
+    c: float | None = None,
+) -> Bound:
+    """Return 8 m c (f(0) - f*) / T + m^2 c_0 zeta^2 / c + 16 m k_0 e_inf.
+
+    Parameters
+    ----------
+    num_nodes, window, lipschitz
+        m, B and l, as in ``least_c``.
+    gap : float
+        f(0) - f* >= 0, f being the sum of the nodes' objectives.
+    periods : int
+        T >= 1 communications.
+    dissimilarity : float
+        zeta^2 >= 0 of Assumption 2.
+    interval : int
+        k_0 >= 1 iterations between communications.
+    residual : float
+        e_inf >= 0, the largest squared projection residual. With noise it is finite over a finite run only.
+    c : float or None (default: None)
+        >= c_0; None is c_0.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+    at_least("periods", periods, 1)
+    at_least("interval", interval, 1)
+    for key, value in (("gap", gap), ("dissimilarity", dissimilarity), ("residual", residual)):
+        if not value >= 0:
+            raise ValueError(f"{key} is {value!r}; valid is a number >= 0")
+    c_0 = least_c(num_nodes, window, lipschitz)
+    c = c_0 if c is None else c
+    if not c >= c_0:
+        raise ValueError(f"c is {c!r}; valid is a number >= c_0 = {c_0:g}")
+    return Bound(
+        optimisation=8 * num_nodes * c * gap / periods,
+        heterogeneity=num_nodes**2 * (c_0 / c if math.isfinite(c) else 1.0) * dissimilarity,
+        projection=16 * num_nodes * interval * residual,
+    )
+
+
+def contraction(num_nodes: int, window: int, steps: int) -> float:
+    """Return 64 m tau^(2 (steps - 1)), which bounds ||A^(i -> a) (1/m - e_j)||^2 for a - i = ``steps`` >= 1.
+
+    A^(i -> a) is the product of the participation matrices of so many communications.
+    """
+    at_least("steps", steps, 1)
+    gap = mixing_gap(num_nodes, window)
+    return 64 * num_nodes * math.exp(2 * (steps - 1) * math.log1p(-gap))
+
+
+def participation_matrix(chosen: Mapping[int, Sequence[int]], num_nodes: int) -> NDArray[np.float64]:
+    """Return A^k (m, m), A_ji = 1 / m_i^k for j in N_i^k: the means are W A, and columns sum to one.
+
+    Parameters
+    ----------
+    chosen : Mapping[int, Sequence[int]]
+        N_i^k of every node i, in which i itself must be.
+    num_nodes : int
+        m >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a node is missing, or does not use its own model.
+    """
+    at_least("num_nodes", num_nodes, 1)
+    A = np.zeros((num_nodes, num_nodes))
+    for i in range(num_nodes):
+        if i not in chosen or i not in chosen[i]:
+            raise ValueError(
+                f"chosen of node {i} is {chosen.get(i)!r}; valid is a set of nodes with {i} in it"
+            )
+        A[sorted(set(chosen[i])), i] = 1 / len(set(chosen[i]))
+    return A
+
+
+def connection_probability(num_nodes: int, window: int, participants: float) -> float:
+    """Return a lower bound on the probability of Assumption 4, prod_i [1 - (1 - (t - 1)/(m - 1))^B]^(m - 1).
+
+    It takes the graph to be complete: an indicator elsewhere.
+
+    Parameters
+    ----------
+    num_nodes : int
+        m >= 2.
+    window : int
+        B >= 1.
+    participants : float
+        t of a node, itself included, in [1, m]; r |N_i| need not be whole.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+
+    Examples
+    --------
+    >>> round(connection_probability(32, 20, 16.5), 9)
+    0.999054402
+    """
+    at_least("num_nodes", num_nodes, 2)
+    at_least("window", window, 1)
+    if not 1 <= participants <= num_nodes:
+        raise ValueError(f"participants is {participants!r}; valid is a number in [1, {num_nodes}]")
+    missed = (1 - (participants - 1) / (num_nodes - 1)) ** window
+    return math.exp(num_nodes * (num_nodes - 1) * math.log1p(-missed)) if missed < 1 else 0.0

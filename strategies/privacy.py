@@ -1,0 +1,283 @@
+"""Differential privacy of noisy gradients: what a paper claims for a run, and what an accountant gives.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", eq. (13), Theorems 2
+and 3. Its algorithm keeps the noise-free gradient and sends what is computed of it again and again, so the
+theorems do not cover what it sends (mode ``paper``, no guarantee). Ours: the mode ``sound``, in which
+gradients are clipped and the noise stays in the state; then every message is post-processing of the noisy
+gradients, and a run is a composition of Gaussian mechanisms.
+Accountants: zero-concentrated DP (M. Bun, T. Steinke, 2016) and, exact, Gaussian DP (J. Dong, A. Roth,
+W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical composition: nothing is subsampled.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr
+
+from hedgerow.strategies.federation import at_least
+
+__all__ = [
+    "Privacy",
+    "PrivacyMode",
+    "PrivacyReport",
+    "calibrated_multiplier",
+    "claimed_total",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "noise_variance",
+    "releases",
+    "zcdp",
+    "zcdp_epsilon",
+]
+
+PrivacyMode = Literal["none", "paper", "sound"]
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The noise on the nodes' gradients.
+
+    Parameters
+    ----------
+    mode : {"none", "paper", "sound"} (default: "none")
+        No noise; noise as Algorithm 1 has it, which guarantees nothing; or clipped gradients with noise
+        that stays in the state.
+    epsilon, delta : float (default: 0.5, 1e-5)
+        Of one release: epsilon > 0, delta in (0, 1). They set the noise by eq. (13) and are no promise for
+        the run, which ``report`` accounts for. The paper takes delta = 0.5, at which nothing is promised.
+    sensitivity : float (default: 0.1)
+        u_i of eq. (13) in mode ``paper``, > 0, which assumes gradients of norm u_i / 2 at most.
+    clip : float (default: 1.0)
+        C in mode ``sound``, > 0: the norm to which each record's gradient is clipped. Replacing one of n_i
+        records then moves their mean by 2 C / n_i at most, the sensitivity that eq. (13) takes there.
+    noise_source : {"entropy", "seed"} or None (default: None)
+        Where nodes draw noise: from the operating system, or from the run's seed, so that a simulation can
+        be repeated and whoever knows the seed can take the noise off. None is entropy in mode ``sound``,
+        else the seed.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+
+    mode: PrivacyMode = "none"
+    epsilon: float = 0.5
+    delta: float = 1e-5
+    sensitivity: float = 0.1
+    clip: float = 1.0
+    noise_source: Literal["entropy", "seed"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise_source not in (None, "entropy", "seed"):
+            raise ValueError(f"noise_source is {self.noise_source!r}; valid is 'entropy', 'seed' or None")
+        if self.mode not in get_args(PrivacyMode):
+            raise ValueError(f"mode is {self.mode!r}; valid is one of {', '.join(get_args(PrivacyMode))}")
+        _positive("epsilon", self.epsilon)
+        _probability("delta", self.delta)
+        _positive("sensitivity", self.sensitivity)
+        _positive("clip", self.clip)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise's standard deviation over the sensitivity, sqrt(2 ln(1.25 / delta)) / epsilon."""
+        return math.sqrt(noise_variance(self.epsilon, self.delta, 1.0))
+
+    def instructions(self) -> dict[str, str | float]:
+        """Return the settings as keys of a message's config."""
+        source = {} if self.noise_source is None else {"noise-source": self.noise_source}
+        return {
+            "privacy": self.mode,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "sens": self.sensitivity,
+            "clip": self.clip,
+            **source,
+        }
+
+    @classmethod
+    def for_run(cls, epsilon: float, delta: float, count: int, clip: float = 1.0) -> Self:
+        """Return the sound mode with the least noise for ``count`` releases to be (epsilon, delta)-DP.
+
+        Raises
+        ------
+        ValueError
+            If a parameter is out of range.
+        """
+        step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
+        return cls("sound", epsilon=step, delta=delta, clip=clip)
+
+    def report(self, count: int, delta: float | None = None) -> "PrivacyReport":
+        """Account for a node's ``count`` releases, at a total ``delta`` (None: that of one release).
+
+        Raises
+        ------
+        ValueError
+            If the mode is ``none``, ``count`` < 1, or ``delta`` is no probability.
+        """
+        if self.mode == "none":
+            raise ValueError("mode is 'none'; valid is 'paper' or 'sound': there is no noise to account for")
+        at_least("count", count, 1)
+        delta = self.delta if delta is None else delta
+        _probability("delta", delta)
+        claimed_epsilon, claimed_delta = claimed_total(self.epsilon, self.delta, count)
+        rho = count * zcdp(self.noise_multiplier)
+        sound = self.mode == "sound"
+        return PrivacyReport(
+            guaranteed=sound,
+            count=count,
+            step=(self.epsilon, self.delta),
+            step_epsilon=gaussian_epsilon(1 / self.noise_multiplier, self.delta) if sound else math.inf,
+            claimed_epsilon=claimed_epsilon,
+            claimed_delta=claimed_delta,
+            delta=delta,
+            rho=rho if sound else math.inf,
+            zcdp_epsilon=zcdp_epsilon(rho, delta) if sound else math.inf,
+            epsilon=gaussian_epsilon(math.sqrt(count) / self.noise_multiplier, delta) if sound else math.inf,
+        )
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """What a node's releases cost; infinite where nothing is guaranteed.
+
+    Parameters
+    ----------
+    guaranteed : bool
+        False in mode ``paper``: then the claims are all there is.
+    count : int
+        Releases: noisy gradients, the first included.
+    step : tuple[float, float]
+        (epsilon, delta) of one release as Theorem 2 claims it. For epsilon > 1 the calibration behind it is
+        not proved.
+    step_epsilon : float
+        Exact epsilon of one release at its delta.
+    claimed_epsilon, claimed_delta : float
+        Of the run as Theorem 3 claims it; a delta >= 1 is no claim at all.
+    delta : float
+        Of the run, at which the accountants' epsilons hold.
+    rho : float
+        Zero-concentrated DP of the run.
+    zcdp_epsilon, epsilon : float
+        Of the run at ``delta``: from rho, an upper bound; and exact.
+    """
+
+    guaranteed: bool
+    count: int
+    step: tuple[float, float]
+    step_epsilon: float
+    claimed_epsilon: float
+    claimed_delta: float
+    delta: float
+    rho: float
+    zcdp_epsilon: float
+    epsilon: float
+
+    def __str__(self) -> str:
+        """Return the report in one line."""
+        vacuous = ", vacuous" if self.claimed_delta >= 1 else ""
+        claim = f"Theorem 3 claims ({self.claimed_epsilon:.4g}, {self.claimed_delta:.3g}){vacuous}"
+        if not self.guaranteed:
+            return f"no guarantee: the noise does not stay in what is sent; {claim}"
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.3g})-DP over {self.count} releases "
+            f"(zCDP: {self.zcdp_epsilon:.4g}; {claim})"
+        )
+
+
+def releases(iterations: int, kappa: int) -> int:
+    """Return how many gradients a node releases in K iterations, 1 + floor((K - 1) / kappa)."""
+    at_least("iterations", iterations, 1)
+    at_least("kappa", kappa, 1)
+    return 1 + (iterations - 1) // kappa
+
+
+def noise_variance(epsilon: float, delta: float, sensitivity: float) -> float:
+    """Return the variance of eq. (13), 2 ln(1.25 / delta) u^2 / epsilon^2.
+
+    Examples
+    --------
+    >>> round(noise_variance(0.5, 0.5, 0.1), 10)
+    0.0733032585
+    """
+    return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
+
+
+def claimed_total(epsilon: float, delta: float, periods: int) -> tuple[float, float]:
+    """Return Theorem 3's claim for ``periods`` >= 1 releases: advanced composition with slack delta.
+
+    Examples
+    --------
+    >>> [round(x, 9) for x in claimed_total(0.1, 1e-6, 10)]
+    [1.767429054, 1.1e-05]
+    """
+    growth = math.sqrt(2 * periods * math.log(1 / delta)) * epsilon
+    return growth + periods * epsilon * math.expm1(epsilon), (periods + 1) * delta
+
+
+def zcdp(multiplier: float) -> float:
+    """Return rho of one Gaussian release whose noise is ``multiplier`` (> 0) sensitivities wide."""
+    return 1 / (2 * multiplier**2)
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Return an epsilon of rho-zCDP at delta, rho + 2 sqrt(rho ln(1 / delta))."""
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the exact delta at epsilon >= 0 of a mu-Gaussian-DP mechanism, mu > 0.
+
+    A Gaussian mechanism has mu = sensitivity / standard deviation; k of them, whatever each does with the
+    others' results, have the root of the sum of squares.
+    """
+    above = log_ndtr(mu / 2 - epsilon / mu)
+    # Phi(a) - e^epsilon Phi(b), by logarithms: both are tiny at a small delta.
+    return float(math.exp(above) * -math.expm1(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu) - above, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon at delta in (0, 1) of a mu-Gaussian-DP mechanism, mu > 0."""
+    if 2 * ndtr(mu / 2) - 1 <= delta:
+        return 0.0
+    upper = zcdp_epsilon(mu**2 / 2, delta)
+    # To 1e-12: a report is not the place to be saved a few iterations.
+    root: float = brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper, xtol=1e-12)
+    return root
+
+
+def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
+    """Return the least noise, in sensitivities, for ``count`` releases to be (epsilon, delta)-DP together.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Of the whole run: epsilon > 0, delta in (0, 1).
+    count : int
+        Releases, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+    _positive("epsilon", epsilon)
+    _probability("delta", delta)
+    at_least("count", count, 1)
+    low, high = 1e-12, 1.0
+    while gaussian_delta(high, epsilon) < delta:
+        high *= 2
+    mu = brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-14, rtol=1e-13)
+    return float(math.sqrt(count) / mu)
+
+
+def _positive(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{key} is {value!r}; valid is a finite number > 0")
+
+
+def _probability(key: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{key} is {value!r}; valid is a number in (0, 1)")

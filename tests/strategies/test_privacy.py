@@ -1,0 +1,176 @@
+"""Accounts of noisy gradients: the paper's numbers, and an accountant's against independent values."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from hedgerow.strategies.privacy import (
+    Privacy,
+    calibrated_multiplier,
+    claimed_total,
+    gaussian_delta,
+    gaussian_epsilon,
+    noise_variance,
+    releases,
+    zcdp,
+    zcdp_epsilon,
+)
+
+# Claims of the paper
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "variance", "deviation"),
+    [
+        (0.1, 1.8325814637, 1.3537287261),
+        (0.25, 0.2932130342, 0.5414914905),
+        (0.5, 0.0733032585, 0.2707457452),
+        (0.75, 0.0325792260, 0.1804971635),
+        (1.0, 0.0183258146, 0.1353728726),
+        (2.0, 0.0045814537, 0.0676864363),
+    ],
+)
+def test_golden_variances_of_equation_13(epsilon: float, variance: float, deviation: float) -> None:
+    assert noise_variance(epsilon, 0.5, 0.1) == pytest.approx(variance, abs=1e-10)
+    multiplier = Privacy("paper", epsilon, 0.5, sensitivity=0.1).noise_multiplier
+    assert 0.1 * multiplier == pytest.approx(deviation, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("periods", "epsilon", "delta", "total", "total_delta"),
+    [
+        (1, 0.5, 0.5, 0.9130656466, 1.0),
+        (2, 0.5, 0.5, 1.4812758819, 1.5),
+        (3, 0.5, 0.5, 1.9927488962, 2.0),
+        (10, 0.1, 1e-6, 1.7674290543, 1.1e-5),
+        (100, 0.1, 1e-6, 6.3082309505, 1.01e-4),
+    ],
+)
+def test_golden_claims_of_theorem_3(
+    periods: int, epsilon: float, delta: float, total: float, total_delta: float
+) -> None:
+    claimed = claimed_total(epsilon, delta, periods)
+    assert claimed == (pytest.approx(total, abs=1e-9), pytest.approx(total_delta, rel=1e-12))
+
+
+def test_the_papers_mode_guarantees_nothing_whatever_it_claims() -> None:
+    report = Privacy("paper", 0.5, 0.5).report(2)
+    assert not report.guaranteed
+    assert report.epsilon == report.zcdp_epsilon == report.rho == report.step_epsilon == math.inf
+    assert report.step == (0.5, 0.5)
+    assert str(report).startswith("no guarantee")
+    assert "vacuous" in str(report)
+
+
+# Accountants
+
+
+def test_golden_zcdp_of_a_release_and_of_a_run() -> None:
+    privacy = Privacy("sound", 0.1, 1e-6)
+    assert zcdp(privacy.noise_multiplier) == pytest.approx(1.780797e-4, rel=1e-6)
+    assert zcdp(privacy.noise_multiplier) == pytest.approx(0.1**2 / (4 * math.log(1.25e6)), rel=1e-12)
+    report = privacy.report(100, 1.01e-4)
+    assert report.zcdp_epsilon == pytest.approx(0.82735, abs=5e-6)
+    assert report.claimed_epsilon == pytest.approx(6.30823, abs=5e-6)
+
+
+# From privacy-loss distributions of the Gaussian mechanism (dp-accounting 0.6.0, interval 1e-5).
+@pytest.mark.parametrize(
+    ("multiplier", "count", "delta", "epsilon"),
+    [
+        (53.0, 100, 1.01e-4, 0.5628570360),
+        (3.73, 1, 1e-5, 1.0001859597),
+        (5.0, 25, 1e-5, 4.3771780959),
+    ],
+)
+def test_exact_epsilons_are_those_of_a_numerical_accountant(
+    multiplier: float, count: int, delta: float, epsilon: float
+) -> None:
+    assert gaussian_epsilon(math.sqrt(count) / multiplier, delta) == pytest.approx(epsilon, abs=2e-6)
+
+
+def test_delta_is_the_hockey_stick_divergence_of_two_gaussians() -> None:
+    mu, epsilon = 0.8, 0.6
+    x = np.linspace(-12, 12, 400_001)
+    excess = np.maximum(norm.pdf(x, mu) - math.exp(epsilon) * norm.pdf(x), 0)
+    assert gaussian_delta(mu, epsilon) == pytest.approx(np.trapezoid(excess, x), rel=1e-7)
+
+
+@settings(deadline=None)
+@given(mu=st.floats(1e-3, 20), delta=st.floats(1e-12, 0.1))
+def test_the_exact_epsilon_attains_delta_and_is_below_zcdps(mu: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(mu, delta)
+    assert 0 <= epsilon <= zcdp_epsilon(mu**2 / 2, delta)
+    assert gaussian_delta(mu, epsilon) <= delta * (1 + 1e-6)
+    if epsilon > 0:
+        assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+def test_much_noise_costs_nothing_at_a_generous_delta() -> None:
+    assert gaussian_epsilon(0.01, 0.1) == 0.0
+
+
+@settings(deadline=None)
+@given(epsilon=st.floats(0.01, 20), delta=st.floats(1e-10, 0.1), count=st.integers(1, 1000))
+def test_the_least_noise_of_a_run_gives_exactly_its_epsilon(epsilon: float, delta: float, count: int) -> None:
+    multiplier = calibrated_multiplier(epsilon, delta, count)
+    assert gaussian_epsilon(math.sqrt(count) / multiplier, delta) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_a_privacy_for_a_run_costs_what_was_asked_for() -> None:
+    privacy = Privacy.for_run(2.0, 1e-5, 40, clip=3.0)
+    report = privacy.report(40)
+    assert (privacy.mode, privacy.clip) == ("sound", 3.0)
+    assert report.guaranteed
+    assert report.epsilon == pytest.approx(2.0, rel=1e-9)
+    assert privacy.report(20).epsilon < 2.0 < privacy.report(80).epsilon
+
+
+def test_more_releases_cost_more_and_never_more_than_zcdp_says() -> None:
+    reports = [Privacy("sound", 0.5, 1e-5).report(count) for count in (1, 2, 5, 50)]
+    epsilons = [report.epsilon for report in reports]
+    assert epsilons == sorted(set(epsilons))
+    assert all(report.epsilon < report.zcdp_epsilon for report in reports)
+    # What eq. (13) is calibrated for, it more than keeps.
+    assert reports[0].epsilon == reports[0].step_epsilon < 0.5
+
+
+@pytest.mark.parametrize(
+    ("iterations", "kappa", "count"), [(1, 10, 1), (10, 10, 1), (11, 10, 2), (61, 10, 7), (28, 12, 3)]
+)
+def test_a_node_releases_a_gradient_at_the_start_and_one_a_communication(
+    iterations: int, kappa: int, count: int
+) -> None:
+    assert releases(iterations, kappa) == count
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mode", "secret"),
+        ("epsilon", 0.0),
+        ("epsilon", math.inf),
+        ("delta", 0.0),
+        ("delta", 1.0),
+        ("sensitivity", -1.0),
+        ("clip", 0.0),
+        ("noise_source", "dice"),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{key} is .*; valid is"):
+        Privacy(**{key: value})  # type: ignore[arg-type]
+
+
+def test_without_noise_there_is_nothing_to_account_for() -> None:
+    with pytest.raises(ValueError, match="mode is 'none'"):
+        Privacy().report(3)
+
+
+def test_a_source_of_noise_is_told_only_where_it_is_chosen() -> None:
+    assert "noise-source" not in Privacy("sound").instructions()
+    assert Privacy("sound", noise_source="seed").instructions()["noise-source"] == "seed"
