@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ceps.settings
 import fedmud.settings
 import sd_feel.settings
 import similarity_free.settings
@@ -46,7 +47,8 @@ class AppCase:
     """One app.
 
     ``bad`` has a bad value of each key; ``late`` are keys that are judged together with others; ``small`` is
-    a run of a second or two, of ``rounds`` rounds; ``method`` is the key that names one of ``methods``.
+    a run of a second or two, of ``rounds`` rounds where they are known; ``method`` is the key that names one
+    of ``methods``, ``learnt`` what the title says is learnt.
     """
 
     name: str
@@ -57,6 +59,7 @@ class AppCase:
     methods: tuple[str, ...]
     rounds: Mapping[str, int]
     late: frozenset[str] = field(default_factory=frozenset)
+    learnt: str = "mnist-5k"
 
     @cached_property
     def folder(self) -> Path:
@@ -208,4 +211,77 @@ FEDMUD = AppCase(
     rounds=dict.fromkeys(fedmud.settings.METHODS, 3),
 )
 
-CASES = (SD_FEEL, SIMILARITY_FREE, FEDMUD)
+_CEPS = ceps.settings.METHODS
+CEPS = AppCase(
+    name="ceps",
+    settings=ceps.settings,
+    bad={
+        **{
+            key: value
+            for key, value in _COMMON.items()
+            if key not in ("scaling", "device", "batch-size", "training-mode", "stack-nodes")
+        },
+        "method": "sgd",
+        "iterations": 0,
+        "topology": 3,
+        "participation": 0.0,
+        "sparsity": 0,
+        "codec": "zip",
+        "measurements": -1,
+        "expand": "wide",
+        "compand": "exp",
+        "gamma": 1.0,
+        "decoder": "omp",
+        "phi-density": 0.1,
+        "phi-owner": "hub",
+        "stragglers": 1,
+        "interval-low": 0,
+        "interval-high": 0,
+        "mu": 0.0,
+        "sigma-rule": "guess",
+        "c": 0.0,
+        "privacy": "some",
+        "epsilon": 0.0,
+        "delta": 1.0,
+        "sensitivity": 0.0,
+        "clip": 0.0,
+        "noise-source": "dice",
+        "learning-rate": 0.0,
+        "momentum": 1.0,
+        "rho": -1.0,
+        "local-steps": 0,
+        "bits": -1,
+        "budget": 0.0,
+        "monitor": 1,
+        "tolerance": -1.0,
+        "problem": "sudoku",
+        "features": 0,
+        "noise": -1.0,
+        "samples-low": 0,
+        "samples-high": 0,
+        "class-0": -1,
+        "class-1": -1,
+        "libsvm": 3,
+        "l2": -1.0,
+    },
+    small={
+        "num-clients": 5,
+        "iterations": 12,
+        "topology": "complete",
+        "features": 60,
+        "sparsity": 3,
+        "measurements": 90,
+        "samples-low": 30,
+        "samples-high": 60,
+        "interval-low": 2,
+        "interval-high": 4,
+        "local-steps": 3,
+        "learning-rate": 0.02,
+    },
+    method="method",
+    methods=_CEPS,
+    rounds={},
+    learnt="linear",
+)
+
+CASES = (SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS)

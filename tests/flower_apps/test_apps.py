@@ -19,6 +19,10 @@ every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CA
 every_bad_value = pytest.mark.parametrize(
     ("case", "key"), [(case, key) for case in CASES for key in case.bad], ids=str
 )
+# Apps whose rounds are known beforehand, and whose nodes train a model that a server averages.
+every_averaging_app = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.rounds], ids=[case.name for case in CASES if case.rounds]
+)
 every_method = pytest.mark.parametrize(
     ("case", "method"),
     [(case, method) for case in CASES for method in case.methods],
@@ -127,9 +131,9 @@ def test_a_run_leaves_a_folder_and_prints_a_table(
     assert (config["app"], config["run"]) == (case.name, expected)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["lost-replies"]) == ("completed", {})
-    assert summary["last"]["round"] == rounds[-1]["round"] == case.rounds[method]
+    assert summary["last"]["round"] == rounds[-1]["round"] == case.rounds.get(method, rounds[-1]["round"])
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{method} on mnist-5k, ")
+    assert printed.startswith(f"{method} on {case.learnt}, ")
     assert f"{rounds[-1]['central']['loss']:.4f}" in printed
     assert f"Run folder: {folder}" in printed
 
@@ -143,7 +147,8 @@ def test_a_seed_gives_the_same_bits_twice(case: AppCase, method: str, run: Run) 
 @every_method
 def test_another_seed_gives_another_run(case: AppCase, method: str, run: Run) -> None:
     one, other = (losses(run(**{case.method: method, "seed": seed})) for seed in (5, 6))
-    assert all(a != b for a, b in zip(one, other, strict=True))
+    # Where events are drawn, their number may differ.
+    assert len(one) != len(other) or all(a != b for a, b in zip(one, other, strict=True))
 
 
 @every_app
@@ -152,13 +157,13 @@ def test_how_messages_travel_does_not_move_a_bit(case: AppCase, run: Run, change
     assert run(**changes) == run()
 
 
-@every_app
+@every_averaging_app
 def test_the_loop_and_the_stack_learn_the_same(case: AppCase, run: Run) -> None:
     loop, stack = (losses(run(**{"training-mode": mode})) for mode in ("loop", "stack"))
     assert loop == pytest.approx(stack, rel=1e-4)
 
 
-@every_app
+@every_averaging_app
 @pytest.mark.parametrize("every", [1, 2, 9])
 def test_evaluations_come_first_last_and_as_often_as_asked(case: AppCase, run: Run, every: int) -> None:
     rounds = run(**{"evaluate-every": every})
@@ -167,7 +172,7 @@ def test_evaluations_come_first_last_and_as_often_as_asked(case: AppCase, run: R
     assert [record["round"] for record in rounds if record["central"]] == expected
 
 
-@every_app
+@every_averaging_app
 def test_lost_replies_are_counted_and_the_run_goes_on(case: AppCase, run: Run, tmp_path: Path) -> None:
     faults = {"fault-corrupt": "nan", "fault-corrupt-rate": 0.3, "seed": 1, "min-replies": 1}
     rounds = run(**faults)
@@ -182,6 +187,6 @@ def test_bad_settings_stop_a_run_before_it_writes_anything(
     case: AppCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=r"batch-size = -1; valid is .*\n.*checkpoint-every = 0"):
-        run_app(case.loaded, plan_run(case.spec, ["checkpoint-every=0 batch-size=-1"]))
+    with pytest.raises(SettingsError, match=r"seed = -1; valid is .*\n.*checkpoint-every = 0"):
+        run_app(case.loaded, plan_run(case.spec, ["checkpoint-every=0 seed=-1"]))
     assert not list(tmp_path.iterdir())

@@ -44,6 +44,11 @@ JOBS = (
         "skip-front=0 ratio=0.25 reset-interval=2 init-a=0.1",
         killed_at=7,
     ),
+    Job(
+        "ceps",
+        "num-clients=6 topology=complete iterations=60 interval-low=3 interval-high=5 features=200 "
+        "sparsity=4 measurements=150 evaluate-every=2",
+    ),
 )
 
 
@@ -93,13 +98,15 @@ def test_flowers_engine_and_ours_end_with_the_same_bits(
     ours, theirs = (read_rounds(next(folder.iterdir())) for folder in (uninterrupted, tmp_path))
     for key in ("bits", "payload_bytes", "sim_seconds", "accepted", "central"):
         assert [record[key] for record in ours] == [record[key] for record in theirs], key
-    assert "accuracy" in output
+    assert "loss" in output
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_run_resumes_to_the_same_bits(
     job: Job, uninterrupted: Path, tmp_path: Path, signum: signal.Signals
 ) -> None:
+    if signum != signal.SIGKILL and job is not JOBS[0]:
+        pytest.skip("what SIGTERM and SIGINT do is the recorder's, and the same in every app")
     process = start(job, tmp_path, config="checkpoint-every=5")
     deadline = time.monotonic() + 120
     while _rounds_written(tmp_path) < job.killed_at:

@@ -1,0 +1,1 @@
+"""CEPS: sparse decentralised learning as a Flower App."""
