@@ -55,7 +55,13 @@ JOBS = (
 def start(job: Job, folder: Path, *options: str, config: str = "") -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(job.folder), *options]
     config = f"{job.config} output-dir={folder} {config}"
-    return subprocess.Popen([*command, "-c", config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        [*command, "-c", config],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # A shell's background jobs, and so their children, are started deaf to it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
 
 
 def finish(process: subprocess.Popen[bytes]) -> str:
