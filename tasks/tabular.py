@@ -1,0 +1,480 @@
+"""Medical data sets in the files that their owners publish, as two halves of the same people's features.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", experiments: ESR and MIMIC-III. Ours: ECG5000,
+SUPPORT2, the sepsis challenge of 2019 and scikit-learn's breast cancer, which need no permission; and
+MIMIC-III is cut 38 + 38, since the printed 36 + 36 are not the 76 features that there are.
+
+Readers only read: what was not measured is NaN; splitting, imputation and scaling come after.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer
+
+__all__ = [
+    "Table",
+    "read_breast_cancer",
+    "read_ecg5000",
+    "read_esr",
+    "read_mimic3",
+    "read_sepsis2019",
+    "read_support2",
+]
+
+Floats = NDArray[np.float32]
+
+SEPSIS_HOURS = 48
+SEPSIS_LEAST_HOURS = 6
+_SEPSIS_VITALS, _SEPSIS_MEASURED = 8, 34  # the first columns: vital signs, then laboratory values
+_MATCHING_SEED = 2019
+
+_SUPPORT2_VITALS = ("meanbp", "hrt", "resp", "temp")
+_SUPPORT2_LABS = ("wblc", "pafi", "alb", "bili", "crea", "sod", "ph", "glucose", "bun", "urine")
+
+_MIMIC_HOURS = 48
+# Each variable with the value taken where none was measured yet, and the categories of a categorical one:
+# the discretizer settings of the MIMIC-III benchmark, which make 59 columns, and 17 masks.
+_MIMIC_VARIABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Capillary refill rate": ("0.0", ("0.0", "1.0")),
+    "Diastolic blood pressure": ("59.0", ()),
+    "Fraction inspired oxygen": ("0.21", ()),
+    "Glascow coma scale eye opening": (
+        "4 Spontaneously",
+        (
+            "To Pain",
+            "3 To speech",
+            "1 No Response",
+            "4 Spontaneously",
+            "None",
+            "To Speech",
+            "Spontaneously",
+            "2 To pain",
+        ),
+    ),
+    "Glascow coma scale motor response": (
+        "6 Obeys Commands",
+        (
+            "1 No Response",
+            "3 Abnorm flexion",
+            "Abnormal extension",
+            "No response",
+            "4 Flex-withdraws",
+            "Localizes Pain",
+            "Flex-withdraws",
+            "Obeys Commands",
+            "Abnormal Flexion",
+            "6 Obeys Commands",
+            "5 Localizes Pain",
+            "2 Abnorm extensn",
+        ),
+    ),
+    "Glascow coma scale total": (
+        "15",
+        ("11", "10", "13", "12", "15", "14", "3", "5", "4", "7", "6", "9", "8"),
+    ),
+    "Glascow coma scale verbal response": (
+        "5 Oriented",
+        (
+            "1 No Response",
+            "No Response",
+            "Confused",
+            "Inappropriate Words",
+            "Oriented",
+            "No Response-ETT",
+            "5 Oriented",
+            "Incomprehensible sounds",
+            "1.0 ET/Trach",
+            "4 Confused",
+            "2 Incomp sounds",
+            "3 Inapprop words",
+        ),
+    ),
+    "Glucose": ("128.0", ()),
+    "Heart Rate": ("86", ()),
+    "Height": ("170.0", ()),
+    "Mean blood pressure": ("77.0", ()),
+    "Oxygen saturation": ("98.0", ()),
+    "Respiratory rate": ("19", ()),
+    "Systolic blood pressure": ("118.0", ()),
+    "Temperature": ("36.6", ()),
+    "Weight": ("81.0", ()),
+    "pH": ("7.4", ()),
+}
+_MIMIC_HOSPITAL = 38
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What a reader gives: both halves of every sample, as measured.
+
+    Parameters
+    ----------
+    hospital, device : ndarray of float32
+        (N, F), or (N, T, F) for series; NaN where nothing was measured.
+    labels : ndarray of int64
+        (N,), indices into ``classes``.
+    ids : ndarray of str
+        (N,), one of each sample.
+    classes : tuple of str
+        Names of the classes.
+    hospital_features, device_features : tuple of str
+        Names of the features, empty where they have none.
+    test : ndarray of bool or None (default: None)
+        (N,), the owners' test set; None where they have none.
+    people : ndarray of str or None (default: None)
+        (N,), whom the sample comes from; None: everyone has one sample.
+    flags : frozenset of str (default: empty)
+        Features of 0 and 1, which are not scaled.
+    masks : bool (default: False)
+        Whether a series is to be filled forward, with masks beside it that tell what was measured.
+    """
+
+    hospital: Floats
+    device: Floats
+    labels: NDArray[np.int64]
+    ids: NDArray[np.str_]
+    classes: tuple[str, ...]
+    hospital_features: tuple[str, ...] = ()
+    device_features: tuple[str, ...] = ()
+    test: NDArray[np.bool_] | None = None
+    people: NDArray[np.str_] | None = None
+    flags: frozenset[str] = frozenset()
+    masks: bool = False
+
+
+def read_breast_cancer(_folder: Path) -> Table:
+    """Read the copy that scikit-learn carries: 569 biopsies, 30 features of their cell nuclei.
+
+    Each of ten properties has a mean, an error and a worst value. The device has the first five properties
+    (the size and outline of the nuclei), the hospital the last five (their shape).
+    """
+    bunch = load_breast_cancer()
+    features = np.asarray(bunch.feature_names)
+    at_hospital = np.arange(features.size) % 10 >= 5
+    return Table(
+        hospital=bunch.data[:, at_hospital].astype(np.float32),
+        device=bunch.data[:, ~at_hospital].astype(np.float32),
+        labels=bunch.target.astype(np.int64),
+        ids=_numbered(len(bunch.target)),
+        classes=tuple(map(str, bunch.target_names)),
+        hospital_features=tuple(features[at_hospital].tolist()),
+        device_features=tuple(features[~at_hospital].tolist()),
+    )
+
+
+def read_ecg5000(folder: Path) -> Table:
+    """Read UCR's ECG5000: heartbeats of 140 samples, the first 70 at the hospital, the last 70 on the device.
+
+    Raises
+    ------
+    ValueError
+        A file has other than a label 1 to 5 and 140 numbers a row.
+    """
+    parts = [folder / "ECG5000_TRAIN.tsv", folder / "ECG5000_TEST.tsv"]
+    tables = [_numbers(path, "\t", columns=141) for path in parts]
+    beats = np.concatenate(tables)  # (N, 1 + 140)
+    return Table(
+        **_sequence_halves(beats[:, 1:]),
+        labels=np.concatenate(
+            [_labels(path, rows[:, 0], 5) for path, rows in zip(parts, tables, strict=True)]
+        ),
+        ids=np.array(
+            [
+                f"{part}-{row}"
+                for part, rows in zip(("train", "test"), tables, strict=True)
+                for row in range(len(rows))
+            ]
+        ),
+        classes=("normal", "R-on-T PVC", "PVC", "supraventricular or ectopic", "unclassified"),
+        test=np.repeat([False, True], [len(rows) for rows in tables]),
+    )
+
+
+def read_esr(folder: Path) -> Table:
+    """Read UCI's Epileptic Seizure Recognition: seconds of EEG, 178 samples, cut into 89 and 89.
+
+    A second's name, ``X21.V1.791`` for example, is its place in a recording and the recording: ``people``
+    are the recordings, so that all seconds of one can be kept in one part.
+
+    Raises
+    ------
+    ValueError
+        A row has other than a name, 178 numbers and a label 1 to 5.
+    """
+    path = folder / "data.csv"
+    rows = _rows(path, columns=180)
+    numbers = _floats(path, [row[1:] for row in rows])
+    labels = _labels(path, numbers[:, -1], 5)
+    names = [row[0] for row in rows]
+    return Table(
+        **_sequence_halves(numbers[:, :-1]),
+        labels=labels,
+        ids=np.array(names),
+        classes=("seizure", "tumour area", "healthy area", "eyes closed", "eyes open"),
+        # The class belongs to a recording's name: one number may stand for recordings of several classes.
+        people=np.array(
+            [f"{label}:{name.partition('.')[2] or name}" for label, name in zip(labels, names, strict=True)]
+        ),
+    )
+
+
+def read_support2(folder: Path) -> Table:
+    """Read SUPPORT2: vital signs on the device, laboratory values at the hospital, died in hospital or not.
+
+    Both are of the third day. A patient without any value on one side is left out (one in the owners' file).
+
+    Raises
+    ------
+    ValueError
+        A column is missing, or a value is no number.
+    """
+    path = folder / "support2.csv"
+    header, *rows = _rows(path)
+    wanted = ("sno", "hospdead", *_SUPPORT2_VITALS, *_SUPPORT2_LABS)
+    places = _places(path, header, wanted)
+    cells = [[row[place].strip() for place in places] for row in rows]
+    numbers = _floats(path, [row[1:] for row in cells])
+    device, hospital = np.split(numbers[:, 1:], [len(_SUPPORT2_VITALS)], axis=1)
+    known = ~(np.isnan(device).all(axis=1) | np.isnan(hospital).all(axis=1))
+    return Table(
+        hospital=hospital[known],
+        device=device[known],
+        labels=_labels(path, numbers[known, 0], 2, first=0),
+        ids=np.array([row[0] for row in cells])[known],
+        classes=("survived", "died"),
+        hospital_features=_SUPPORT2_LABS,
+        device_features=_SUPPORT2_VITALS,
+    )
+
+
+def read_sepsis2019(folder: Path) -> Table:
+    """Read the PhysioNet/CinC Challenge 2019: who will have a sepsis, from the hours before it shows.
+
+    The owners' label of an hour turns 1 six hours before a sepsis begins. A *case* is a patient whose label
+    turns 1 at an hour t >= 6; the sample is the 48 hours before t, none of which is labelled. Each case has
+    one *control*: a patient of the same hospital, never labelled, who stayed at least t hours, taken at the
+    same hour t. So the classes are equally large, and the length of a stay, which is shorter before a sepsis,
+    tells nothing. A case for whom no control is left, is left out.
+
+    The device has 8 vital signs, the hospital 26 laboratory values, (N, 48, ·), the last hour last; hours
+    before the admission are NaN. A patient is one sample.
+
+    Raises
+    ------
+    ValueError
+        A file has other columns, or a value is no number.
+    """
+    rng = np.random.default_rng(_MATCHING_SEED)
+    samples = [
+        (name, label, hour)
+        for part in ("set_A", "set_B")
+        for name, label, hour in _cases_and_controls(folder / part, rng)
+    ]
+    if not samples:
+        raise ValueError(f"{folder}: no patient turns septic after {SEPSIS_LEAST_HOURS} hours or more")
+    series = np.full((len(samples), SEPSIS_HOURS, _SEPSIS_MEASURED), np.nan, np.float32)
+    for window, (name, _, hour) in zip(series, samples, strict=True):
+        hours = _sepsis_hours(folder / name)[max(0, hour - SEPSIS_HOURS) : hour]
+        window[SEPSIS_HOURS - len(hours) :] = hours
+    features = tuple(_sepsis_header(folder / samples[0][0]))
+    return Table(
+        hospital=series[..., _SEPSIS_VITALS:],
+        device=series[..., :_SEPSIS_VITALS],
+        labels=np.array([label for _, label, _ in samples], np.int64),
+        ids=np.array([name.removesuffix(".psv") for name, _, _ in samples]),
+        classes=("no sepsis", "sepsis"),
+        hospital_features=features[_SEPSIS_VITALS:_SEPSIS_MEASURED],
+        device_features=features[:_SEPSIS_VITALS],
+        masks=True,
+    )
+
+
+def read_mimic3(folder: Path) -> Table:
+    """Read the in-hospital-mortality task that the MIMIC-III benchmark's scripts write.
+
+    ``train/listfile.csv`` and ``test/listfile.csv`` name a stay's file and outcome; the file has the hour and
+    17 variables a row. An hour takes the last value measured in it, else the one before, else a normal one
+    (the benchmark's imputation). Then categories become columns: 59, and 17 masks that tell what was
+    measured. The hospital has the first 38 of the 76 columns, the device the others.
+
+    Raises
+    ------
+    ValueError
+        A column is missing, a category is unknown, or a value is no number.
+    """
+    listed = [
+        (part, name, label)
+        for part in ("train", "test")
+        for name, label in _listed(folder / part / "listfile.csv")
+    ]
+    series = np.empty((len(listed), _MIMIC_HOURS, len(_MIMIC_FEATURES)), np.float32)
+    for sample, (part, name, _) in zip(series, listed, strict=True):
+        sample[:] = _mimic_series(folder / part / name)
+    return Table(
+        hospital=series[..., :_MIMIC_HOSPITAL],
+        device=series[..., _MIMIC_HOSPITAL:],
+        labels=np.array([label for _, _, label in listed], np.int64),
+        ids=np.array([name.removesuffix("_timeseries.csv") for _, name, _ in listed]),
+        classes=("survived", "died"),
+        hospital_features=_MIMIC_FEATURES[:_MIMIC_HOSPITAL],
+        device_features=_MIMIC_FEATURES[_MIMIC_HOSPITAL:],
+        test=np.array([part == "test" for part, _, _ in listed]),
+        people=np.array([name.partition("_")[0] for _, name, _ in listed]),
+        flags=frozenset(_MIMIC_FEATURES) - _MIMIC_VARIABLES.keys(),
+    )
+
+
+def _cases_and_controls(folder: Path, rng: np.random.Generator) -> Iterable[tuple[str, int, int]]:
+    stays = sorted((path.name, *_stay(path)) for path in folder.glob("*.psv"))
+    cases = [(onset, name) for name, _, onset in stays if onset is not None and onset >= SEPSIS_LEAST_HOURS]
+    others = sorted((length, name) for name, length, onset in stays if onset is None)
+    free: list[str] = []
+    # From the latest onset to the earliest: who stayed long enough for one case did so for all that follow.
+    for onset, case in sorted(cases, reverse=True):
+        while others and others[-1][0] >= onset:
+            free.append(others.pop()[1])
+        if free:
+            yield f"{folder.name}/{case}", 1, onset
+            yield f"{folder.name}/{free.pop(int(rng.integers(len(free))))}", 0, onset
+
+
+def _stay(path: Path) -> tuple[int, int | None]:
+    """Return a stay's hours and the hour at which its label turns 1."""
+    hours = path.read_bytes().splitlines()[1:]
+    return len(hours), next((hour for hour, line in enumerate(hours) if line.endswith(b"|1")), None)
+
+
+def _sepsis_header(path: Path) -> list[str]:
+    with path.open() as file:
+        return file.readline().strip().split("|")
+
+
+def _sepsis_hours(path: Path) -> Floats:
+    header = _sepsis_header(path)
+    if len(header) != 41 or header[-1] != "SepsisLabel":
+        raise ValueError(
+            f"{path}: {len(header)} columns, the last {header[-1]!r}; valid is 41, with SepsisLabel"
+        )
+    return _numbers(path, "|", columns=41, skip=1)[:, :_SEPSIS_MEASURED]
+
+
+def _listed(path: Path) -> list[tuple[str, int]]:
+    header, *rows = _rows(path)
+    stay, outcome = _places(path, header, ("stay", "y_true"))
+    labels = _labels(path, _column(path, rows, outcome), 2, first=0)
+    return [(row[stay], int(label)) for row, label in zip(rows, labels, strict=True)]
+
+
+def _mimic_columns(variable: str) -> tuple[str, ...]:
+    categories = _MIMIC_VARIABLES[variable][1]
+    return tuple(f"{variable} = {category}" for category in categories) or (variable,)
+
+
+_MIMIC_FEATURES = (
+    *(column for variable in _MIMIC_VARIABLES for column in _mimic_columns(variable)),
+    *(f"{variable} measured" for variable in _MIMIC_VARIABLES),
+)
+
+
+def _mimic_series(path: Path) -> Floats:
+    """Return one stay, (48, 76)."""
+    header, *rows = _rows(path)
+    hour_at, *places = _places(path, header, ("Hours", *_MIMIC_VARIABLES))
+    hours = _column(path, rows, hour_at)
+    values: list[list[str]] = [[""] * len(places) for _ in range(_MIMIC_HOURS)]
+    for place in np.argsort(hours, kind="stable"):
+        if 0 <= hours[place] <= _MIMIC_HOURS:
+            # A full hour ends its slot, as in the benchmark: 1.0 belongs to the first.
+            slot = values[max(0, math.ceil(hours[place]) - 1)]
+            slot[:] = [rows[place][at] or before for at, before in zip(places, slot, strict=True)]
+    measured = np.array([[cell != "" for cell in slot] for slot in values])  # (48, 17)
+    columns = [
+        _mimic_values(path, variable, [slot[number] for slot in values])
+        for number, variable in enumerate(_MIMIC_VARIABLES)
+    ]
+    return np.concatenate([*columns, measured], axis=1).astype(np.float32)
+
+
+def _mimic_values(path: Path, variable: str, cells: Sequence[str]) -> Floats:
+    """Return one variable's columns, (48, 1) or (48, categories), every hour filled."""
+    last, categories = _MIMIC_VARIABLES[variable]
+    filled = [last := cell or last for cell in cells]
+    if not categories:
+        return _floats(path, [[cell] for cell in filled])
+    if variable == "Glascow coma scale total":
+        # The owners' scripts write it as 15 or 15.0, as pandas pleases.
+        filled = [cell.removesuffix(".0") for cell in filled]
+    unknown = set(filled) - set(categories)
+    if unknown:
+        raise ValueError(f"{path}: {variable} = {min(unknown)!r}; valid is one of {', '.join(categories)}")
+    return np.array([[cell == category for category in categories] for cell in filled], np.float32)
+
+
+def _sequence_halves(samples: Floats) -> dict[str, Any]:
+    """Return both halves in time as sequences of one feature, (N, T / 2, 1)."""
+    half = samples.shape[1] // 2
+    return {"hospital": samples[:, :half, None], "device": samples[:, half:, None]}
+
+
+def _rows(path: Path, columns: int | None = None) -> list[list[str]]:
+    """Return a CSV file's rows; with a number of columns without the header, and checked."""
+    with path.open(newline="") as file:
+        rows = [row for row in csv.reader(file) if row]
+    if not rows:
+        raise ValueError(f"{path}: empty; valid is a header and rows")
+    for number, row in enumerate(rows, 1):
+        if len(row) != (columns or len(rows[0])):
+            raise ValueError(f"{path}: row {number} has {len(row)} cells; valid is {columns or len(rows[0])}")
+    return rows if columns is None else rows[1:]
+
+
+def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    lacking = [name for name in wanted if name not in header]
+    if lacking:
+        raise ValueError(
+            f"{path}: no column {', '.join(map(repr, lacking))}; the columns are {', '.join(header)}"
+        )
+    return [header.index(name) for name in wanted]
+
+
+def _column(path: Path, rows: Sequence[Sequence[str]], place: int) -> Floats:
+    return _floats(path, [[row[place]] for row in rows])[:, 0] if rows else np.empty(0, np.float32)
+
+
+def _floats(path: Path, cells: Sequence[Sequence[str]]) -> Floats:
+    """Return a table of numbers; an empty cell is NaN."""
+    if not cells:
+        raise ValueError(f"{path}: no rows below the header; valid is at least one")
+    try:
+        return np.array([[cell or "nan" for cell in row] for row in cells], np.float64).astype(np.float32)
+    except ValueError as error:
+        raise ValueError(f"{path}: a cell is no number ({error}); valid is a number or nothing") from error
+
+
+def _numbers(path: Path, delimiter: str, columns: int, skip: int = 0) -> Floats:
+    try:
+        table = np.loadtxt(path, np.float32, delimiter=delimiter, skiprows=skip, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; valid is {columns} numbers a row") from error
+    if table.shape[1] != columns:
+        raise ValueError(f"{path}: {table.shape[1]} numbers a row; valid is {columns}")
+    return table
+
+
+def _labels(path: Path, values: Floats, classes: int, first: int = 1) -> NDArray[np.int64]:
+    bad = ~np.isin(values, np.arange(first, first + classes))
+    if bad.any():
+        raise ValueError(f"{path}: label = {values[bad][0]}; valid is {first} to {first + classes - 1}")
+    return values.astype(np.int64) - first
+
+
+def _numbered(count: int) -> NDArray[np.str_]:
+    return np.array([str(number) for number in range(count)])

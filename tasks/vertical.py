@@ -1,0 +1,703 @@
+"""Data sets whose features lie with two parties, and how their people are dealt to hospitals and devices.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", system model and experiments. Ours, where the paper
+is silent: 300 and 484 pixels are read as frame and 22x22 centre; each party scales its own features, by the
+training set; no person has samples in both training and test set.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import tabular
+from .datasets import DATA_DIR_VARIABLE, DatasetNotFound, load, resolve_data_dir
+from .images import Images, scaled
+from .imports import import_callable, is_import_path
+
+__all__ = [
+    "GROUP_SCHEMES",
+    "VERTICAL_DATASETS",
+    "GroupSplit",
+    "ImageCut",
+    "VerticalDataset",
+    "group_split",
+    "load_vertical",
+    "match_ids",
+]
+
+Floats = NDArray[np.float32]
+Indices = NDArray[np.int64]
+Ids = NDArray[np.str_]
+
+GROUP_SCHEMES = ("iid", "pairs", "rates")
+
+_BLANK = np.float32(0)
+_TEST_SHARE = 0.2
+_SPLIT_SEED = 5_000
+# Streams are keyed (seed, round, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
+_PURPOSE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class VerticalDataset:
+    """A classification data set of two parties: row i of both is the same person. Shared: never change it.
+
+    Parameters
+    ----------
+    name : str
+        The name it was loaded by.
+    hospital_train, device_train : ndarray of float32
+        X_1 and X_2 of the training samples, (N, ...) each, all finite.
+    y_train : ndarray of int64
+        Labels, (N,), indices into ``classes``; both parties may read them.
+    ids_train : ndarray of str
+        One id a sample, (N,); no id occurs twice, in training and test set together.
+    hospital_test, device_test, y_test, ids_test : ndarray
+        The same for the test samples.
+    classes : tuple of str
+        Names of the classes, at least 2.
+    hospital_features, device_features : tuple of str (default: empty)
+        Names along a party's last axis; empty where they have none.
+
+    Raises
+    ------
+    ValueError
+        A shape, dtype, length or value is not as above.
+    """
+
+    name: str
+    hospital_train: Floats
+    device_train: Floats
+    y_train: NDArray[np.int64]
+    ids_train: Ids
+    hospital_test: Floats
+    device_test: Floats
+    y_test: NDArray[np.int64]
+    ids_test: Ids
+    classes: tuple[str, ...]
+    hospital_features: tuple[str, ...] = ()
+    device_features: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.classes) < 2 or len(set(self.classes)) < len(self.classes):
+            raise self._error("classes", repr(self.classes), "at least 2 different names")
+        for part in ("train", "test"):
+            self._check_labels(f"y_{part}", getattr(self, f"y_{part}"))
+            count = len(getattr(self, f"y_{part}"))
+            for party in ("hospital", "device"):
+                self._check_features(f"{party}_{part}", getattr(self, f"{party}_{part}"), count)
+            self._check_ids(f"ids_{part}", getattr(self, f"ids_{part}"), count)
+        for party in ("hospital", "device"):
+            self._check_party(party)
+        shared = np.intersect1d(self.ids_train, self.ids_test)
+        if shared.size:
+            raise self._error("ids_test", f"{str(shared[0])!r} also in ids_train", "an id in one part only")
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
+
+    def _check_features(self, key: str, x: Floats, count: int) -> None:
+        if (
+            not isinstance(x, np.ndarray)
+            or x.dtype != np.float32
+            or x.ndim < 2
+            or len(x) != count
+            or not x.size
+        ):
+            raise self._error(key, _describe(x), f"a non-empty float32 array ({count}, ...)")
+        if not np.isfinite(x.sum(dtype=np.float64)):
+            raise self._error(key, "NaN or infinite in places", "finite values")
+
+    def _check_labels(self, key: str, y: NDArray[np.int64]) -> None:
+        if not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1 or not y.size:
+            raise self._error(key, _describe(y), "a non-empty int64 array (N,)")
+        if y.min() < 0 or y.max() >= self.num_classes:
+            raise self._error(key, f"{y.min()}..{y.max()}", f"0..{self.num_classes - 1}")
+
+    def _check_ids(self, key: str, ids: Ids, count: int) -> None:
+        if not isinstance(ids, np.ndarray) or ids.dtype.kind != "U" or ids.shape != (count,):
+            raise self._error(key, _describe(ids), f"a str array of shape ({count},)")
+        names, times = np.unique(ids, return_counts=True)
+        if times.max() > 1:
+            raise self._error(key, f"{str(names[times.argmax()])!r} {times.max()} times", "each id once")
+
+    def _check_party(self, party: str) -> None:
+        train, test = (getattr(self, f"{party}_{part}").shape[1:] for part in ("train", "test"))
+        if train != test:
+            raise self._error(f"{party}_test", f"of samples {test}", f"samples {train} as in {party}_train")
+        names = getattr(self, f"{party}_features")
+        if names and len(names) != train[-1]:
+            raise self._error(f"{party}_features", f"{len(names)} names", f"{train[-1]} names, or none")
+
+    def _error(self, key: str, value: str, valid: str) -> ValueError:
+        return ValueError(f"data set {self.name!r}: {key} is {value}; valid is {valid}")
+
+
+@dataclass(frozen=True)
+class ImageCut:
+    """How an image is cut: a square and the frame around it. A party's canvas is 0 where it sees nothing.
+
+    Parameters
+    ----------
+    size : int (default: 22)
+        Side of the square in pixels, >= 1. 22 of 28 gives the paper's 484 and 300 pixels.
+    offset : int (default: 3)
+        Rows above and columns left of the square, >= 0.
+    centre_owner : {"hospital", "device"} (default: "hospital")
+        Who has the square.
+
+    Raises
+    ------
+    ValueError
+        A value is out of range, or the square leaves nothing of the image or does not fit into it.
+    """
+
+    size: int = 22
+    offset: int = 3
+    centre_owner: str = "hospital"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size = {self.size!r}; valid is an integer >= 1")
+        if self.offset < 0:
+            raise ValueError(f"offset = {self.offset!r}; valid is an integer >= 0")
+        if self.centre_owner not in ("hospital", "device"):
+            raise ValueError(f"centre_owner = {self.centre_owner!r}; valid is hospital or device")
+
+    def masks(self, height: int, width: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the hospital's and the device's pixels, (height, width) each: disjoint, together all."""
+        end = self.offset + self.size
+        if end > min(height, width) or self.size**2 == height * width:
+            raise ValueError(
+                f"size = {self.size}, offset = {self.offset}; valid is a square within {height}x{width}, "
+                "not all of it"
+            )
+        centre = np.zeros((height, width), bool)
+        centre[self.offset : end, self.offset : end] = True
+        return (centre, ~centre) if self.centre_owner == "hospital" else (~centre, centre)
+
+
+_ORGAN_KEYS = ("train_images", "train_labels", "test_images", "test_labels")
+_ORGAN_CLASSES = (
+    "bladder",
+    "femur-left",
+    "femur-right",
+    "heart",
+    "kidney-left",
+    "kidney-right",
+    "liver",
+    "lung-left",
+    "lung-right",
+    "pancreas",
+    "spleen",
+)
+
+
+def _read_organamnist(folder: Path) -> Images:
+    """Read MedMNIST's training and test images; the validation images stay unused."""
+    path = folder / "organamnist.npz"
+    with np.load(path) as file:
+        lacking = [key for key in _ORGAN_KEYS if key not in file]
+        if lacking:
+            raise ValueError(
+                f"{path}: no array {', '.join(lacking)}; valid is a file of {', '.join(_ORGAN_KEYS)}"
+            )
+        arrays = [file[key] for key in _ORGAN_KEYS]
+    for key, images in zip(_ORGAN_KEYS[::2], arrays[::2], strict=True):
+        if images.dtype != np.uint8 or images.ndim != 3:
+            raise ValueError(f"{path}: {key} is {_describe(images)}; valid is uint8 of shape (N, H, W)")
+    x_train, y_train, x_test, y_test = arrays
+    return Images(x_train[:, None], y_train.ravel(), x_test[:, None], y_test.ravel())
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Which files a set has, and how to read them."""
+
+    how_to_get: str
+    files: tuple[str, ...]
+    read: Callable[[Path], tabular.Table | Images]
+    standard_folders: tuple[Path, ...] = ()
+
+    def missing(self, folder: Path) -> list[str]:
+        """Return the files that the folder lacks."""
+        return [name for name in self.files if not (folder / name).exists()]
+
+
+_SOURCES = {
+    "breast-cancer": _Source("comes with scikit-learn", (), tabular.read_breast_cancer, (Path(),)),
+    "ecg5000": _Source(
+        "put ECG5000_TRAIN.tsv and ECG5000_TEST.tsv of the UCR archive into DATA_DIR/ecg5000",
+        ("ECG5000_TRAIN.tsv", "ECG5000_TEST.tsv"),
+        tabular.read_ecg5000,
+    ),
+    "support2": _Source(
+        "put support2.csv of Vanderbilt's data sets into DATA_DIR/support2",
+        ("support2.csv",),
+        tabular.read_support2,
+    ),
+    "sepsis2019": _Source(
+        "put the folders set_A and set_B of PhysioNet's challenge-2019 into DATA_DIR/sepsis2019",
+        ("set_A", "set_B"),
+        tabular.read_sepsis2019,
+    ),
+    "esr": _Source(
+        "put data.csv of UCI's Epileptic Seizure Recognition into DATA_DIR/esr",
+        ("data.csv",),
+        tabular.read_esr,
+    ),
+    "mimic3": _Source(
+        "put the folders train and test of the MIMIC-III benchmark's in-hospital-mortality task into "
+        "DATA_DIR/mimic3; MIMIC-III needs PhysioNet's permission",
+        ("train/listfile.csv", "test/listfile.csv"),
+        tabular.read_mimic3,
+    ),
+    "organamnist": _Source(
+        "put organamnist.npz of MedMNIST into DATA_DIR/organamnist, or let the package medmnist fetch it",
+        ("organamnist.npz",),
+        _read_organamnist,
+        (Path("~/.medmnist"),),
+    ),
+}
+
+_IMAGES = ("mnist-5k", "mnist", "fashion-mnist")
+
+VERTICAL_DATASETS = (*_SOURCES, *_IMAGES)
+
+
+def load_vertical(
+    name: str, data_dir: str | os.PathLike[str] | None = None, cut: ImageCut | None = None
+) -> VerticalDataset:
+    """Return a data set of two parties by name; asked again for the same, give back the same object.
+
+    Tables and series have each party's features scaled to the training set's mean 0 and deviation 1 over what
+    was measured. What was not is, in a table, the training set's median; in a series, the last value before,
+    or else the mean, 0, and features named "... measured" tell by 1 and 0. Images are in [-1, 1].
+    The owners' test set is kept; where they have none, a fifth of each class is it, the same everywhere.
+
+    Parameters
+    ----------
+    name : str
+        One of ``VERTICAL_DATASETS``, or an import path ``module:function`` of a function that takes the data
+        folder (a ``Path`` or None) and returns a ``VerticalDataset``.
+    data_dir : str or path or None (default: None)
+        The folder that holds the files or a subfolder with the set's name; None or empty takes the
+        environment variable HEDGEROW_DATA_DIR.
+    cut : ImageCut or None (default: None)
+        How images are cut; None is ``ImageCut()``. Other sets take no notice.
+
+    Raises
+    ------
+    DatasetNotFound
+        The files are in none of the places where they may lie.
+    ValueError
+        The name is unknown, the function returned no ``VerticalDataset``, or a file is corrupt.
+    """
+    folder = resolve_data_dir(data_dir)
+    if is_import_path(name):
+        return _load_own(name, folder)
+    if name not in VERTICAL_DATASETS:
+        known = ", ".join(VERTICAL_DATASETS)
+        raise ValueError(f"dataset = {name!r}; valid is one of {known}, or an import path module:function")
+    return _load(name, folder, cut or ImageCut())
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, folder: Path | None, cut: ImageCut) -> VerticalDataset:
+    if name in _IMAGES:
+        data = load(name, folder, "unit")
+        classes = tuple(map(str, range(data.num_classes)))
+        return _from_images(name, data.x_train, data.y_train, data.x_test, data.y_test, classes, cut)
+    raw = _SOURCES[name].read(_find(name, folder))
+    if isinstance(raw, tabular.Table):
+        return _from_table(name, raw)
+    x_train, x_test = scaled(raw, "unit")
+    y_train, y_test = raw.y_train.astype(np.int64), raw.y_test.astype(np.int64)
+    return _from_images(name, x_train, y_train, x_test, y_test, _ORGAN_CLASSES, cut)
+
+
+def _load_own(path: str, folder: Path | None) -> VerticalDataset:
+    dataset = import_callable("dataset", path)(folder)
+    if not isinstance(dataset, VerticalDataset):
+        raise ValueError(
+            f"dataset = {path!r}: returned a {type(dataset).__name__}; valid is a VerticalDataset"
+        )
+    return dataset
+
+
+def _find(name: str, data_dir: Path | None) -> Path:
+    source = _SOURCES[name]
+    named = [data_dir / name, data_dir] if data_dir else []
+    folders = [*named, *(folder.expanduser() for folder in source.standard_folders)]
+    for folder in folders:
+        if not source.missing(folder):
+            return folder
+    places = [f"  {folder}: no {', '.join(source.missing(folder))}" for folder in folders]
+    if data_dir is None:
+        places.append(f"  no data folder was given: set data-dir or the variable {DATA_DIR_VARIABLE}")
+    looked_at = "\n".join(places)
+    raise DatasetNotFound(
+        f"data set {name!r} was not found. Looked at:\n{looked_at}\nTo get it: {source.how_to_get}"
+    )
+
+
+def _from_table(name: str, table: tabular.Table) -> VerticalDataset:
+    people = table.ids if table.people is None else table.people
+    test = _test_samples(table.labels, people) if table.test is None else table.test
+    both = np.intersect1d(people[test], people[~test])
+    if both.size:
+        raise ValueError(
+            f"data set {name!r}: person {str(both[0])!r} is in training and test set; valid is one of them"
+        )
+    hospital, hospital_features = _prepared(table.hospital, ~test, table.hospital_features, table)
+    device, device_features = _prepared(table.device, ~test, table.device_features, table)
+    return VerticalDataset(
+        name,
+        hospital[~test],
+        device[~test],
+        table.labels[~test],
+        table.ids[~test],
+        hospital[test],
+        device[test],
+        table.labels[test],
+        table.ids[test],
+        table.classes,
+        hospital_features,
+        device_features,
+    )
+
+
+def _test_samples(labels: NDArray[np.int64], people: Ids) -> NDArray[np.bool_]:
+    """Choose people of each class at random, as many as a fifth of its samples allows; whole people only."""
+    rng = np.random.default_rng(_SPLIT_SEED)
+    test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        names, person = np.unique(people[members], return_inverse=True)
+        order = rng.permutation(len(names))
+        samples = np.bincount(person)[order].cumsum()
+        chosen = order[: np.searchsorted(samples, round(_TEST_SHARE * len(members)), side="right")]
+        test[members[np.isin(person, chosen)]] = True
+    return test
+
+
+def _prepared(
+    x: Floats, train: NDArray[np.bool_], features: tuple[str, ...], table: tabular.Table
+) -> tuple[Floats, tuple[str, ...]]:
+    """Scale and impute one party's features by the training samples."""
+    measured = ~np.isnan(x)
+    flags = np.array([feature in table.flags for feature in features] or [False])
+    values = np.where(flags, x, _standardised(x, train)).astype(np.float32)
+    if measured.all() and not table.masks:
+        return values, features
+    if not table.masks:
+        return np.where(measured, values, _medians(values[train])), features
+    filled = np.concatenate([_filled_forward(values, measured), measured], axis=-1, dtype=np.float32)
+    return filled, (*features, *(f"{feature} measured" for feature in features))
+
+
+def _standardised(x: Floats, train: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return x with the training samples' mean 0 and deviation 1 in each feature, over what was measured."""
+    seen = x[train].reshape(-1, x.shape[-1]).astype(np.float64)
+    count = np.maximum((~np.isnan(seen)).sum(axis=0), 1)
+    mean = np.nansum(seen, axis=0) / count
+    deviation = np.sqrt(np.nansum((seen - mean) ** 2, axis=0) / count)
+    # A constant feature carries nothing: it becomes zeros, not a division by zero.
+    standardised: NDArray[np.float64] = (x - mean) / np.where(deviation > 0, deviation, 1.0)
+    return standardised
+
+
+def _medians(x: Floats) -> Floats:
+    """Return each feature's median, (features,); 0, the mean, for one that was never measured."""
+    rows = x.reshape(-1, x.shape[-1])
+    return np.array(
+        [np.median(column[~np.isnan(column)]) if not np.isnan(column).all() else 0.0 for column in rows.T],
+        np.float32,
+    )
+
+
+def _filled_forward(series: Floats, measured: NDArray[np.bool_]) -> Floats:
+    """Return (N, T, F) where each hour has the last value measured up to it; 0 before the first."""
+    hours = np.arange(series.shape[1])[:, None]
+    last = np.maximum.accumulate(np.where(measured, hours, -1), axis=1)
+    values = np.take_along_axis(series, np.maximum(last, 0), axis=1)
+    return np.where(last >= 0, values, _BLANK)
+
+
+def _from_images(
+    name: str,
+    x_train: Floats,
+    y_train: NDArray[np.int64],
+    x_test: Floats,
+    y_test: NDArray[np.int64],
+    classes: tuple[str, ...],
+    cut: ImageCut,
+) -> VerticalDataset:
+    hospital, device = cut.masks(*x_train.shape[-2:])
+    # MedMNIST's scaling, which needs no statistics: neither party tells the other about its pixels.
+    train, test = 2 * x_train - 1, 2 * x_test - 1
+    return VerticalDataset(
+        name,
+        np.where(hospital, train, _BLANK),
+        np.where(device, train, _BLANK),
+        y_train,
+        np.array([f"train-{number}" for number in range(len(y_train))]),
+        np.where(hospital, test, _BLANK),
+        np.where(device, test, _BLANK),
+        y_test,
+        np.array([f"test-{number}" for number in range(len(y_test))]),
+        classes,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupSplit:
+    """Who is in which group, and on which device of it.
+
+    Parameters
+    ----------
+    groups : list of ndarray of int64
+        The training samples of each group, K_m each, in random order. A sample is in one group at most.
+    devices : list of list of ndarray of int64
+        The samples of each device of each group: ``groups`` cut into pieces.
+    """
+
+    groups: list[Indices]
+    devices: list[list[Indices]]
+
+    def dominance(self, labels: NDArray[Any]) -> list[float]:
+        """Return the share of its two largest classes in each group: what a skewed scheme achieved."""
+        counts = [np.sort(np.unique(labels[group], return_counts=True)[1])[::-1] for group in self.groups]
+        return [float(count[:2].sum() / count.sum()) for count in counts]
+
+
+def group_split(
+    scheme: str, labels: NDArray[Any], num_groups: int, seed: int, samples_per_device: int = 1
+) -> GroupSplit:
+    """Deal training samples to groups of equal size, and each group's to its devices.
+
+    Parameters
+    ----------
+    scheme : str
+        - ``"iid"``: at random. K_m = floor(N / M); the remainder is left out, as in the paper.
+        - ``"pairs(n_major, n_minor)"``: n_major samples, an even number, of two classes and n_minor of the
+          others; K_m = n_major + n_minor. The paper's splits are pairs(700, 220) for ESR and, for
+          OrganAMNIST, pairs(3000, 458): its file has 20 images less by now, so take pairs(3000, 456).
+          With as many groups as pairs of classes, each pair has its group; else a group gets the class with
+          most and the one with fewest samples left. Where a class runs out, what is left takes its place:
+          ``GroupSplit.dominance`` tells.
+        - ``"rates(concentration)"``, > 0: a group's class rates are drawn from a Dirichlet around the rates
+          of the whole (small: skewed, large: iid); every group has a sample of each class that has enough.
+          For the paper's MIMIC-III split, of which it gives no numbers; 1 is our guess. K_m = floor(N / M).
+    labels : ndarray of int, (N,)
+        The training labels.
+    num_groups : int
+        M, 1..N.
+    seed : int
+        The run's seed, >= 0. The same seed gives the same split.
+    samples_per_device : int (default: 1)
+        Samples of a device, >= 1; a group's last device takes the remainder. The paper's devices have one.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of its range.
+    """
+    labels = np.asarray(labels)
+    name, arguments = _parse(scheme)
+    if labels.ndim != 1 or not labels.size:
+        raise ValueError(f"labels has shape {labels.shape}; valid is (N,) with N >= 1")
+    if not 1 <= num_groups <= labels.size:
+        raise ValueError(f"num-groups = {num_groups}; valid is 1 to {labels.size} samples")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}; valid is an integer >= 0")
+    if samples_per_device < 1:
+        raise ValueError(f"samples-per-device = {samples_per_device}; valid is an integer >= 1")
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 0, 0, _PURPOSE]))
+    groups = _groups(scheme, name, arguments, labels, num_groups, rng)
+    devices = [
+        [group[start : start + samples_per_device] for start in range(0, len(group), samples_per_device)]
+        for group in groups
+    ]
+    return GroupSplit(groups, devices)
+
+
+def match_ids(wanted: Ids | Sequence[str], held: Ids | Sequence[str]) -> Indices:
+    """Return where a party holds the wanted samples: ``held[match_ids(wanted, held)] == wanted``.
+
+    Parameters
+    ----------
+    wanted : ndarray of str, (n,)
+        The ids of a batch, as the other party names them.
+    held : ndarray of str, (N,)
+        The ids of the party's own rows, each once.
+
+    Raises
+    ------
+    ValueError
+        The party does not hold a wanted sample, or holds one twice.
+    """
+    place = {str(name): number for number, name in enumerate(held)}
+    if len(place) < len(held):
+        raise ValueError(f"held has {len(held) - len(place)} ids twice; valid is each id once")
+    lacking = [str(name) for name in wanted if str(name) not in place]
+    if lacking:
+        raise ValueError(
+            f"wanted has {lacking[0]!r} and {len(lacking) - 1} more; valid are ids among the {len(held)} held"
+        )
+    return np.array([place[str(name)] for name in wanted], np.int64)
+
+
+def _parse(scheme: str) -> tuple[str, list[float]]:
+    """Return a scheme's name and numbers."""
+    found = re.fullmatch(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*", scheme)
+    valid = "iid, pairs(n_major, n_minor) with n_major even, or rates(concentration)"
+    error = ValueError(f"partition = {scheme!r}; valid is {valid}")
+    if not found or found[1] not in GROUP_SCHEMES:
+        raise error
+    try:
+        numbers = [float(number) for number in found[2].split(",")] if found[2] else []
+    except ValueError:
+        raise error from None
+    whole = all(number >= 0 and number == int(number) for number in numbers if np.isfinite(number))
+    fits = {
+        "iid": not numbers,
+        "pairs": len(numbers) == 2
+        and np.isfinite(numbers).all()
+        and whole
+        and numbers[0] >= 2
+        and numbers[0] % 2 == 0,
+        "rates": len(numbers) == 1 and 0 < numbers[0] < np.inf,
+    }
+    if not fits[found[1]]:
+        raise error
+    return found[1], numbers
+
+
+def _groups(
+    scheme: str, name: str, numbers: list[float], labels: NDArray[Any], M: int, rng: np.random.Generator
+) -> list[Indices]:
+    K = labels.size // M
+    if name == "iid":
+        return list(rng.permutation(labels.size)[: M * K].reshape(M, K))
+    classes, totals = np.unique(labels, return_counts=True)
+    if name == "rates":
+        counts = _rate_counts(totals, M, K, numbers[0], rng)
+    else:
+        n_major, n_minor = int(numbers[0]), int(numbers[1])
+        if M * (n_major + n_minor) > labels.size or classes.size < 2:
+            raise ValueError(
+                f"partition = {scheme!r}: {M} groups of {n_major + n_minor} samples; valid is at most "
+                f"{labels.size} samples in all, of at least 2 classes (there are {classes.size})"
+            )
+        counts = _pair_counts(totals, M, n_major, n_minor)
+    return _dealt(labels, classes, counts, rng)
+
+
+def _dealt(
+    labels: NDArray[Any], classes: NDArray[Any], counts: Indices, rng: np.random.Generator
+) -> list[Indices]:
+    """Return each group's samples at random, counts[m, c] of class c."""
+    cuts = [
+        np.split(rng.permutation(np.flatnonzero(labels == label)), taken.cumsum())[:-1]
+        for label, taken in zip(classes, counts.T, strict=True)
+    ]
+    return [rng.permutation(np.concatenate(pieces)) for pieces in zip(*cuts, strict=True)]
+
+
+def _pair_counts(totals: Indices, M: int, n_major: int, n_minor: int) -> Indices:
+    """Return the samples (groups, classes) where two classes dominate a group."""
+    C = totals.size
+    counts = np.zeros((M, C), np.int64)
+    every_pair = list(combinations(range(C), 2))
+    if C > 2 and len(every_pair) == M and (C - 1) * (n_major // 2) <= totals.min():
+        pairs = every_pair
+        for m, pair in enumerate(pairs):
+            counts[m, list(pair)] = n_major // 2
+        even = counts + _even_minors(every_pair, C, n_minor)
+        if (even.sum(axis=0) <= totals).all():
+            return even
+    else:
+        pairs = [_take_pair(counts, m, totals, n_major) for m in range(M)]
+    _fill(counts, pairs, totals, n_major + n_minor)
+    return counts
+
+
+def _even_minors(pairs: Sequence[tuple[int, int]], C: int, n_minor: int) -> Indices:
+    """Return n_minor samples of the classes outside each pair, numbers that differ by one at most.
+
+    Who gets the odd ones turns with the pair: for odd C every class gets the same over all pairs, so that
+    ESR's classes of 1,840 are used up exactly.
+    """
+    minors = np.zeros((len(pairs), C), np.int64)
+    for m, (a, b) in enumerate(pairs):
+        first, step = (a, b - a) if b - a <= C // 2 else (b, a + C - b)
+        outside = [(first + turn) % C for turn in range(1, C) if turn != step]
+        minors[m, outside] = [
+            n_minor // len(outside) + (k < n_minor % len(outside)) for k in range(len(outside))
+        ]
+    return minors
+
+
+def _take_pair(counts: Indices, m: int, totals: Indices, n_major: int) -> tuple[int, int]:
+    left = totals - counts.sum(axis=0)
+    common = int(left.argmax())
+    others = [c for c in np.flatnonzero(left) if c != common] or [(common + 1) % left.size]
+    rare = int(min(others, key=lambda c: left[c]))
+    counts[m, rare] = min(n_major // 2, left[rare])
+    counts[m, common] = min(n_major - counts[m, rare], left[common])
+    return rare, common
+
+
+def _fill(counts: Indices, pairs: Sequence[tuple[int, int]], totals: Indices, K: int) -> None:
+    """Fill the groups in turn, one sample each, with what is left of the classes outside the pair.
+
+    The divisor (1 + what the group has of the class) keeps a group from taking one class only.
+    """
+    left = totals - counts.sum(axis=0)
+    outside = np.ones(counts.shape, bool)
+    outside[np.arange(len(pairs))[:, None], np.array(pairs)] = False
+    while (open_groups := np.flatnonzero(counts.sum(axis=1) < K)).size:
+        for m in open_groups:
+            wanted = left * outside[m]
+            c = int(((wanted if wanted.any() else left) / (1 + counts[m])).argmax())
+            counts[m, c] += 1
+            left[c] -= 1
+
+
+def _rate_counts(totals: Indices, M: int, K: int, concentration: float, rng: np.random.Generator) -> Indices:
+    """Return the samples (groups, classes) with class rates drawn around those of the whole."""
+    least = ((totals >= M) & (totals.size <= K)).astype(np.int64)
+    counts, left = np.zeros((M, totals.size), np.int64), totals.copy()
+    for m in range(M):
+        room = left - (M - m - 1) * least
+        rates = rng.dirichlet(concentration * totals / totals.sum())
+        counts[m] = np.clip((rates * K).astype(np.int64), least, room)
+        # Rounding, and classes that ran out: correct where most is left, or most was taken.
+        while (lack := K - counts[m].sum()) > 0:
+            c = (room - counts[m]).argmax()
+            counts[m, c] += min(lack, room[c] - counts[m, c])
+        while (lack := K - counts[m].sum()) < 0:
+            counts[m, (counts[m] - least).argmax()] -= 1
+        left = left - counts[m]
+    # The last groups got what the others left: shuffled, a group's number tells nothing.
+    return rng.permutation(counts)
+
+
+def _describe(value: object) -> str:
+    return (
+        f"{value.dtype} of shape {value.shape}"
+        if isinstance(value, np.ndarray)
+        else f"a {type(value).__name__}"
+    )

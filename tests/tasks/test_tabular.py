@@ -1,0 +1,315 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hedgerow.tasks import tabular
+
+SEPSIS_COLUMNS = [
+    *("HR", "O2Sat", "Temp", "SBP", "MAP", "DBP", "Resp", "EtCO2"),
+    *(f"lab{number}" for number in range(26)),
+    *("Age", "Gender", "Unit1", "Unit2", "HospAdmTime", "ICULOS", "SepsisLabel"),
+]
+MIMIC_COLUMNS = ["Hours", *tabular._MIMIC_VARIABLES]
+
+
+def write_stay(path: Path, hours: int, onset: int | None = None) -> None:
+    """Write one sepsis patient: HR is the hour, the first laboratory value is measured in even hours."""
+    lines = ["|".join(SEPSIS_COLUMNS)]
+    for hour in range(hours):
+        cells = ["NaN"] * 41
+        cells[0] = str(hour)
+        cells[8] = str(100 + hour) if hour % 2 == 0 else "NaN"
+        cells[-1] = str(int(onset is not None and hour >= onset))
+        lines.append("|".join(cells))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def sepsis(tmp_path: Path) -> Path:
+    """Cases at hours 10 and 60 in set A and at hour 20 in set B, and others who never turned septic."""
+    write_stay(tmp_path / "set_A/case10.psv", 16, onset=10)
+    write_stay(tmp_path / "set_A/case60.psv", 66, onset=60)
+    write_stay(tmp_path / "set_A/early.psv", 12, onset=5)
+    write_stay(tmp_path / "set_B/case20.psv", 30, onset=20)
+    for number, hours in enumerate((8, 15, 30, 70)):
+        write_stay(tmp_path / f"set_A/well{number}.psv", hours)
+    for number, hours in enumerate((12, 25)):
+        write_stay(tmp_path / f"set_B/well{number}.psv", hours)
+    return tmp_path
+
+
+def write_mimic(folder: Path, stays: dict[str, list[dict[str, str]]], labels: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = "".join(f"{name}_timeseries.csv,{labels[name]}\n" for name in stays)
+    (folder / "listfile.csv").write_text(f"stay,y_true\n{listed}")
+    for name, rows in stays.items():
+        lines = [",".join(MIMIC_COLUMNS), *(",".join(row.get(c, "") for c in MIMIC_COLUMNS) for row in rows)]
+        (folder / f"{name}_timeseries.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def mimic(tmp_path: Path) -> Path:
+    rows = [
+        {"Hours": "0.5", "Heart Rate": "90", "Glascow coma scale total": "9.0"},
+        {"Hours": "0.7", "Heart Rate": "100"},
+        {"Hours": "1.0", "Capillary refill rate": "1.0"},
+        {"Hours": "5.2", "Heart Rate": "60"},
+        {"Hours": "49.0", "Heart Rate": "1"},
+    ]
+    write_mimic(
+        tmp_path / "train", {"7_episode1": rows, "7_episode2": []}, {"7_episode1": "1", "7_episode2": "0"}
+    )
+    write_mimic(tmp_path / "test", {"8_episode1": []}, {"8_episode1": "0"})
+    return tmp_path
+
+
+def column(table: tabular.Table, feature: str) -> np.ndarray:
+    features = (*table.hospital_features, *table.device_features)
+    return np.concatenate([table.hospital, table.device], axis=-1)[..., features.index(feature)]
+
+
+def test_breast_cancer_needs_no_files():
+    table = tabular.read_breast_cancer(Path("nowhere"))
+
+    assert table.hospital.shape == table.device.shape == (569, 15)
+    assert not set(table.hospital_features) & set(table.device_features)
+    assert table.classes == ("malignant", "benign")
+
+
+def test_a_heartbeat_is_cut_into_its_first_and_its_last_half(tmp_path):
+    rows = np.column_stack([[1, 5], np.arange(280).reshape(2, 140)])
+    np.savetxt(tmp_path / "ECG5000_TRAIN.tsv", rows, delimiter="\t")
+    np.savetxt(tmp_path / "ECG5000_TEST.tsv", rows[:1], delimiter="\t")
+
+    table = tabular.read_ecg5000(tmp_path)
+
+    assert table.hospital.shape == table.device.shape == (3, 70, 1)
+    assert table.hospital[1, :, 0].tolist() == list(range(140, 210))
+    assert table.device[1, :, 0].tolist() == list(range(210, 280))
+    assert table.labels.tolist() == [0, 4, 0]
+    assert table.test.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((2, 141)), "label = 0.0; valid is 1 to 5"),
+        (np.ones((2, 140)), "140 numbers a row; valid is 141"),
+    ],
+)
+def test_a_bad_heartbeat_file_is_named_with_what_is_valid(tmp_path, rows, message):
+    for part in ("TRAIN", "TEST"):
+        np.savetxt(tmp_path / f"ECG5000_{part}.tsv", rows, delimiter="\t")
+
+    with pytest.raises(ValueError, match=f"ECG5000_TRAIN.tsv: .*{message}"):
+        tabular.read_ecg5000(tmp_path)
+
+
+def esr_file(folder: Path, rows: list[str]) -> None:
+    (folder / "data.csv").write_text(
+        "\n".join(['"",' + ",".join(f"X{n}" for n in range(1, 179)) + ",y", *rows])
+    )
+
+
+def test_a_second_of_eeg_is_cut_into_89_and_89(tmp_path):
+    numbers = ",".join(map(str, range(178)))
+    esr_file(tmp_path, [f"X21.V1.791,{numbers},4", f"X2.V1.791,{numbers},4", f"X2.V1.791,{numbers},1"])
+
+    table = tabular.read_esr(tmp_path)
+
+    assert table.hospital[0, :, 0].tolist() == list(range(89))
+    assert table.device[0, :, 0].tolist() == list(range(89, 178))
+    assert table.labels.tolist() == [3, 3, 0]
+
+
+def test_a_recording_of_eeg_is_one_person_within_its_class(tmp_path):
+    numbers = ",".join(map(str, range(178)))
+    esr_file(tmp_path, [f"X21.V1.791,{numbers},4", f"X2.V1.791,{numbers},4", f"X3.V1.791,{numbers},1"])
+
+    people = tabular.read_esr(tmp_path).people
+
+    assert people[0] == people[1] != people[2]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("X1.V1.1," + "0," * 178 + "6", "label = 6.0; valid is 1 to 5"),
+        ("X1.V1.1," + "0," * 178 + "one", "a cell is no number"),
+        ("X1.V1.1,0,0,1", "row 2 has 4 cells; valid is 180"),
+    ],
+)
+def test_a_bad_row_of_eeg_is_named_with_what_is_valid(tmp_path, row, message):
+    esr_file(tmp_path, [row])
+
+    with pytest.raises(ValueError, match=f"data.csv: .*{message}"):
+        tabular.read_esr(tmp_path)
+
+
+def test_a_file_of_a_header_alone_is_an_error(tmp_path):
+    esr_file(tmp_path, [])
+
+    with pytest.raises(ValueError, match=r"data.csv: no rows below the header; valid is at least one"):
+        tabular.read_esr(tmp_path)
+
+
+SUPPORT2_HEADER = "sno,hospdead,meanbp,hrt,resp,temp,wblc,pafi,alb,bili,crea,sod,ph,glucose,bun,urine"
+
+
+def test_support2_has_vital_signs_on_the_device_and_laboratory_values_at_the_hospital(tmp_path):
+    rows = ["1,0, 97.0,69,22,36.0,6,,1,2,3,4,5,6,7,8", "2,1,43,112,34,34.6,17,98,,,,,,,,9"]
+    (tmp_path / "support2.csv").write_text("\n".join([SUPPORT2_HEADER, *rows]))
+
+    table = tabular.read_support2(tmp_path)
+
+    assert table.device.tolist()[0] == [97, 69, 22, 36]
+    assert table.hospital[1, [0, 1, 9]].tolist() == [17, 98, 9]
+    assert np.isnan(table.hospital[0, 1])
+    assert np.isnan(table.hospital[1, 2:9]).all()
+    assert table.labels.tolist() == [0, 1]
+
+
+def test_a_patient_without_any_vital_sign_is_left_out(tmp_path):
+    rows = ["1,0,97,69,22,36,6,7,1,2,3,4,5,6,7,8", "2,1,,,,,17,98,,,,,,,,9"]
+    (tmp_path / "support2.csv").write_text("\n".join([SUPPORT2_HEADER, *rows]))
+
+    assert tabular.read_support2(tmp_path).ids.tolist() == ["1"]
+
+
+def test_a_table_without_a_column_names_it(tmp_path):
+    (tmp_path / "support2.csv").write_text(SUPPORT2_HEADER.replace("resp", "breath"))
+
+    with pytest.raises(ValueError, match=r"support2.csv: no column 'resp'; the columns are sno, hospdead"):
+        tabular.read_support2(tmp_path)
+
+
+def test_septic_patients_and_their_controls_are_equally_many(sepsis):
+    table = tabular.read_sepsis2019(sepsis)
+
+    assert np.bincount(table.labels).tolist() == [3, 3]
+    assert len(set(table.ids)) == 6
+
+
+def test_a_control_is_of_the_case_s_hospital_and_taken_at_the_same_hour(sepsis):
+    table = tabular.read_sepsis2019(sepsis)
+
+    last_hour = table.device[:, -1, 0]
+    for case, control in zip(
+        np.flatnonzero(table.labels == 1), np.flatnonzero(table.labels == 0), strict=True
+    ):
+        assert table.ids[case][:5] == table.ids[control][:5]
+        assert last_hour[case] == last_hour[control]
+
+
+def test_the_hours_seen_end_before_the_first_that_is_labelled(sepsis):
+    table = tabular.read_sepsis2019(sepsis)
+
+    last_hour = dict(zip(table.ids.tolist(), table.device[:, -1, 0].tolist(), strict=True))
+
+    assert [last_hour[f"set_{case}"] for case in ("A/case10", "A/case60", "B/case20")] == [9, 59, 19]
+
+
+def test_at_most_the_last_48_hours_are_seen_and_shorter_stays_begin_later(sepsis):
+    table = tabular.read_sepsis2019(sepsis)
+    hours = dict(zip(table.ids.tolist(), table.device[..., 0], strict=True))
+
+    assert hours["set_A/case60"].tolist() == list(range(12, 60))
+    assert np.isnan(hours["set_A/case10"][:38]).all()
+    assert hours["set_A/case10"][38:].tolist() == list(range(10))
+
+
+def test_who_is_labelled_within_six_hours_is_left_out(sepsis):
+    assert "set_A/early" not in tabular.read_sepsis2019(sepsis).ids
+
+
+def test_a_case_without_a_control_is_left_out(sepsis):
+    write_stay(sepsis / "set_B/case40.psv", 50, onset=40)
+
+    assert "set_B/case40" not in tabular.read_sepsis2019(sepsis).ids
+
+
+def test_vital_signs_and_laboratory_values_are_kept_apart(sepsis):
+    table = tabular.read_sepsis2019(sepsis)
+
+    assert table.device.shape == (6, 48, 8)
+    assert table.hospital.shape == (6, 48, 26)
+    assert table.device_features == tuple(SEPSIS_COLUMNS[:8])
+    assert table.hospital_features == tuple(SEPSIS_COLUMNS[8:34])
+
+
+def test_the_controls_are_the_same_each_time(sepsis):
+    first, second = tabular.read_sepsis2019(sepsis), tabular.read_sepsis2019(sepsis)
+
+    assert first.ids.tolist() == second.ids.tolist()
+
+
+def test_a_sepsis_file_with_other_columns_is_named(sepsis):
+    path = sepsis / "set_A/case60.psv"
+    path.write_text(path.read_text().replace("|SepsisLabel", "|Label"))
+
+    with pytest.raises(ValueError, match=r"case60.psv: 41 columns, the last 'Label'; valid is 41"):
+        tabular.read_sepsis2019(sepsis)
+
+
+def test_a_sepsis_folder_without_a_case_is_an_error(tmp_path):
+    write_stay(tmp_path / "set_A/well.psv", 20)
+
+    with pytest.raises(ValueError, match="no patient turns septic after 6 hours"):
+        tabular.read_sepsis2019(tmp_path)
+
+
+def test_a_mimic_stay_is_48_hours_of_38_and_38_features(mimic):
+    table = tabular.read_mimic3(mimic)
+
+    assert table.hospital.shape == table.device.shape == (3, 48, 38)
+    assert table.labels.tolist() == [1, 0, 0]
+    assert table.test.tolist() == [False, False, True]
+    assert table.people.tolist() == ["7", "7", "8"]
+
+
+def test_a_mimic_value_is_the_last_of_its_hour_and_stays_until_the_next(mimic):
+    rate = column(tabular.read_mimic3(mimic), "Heart Rate")[0]
+
+    assert rate.tolist() == [100] * 5 + [60] * 43
+
+
+def test_a_mimic_value_never_measured_is_the_normal_one(mimic):
+    table = tabular.read_mimic3(mimic)
+
+    assert set(column(table, "pH").ravel()) == {np.float32(7.4)}
+    assert column(table, "Glascow coma scale verbal response = 5 Oriented").min() == 1
+
+
+def test_a_mimic_mask_tells_in_which_hours_a_value_was_measured(mimic):
+    table = tabular.read_mimic3(mimic)
+
+    assert np.flatnonzero(column(table, "Heart Rate measured")[0]).tolist() == [0, 5]
+    assert np.flatnonzero(column(table, "Capillary refill rate measured")[0]).tolist() == [0]
+    assert column(table, "pH measured").max() == 0
+
+
+def test_a_mimic_category_is_one_column_of_its_variable(mimic):
+    table = tabular.read_mimic3(mimic)
+    total = [name for name in (*table.hospital_features, *table.device_features) if "total = " in name]
+
+    assert column(table, "Glascow coma scale total = 9")[0].tolist() == [1] * 48
+    assert sum(column(table, name) for name in total).tolist() == [[1] * 48] * 3
+
+
+def test_mimic_categories_and_masks_are_flags(mimic):
+    table = tabular.read_mimic3(mimic)
+
+    assert len(table.flags) == 76 - 12
+    assert "Heart Rate" not in table.flags
+
+
+def test_an_unknown_mimic_category_is_named_with_what_is_valid(mimic):
+    path = mimic / "train/7_episode1_timeseries.csv"
+    path.write_text(path.read_text().replace("9.0", "99"))
+
+    with pytest.raises(
+        ValueError, match=r"7_episode1.*Glascow coma scale total = '99'; valid is one of 11, 10"
+    ):
+        tabular.read_mimic3(mimic)

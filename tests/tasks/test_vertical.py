@@ -1,0 +1,518 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.tasks.datasets import DatasetNotFound
+from hedgerow.tasks.tabular import _MIMIC_VARIABLES
+from hedgerow.tasks.vertical import (
+    ImageCut,
+    VerticalDataset,
+    group_split,
+    load_vertical,
+    match_ids,
+)
+
+SUPPORT2_COLUMNS = "sno,hospdead,meanbp,hrt,resp,temp,wblc,pafi,alb,bili,crea,sod,ph,glucose,bun,urine"
+OWN_DATA = """
+import numpy as np
+from hedgerow.tasks.vertical import VerticalDataset
+
+def load(data_dir):
+    x, y = np.ones((2, 3), np.float32), np.array([0, 1])
+    return VerticalDataset(f"own at {data_dir}", x, x, y, np.array(["a", "b"]),
+                           x, x, y, np.array(["c", "d"]), ("no", "yes"))
+
+def wrong(data_dir):
+    return [1, 2]
+"""
+ESR_LABELS = np.repeat(np.arange(5), 1840)
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("HEDGEROW_DATA_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def small() -> VerticalDataset:
+    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])
+    train, test = np.array(["a", "b", "c", "d"]), np.array(["e", "f"])
+    return VerticalDataset("small", x, x[:, :2], y, train, x[:2], x[:2, :2], y[:2], test, ("no", "yes"))
+
+
+def write_support2(folder: Path, seed: int = 0, changed: dict[str, float] | None = None) -> None:
+    """Write 50 patients, some of whose values are missing; all values of a changed one are one number."""
+    rng = np.random.default_rng(seed)
+    values = rng.normal(50, 10, (50, 14))
+    missing = rng.random((50, 14)) < 0.2
+    missing[:, [0, 4]] = False
+    lines = [SUPPORT2_COLUMNS]
+    for patient in range(50):
+        cells = np.where(missing[patient], "", values[patient].round(4).astype(str)).tolist()
+        if changed and str(patient) in changed:
+            cells = [str(changed[str(patient)])] * 14
+        lines.append(f"{patient},{patient % 2}," + ",".join(cells))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "support2.csv").write_text("\n".join(lines))
+
+
+def write_sepsis(folder: Path, patients: int = 10) -> None:
+    """Write as many septic patients as others; HR is the hour, measured in even hours from the second."""
+    for number in range(2 * patients):
+        lines = [
+            "|".join(
+                [*(f"v{n}" for n in range(8)), *(f"lab{n}" for n in range(26)), *"ABCDEF", "SepsisLabel"]
+            )
+        ]
+        for hour in range(20):
+            cells = ["NaN"] * 41
+            cells[0] = str(hour) if hour % 2 == 0 and hour >= 2 else "NaN"
+            cells[9] = str(number)
+            cells[-1] = str(int(number < patients and hour >= 12))
+            lines.append("|".join(cells))
+        path = folder / f"set_{'AB'[number % 2]}" / f"p{number}.psv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines))
+
+
+def write_mimic(folder: Path, **parts: list[str]) -> None:
+    """Write stays whose heart rate is measured once: 60 and 20 more for each patient's number."""
+    columns = ["Hours", *_MIMIC_VARIABLES]
+    for part, stays in parts.items():
+        (folder / part).mkdir()
+        listed = "".join(f"{stay}_timeseries.csv,0\n" for stay in stays)
+        (folder / part / "listfile.csv").write_text("stay,y_true\n" + listed)
+        for stay in stays:
+            row = dict.fromkeys(columns, "") | {"Hours": "1", "Heart Rate": str(60 + 20 * int(stay[0]))}
+            lines = [",".join(columns), ",".join(row.values())]
+            (folder / part / f"{stay}_timeseries.csv").write_text("\n".join(lines))
+
+
+def write_organs(path: Path, **changed: np.ndarray) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, count in (("train", 22), ("val", 3), ("test", 11)):
+        arrays[f"{part}_images"] = rng.integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        arrays[f"{part}_labels"] = (np.arange(count) % 11).astype(np.uint8)[:, None]
+    arrays |= changed
+    np.savez(path, **arrays)
+    return arrays
+
+
+def test_the_default_set_needs_no_download():
+    data = load_vertical("breast-cancer")
+
+    assert data.hospital_train.shape == data.device_train.shape == (456, 15)
+    assert len(data.hospital_test) == len(data.device_test) == len(data.y_test) == 113
+    assert data.num_classes == 2
+
+
+def test_a_set_is_the_same_object_when_asked_again():
+    assert load_vertical("breast-cancer") is load_vertical("breast-cancer")
+
+
+def test_every_class_gives_a_fifth_to_the_test_set():
+    data = load_vertical("breast-cancer")
+
+    assert np.bincount(data.y_train).tolist() == [170, 286]
+    assert np.bincount(data.y_test).tolist() == [42, 71]
+
+
+def test_each_party_s_features_have_the_training_set_s_mean_0_and_deviation_1():
+    data = load_vertical("breast-cancer")
+
+    for x in (data.hospital_train, data.device_train):
+        np.testing.assert_allclose(x.mean(axis=0, dtype=np.float64), 0, atol=1e-6)
+        np.testing.assert_allclose(x.std(axis=0, dtype=np.float64), 1, atol=1e-5)
+
+
+def test_no_test_sample_moves_the_training_set(tmp_path):
+    write_support2(tmp_path / "one/support2")
+    one = load_vertical("support2", tmp_path / "one")
+    write_support2(tmp_path / "two/support2", changed={name: 1e6 for name in one.ids_test})
+
+    two = load_vertical("support2", tmp_path / "two")
+
+    assert np.array_equal(one.hospital_train, two.hospital_train)
+    assert np.array_equal(one.device_train, two.device_train)
+    assert two.device_test.min() > 1000
+
+
+def test_a_missing_value_of_a_table_is_the_training_set_s_median(tmp_path):
+    write_support2(tmp_path / "support2")
+    cells = [line.split(",") for line in (tmp_path / "support2/support2.csv").read_text().splitlines()[1:]]
+    missing = {row[0]: row[3] == "" for row in cells}
+
+    data = load_vertical("support2", tmp_path)
+
+    train_missing = np.array([missing[name] for name in data.ids_train])
+    test_missing = np.array([missing[name] for name in data.ids_test])
+    median = np.median(data.device_train[~train_missing, 1])
+    np.testing.assert_array_equal(data.device_train[train_missing, 1], median)
+    np.testing.assert_array_equal(data.device_test[test_missing, 1], median)
+
+
+def test_a_feature_that_nobody_measured_becomes_zeros(tmp_path):
+    write_support2(tmp_path / "support2")
+    path = tmp_path / "support2/support2.csv"
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *(",".join([*row.split(",")[:-1], ""]) for row in rows)]))
+
+    data = load_vertical("support2", tmp_path)
+
+    assert not data.hospital_train[:, -1].any()
+    assert not data.hospital_test[:, -1].any()
+
+
+def test_a_series_keeps_its_last_value_and_a_mask_tells_what_was_measured(tmp_path):
+    write_sepsis(tmp_path / "sepsis2019")
+
+    data = load_vertical("sepsis2019", tmp_path)
+
+    rate, measured = data.device_train[0, -12:, 0], data.device_train[0, -12:, 8]
+    assert measured.tolist() == [0, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
+    assert rate[:2].tolist() == [0, 0]
+    assert np.array_equal(rate[2::2], rate[3::2])
+    assert (np.diff(rate[2::2]) > 0).all()
+
+
+def test_a_series_is_scaled_by_what_was_measured(tmp_path):
+    write_sepsis(tmp_path / "sepsis2019")
+
+    data = load_vertical("sepsis2019", tmp_path)
+
+    seen = data.device_train[..., 0][data.device_train[..., 8] == 1]
+    assert seen.mean() == pytest.approx(0, abs=1e-6)
+    assert seen.std() == pytest.approx(1, abs=1e-6)
+
+
+def test_masks_have_names_beside_the_features(tmp_path):
+    write_sepsis(tmp_path / "sepsis2019")
+
+    data = load_vertical("sepsis2019", tmp_path)
+
+    assert data.device_train.shape[1:] == (48, 16)
+    assert data.hospital_train.shape[1:] == (48, 52)
+    assert data.device_features[8] == "v0 measured"
+
+
+def test_septic_patients_are_balanced_and_in_one_part_only(tmp_path):
+    write_sepsis(tmp_path / "sepsis2019")
+
+    data = load_vertical("sepsis2019", tmp_path)
+
+    assert np.bincount(data.y_train).tolist() == [8, 8]
+    assert np.bincount(data.y_test).tolist() == [2, 2]
+    assert not set(data.ids_train) & set(data.ids_test)
+
+
+def test_no_recording_of_eeg_is_in_both_parts(tmp_path):
+    rows = [
+        f"X{second}.V1.{recording}," + ",".join(["1"] * 178) + f",{1 + recording % 5}"
+        for recording in range(50)
+        for second in range(23)
+    ]
+    (tmp_path / "data.csv").write_text("\n".join([",".join(["c"] * 180), *rows]))
+
+    data = load_vertical("esr", tmp_path)
+
+    recordings = [{name.split(".")[2] for name in ids} for ids in (data.ids_train, data.ids_test)]
+    assert not recordings[0] & recordings[1]
+    assert np.bincount(data.y_train).tolist() == [8 * 23] * 5
+    assert np.bincount(data.y_test).tolist() == [2 * 23] * 5
+
+
+def test_a_person_in_both_of_the_owners_parts_is_an_error(tmp_path):
+    write_mimic(tmp_path, train=["7_episode1"], test=["7_episode2"])
+
+    with pytest.raises(ValueError, match="person '7' is in training and test set; valid is one of them"):
+        load_vertical("mimic3", tmp_path)
+
+
+def test_a_flag_of_mimic_is_not_scaled_and_a_number_is(tmp_path):
+    write_mimic(tmp_path, train=["1_episode1", "2_episode1"], test=["3_episode1"])
+
+    data = load_vertical("mimic3", tmp_path)
+
+    rate, measured = (data.device_features.index(name) for name in ("Heart Rate", "Heart Rate measured"))
+    assert set(data.device_train[..., measured].ravel()) == {0, 1}
+    np.testing.assert_allclose(data.device_train[:, 0, rate], [-1, 1], atol=1e-6)
+    assert data.hospital_train.shape[1:] == data.device_train.shape[1:] == (48, 38)
+
+
+@pytest.mark.parametrize("owner", ["hospital", "device"])
+def test_the_two_parties_pixels_are_disjoint_and_cover_the_image(owner):
+    hospital, device = ImageCut(centre_owner=owner).masks(28, 28)
+
+    assert not (hospital & device).any()
+    assert (hospital | device).all()
+    assert sorted([hospital.sum(), device.sum()]) == [300, 484]
+    assert (hospital.sum() == 484) == (owner == "hospital")
+
+
+def test_a_party_s_canvas_is_zero_where_it_sees_nothing():
+    data = load_vertical("mnist-5k")
+
+    hospital, device = ImageCut().masks(28, 28)
+    assert data.hospital_train.shape == data.device_train.shape == (4000, 1, 28, 28)
+    assert not data.hospital_train[..., device].any()
+    assert not data.device_train[..., hospital].any()
+    assert abs(data.hospital_train).max() == 1
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_the_full_sets_of_28x28_images_are_cut_as_well(write_idx_set, tmp_path, name):
+    x_train, y_train, _, _ = write_idx_set(tmp_path / name)
+
+    data = load_vertical(name, tmp_path)
+
+    pixels = (data.hospital_train + data.device_train + 1) * 127.5
+    np.testing.assert_allclose(pixels[:, 0], x_train, atol=1e-3)
+    assert data.y_train.tolist() == y_train.tolist()
+    assert data.ids_test[0] == "test-0"
+
+
+def test_the_two_canvases_together_are_the_image(tmp_path):
+    arrays = write_organs(tmp_path / "organamnist.npz")
+
+    data = load_vertical("organamnist", tmp_path, ImageCut(size=10, offset=4, centre_owner="device"))
+
+    pixels = (data.hospital_test + data.device_test + 1) * 127.5
+    np.testing.assert_allclose(pixels[:, 0], arrays["test_images"], atol=1e-3)
+    assert data.y_train.tolist() == arrays["train_labels"].ravel().tolist()
+    assert data.num_classes == 11
+
+
+def test_an_organ_file_without_an_array_names_it(tmp_path):
+    np.savez(tmp_path / "organamnist.npz", train_images=np.zeros((1, 28, 28), np.uint8))
+
+    with pytest.raises(ValueError, match="no array train_labels, test_images, test_labels"):
+        load_vertical("organamnist", tmp_path)
+
+
+def test_an_organ_file_of_other_pixels_is_named(tmp_path):
+    write_organs(tmp_path / "organamnist.npz", test_images=np.zeros((11, 28, 28)))
+
+    with pytest.raises(ValueError, match=r"test_images is float64 of shape .* valid is uint8"):
+        load_vertical("organamnist", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "size = 0; valid is an integer >= 1"),
+        ({"offset": -1}, "offset = -1; valid is an integer >= 0"),
+        ({"centre_owner": "edge"}, "centre_owner = 'edge'; valid is hospital or device"),
+    ],
+)
+def test_a_bad_cut_is_named_with_what_is_valid(change, message):
+    with pytest.raises(ValueError, match=message):
+        ImageCut(**change)
+
+
+@pytest.mark.parametrize("cut", [ImageCut(size=26, offset=3), ImageCut(size=28, offset=0)])
+def test_a_square_that_does_not_fit_is_an_error(cut):
+    with pytest.raises(ValueError, match="valid is a square within 28x28, not all of it"):
+        cut.masks(28, 28)
+
+
+def test_an_unknown_set_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"dataset = 'mimic'; valid is one of breast-cancer, ecg5000"):
+        load_vertical("mimic")
+
+
+def test_a_set_that_is_not_there_tells_where_it_was_looked_for(tmp_path):
+    with pytest.raises(DatasetNotFound, match=rf"{tmp_path}/sepsis2019: no set_A, set_B(.|\n)*To get it"):
+        load_vertical("sepsis2019", tmp_path)
+
+
+def test_without_a_data_folder_the_message_tells_how_to_give_one():
+    with pytest.raises(DatasetNotFound, match="set data-dir or the variable HEDGEROW_DATA_DIR"):
+        load_vertical("esr")
+
+
+def test_the_data_folder_can_come_from_the_environment(tmp_path, monkeypatch):
+    write_support2(tmp_path / "support2")
+    monkeypatch.setenv("HEDGEROW_DATA_DIR", str(tmp_path))
+
+    assert load_vertical("support2").name == "support2"
+
+
+def test_a_user_s_own_set_plugs_in_by_import_path(write_module, tmp_path):
+    write_module("own_vertical", OWN_DATA)
+
+    assert load_vertical("own_vertical:load", tmp_path).name == f"own at {tmp_path}"
+
+
+def test_a_user_s_function_must_return_a_vertical_set(write_module):
+    write_module("own_vertical_wrong", OWN_DATA)
+
+    with pytest.raises(ValueError, match="returned a list; valid is a VerticalDataset"):
+        load_vertical("own_vertical_wrong:wrong")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": ("no",)}, "classes is .*valid is at least 2 different names"),
+        ({"classes": ("no", "no")}, "classes is .*valid is at least 2 different names"),
+        ({"y_train": np.array([0, 1, 2, 0])}, r"y_train is 0..2; valid is 0..1"),
+        ({"y_train": np.zeros(4)}, "y_train is float64 of shape .*valid is a non-empty int64 array"),
+        ({"hospital_train": np.zeros((3, 3), np.float32)}, r"hospital_train is .*float32 array \(4, ...\)"),
+        ({"device_test": np.zeros((2, 2))}, r"device_test is float64 .*float32 array \(2, ...\)"),
+        ({"device_train": np.full((4, 2), np.nan, np.float32)}, "device_train is NaN or infinite"),
+        (
+            {"device_test": np.zeros((2, 5), np.float32)},
+            r"device_test is of samples \(5,\); valid is .*\(2,\)",
+        ),
+        ({"ids_train": np.array(["a", "a", "b", "c"])}, "ids_train is 'a' 2 times; valid is each id once"),
+        ({"ids_train": np.arange(4)}, r"ids_train is int64 .*valid is a str array of shape \(4,\)"),
+        ({"ids_test": np.array(["d", "e"])}, "ids_test is 'd' also in ids_train"),
+        ({"hospital_features": ("one",)}, "hospital_features is 1 names; valid is 3 names, or none"),
+    ],
+)
+def test_a_bad_field_is_named_with_what_is_valid(small, change, message):
+    with pytest.raises(ValueError, match=f"data set 'small': {message}"):
+        replace(small, **change)
+
+
+schemes = st.sampled_from(["iid", "pairs(6, 2)", "pairs(4, 0)", "rates(1)", "rates(0.1)", "rates(100)"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    scheme=schemes,
+    labels=st.lists(st.integers(0, 4), min_size=40, max_size=90).filter(lambda labels: len(set(labels)) > 1),
+    num_groups=st.integers(1, 5),
+    seed=st.integers(0, 100),
+    samples_per_device=st.integers(1, 7),
+)
+def test_groups_are_disjoint_equally_large_and_cover_what_they_may(
+    scheme, labels, num_groups, seed, samples_per_device
+):
+    split = group_split(scheme, np.array(labels), num_groups, seed, samples_per_device)
+
+    size = {"pairs(6, 2)": 8, "pairs(4, 0)": 4}.get(scheme, len(labels) // num_groups)
+    dealt = np.concatenate(split.groups)
+    assert [len(group) for group in split.groups] == [size] * num_groups
+    assert np.unique(dealt).size == dealt.size
+    assert dealt.min() >= 0
+    assert dealt.max() < len(labels)
+    for group, devices in zip(split.groups, split.devices, strict=True):
+        assert np.array_equal(np.concatenate(devices), group)
+        assert all(len(device) == samples_per_device for device in devices[:-1])
+        assert 1 <= len(devices[-1]) <= samples_per_device
+
+
+@pytest.mark.parametrize("scheme", ["iid", "pairs(700, 220)", "rates(1)"])
+def test_the_same_seed_gives_the_same_groups(scheme):
+    one, two, other = (group_split(scheme, ESR_LABELS, 10, seed) for seed in (3, 3, 4))
+
+    assert all(map(np.array_equal, one.groups, two.groups))
+    assert not all(map(np.array_equal, one.groups, other.groups))
+
+
+def test_a_device_has_one_sample_as_in_the_paper():
+    split = group_split("iid", ESR_LABELS, 10, 0)
+
+    assert all(len(device) == 1 for devices in split.devices for device in devices)
+    assert [len(devices) for devices in split.devices] == [920] * 10
+
+
+def test_the_paper_s_esr_groups_use_every_pair_of_classes_and_every_sample():
+    split = group_split("pairs(700, 220)", ESR_LABELS, 10, 0)
+    counts = np.array([np.bincount(ESR_LABELS[group], minlength=5) for group in split.groups])
+
+    assert np.unique(np.concatenate(split.groups)).size == 9200
+    assert np.array_equal(np.sort(counts, axis=1), [[73, 73, 74, 350, 350]] * 10)
+    assert len({tuple(np.flatnonzero(row == 350)) for row in counts}) == 10
+
+
+def test_two_labels_dominate_the_paper_s_organ_groups():
+    totals = [1956, 1390, 1357, 1474, 3963, 3817, 6164, 3919, 3929, 3031, 3581]
+    labels = np.repeat(np.arange(11), totals)
+
+    split = group_split("pairs(3000, 458)", labels, 10, 0)
+
+    assert [len(group) for group in split.groups] == [3458] * 10
+    assert min(split.dominance(labels)) >= 3000 / 3458
+
+
+def test_a_minority_is_spread_over_the_classes_outside_the_pair():
+    labels = np.repeat(np.arange(10), 400)
+
+    split = group_split("pairs(200, 80)", labels, 10, 0)
+
+    for group in split.groups:
+        minor = np.sort(np.bincount(labels[group], minlength=10))[:-2]
+        assert minor.max() - minor.min() <= 20
+
+
+@pytest.mark.parametrize("concentration", [0.01, 1, 100])
+def test_every_group_has_both_labels_whatever_its_rates(concentration):
+    labels = np.repeat([0, 1], [1270, 198])
+
+    split = group_split(f"rates({concentration})", labels, 10, 0)
+
+    assert all(np.unique(labels[group]).size == 2 for group in split.groups)
+
+
+def test_a_small_concentration_skews_the_rates_and_a_large_one_does_not():
+    labels = np.repeat([0, 1], [8000, 2000])
+
+    spreads = [
+        np.std(
+            [labels[group].mean() for group in group_split(f"rates({concentration})", labels, 10, 0).groups]
+        )
+        for concentration in (1, 10_000)
+    ]
+
+    assert spreads[0] > 0.1
+    assert spreads[1] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("shards(2)", np.zeros(9, int), 2, 0), r"partition = 'shards\(2\)'; valid is iid, pairs"),
+        (("iid(3)", np.zeros(9, int), 2, 0), r"partition = 'iid\(3\)'; valid is iid, pairs"),
+        (("pairs(3, 2)", np.arange(9), 1, 0), r"partition = 'pairs\(3, 2\)'.*n_major even"),
+        (("pairs(nan, 2)", np.arange(9), 1, 0), r"partition = 'pairs\(nan, 2\)'"),
+        (("pairs(4, a)", np.arange(9), 1, 0), r"partition = 'pairs\(4, a\)'"),
+        (("pairs(4, 2)", np.arange(9), 2, 0), r"2 groups of 6 samples; valid is at most 9 samples"),
+        (("pairs(4, 2)", np.zeros(9, int), 1, 0), r"at least 2 classes \(there are 1\)"),
+        (("rates(0)", np.arange(9), 1, 0), r"partition = 'rates\(0\)'"),
+        (("iid", np.arange(9), 10, 0), "num-groups = 10; valid is 1 to 9 samples"),
+        (("iid", np.zeros((3, 3), int), 1, 0), r"labels has shape \(3, 3\); valid is \(N,\)"),
+        (("iid", np.arange(9), 3, -1), "seed = -1; valid is an integer >= 0"),
+        (("iid", np.arange(9), 3, 0, 0), "samples-per-device = 0; valid is an integer >= 1"),
+    ],
+)
+def test_a_bad_split_is_named_with_what_is_valid(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        group_split(*arguments)
+
+
+@settings(deadline=None, max_examples=30)
+@given(held=st.lists(st.text("abc-1", min_size=1), min_size=1, unique=True), data=st.data())
+def test_rows_of_two_parties_meet_by_sample_id(held, data):
+    wanted = data.draw(st.lists(st.sampled_from(held)))
+
+    places = match_ids(wanted, held)
+
+    assert [held[place] for place in places] == wanted
+
+
+def test_an_id_that_a_party_does_not_hold_is_named():
+    with pytest.raises(ValueError, match="wanted has 'x' and 1 more; valid are ids among the 2 held"):
+        match_ids(["a", "x", "y"], ["a", "b"])
+
+
+def test_an_id_held_twice_is_an_error():
+    with pytest.raises(ValueError, match="held has 1 ids twice; valid is each id once"):
+        match_ids(["a"], ["a", "a"])
