@@ -1,0 +1,178 @@
+"""The constants of HSGD's theory from a short run, with what they assume.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning": F(theta^0), rho and delta of Theorem 1.
+Differs: the paper says no more than that some steps of pre-training give them; the estimators are ours. They
+need gradients of the models' sizes and scalars from a node, never its data.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Estimates", "estimate", "gradient_variance", "secant_smoothness"]
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """The constants of the bound, and what they rest on.
+
+    Parameters
+    ----------
+    F0 : float
+        F of the initial global model over all training samples, finite.
+    rho : float
+        Lipschitz constant of the gradients, > 0.
+    delta : float
+        Square root of the bound on a stochastic partial gradient's variance, >= 0.
+    final_loss : float (default: 0)
+        E[F] after T iterations, < F0. Nobody knows it before; the paper takes 0.
+    assumed : tuple[str, ...] (default: ())
+        What was taken for granted, one sentence each, for the user who reads the plan.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    F0: float
+    rho: float
+    delta: float
+    final_loss: float = 0.0
+    assumed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _real("F0", self.F0, "a finite number", True)
+        _real("rho", self.rho, "a finite number > 0", self.rho > 0)
+        _real("delta", self.delta, "a finite number >= 0", self.delta >= 0)
+        _real("final_loss", self.final_loss, f"a number < F0 = {self.F0!r}", self.final_loss < self.F0)
+
+    @property
+    def loss_gap(self) -> float:
+        """Delta F = F0 - final_loss."""
+        return self.F0 - self.final_loss
+
+
+def secant_smoothness(points: Array, gradients: Array) -> float:
+    """Return the largest slope of a gradient between consecutive points: a lower estimate of rho.
+
+    Parameters
+    ----------
+    points : Array
+        Global models of a short run, (steps + 1, params), no two consecutive ones equal.
+    gradients : Array
+        Each group's full gradient at them, (steps + 1, groups, params).
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, a value is not finite, or two consecutive points are equal.
+    """
+    if points.ndim != 2 or len(points) < 2:
+        raise ValueError(f"points has shape {points.shape}; valid is (steps + 1, params) with steps >= 1")
+    if gradients.ndim != 3 or gradients.shape[::2] != points.shape or gradients.shape[1] < 1:
+        raise ValueError(
+            f"gradients has shape {gradients.shape}; valid is (steps + 1, groups, params) "
+            f"for points {points.shape}"
+        )
+    moves = np.linalg.norm(np.diff(points, axis=0), axis=-1)  # (steps,)
+    slopes = np.linalg.norm(np.diff(gradients, axis=0), axis=-1) / _moving(moves)[:, None]  # (steps, groups)
+    _finite("gradients", slopes)
+    return float(slopes.max())
+
+
+def _moving(moves: Array) -> Array:
+    _finite("points", moves)
+    if not moves.all():
+        raise ValueError("points has two consecutive equal rows; valid is a run that moves at every step")
+    return moves
+
+
+def gradient_variance(draws: Array, gradient: Array) -> float:
+    """Return the mean of ||g - gradient||^2 over draws of a stochastic partial gradient, V of one block.
+
+    Parameters
+    ----------
+    draws : Array
+        (draws, params): over batches for the head and the hospital's encoder, over single devices for
+        the devices'.
+    gradient : Array
+        (params,): the *global* objective's, so that groups that differ show as a larger variance.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit or a value is not finite.
+    """
+    if draws.ndim != 2 or len(draws) < 1 or draws.shape[1:] != gradient.shape:
+        raise ValueError(
+            f"draws has shape {draws.shape}; valid is (draws, params) for gradient {gradient.shape}"
+        )
+    squares = ((draws - gradient) ** 2).sum(axis=-1)
+    _finite("draws", squares)
+    return float(squares.mean())
+
+
+def estimate(
+    F0: float,
+    points: Array,
+    gradients: Array,
+    variances: Array,
+    *,
+    final_loss: float | None = None,
+    aggregate: Literal["max", "mean"] = "max",
+) -> Estimates:
+    """Return the constants that a short run with P = Q = 1 shows, with what they assume.
+
+    Parameters
+    ----------
+    F0 : float
+        F of the initial model over all training samples, > ``final_loss``.
+    points, gradients : Array
+        As in ``secant_smoothness``.
+    variances : Array
+        ``gradient_variance`` by step, group and block, (..., 3), >= 0.
+    final_loss : float | None (default: None)
+        E[F] at the end, where known; None is 0.
+    aggregate : "max" or "mean" (default: "max")
+        What delta^2 is of the variances over steps and groups, each that of its largest block.
+
+    Raises
+    ------
+    ValueError
+        If a shape or a number is out of range.
+    """
+    if aggregate not in ("max", "mean"):
+        raise ValueError(f"aggregate is {aggregate!r}; valid is 'max' or 'mean'")
+    if variances.ndim < 1 or variances.shape[-1] != 3 or variances.size == 0:
+        raise ValueError(
+            f"variances has shape {variances.shape}; valid is (..., 3), one a block of the model"
+        )
+    if not (np.isfinite(variances).all() and (variances >= 0).all()):
+        raise ValueError("variances has an entry that is negative or not finite; valid is >= 0")
+    rho = secant_smoothness(points, gradients)
+    worst = variances.max(axis=-1)
+    delta2 = float(worst.max() if aggregate == "max" else worst.mean())
+    assumed = (
+        f"rho is the largest of {len(points) - 1} secants of {gradients.shape[1]} groups: a lower estimate",
+        f"delta^2 is the {aggregate} over steps and groups, against the global gradient",
+        "the groups are iid, as the theorem asks",
+        *(("E[F] after the run is 0",) if final_loss is None else ()),
+    )
+    return Estimates(F0, rho, math.sqrt(delta2), final_loss or 0.0, assumed)
+
+
+def _finite(key: str, values: Array) -> None:
+    if not np.isfinite(values).all():
+        raise ValueError(f"{key} has an entry that is not finite; valid are finite numbers")
+
+
+def _real(key: str, value: float, valid: str, holds: bool) -> None:
+    if not (math.isfinite(value) and holds):
+        raise ValueError(f"{key} is {value!r}; valid is {valid}")
