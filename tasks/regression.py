@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_svmlight_file
 
 from .datasets import load
 
@@ -159,6 +158,9 @@ def binary_libsvm(
     """
     if not Path(path).is_file():
         raise ValueError(f"path is {os.fspath(path)!r}, which is no file; valid is a file in LIBSVM's format")
+    # Here, not above: importing scikit-learn takes a second and a half of every start.
+    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415
+
     x, y = load_svmlight_file(os.fspath(path), n_features=n_features, dtype=np.float64)
     labels = np.unique(y)
     if labels.size != 2:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer
 
 __all__ = [
     "Table",
@@ -156,6 +155,9 @@ def read_breast_cancer(_folder: Path) -> Table:
     Each of ten properties has a mean, an error and a worst value. The device has the first five properties
     (the size and outline of the nuclei), the hospital the last five (their shape).
     """
+    # Here, not above: importing scikit-learn takes a second and a half of every start.
+    from sklearn.datasets import load_breast_cancer  # noqa: PLC0415
+
     bunch = load_breast_cancer()
     features = np.asarray(bunch.feature_names)
     at_hospital = np.arange(features.size) % 10 >= 5
