@@ -111,7 +111,7 @@ def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Setting
 def read_settings(
     run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]
 ) -> dict[str, Any]:
-    """Return every setting's value.
+    """Return every setting's value; the engine's own keys, ``fault-…``, may stand beside the app's.
 
     Raises
     ------
@@ -132,6 +132,7 @@ def read_settings(
     problems += [
         f"{key} = {run_config[key]!r} is not a setting of this app; there are: {', '.join(sorted(settings))}"
         for key in sorted(set(run_config) - set(settings))
+        if not key.startswith("fault-")
     ]
     if problems:
         raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))

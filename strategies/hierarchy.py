@@ -21,12 +21,11 @@ from hedgerow.strategies.federation import Federation, FederationOptions, at_lea
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.sd_feel_theory import Scheme, System, inter_seconds, preset, round_seconds
 from hedgerow.wire.clock import Clock
+from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import Layout, payload_bytes
 
 __all__ = ["ClusteredOptions", "ClusteredStrategy", "cluster_means", "contiguous_clusters"]
-
-_RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class ClusteredOptions(FederationOptions, total=False):
@@ -404,10 +403,9 @@ class ClusteredStrategy(Strategy):
 
     def _gossiped_columns(self) -> NDArray[np.bool_]:
         layout, models = self._trained()
-        columns = np.ones(models.shape[1], bool)
-        for (key, where), dtype in zip(layout.slices.items(), layout.dtypes, strict=True):
-            if key.endswith(_RUNNING_STATISTICS) or np.dtype(dtype).kind != "f":
-                columns[where] = False
+        columns = np.zeros(models.shape[1], bool)
+        for key in compressed_keys(layout):
+            columns[layout.slices[key]] = True
         return columns
 
     def _round_seconds(self, server_round: int) -> float:

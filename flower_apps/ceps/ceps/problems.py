@@ -18,7 +18,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from hedgerow.clients.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
-from hedgerow.tasks import build_model, federated
+from hedgerow.tasks import FederatedData, build_model, federated
 from hedgerow.tasks.regression import LinearData, binary_images, binary_libsvm, linear_part
 
 __all__ = ["PROBLEM_KEYS", "Key", "dimension", "key_of", "network_accuracy", "node_problem", "problem"]
@@ -113,13 +113,7 @@ def problem(key: Key, node: int) -> Problem:
             x, y = _binary(key)[node]
             return LogisticRegression(x, y, values["l2"])
         case _:
-            images = federated(
-                values["dataset"],
-                values["partition"],
-                values["num-clients"],
-                values["seed"],
-                values["data-dir"] or None,
-            )
+            images = _images(values)
             part = torch.from_numpy(images.parts[node])
             return FromInitial(TorchProblem(_network(key), images.x[part], images.y[part]), _initial(key))
 
@@ -143,16 +137,20 @@ def _binary(key: Key) -> list[Any]:
     )
 
 
-@lru_cache(maxsize=2)
-def _network(key: Key) -> torch.nn.Module:
-    values = dict(key)
-    data = federated(
+def _images(values: Mapping[str, Any]) -> FederatedData:
+    return federated(
         values["dataset"],
         values["partition"],
         values["num-clients"],
         values["seed"],
         values["data-dir"] or None,
-    ).dataset
+    )
+
+
+@lru_cache(maxsize=2)
+def _network(key: Key) -> torch.nn.Module:
+    values = dict(key)
+    data = _images(values).dataset
     return build_model(values["model"], data.input_shape, data.num_classes, values["seed"])
 
 
@@ -165,13 +163,7 @@ def network_accuracy(values: Mapping[str, Any], w: NDArray[np.float64]) -> float
     """Return the share of test images that the network changed by ``w`` gets right; None elsewhere."""
     if values["problem"] != "network":
         return None
-    data = federated(
-        values["dataset"],
-        values["partition"],
-        values["num-clients"],
-        values["seed"],
-        values["data-dir"] or None,
-    )
+    data = _images(values)
     key = key_of(values)
     model = deepcopy(_network(key))
     parameters = torch.from_numpy(_initial(key) + w).float()

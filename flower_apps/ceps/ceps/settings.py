@@ -101,9 +101,7 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
     SettingsError
         Naming every bad key, its value and what is valid.
     """
-    # The engine's own keys may stand beside the app's.
-    own = {key: value for key, value in run_config.items() if not key.startswith("fault-")}
-    values = read_settings(own, SETTINGS)
+    values = read_settings(run_config, SETTINGS)
     problems = [
         f"{low} = {values[low]}; valid is up to {high} = {values[high]}"
         for low, high in (("interval-low", "interval-high"), ("samples-low", "samples-high"))

@@ -60,9 +60,7 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
     SettingsError
         Naming every bad key, its value and what is valid.
     """
-    # The engine's own keys may stand beside the app's.
-    own = {key: value for key, value in run_config.items() if not key.startswith("fault-")}
-    values = read_settings(own, SETTINGS)
+    values = read_settings(run_config, SETTINGS)
     problems = []
     clients = values["num-clients"]
     group = {"sd-feel": "num-servers", "hierfavg": "num-servers", "feel": "clients-per-round"}
