@@ -7,6 +7,8 @@ from hedgerow.clients.decentralised import decentralised_client
 from hedgerow.clients.error_feedback import compress_reply, compressed
 from hedgerow.clients.factored_model import FactoredModel, wrap
 from hedgerow.clients.fedmud import fedmud_client
+from hedgerow.clients.hsgd import hsgd_client
+from hedgerow.clients.hsgd_party import Party
 from hedgerow.clients.local_task import TASK_TEXTS, LocalTask, global_task, local_task, resolve_device
 from hedgerow.clients.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
 from hedgerow.clients.proximal import parse_inner_lr
@@ -22,6 +24,7 @@ __all__ = [
     "LocalTask",
     "LocalWork",
     "LogisticRegression",
+    "Party",
     "Problem",
     "TorchProblem",
     "Trained",
@@ -32,6 +35,7 @@ __all__ = [
     "decentralised_client",
     "fedmud_client",
     "global_task",
+    "hsgd_client",
     "local_sgd",
     "local_task",
     "parse_inner_lr",

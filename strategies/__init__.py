@@ -9,6 +9,11 @@ from hedgerow.strategies.factored import FedHM, FedLMT, FedPara
 from hedgerow.strategies.fedbat import FedBAT
 from hedgerow.strategies.fedmud import FedMUD
 from hedgerow.strategies.gossip import Gossip, GossipMethod
+from hedgerow.strategies.hsgd import HSGD
+from hedgerow.strategies.hsgd_adaptive import Adaptive
+from hedgerow.strategies.hsgd_groups import PairingError
+from hedgerow.strategies.hsgd_noise import EmbeddingNoise
+from hedgerow.strategies.hsgd_probes import Probing
 from hedgerow.strategies.monitor import DivergenceError, Monitor
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
@@ -23,11 +28,14 @@ __all__ = [
     "DPDSGT",
     "DPSGD",
     "EF21P",
+    "HSGD",
     "TOPOLOGIES",
+    "Adaptive",
     "Compressed",
     "DFedAvgM",
     "DFedSAM",
     "DivergenceError",
+    "EmbeddingNoise",
     "FedAvg",
     "FedBAT",
     "FedHM",
@@ -43,7 +51,9 @@ __all__ = [
     "Mixing",
     "Monitor",
     "OneBitCode",
+    "PairingError",
     "Privacy",
+    "Probing",
     "Roster",
     "RosterError",
     "RoundEnd",

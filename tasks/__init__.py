@@ -2,19 +2,24 @@
 
 from .datasets import DATASETS, CatalogueEntry, Dataset, DatasetNotFound, catalogue, load
 from .federated import FederatedData, federated
+from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids
 from .images import SCALINGS
-from .metrics import CentralMetrics, Evaluation, evaluate
+from .metrics import (
+    CentralMetrics,
+    Evaluation,
+    SplitEvaluation,
+    evaluate,
+    evaluate_split,
+    logit_metrics,
+)
 from .models import MODELS, build_model, count_parameters, forward_macs
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
+from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model
 from .vertical import (
-    GROUP_SCHEMES,
     VERTICAL_DATASETS,
-    GroupSplit,
     ImageCut,
     VerticalDataset,
-    group_split,
     load_vertical,
-    match_ids,
 )
 
 __all__ = [
@@ -23,6 +28,7 @@ __all__ = [
     "MODELS",
     "SCALINGS",
     "SCHEMES",
+    "SPLIT_MODELS",
     "VERTICAL_DATASETS",
     "CatalogueEntry",
     "CentralMetrics",
@@ -33,18 +39,24 @@ __all__ = [
     "GroupSplit",
     "ImageCut",
     "Scheme",
+    "SplitEvaluation",
+    "SplitModel",
     "VerticalDataset",
     "build_model",
     "catalogue",
     "count_parameters",
     "evaluate",
+    "evaluate_split",
     "federated",
     "forward_macs",
     "group_split",
     "load",
     "load_vertical",
+    "logit_metrics",
     "match_ids",
     "parse_scheme",
     "partition",
+    "split_loss",
+    "split_model",
     "validate_scheme",
 ]

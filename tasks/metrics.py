@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from .federated import FederatedData
 from .modes import evaluating
+from .split_models import SplitModel, split_loss
 
-__all__ = ["CentralMetrics", "Evaluation", "evaluate"]
+__all__ = ["CentralMetrics", "Evaluation", "SplitEvaluation", "evaluate", "evaluate_split", "logit_metrics"]
 
 # Keys the draw of the training samples that a loss is taken over; the same in every run.
 _SAMPLE_SEED = 8
@@ -100,3 +101,112 @@ class CentralMetrics:
         train = evaluate(self.model, self.x, self.y)
         test = evaluate(self.model, self.data.x_test, self.data.y_test)
         return {"loss": train.loss, "test-loss": test.loss, "accuracy": test.accuracy}
+
+
+@dataclass(frozen=True)
+class SplitEvaluation:
+    """What a split model is worth on samples of which both parts are at hand.
+
+    Parameters
+    ----------
+    loss : float
+        Mean cross-entropy, in nats.
+    accuracy : float
+        Share of samples whose most probable class is the label's, 0..1.
+    auc : float
+        Area under the ROC curve, one class against the rest, the mean over classes, 0..1. Classes that none
+        or all of the samples are of have none and are left out; NaN where that leaves nothing.
+    precision, recall, f1 : float
+        The mean over the classes that are a label or were predicted, 0..1; 0 where a class's is 0 / 0.
+    num_examples : int
+        Number of samples, at least 1.
+    """
+
+    loss: float
+    accuracy: float
+    auc: float
+    precision: float
+    recall: float
+    f1: float
+    num_examples: int
+
+
+def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
+    """Return the metrics of logits.
+
+    Parameters
+    ----------
+    logits : Tensor, (N, num_classes) or (N, 1)
+        One column is the logit of class 1 against class 0.
+    y : Tensor of int64, (N,)
+        Labels.
+
+    Raises
+    ------
+    ValueError
+        No samples, logits and labels that differ in number, or logits that are not finite.
+    """
+    from sklearn.metrics import precision_recall_fscore_support, roc_auc_score  # noqa: PLC0415
+
+    if len(logits) != len(y) or not len(y):
+        raise ValueError(
+            f"logits and y have {len(logits)} and {len(y)} samples; valid is as many, and at least one"
+        )
+    logits, y = logits.detach().cpu(), y.cpu()
+    if not torch.isfinite(logits).all():
+        raise ValueError("logits are NaN or infinite in places; valid are finite values")
+    scores = logits.double()
+    if scores.shape[1] == 1:
+        scores = torch.cat([torch.zeros_like(scores), scores], 1)
+    labels, p = y.numpy(), torch.softmax(scores, 1).numpy()  # (N,), (N, num_classes)
+    predicted = p.argmax(axis=1)
+    present = [c for c in range(p.shape[1]) if 0 < (labels == c).sum() < len(labels)]
+    areas = [roc_auc_score(labels == c, p[:, c]) for c in present]
+    precision, recall, f1, _ = precision_recall_fscore_support(
+        labels, predicted, average="macro", zero_division=0
+    )
+    return SplitEvaluation(
+        float(split_loss(logits.double(), y).mean()),
+        float((predicted == labels).mean()),
+        float(np.mean(areas)) if areas else float("nan"),
+        float(precision),
+        float(recall),
+        float(f1),
+        len(labels),
+    )
+
+
+def evaluate_split(
+    model: SplitModel, x1: Tensor, x2: Tensor, y: Tensor, batch_size: int = 1_000
+) -> SplitEvaluation:
+    """Return a split model's metrics, in evaluation mode and without gradients.
+
+    Parameters
+    ----------
+    model : SplitModel
+        On any device.
+    x1, x2 : Tensor, (N, ...) each
+        The hospital's and the devices' parts of the samples; batches are moved to the model's device.
+    y : Tensor of int64, (N,)
+        Labels.
+    batch_size : int (default: 1,000)
+        Samples a forward pass, >= 1.
+
+    Raises
+    ------
+    ValueError
+        No samples, parts and labels that differ in number, or a batch size under 1.
+    """
+    if not len(x1) == len(x2) == len(y) or not len(y):
+        raise ValueError(
+            f"x1, x2 and y have {len(x1)}, {len(x2)} and {len(y)} samples; valid is as many, and at least one"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size = {batch_size}; valid is an integer >= 1")
+    device = next(model.parameters()).device
+    with evaluating(model):
+        logits = [
+            model(x1[start : start + batch_size].to(device), x2[start : start + batch_size].to(device))
+            for start in range(0, len(y), batch_size)
+        ]
+    return logit_metrics(torch.cat(logits), y)

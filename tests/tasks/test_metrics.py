@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.tasks import CentralMetrics, build_model, evaluate, federated, load
+from hedgerow.tasks import CentralMetrics, build_model, evaluate, federated, load, split_model
+from hedgerow.tasks.metrics import evaluate_split, logit_metrics
 
 
 @pytest.fixture
@@ -117,3 +118,66 @@ def test_the_training_loss_can_be_taken_over_a_sample_that_is_always_the_same():
     assert first["loss"] != whole["loss"]
     assert first["loss"] == pytest.approx(whole["loss"], rel=0.1)
     assert first["accuracy"] == whole["accuracy"]
+
+
+def test_metrics_of_two_classes_are_those_counted_by_hand():
+    logits, y = torch.tensor([[2.0], [1.0], [-1.0], [-2.0]]), torch.tensor([1, 0, 1, 0])
+
+    result = logit_metrics(logits, y)
+
+    assert (result.accuracy, result.precision, result.recall, result.f1) == (0.5, 0.5, 0.5, 0.5)
+    assert result.auc == 0.75  # three of the four pairs of a 1 and a 0 are in order
+    expected = sum(math.log1p(math.exp(s)) for s in (-2, 1, 1, -2)) / 4
+    assert result.loss == pytest.approx(expected)
+
+
+def test_the_area_is_the_mean_over_classes_against_the_rest():
+    logits = torch.tensor([[3.0, 0, 0], [0, 3, 0], [0, 0, 3], [3, 0, 0]])
+
+    result = logit_metrics(logits, torch.tensor([0, 1, 2, 2]))
+
+    assert result.auc == pytest.approx((5 / 6 + 1 + 0.75) / 3)
+    assert result.recall == pytest.approx((1 + 1 + 0.5) / 3)
+
+
+def test_one_logit_is_two_logits_of_which_one_is_zero():
+    logits = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(50) % 2
+
+    one, two = logit_metrics(logits, y), logit_metrics(torch.cat([0 * logits, logits], 1), y)
+
+    assert one.loss == pytest.approx(two.loss)
+    assert (one.auc, one.f1) == (two.auc, two.f1)
+
+
+def test_an_area_of_a_single_class_is_not_a_number():
+    assert math.isnan(logit_metrics(torch.zeros(3, 1), torch.ones(3, dtype=torch.int64)).auc)
+
+
+def test_a_split_model_is_evaluated_in_batches_as_at_once():
+    model = split_model("mlp", (4,), (3,), 3, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    x1, x2 = torch.randn(20, 4, generator=generator), torch.randn(20, 3, generator=generator)
+    y = torch.arange(20) % 3
+
+    result = evaluate_split(model, x1, x2, y, batch_size=7)
+
+    whole = logit_metrics(model(x1, x2), y)
+    assert result.loss == pytest.approx(whole.loss)
+    assert result.accuracy == whole.accuracy
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "reason"),
+    [((0, 0, 0), 1, "0, 0 and 0 samples"), ((2, 2, 1), 1, "2, 2 and 1"), ((1, 1, 1), 0, "batch_size = 0")],
+)
+def test_invalid_samples_of_a_split_model_are_named(sizes, batch_size, reason):
+    model = split_model("mlp", (4,), (3,), 3, seed=0)
+    x1, x2 = torch.ones(sizes[0], 4), torch.ones(sizes[1], 3)
+    with pytest.raises(ValueError, match=reason):
+        evaluate_split(model, x1, x2, torch.zeros(sizes[2], dtype=torch.int64), batch_size)
+
+
+def test_logits_that_are_not_finite_are_an_error():
+    with pytest.raises(ValueError, match="logits are NaN or infinite"):
+        logit_metrics(torch.tensor([[math.nan]]), torch.tensor([0]))

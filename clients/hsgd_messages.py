@@ -1,0 +1,276 @@
+"""What a node of HSGD reads from its messages, writes into its replies, and keeps in between.
+
+``hsgd.py`` has the table of the messages. Every error is a ``ValueError`` that names what is wrong; arrays
+and payloads that are not what was agreed on are ``PayloadError``s.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.clients.gradient_noise import noise, noise_root
+from hedgerow.clients.hsgd_sparse import decode_rows, encode_rows
+from hedgerow.clients.instructions import choice, flag, nonnegative, positive, whole
+from hedgerow.wire.calls import Call
+from hedgerow.wire.records import PayloadError, to_record, view
+
+__all__ = [
+    "ExchangeRequest",
+    "Memory",
+    "Release",
+    "UpdateRequest",
+    "config_of",
+    "has_arrays",
+    "received",
+    "reply",
+]
+
+Vector = NDArray[Any]
+
+GROUPINGS = ("group", "pairs")
+_ARRAYS, _CONFIG, _PAYLOAD = "arrays", "config", "payload"
+_STATE, _STATE_AT = "hsgd", "hsgd-at"  # records in context.state
+
+
+def config_of(call: Call) -> ConfigRecord:
+    """Return the message's ConfigRecord ``config``."""
+    config = call.content.config_records.get(_CONFIG)
+    if config is None:
+        raise ValueError(
+            f"the message has the records {sorted(call.content)}; valid is a ConfigRecord 'config'"
+        )
+    return config
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is done to each row of encodings before it leaves the node.
+
+    Parameters
+    ----------
+    clip : float or None (default: None)
+        Largest L2 norm of a row, > 0; None leaves rows as they are.
+    noise_multiplier : float (default: 0.0)
+        Standard deviation of the Gaussian noise in units of ``clip``, >= 0.
+    """
+
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> "Release":
+        """Read ``clip`` and ``noise-multiplier``."""
+        clip = positive(config, "clip") if "clip" in config else None
+        multiplier = nonnegative(config, "noise-multiplier") if "noise-multiplier" in config else 0.0
+        if multiplier and clip is None:
+            raise ValueError(
+                f"noise-multiplier is {multiplier} in the message's config, without clip; valid is with it"
+            )
+        return cls(clip, multiplier)
+
+    def __call__(self, rows: Vector, t: int, call: Call) -> Vector:
+        """Return encodings (rows, e) as they leave the node at iteration t."""
+        if self.clip is None:
+            return rows
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        clipped = rows * np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(rows.dtype).tiny))
+        if not self.noise_multiplier:
+            return np.asarray(clipped, rows.dtype)
+        root = noise_root(config_of(call), call.context.node_config, _run_seed(call))
+        variance = (self.noise_multiplier * self.clip) ** 2
+        drawn = noise(root, call.partition_id, t, rows.size, variance).reshape(rows.shape)
+        noisy: Vector = (clipped + drawn).astype(rows.dtype)
+        return noisy
+
+
+def _run_seed(call: Call) -> int:
+    """Return ``seed`` of the message's config or, where it has none, of the run config."""
+    config = config_of(call)
+    return whole(config if "seed" in config else ConfigRecord({**call.context.run_config}), "seed", 0)
+
+
+@dataclass(frozen=True)
+class ExchangeRequest:
+    """The config of ``train.exchange``; ``ids`` is None for a device, which has one."""
+
+    t: int
+    ids: tuple[str, ...] | None
+    pairs: bool
+    compress: bool
+    release: Release
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> "ExchangeRequest":
+        """Read and check it."""
+        grouping = choice(config, "grouping", GROUPINGS) if "grouping" in config else "group"
+        compress = flag(config, "compress", default=False)
+        if compress and grouping == "pairs":
+            raise ValueError("compress is true in the message's config with grouping 'pairs'; valid is false")
+        return cls(whole(config, "t", 0), _ids(config), grouping == "pairs", compress, Release.of(config))
+
+
+@dataclass(frozen=True)
+class UpdateRequest:
+    """The config of ``train.update``; ``rates`` has eta of each of its steps."""
+
+    t: int
+    ids: tuple[str, ...] | None
+    rates: tuple[float, ...]
+    mu: float
+    upload: bool
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> "UpdateRequest":
+        """Read and check it."""
+        t, steps = whole(config, "t", 0), whole(config, "steps", 1)
+        eta0 = nonnegative(config, "eta0")
+        period = whole(config, "eta-period", 0) if "eta-period" in config else 0
+        rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
+        mu = nonnegative(config, "mu") if "mu" in config else 0.0
+        return cls(t, _ids(config), rates, mu, flag(config, "upload", default=False))
+
+
+def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
+    ids = config.get("ids")
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
+        raise ValueError(f"ids is {ids!r} in the message's config; valid is a list of sample ids, not empty")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"ids has {len(ids) - len(set(ids))} twice in the message's config; valid is once")
+    return tuple(map(str, ids))
+
+
+def has_arrays(call: Call) -> bool:
+    """Return whether the message carries a model, as it does at the start of a global interval."""
+    return _ARRAYS in call.content.array_records
+
+
+def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
+    """Return an array of the message, dense or as top-k rows, in the model's dtype.
+
+    Parameters
+    ----------
+    call : Call
+        The message.
+    key : str
+        Of the record ``arrays``, or of the record ``payload``.
+    shape : tuple[int, ...]
+        The agreed shape; the last axis is a row's.
+    dtype : dtype
+        The model's.
+
+    Raises
+    ------
+    PayloadError
+        If it is missing, or not of that shape, or not finite, or no numbers.
+    """
+    payload = call.content.config_records.get(_PAYLOAD, ConfigRecord())
+    if key in payload:
+        coded, count = payload[key], int(np.prod(shape[:-1], dtype=np.int64))
+        rows = decode_rows(coded if isinstance(coded, list) else [coded], count, shape[-1])
+        return rows.reshape(shape).astype(dtype, copy=False)
+    arrays = call.content.array_records.get(_ARRAYS, ArrayRecord())
+    if key not in arrays:
+        raise PayloadError("missing key", f"{key!r}, as an array or as top-k rows")
+    values = view(arrays[key])
+    if values.shape != shape:
+        raise PayloadError("wrong shape", f"{key!r} has {values.shape}, expected {shape}")
+    if values.dtype.kind != "f":
+        raise PayloadError("wrong dtype", f"{key!r} is {values.dtype}, expected {np.dtype(dtype)}")
+    if not np.isfinite(values).all():
+        raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+    return values.astype(dtype, copy=False)
+
+
+def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict:
+    """Return the reply that carries arrays: dense, or as top-k bytes, of a matrix a list with one a row."""
+    if not arrays:
+        return RecordDict()
+    if not compress:
+        return RecordDict({_ARRAYS: to_record(arrays)})
+    coded = ConfigRecord()
+    for key, values in arrays.items():
+        rows = encode_rows(np.atleast_2d(values))
+        coded[key] = rows if values.ndim > 1 else rows[0]
+    return RecordDict({_PAYLOAD: coded})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a node knows between two messages of a round.
+
+    Parameters
+    ----------
+    t : int
+        The iteration whose model it is.
+    arrays : Mapping[str, NDArray]
+        ``head`` and ``hospital``, or ``device``: (n,), or (ids, n) where every pair has its own.
+    ids : tuple[str, ...] (default: empty)
+        The batch A_m, in the order of the exchange.
+    pairs : bool (default: False)
+        Whether every pair has its own model.
+    """
+
+    t: int
+    arrays: Mapping[str, Vector]
+    ids: tuple[str, ...] = ()
+    pairs: bool = False
+
+    @classmethod
+    def at(cls, context: Context, t: int) -> "Memory":
+        """Return the memory of iteration t.
+
+        Raises
+        ------
+        ValueError
+            If the node has none.
+        """
+        about = context.state.config_records.get(_STATE_AT)
+        if about is None or about["t"] != t:
+            there = "none" if about is None else f"that of iteration {about['t']!r}"
+            raise ValueError(
+                f"t is {t} in the message's config; valid here is a message with a model: "
+                f"the node holds {there}"
+            )
+        arrays = {key: view(array) for key, array in context.state.array_records[_STATE].items()}
+        ids: Any = about["ids"]
+        return cls(t, arrays, tuple(ids), bool(about["pairs"]))
+
+    def keep(self, context: Context) -> None:
+        """Put it into ``context.state``."""
+        context.state[_STATE] = to_record(self.arrays)
+        context.state[_STATE_AT] = ConfigRecord({"t": self.t, "ids": list(self.ids), "pairs": self.pairs})
+
+    @staticmethod
+    def forget(context: Context) -> None:
+        """Take it out of ``context.state``."""
+        context.state.pop(_STATE, None)
+        context.state.pop(_STATE_AT, None)
+
+    def places(self, ids: Sequence[str]) -> list[int]:
+        """Return where these ids stand in the batch.
+
+        Raises
+        ------
+        ValueError
+            If one is not in it.
+        """
+        place = {name: number for number, name in enumerate(self.ids)}
+        if strangers := [name for name in ids if name not in place]:
+            raise ValueError(
+                f"ids has {strangers[:3]} in the message's config, {len(strangers)} in all; valid are those "
+                f"of the batch at iteration {self.t}"
+            )
+        return [place[name] for name in ids]
+
+    def of_pairs(self, ids: Sequence[str]) -> dict[str, Vector]:
+        """Return the arrays with a row for each id, (ids, n)."""
+        if self.pairs:
+            rows = self.places(ids)
+            return {key: array[rows] for key, array in self.arrays.items()}
+        return {key: np.repeat(array[None], len(ids), axis=0) for key, array in self.arrays.items()}

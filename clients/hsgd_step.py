@@ -1,0 +1,213 @@
+"""The arithmetic of HSGD at its nodes, for many at once: encodings, and the steps between two exchanges.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, eqs. (5)-(7). A block of parameters is
+one flat vector in the order of its module's state dict; a stack has one row of it for each member. Members
+never meet: a member's numbers do not depend on who else is in the stack.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hedgerow.tasks.split_models import SplitModel
+
+__all__ = [
+    "DeviceStack",
+    "HospitalStack",
+    "Loss",
+    "block_size",
+    "device_steps",
+    "encodings",
+    "hospital_steps",
+]
+
+# (logits, targets) -> one loss a sample.
+Loss = Callable[[Tensor, Tensor], Tensor]
+Parameters = dict[str, Tensor]
+
+# Samples of one stack: what is above is cut into stacks of so many, so that a CPU's caches hold them.
+_MOST_SAMPLES = 1024
+
+
+def block_size(module: nn.Module) -> int:
+    """Return the length of a module's flat vector."""
+    return sum(prod(shape) for shape in _shapes(module).values())
+
+
+def encodings(encoder: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
+    """Return each member's zeta of its batch, (members, batch, e).
+
+    Parameters
+    ----------
+    encoder : Module
+        h_1 or h_2.
+    theta : Tensor, (members, n)
+        Their parameters.
+    x : Tensor, (members, batch, ...)
+        Their samples.
+    """
+    with torch.no_grad():
+        parts = [
+            vmap(lambda own, x: functional_call(encoder, own, (x,)))(
+                _unflatten(encoder, theta[rows]), x[rows]
+            )
+            for rows in _pieces(x)
+        ]
+    return torch.cat(parts)
+
+
+class HospitalStack(NamedTuple):
+    """Hospitals, or a hospital's pairs, before their steps.
+
+    Parameters
+    ----------
+    head, hospital : Tensor, (members, n_0) and (members, n_1)
+        theta_0 and theta_1, live.
+    x1 : Tensor, (members, batch, ...)
+        X_1 of the batch.
+    z2 : Tensor, (members, batch, e_2)
+        Z_2, frozen.
+    y : Tensor, (members, batch)
+        Labels.
+    """
+
+    head: Tensor
+    hospital: Tensor
+    x1: Tensor
+    z2: Tensor
+    y: Tensor
+
+
+class DeviceStack(NamedTuple):
+    """Devices before their steps.
+
+    Parameters
+    ----------
+    device : Tensor, (members, n_2)
+        theta_2, live.
+    head : Tensor, (members, n_0)
+        theta_0, frozen.
+    z1 : Tensor, (members, 1, e_1)
+        zeta_1 of the own sample, frozen.
+    x2 : Tensor, (members, 1, ...)
+        The own sample's X_2.
+    y : Tensor, (members, 1)
+        Its label.
+    """
+
+    device: Tensor
+    head: Tensor
+    z1: Tensor
+    x2: Tensor
+    y: Tensor
+
+
+def hospital_steps(
+    model: SplitModel, loss: Loss, stack: HospitalStack, rates: Sequence[float], mu: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return head and encoder after steps (5) and (6), and each member's mean loss at the first of them.
+
+    Both blocks step together from one point: the head is not moved before the encoder is differentiated.
+
+    Parameters
+    ----------
+    model : SplitModel
+        The architecture.
+    loss : Loss
+        f, one value a sample.
+    stack : HospitalStack
+        The members.
+    rates : Sequence[float]
+        eta of each step, >= 0; at least one.
+    mu : float (default: 0.0)
+        r = mu / 2 ||theta_1||^2, >= 0; the head has none.
+    """
+
+    def objective(theta0: Parameters, theta1: Parameters, x1: Tensor, z2: Tensor, y: Tensor) -> Tensor:
+        z1 = functional_call(model.hospital, theta1, (x1,))
+        return loss(functional_call(model.head, theta0, (z1, z2)), y).mean()
+
+    after = []
+    for rows in _pieces(stack.x1):
+        part = HospitalStack(*(value[rows] for value in stack))
+        live = [_unflatten(model.head, part.head), _unflatten(model.hospital, part.hospital)]
+        live, first = _descend(objective, live, (0.0, mu), (part.x1, part.z2, part.y), rates)
+        after.append((_flatten(live[0]), _flatten(live[1]), first))
+    head, hospital, first = (torch.cat(parts) for parts in zip(*after, strict=True))
+    return head, hospital, first
+
+
+def device_steps(
+    model: SplitModel, loss: Loss, stack: DeviceStack, rates: Sequence[float], mu: float = 0.0
+) -> Tensor:
+    """Return theta_2 after steps (7), (members, n_2); parameters as in ``hospital_steps``."""
+
+    def objective(theta2: Parameters, theta0: Parameters, z1: Tensor, x2: Tensor, y: Tensor) -> Tensor:
+        z2 = functional_call(model.device, theta2, (x2,))
+        return loss(functional_call(model.head, theta0, (z1, z2)), y).mean()
+
+    after = []
+    for rows in _pieces(stack.x2):
+        part = DeviceStack(*(value[rows] for value in stack))
+        frozen = _unflatten(model.head, part.head), part.z1, part.x2, part.y
+        live, _ = _descend(objective, [_unflatten(model.device, part.device)], (mu,), frozen, rates)
+        after.append(_flatten(live[0]))
+    return torch.cat(after)
+
+
+def _descend(
+    objective: Callable[..., Tensor],
+    live: list[Parameters],
+    decays: Sequence[float],
+    frozen: tuple[Any, ...],
+    rates: Sequence[float],
+) -> tuple[list[Parameters], Tensor]:
+    """Step all live blocks down each member's objective; return them, and the objectives at the first step.
+
+    One backward pass gives all gradients at one point (Jacobi), before any block moves.
+    """
+    losses = []
+    for rate in rates:
+        leaves = [{key: value.detach().requires_grad_() for key, value in theta.items()} for theta in live]
+        values = vmap(objective)(*leaves, *frozen)  # (members,)
+        losses.append(values.detach())
+        flat = [leaf for theta in leaves for leaf in theta.values()]
+        gradients = iter(torch.autograd.grad(values.sum(), flat, materialize_grads=True))
+        with torch.no_grad():
+            live = [
+                {key: value - rate * (next(gradients) + decay * value) for key, value in theta.items()}
+                for theta, decay in zip(live, decays, strict=True)
+            ]
+    return live, losses[0]
+
+
+def _pieces(x: Tensor) -> Iterator[slice]:
+    """Yield the rows of each stack; x is (members, batch, ...)."""
+    size = max(1, _MOST_SAMPLES // max(1, x.shape[1]))
+    for start in range(0, len(x), size):
+        yield slice(start, start + size)
+
+
+@lru_cache(maxsize=64)
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in module.state_dict().items()}
+
+
+def _unflatten(module: nn.Module, theta: Tensor) -> Parameters:
+    """Return (members, n) as the module's parameters, (members, *shape) each."""
+    shapes = _shapes(module)
+    parts = torch.split(theta, [prod(shape) for shape in shapes.values()], dim=1)
+    return {
+        key: part.reshape(len(theta), *shape)
+        for part, (key, shape) in zip(parts, shapes.items(), strict=True)
+    }
+
+
+def _flatten(parameters: Parameters) -> Tensor:
+    return torch.cat([value.reshape(len(value), -1) for value in parameters.values()], dim=1)

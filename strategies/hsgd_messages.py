@@ -1,0 +1,240 @@
+"""What HSGD's parties are told and answer: the table of messages, their records, and the check of each reply.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 5 to 21.
+Differs: nodes reach each other through Flower's server only, which relays encodings and heads.
+
+===============  ========  ===================================================  ==============================
+type             to        config and arrays                                    reply
+===============  ========  ===================================================  ==============================
+query.pair       all       seed                                                 config ``pair``: role, group,
+                                                                                ids, encoding
+train.exchange   hospital  t, ids, grouping, compress; head, hospital *         head, zeta1
+                 device    t, compress; device                                  zeta2 (1, e2)
+                 edge      t, ids, grouping, compress; device *                 zeta2 (a, e2)
+train.update     hospital  t, steps, eta0, eta-period, mu, ids, upload; zeta2   head, hospital +; loss
+                 device    t, steps, eta0, eta-period, mu; head, zeta1          device
+                 edge      t, steps, eta0, eta-period, mu, ids, upload; head,   device +
+                           zeta1
+===============  ========  ===================================================  ==============================
+
+``*`` only where a round starts: these arrays say so, for t counts iterations from the start of the run, and
+P may change between rounds. ``+`` only with ``upload``. Records are named ``config``, ``arrays`` and, in a
+reply to an update, ``metrics`` with ``num-examples``. ``encoding`` is the length e1 or e2 of the party's
+encodings. The learning rate of iteration t is eta0 / 2^floor(t / eta-period), constant if that is 0.
+Grouping ``pairs`` (JFL) gives head (a, n0) and hospital (a, n1), a row a pair; an edge then keeps a model for
+each of its devices. An edge answers with the mean of its devices: summed one after the other in the order
+of ids in float64, divided by their number, and cast to the model's dtype.
+
+Compressed, head and encodings travel in a ConfigRecord ``payload`` instead: ``head`` is bytes, ``zeta1`` and
+``zeta2`` are lists of bytes, one a row. Each is k values of 4 bytes, whatever the model's precision, and then
+k indices in whole bytes, none where the vector has one entry.
+
+With ``clip`` and ``noise-multiplier`` in an exchange's config, a party scales each row of its encodings to
+a norm of at most ``clip`` and adds normal noise of standard deviation ``noise-multiplier * clip`` to every
+entry, before compressing; ``noise-source`` says whether from ``seed`` or from ``entropy``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import checked_metrics
+from hedgerow.strategies.hsgd_costs import kept_entries
+from hedgerow.wire.records import PayloadError, to_record, view
+
+__all__ = [
+    "EXCHANGE",
+    "PAIR",
+    "UPDATE",
+    "Encodings",
+    "Heads",
+    "Introduction",
+    "Schema",
+    "instruction",
+    "introduction",
+    "picked",
+    "sparse_bytes",
+]
+
+PAIR, EXCHANGE, UPDATE = "query.pair", "train.exchange", "train.update"
+
+ROLES = ("hospital", "device", "edge")
+
+Vector = NDArray[Any]
+# A row a person: dense (a, e), or each row's bytes.
+Encodings = NDArray[Any] | list[bytes]
+# One head (n0,), a head a pair (a, n0), or a compressed head's bytes.
+Heads = NDArray[Any] | bytes
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a party tells of itself at set-up: no data and no labels.
+
+    Parameters
+    ----------
+    role : {"hospital", "device", "edge"}
+        What it is.
+    group : int
+        m, from 0.
+    ids : tuple[str, ...]
+        Its people, in the order of its rows.
+    encoding : int
+        Length of one person's encoding, >= 1.
+    """
+
+    role: str
+    group: int
+    ids: tuple[str, ...]
+    encoding: int
+
+
+def introduction(content: RecordDict) -> Introduction:
+    """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
+    told = content.config_records.get("pair", ConfigRecord())
+    role, group, ids, encoding = (told.get(key) for key in ("role", "group", "ids", "encoding"))
+    if role not in ROLES:
+        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(ROLES)}")
+    for key, number, least in (("group", group, 0), ("encoding", encoding, 1)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise PayloadError("bad pair", f"{key}={number!r}, expected an integer >= {least}")
+    if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
+        raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
+    if content.array_records or len(content) != 1:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
+    return Introduction(str(role), cast(int, group), tuple(cast(list[str], ids)), cast(int, encoding))
+
+
+def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> RecordDict:
+    """Return a message's content: its config, and what travels as arrays or as bytes."""
+    content = RecordDict({"config": config})
+    arrays = {key: part for key, part in parts.items() if isinstance(part, np.ndarray)}
+    if arrays:
+        content["arrays"] = to_record(arrays)
+    coded = {key: part for key, part in parts.items() if not isinstance(part, np.ndarray)}
+    if coded:
+        content["payload"] = ConfigRecord(dict(coded))
+    return content
+
+
+def sparse_bytes(length: int) -> int:
+    """Return the bytes of a top-k vector of ``length`` >= 1 entries."""
+    index = -(-(length - 1).bit_length() // 8)
+    return kept_entries(length) * (4 + index)
+
+
+def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
+    """Return some rows, in the order asked for."""
+    return [rows[i] for i in chosen] if isinstance(rows, list) else rows[list(chosen)]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a valid reply holds: exactly these arrays, of exactly these shapes, and finite.
+
+    Parameters
+    ----------
+    head, hospital, device : int
+        n0, n1 and n2 of the model.
+    zeta1, zeta2 : int
+        e1 and e2, the lengths of an encoding.
+    dtype : numpy.dtype
+        The model's, a floating-point one.
+    compressed, pairs : bool (default: False)
+        Whether head and encodings travel as top-k payloads; whether every pair has a model of its own.
+    """
+
+    head: int
+    hospital: int
+    device: int
+    zeta1: int
+    zeta2: int
+    dtype: np.dtype[Any]
+    compressed: bool = False
+    pairs: bool = False
+
+    def hospital_exchange(self, content: RecordDict, a: int) -> tuple[Heads, Encodings]:
+        """Return head and zeta1 (a, e1); like all checks here, raises PayloadError for anything else."""
+        if self.compressed:
+            coded = self._coded(content, {"head": None, "zeta1": a})
+            return coded["head"][0], coded["zeta1"]
+        head = (a, self.head) if self.pairs else (self.head,)
+        arrays = self._arrays(content, {"head": head, "zeta1": (a, self.zeta1)})
+        return arrays["head"], arrays["zeta1"]
+
+    def device_exchange(self, content: RecordDict, a: int) -> Encodings:
+        """Return zeta2 (a, e2) of a device, a = 1, or of an edge."""
+        if self.compressed:
+            return self._coded(content, {"zeta2": a})["zeta2"]
+        return self._arrays(content, {"zeta2": (a, self.zeta2)})["zeta2"]
+
+    def hospital_update(self, content: RecordDict, a: int, upload: bool) -> tuple[float, Vector, Vector]:
+        """Return the loss, and head and hospital, both empty unless ``upload``."""
+        metrics = checked_metrics(content, "num-examples")
+        loss = metrics.get("loss")
+        if not isinstance(loss, float | int):
+            raise PayloadError("bad metrics", f"loss={loss!r}, expected a number")
+        rows = (a,) if self.pairs else ()
+        shapes = {"head": (*rows, self.head), "hospital": (*rows, self.hospital)}
+        arrays = self._arrays(content, shapes if upload else {}, metrics=True)
+        nothing = np.zeros(0, self.dtype)
+        return float(loss), arrays.get("head", nothing), arrays.get("hospital", nothing)
+
+    def device_update(self, content: RecordDict, upload: bool) -> Vector:
+        """Return the model (n2,) of a device or the mean of an edge, empty unless ``upload``."""
+        checked_metrics(content, "num-examples")
+        arrays = self._arrays(content, {"device": (self.device,)} if upload else {}, metrics=True)
+        return arrays.get("device", np.zeros(0, self.dtype))
+
+    def _arrays(
+        self, content: RecordDict, shapes: Mapping[str, tuple[int, ...]], metrics: bool = False
+    ) -> dict[str, Vector]:
+        _only_records(content, ({"arrays"} if shapes else set()) | ({"metrics"} if metrics else set()))
+        record = content.array_records.get("arrays", ArrayRecord())
+        _same_keys(record, shapes)
+        values = {key: view(record[key]) for key in shapes}
+        for key, shape in shapes.items():
+            if values[key].shape != shape:
+                raise PayloadError("wrong shape", f"{key!r} has {values[key].shape}, expected {shape}")
+            if values[key].dtype != self.dtype:
+                raise PayloadError("wrong dtype", f"{key!r} is {values[key].dtype}, expected {self.dtype}")
+            if not np.isfinite(values[key]).all():
+                raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+        return values
+
+    def _coded(self, content: RecordDict, counts: Mapping[str, int | None]) -> dict[str, list[bytes]]:
+        """Return the rows of bytes (None: one that is no list), checked for number and size alone.
+
+        The server only relays them.
+        """
+        _only_records(content, {"payload"})
+        record = content.config_records.get("payload", ConfigRecord())
+        _same_keys(record, counts)
+        lengths = {"head": self.head, "zeta1": self.zeta1, "zeta2": self.zeta2}
+        coded = {}
+        for key, count in counts.items():
+            rows = [record[key]] if count is None else record[key]
+            if not isinstance(rows, list) or len(rows) != (count or 1):
+                raise PayloadError("wrong shape", f"{key!r} has not {count} rows")
+            size = sparse_bytes(lengths[key])
+            if not all(isinstance(one, bytes) and len(one) == size for one in rows):
+                raise PayloadError("wrong size", f"{key!r} is not of {size} bytes a row")
+            coded[key] = cast(list[bytes], rows)
+        return coded
+
+
+def _only_records(content: RecordDict, expected: set[str]) -> None:
+    if set(content) != expected:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected {sorted(expected)}")
+
+
+def _same_keys(record: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    if missing := [key for key in expected if key not in record]:
+        raise PayloadError("missing key", f"{missing[0]!r}")
+    if unknown := [key for key in record if key not in expected]:
+        raise PayloadError("unknown key", f"{unknown[0]!r}")

@@ -1,0 +1,93 @@
+"""The messages of a round that takes many exchanges: who is there, what was lost, what the hub carried."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from hedgerow.strategies.exchange import Exchange, ExchangeReport, Reply, collect
+from hedgerow.strategies.federation import Federation
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.records import payload_bytes
+
+__all__ = ["Waves"]
+
+Check = Callable[[int, RecordDict], Any]
+
+
+class Waves:
+    """Exchanges of one round, one after the other, reported as one.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose nodes, ledger and deadline they are.
+    server_round : int
+        The round.
+    """
+
+    def __init__(self, federation: Federation, server_round: int) -> None:
+        self._federation = federation
+        self._round = server_round
+        self._number = 0
+        self._open: Exchange | None = None
+        self.report = ExchangeReport()
+
+    def ask(
+        self,
+        grid: Grid,
+        message_type: str,
+        contents: Sequence[tuple[int, RecordDict]],
+        check: Check,
+        timeout: float | None = None,
+    ) -> list[Reply]:
+        """Make an exchange, and return the valid replies in the order of partition ids."""
+        messages = self.open(grid, message_type, contents, check, timeout)
+        return self.close(collect(grid, messages, self._deadline(timeout)) if messages else ())
+
+    def open(
+        self,
+        grid: Grid,
+        message_type: str,
+        contents: Sequence[tuple[int, RecordDict]],
+        check: Check,
+        timeout: float | None = None,
+    ) -> list[Message]:
+        """Open an exchange and return its messages, for whoever sends them; ``close`` takes the replies."""
+        roster = self._federation.gather(grid)
+        self._number += 1
+        group = f"{self._round}-{self._number}"
+        nodes = [(roster.nodes[partition], content) for partition, content in contents]
+        there = [(node, content) for node, content in nodes if node.node_id in roster.online]
+        if offline := len(nodes) - len(there):
+            self.report.rejected["offline"] += offline
+        self._open = Exchange(
+            [node for node, _ in there], group, lambda node, content: check(node.partition_id, content)
+        )
+        sizes: dict[int, int] = {}
+        for node, content in there:
+            # Devices of a group share their content, which is then measured once.
+            size = sizes.setdefault(id(content), payload_bytes(content))
+            self._federation.ledger.book(self._round, HUB_TO_NODE, 0, node.partition_id, 0, size)
+        ttl = self._deadline(timeout)
+        return [
+            Message(content, node.node_id, message_type, ttl=ttl, group_id=group) for node, content in there
+        ]
+
+    def close(self, messages: Iterable[Message]) -> list[Reply]:
+        """Return the valid replies to the exchange that is open, in the order of partition ids."""
+        if self._open is None:
+            raise RuntimeError("No exchange is open: configure_train comes first.")
+        exchange, self._open = self._open, None
+        replies = list(exchange.accept(messages))
+        for reply in replies:
+            size = payload_bytes(reply.content)
+            self._federation.ledger.book(self._round, NODE_TO_HUB, reply.node.partition_id, 0, 0, size)
+        self.report.sent += exchange.report.sent
+        self.report.accepted += exchange.report.accepted
+        self.report.rejected.update(exchange.report.rejected)
+        return replies
+
+    def _deadline(self, timeout: float | None) -> float:
+        return self._federation.timeout if timeout is None else timeout

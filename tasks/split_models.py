@@ -1,0 +1,226 @@
+"""Models in three pieces: the hospital's encoder, the device's encoder, and the head over both encodings.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", experiments: convolutions without fully connected
+layers for images, LSTMs for series. Its figure with the layers' sizes is not in its text: sizes are ours, and
+so are the networks for tables. Nothing normalises over a batch: a device's batch is one sample.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .imports import import_callable, is_import_path
+from .lstm import LSTM
+from .models import _initialise, _torch_seed
+from .modes import evaluating
+
+__all__ = ["SPLIT_MODELS", "SplitModel", "split_loss", "split_model"]
+
+Shape = tuple[int, ...]
+
+
+class SplitModel(nn.Module):
+    """The three pieces; ``model(x1, x2)`` is ``head(hospital(x1), device(x2))``.
+
+    Parameters
+    ----------
+    head : Module
+        theta_0: (batch, e_1) and (batch, e_2) to logits (batch, classes), or (batch, 1) for two classes.
+    hospital, device : Module
+        theta_1 and theta_2: (batch, ...) to encodings (batch, e_1) and (batch, e_2).
+    hospital_encoding, device_encoding : int
+        e_1 and e_2, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If an encoding's length is not an integer >= 1, or the pieces hold what is no parameter: running
+        statistics are neither averaged nor exchanged by the method.
+    """
+
+    def __init__(
+        self,
+        head: nn.Module,
+        hospital: nn.Module,
+        device: nn.Module,
+        hospital_encoding: int,
+        device_encoding: int,
+    ) -> None:
+        super().__init__()
+        for key, length in (("hospital_encoding", hospital_encoding), ("device_encoding", device_encoding)):
+            if length < 1:
+                raise ValueError(f"{key} is {length!r}; valid is an integer >= 1")
+        self.head, self.hospital, self.device = head, hospital, device
+        self.hospital_encoding, self.device_encoding = hospital_encoding, device_encoding
+        buffers = sorted(set(self.state_dict()) - {name for name, _ in self.named_parameters()})
+        if buffers:
+            raise ValueError(f"the model has {buffers[0]!r}; valid are trainable parameters only")
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """Return the logits of samples whose parts are x1 and x2."""
+        logits: Tensor = self.head(self.hospital(x1), self.device(x2))
+        return logits
+
+
+class _Head(nn.Module):
+    """Layers over both encodings, side by side."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, z1: Tensor, z2: Tensor) -> Tensor:
+        logits: Tensor = self.layers(torch.cat([z1, z2], -1))
+        return logits
+
+
+def split_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """Return each sample's cross-entropy in nats, (batch,).
+
+    Parameters
+    ----------
+    logits : Tensor, (batch, classes)
+        One column is the logit of class 1 against class 0.
+    y : Tensor of int64, (batch,)
+        Classes.
+    """
+    if logits.shape[-1] == 1:
+        return functional.binary_cross_entropy_with_logits(
+            logits.squeeze(-1), y.to(logits.dtype), reduction="none"
+        )
+    return functional.cross_entropy(logits, y, reduction="none")
+
+
+def split_model(
+    name: str, hospital_shape: Shape, device_shape: Shape, num_classes: int, seed: int
+) -> SplitModel:
+    """Return a model in three pieces, on the CPU and in float32.
+
+    Parameters
+    ----------
+    name : str
+        - ``"cnn"``: for both, two 5x5 convolutions of stride 2 (8, 16 channels) with ReLU, and max-pooling
+          by 2; a head with a hidden layer of 64. 28x28 grey images, both parties' on the whole canvas:
+          e = 144, 3,424 parameters an encoder; 19,211 in the head of 11 classes.
+        - ``"lstm"``: for both, an LSTM of 16 units, e = 16; a linear head.
+        - ``"mlp"``: for both, a hidden layer of 16 and e = 8, or half the features where that is less: an
+          encoding as long as the features could be read back. A head with a hidden layer of 16.
+        - ``module:function``: a function (hospital_shape, device_shape, num_classes) that returns a
+          ``SplitModel``.
+    hospital_shape, device_shape : tuple of int
+        The shape of one sample's part: (channels, height, width) of at least 8 pixels a side for ``cnn``,
+        (steps, features) for ``lstm``, any for ``mlp``.
+    num_classes : int
+        At least 2; two classes have one logit.
+    seed : int
+        The run's seed, >= 0. Layers are initialised as torch does by default, from a generator of this seed
+        alone; torch's global generator is left as it was.
+
+    Raises
+    ------
+    ValueError
+        An argument is out of its range, or the user's function gave no such model.
+    """
+    if name not in SPLIT_MODELS and not is_import_path(name):
+        known = ", ".join(SPLIT_MODELS)
+        raise ValueError(f"model = {name!r}; valid is one of {known}, or an import path module:function")
+    for key, shape in (("hospital_shape", hospital_shape), ("device_shape", device_shape)):
+        if not shape or min(shape) < 1:
+            raise ValueError(f"{key} = {shape}; valid are positive lengths")
+    if num_classes < 2:
+        raise ValueError(f"num_classes = {num_classes}; valid is an integer >= 2")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}; valid is an integer >= 0")
+    if is_import_path(name):
+        return _build_own(name, hospital_shape, device_shape, num_classes, seed)
+    with torch.device("meta"):
+        hospital, e1 = _ENCODERS[name](hospital_shape)
+        device, e2 = _ENCODERS[name](device_shape)
+        logits = 1 if num_classes == 2 else num_classes
+        model = SplitModel(_HEADS[name](e1 + e2, logits), hospital, device, e1, e2)
+    model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(_torch_seed(seed))
+    for piece in (model.head, model.hospital, model.device):
+        _initialise(piece, generator)
+        for layer in piece.modules():
+            if isinstance(layer, LSTM):
+                layer.reset(generator)
+    return model
+
+
+def _cnn_encoder(shape: Shape) -> tuple[nn.Module, int]:
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise ValueError(f"model = 'cnn': a sample has the shape {shape}; valid is (C, H, W) with H, W >= 8")
+    sides = [(length + 3) // 4 // 2 for length in shape[1:]]  # two strides round up, the pool down
+    layers = nn.Sequential(
+        nn.Conv2d(shape[0], 8, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+    return layers, 16 * math.prod(sides)
+
+
+def _lstm_encoder(shape: Shape) -> tuple[nn.Module, int]:
+    if len(shape) != 2:
+        raise ValueError(f"model = 'lstm': a sample has the shape {shape}; valid is (steps, features)")
+    return LSTM(shape[1], 16), 16
+
+
+def _mlp_encoder(shape: Shape) -> tuple[nn.Module, int]:
+    features = math.prod(shape)
+    encoding = max(1, min(8, features // 2))
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, encoding), nn.ReLU()
+    )
+    return layers, encoding
+
+
+def _hidden_head(hidden: int) -> Callable[[int, int], nn.Module]:
+    return lambda encodings, logits: _Head(nn.Linear(encodings, hidden), nn.ReLU(), nn.Linear(hidden, logits))
+
+
+def _linear_head(encodings: int, logits: int) -> nn.Module:
+    return _Head(nn.Linear(encodings, logits))
+
+
+def _build_own(
+    path: str, hospital_shape: Shape, device_shape: Shape, num_classes: int, seed: int
+) -> SplitModel:
+    build = import_callable("model", path)
+    # A user's constructors draw from the global generator: lend it to them seeded, then put it back.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(_torch_seed(seed))
+        model = build(hospital_shape, device_shape, num_classes)
+    if not isinstance(model, SplitModel):
+        raise ValueError(f"model = {path!r}: returned a {type(model).__name__}; valid is a SplitModel")
+    dtype = next(model.parameters()).dtype
+    with evaluating(model):
+        z1 = model.hospital(torch.zeros(2, *hospital_shape, dtype=dtype))
+        z2 = model.device(torch.zeros(2, *device_shape, dtype=dtype))
+        shapes = tuple(z1.shape), tuple(z2.shape), tuple(model.head(z1, z2).shape)
+    logits = 1 if num_classes == 2 else num_classes
+    valid = (2, model.hospital_encoding), (2, model.device_encoding), (2, logits)
+    if shapes != valid and shapes != (*valid[:2], (2, num_classes)):
+        raise ValueError(f"model = {path!r}: gives shapes {shapes} for two samples; valid is {valid}")
+    return model
+
+
+_ENCODERS: dict[str, Callable[[Shape], tuple[nn.Module, int]]] = {
+    "cnn": _cnn_encoder,
+    "lstm": _lstm_encoder,
+    "mlp": _mlp_encoder,
+}
+_HEADS: dict[str, Callable[[int, int], nn.Module]] = {
+    "cnn": _hidden_head(64),
+    "lstm": _linear_head,
+    "mlp": _hidden_head(16),
+}
+
+SPLIT_MODELS = tuple(_ENCODERS)

@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.tasks.groups import group_split, match_ids
+
+ESR_LABELS = np.repeat(np.arange(5), 1840)
+
+schemes = st.sampled_from(["iid", "pairs(6, 2)", "pairs(4, 0)", "rates(1)", "rates(0.1)", "rates(100)"])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    scheme=schemes,
+    labels=st.lists(st.integers(0, 4), min_size=40, max_size=90).filter(lambda labels: len(set(labels)) > 1),
+    num_groups=st.integers(1, 5),
+    seed=st.integers(0, 100),
+    samples_per_device=st.integers(1, 7),
+)
+def test_groups_are_disjoint_equally_large_and_cover_what_they_may(
+    scheme, labels, num_groups, seed, samples_per_device
+):
+    split = group_split(scheme, np.array(labels), num_groups, seed, samples_per_device)
+
+    size = {"pairs(6, 2)": 8, "pairs(4, 0)": 4}.get(scheme, len(labels) // num_groups)
+    dealt = np.concatenate(split.groups)
+    assert [len(group) for group in split.groups] == [size] * num_groups
+    assert np.unique(dealt).size == dealt.size
+    assert dealt.min() >= 0
+    assert dealt.max() < len(labels)
+    for group, devices in zip(split.groups, split.devices, strict=True):
+        assert np.array_equal(np.concatenate(devices), group)
+        assert all(len(device) == samples_per_device for device in devices[:-1])
+        assert 1 <= len(devices[-1]) <= samples_per_device
+
+
+@pytest.mark.parametrize("scheme", ["iid", "pairs(700, 220)", "rates(1)"])
+def test_the_same_seed_gives_the_same_groups(scheme):
+    one, two, other = (group_split(scheme, ESR_LABELS, 10, seed) for seed in (3, 3, 4))
+
+    assert all(map(np.array_equal, one.groups, two.groups))
+    assert not all(map(np.array_equal, one.groups, other.groups))
+
+
+def test_a_device_has_one_sample_as_in_the_paper():
+    split = group_split("iid", ESR_LABELS, 10, 0)
+
+    assert all(len(device) == 1 for devices in split.devices for device in devices)
+    assert [len(devices) for devices in split.devices] == [920] * 10
+
+
+def test_the_paper_s_esr_groups_use_every_pair_of_classes_and_every_sample():
+    split = group_split("pairs(700, 220)", ESR_LABELS, 10, 0)
+    counts = np.array([np.bincount(ESR_LABELS[group], minlength=5) for group in split.groups])
+
+    assert np.unique(np.concatenate(split.groups)).size == 9200
+    assert np.array_equal(np.sort(counts, axis=1), [[73, 73, 74, 350, 350]] * 10)
+    assert len({tuple(np.flatnonzero(row == 350)) for row in counts}) == 10
+
+
+def test_two_labels_dominate_the_paper_s_organ_groups():
+    totals = [1956, 1390, 1357, 1474, 3963, 3817, 6164, 3919, 3929, 3031, 3581]
+    labels = np.repeat(np.arange(11), totals)
+
+    split = group_split("pairs(3000, 458)", labels, 10, 0)
+
+    assert [len(group) for group in split.groups] == [3458] * 10
+    assert min(split.dominance(labels)) >= 3000 / 3458
+
+
+def test_a_minority_is_spread_over_the_classes_outside_the_pair():
+    labels = np.repeat(np.arange(10), 400)
+
+    split = group_split("pairs(200, 80)", labels, 10, 0)
+
+    for group in split.groups:
+        minor = np.sort(np.bincount(labels[group], minlength=10))[:-2]
+        assert minor.max() - minor.min() <= 20
+
+
+@pytest.mark.parametrize("concentration", [0.01, 1, 100])
+def test_every_group_has_both_labels_whatever_its_rates(concentration):
+    labels = np.repeat([0, 1], [1270, 198])
+
+    split = group_split(f"rates({concentration})", labels, 10, 0)
+
+    assert all(np.unique(labels[group]).size == 2 for group in split.groups)
+
+
+def test_a_small_concentration_skews_the_rates_and_a_large_one_does_not():
+    labels = np.repeat([0, 1], [8000, 2000])
+
+    spreads = [
+        np.std(
+            [labels[group].mean() for group in group_split(f"rates({concentration})", labels, 10, 0).groups]
+        )
+        for concentration in (1, 10_000)
+    ]
+
+    assert spreads[0] > 0.1
+    assert spreads[1] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("shards(2)", np.zeros(9, int), 2, 0), r"partition = 'shards\(2\)'; valid is iid, pairs"),
+        (("iid(3)", np.zeros(9, int), 2, 0), r"partition = 'iid\(3\)'; valid is iid, pairs"),
+        (("pairs(3, 2)", np.arange(9), 1, 0), r"partition = 'pairs\(3, 2\)'.*n_major even"),
+        (("pairs(nan, 2)", np.arange(9), 1, 0), r"partition = 'pairs\(nan, 2\)'"),
+        (("pairs(4, a)", np.arange(9), 1, 0), r"partition = 'pairs\(4, a\)'"),
+        (("pairs(4, 2)", np.arange(9), 2, 0), r"2 groups of 6 samples; valid is at most 9 samples"),
+        (("pairs(4, 2)", np.zeros(9, int), 1, 0), r"at least 2 classes \(there are 1\)"),
+        (("rates(0)", np.arange(9), 1, 0), r"partition = 'rates\(0\)'"),
+        (("iid", np.arange(9), 10, 0), "num-groups = 10; valid is 1 to 9 samples"),
+        (("iid", np.zeros((3, 3), int), 1, 0), r"labels has shape \(3, 3\); valid is \(N,\)"),
+        (("iid", np.arange(9), 3, -1), "seed = -1; valid is an integer >= 0"),
+        (("iid", np.arange(9), 3, 0, 0), "samples-per-device = 0; valid is an integer >= 1"),
+    ],
+)
+def test_a_bad_split_is_named_with_what_is_valid(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        group_split(*arguments)
+
+
+@settings(deadline=None, max_examples=30)
+@given(held=st.lists(st.text("abc-1", min_size=1), min_size=1, unique=True), data=st.data())
+def test_rows_of_two_parties_meet_by_sample_id(held, data):
+    wanted = data.draw(st.lists(st.sampled_from(held)))
+
+    places = match_ids(wanted, held)
+
+    assert [held[place] for place in places] == wanted
+
+
+def test_an_id_that_a_party_does_not_hold_is_named():
+    with pytest.raises(ValueError, match="wanted has 'x' and 1 more; valid are ids among the 2 held"):
+        match_ids(["a", "x", "y"], ["a", "b"])
+
+
+def test_an_id_held_twice_is_an_error():
+    with pytest.raises(ValueError, match="held has 1 ids twice; valid is each id once"):
+        match_ids(["a"], ["a", "a"])
