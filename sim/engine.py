@@ -375,13 +375,14 @@ class InProcessGrid(Grid):
         set_message_id(message, message_id)
         key = id(message.content)
         if key not in copies.contents:
-            content = message.content
-            if self._strict:
+            if self._strict:  # what was read back is nobody else's
                 metadata = message.metadata
                 content = through_the_wire(
-                    content, f"message {metadata.message_type} to node {metadata.dst_node_id}"
+                    message.content, f"message {metadata.message_type} to node {metadata.dst_node_id}"
                 )
-            copies.contents[key] = copy_records(content, copies.records), _array_bytes(content)
+            else:
+                content = copy_records(message.content, copies.records)
+            copies.contents[key] = content, _array_bytes(content)
         content, size = copies.contents[key]
         job = self._schedule(delivered(message, content))
         job.size = size
