@@ -65,7 +65,9 @@ def mean_curve(runs: Sequence[Run], x: str, y: str) -> Curve:
     )
 
 
-def draw(results: Results, xs: Sequence[str], ys: Sequence[str], *, log_y: bool = False) -> Figure:
+def draw(
+    results: Results, xs: Sequence[str], ys: Sequence[str], *, log_y: bool = False, by: str = ""
+) -> Figure:
     """Return a figure with one panel for each metric of ``ys`` over each cost of ``xs``.
 
     Parameters
@@ -76,22 +78,27 @@ def draw(results: Results, xs: Sequence[str], ys: Sequence[str], *, log_y: bool 
         Costs (see ``results.COSTS``) and metrics.
     log_y : bool (default: False)
         Draw the metrics on a logarithmic scale.
+    by : str (default: "")
+        A run-config key: each of its values gets a column of panels of its own, with that value's variants.
 
     Raises
     ------
     ValueError
-        If a cost is unknown or a run lacks a metric.
+        If a cost is unknown, a run lacks a metric, or no run has the setting ``by``.
     """
-    variants = {label: list(seeds.values()) for label, seeds in results.variants().items()}
-    panels = list(product(ys, xs))
-    columns = min(2, len(panels))
+    columns_of_lines = _columns(results, by)
+    pairs = list(product(ys, xs))
+    # One panel for each pair, side by side in twos; or one row for each pair, a column for each value.
+    panels = [(y, x, head, lines) for y, x in pairs for head, lines in columns_of_lines.items()]
+    columns = len(columns_of_lines) if by else min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(1.5 + 4.5 * columns, 1.6 + 3.4 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for ax, (y, x) in zip(axes, panels, strict=False):
-        for number, (label, runs) in enumerate(variants.items()):
+    axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if by else False).flatten()
+    for ax, (y, x, head, lines) in zip(axes, panels, strict=False):
+        for number, (label, runs) in enumerate(lines.items()):
             _line(ax, mean_curve(runs, x, y), label, number)
         _dress(ax, x, y, log_y)
+        ax.set_title(head, fontsize="medium")
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     axes[0].legend(fontsize="small", handlelength=4)
@@ -99,6 +106,19 @@ def draw(results: Results, xs: Sequence[str], ys: Sequence[str], *, log_y: bool 
     caption = textwrap.fill(_caption(results, xs), width=60 * columns)
     figure.supxlabel(caption, fontsize="small", color="#333333")
     return figure
+
+
+def _columns(results: Results, by: str) -> dict[str, dict[str, list[Run]]]:
+    """Return the runs of each line, by the column's head (empty for the only one) and the line's label."""
+    out: dict[str, dict[str, list[Run]]] = {}
+    for label, seeds in results.variants().items():
+        runs = list(seeds.values())
+        if by and by not in runs[0].settings:
+            raise ValueError(f"by = {by!r}; valid is a setting of the runs: {', '.join(runs[0].settings)}")
+        head = f"{by}={runs[0].settings[by]}" if by else ""
+        words = [word for word in label.split(", ") if word != head]
+        out.setdefault(head, {})[", ".join(words) or label] = runs
+    return out
 
 
 def save(figure: Figure, out: str | Path) -> list[Path]:

@@ -21,7 +21,17 @@ __all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load", "tidy_
 
 # Keys of a run config that change where or how a run is computed, not what is computed.
 _NOT_THE_EXPERIMENT = frozenset(
-    ("checkpoint-every", "device", "engine", "output-dir", "quiet", "resume", "seed", "training-mode")
+    (
+        "checkpoint-every",
+        "checkpoint-nodes",
+        "device",
+        "engine",
+        "output-dir",
+        "quiet",
+        "resume",
+        "seed",
+        "training-mode",
+    )
 )
 # Where a metric is looked for, in this order.
 SOURCES = ("central", "evaluate", "train")
@@ -153,6 +163,8 @@ class Results:
         The sweep's folder, None for single runs.
     warnings : sequence of str
         What a reader should know before believing a comparison.
+    by : str
+        The setting whose values get panels of their own where the user does not say; empty for none.
     """
 
     runs: Sequence[Run]
@@ -163,6 +175,7 @@ class Results:
     name: str
     folder: Path | None = None
     warnings: Sequence[str] = ()
+    by: str = ""
 
     def variants(self) -> dict[str, dict[int, Run]]:
         """Return the runs by label, then by seed, in their order."""
@@ -206,6 +219,7 @@ def load(paths: Sequence[str | Path]) -> Results:
         name=parts[0].name if parts else "runs",
         folder=parts[0].folder if len(folders) == 1 and parts else None,
         warnings=[warning for part in parts for warning in part.warnings] + _doubts(everything),
+        by=parts[0].by if parts else "",
     )
 
 
@@ -268,7 +282,15 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
             else:
                 warnings.append(f"{label}, seed {seed}: not finished, left out")
     return Results(
-        runs, asked["title"], asked["realism"], asked["x"], asked["y"], folder.name, folder, warnings
+        runs,
+        asked["title"],
+        asked["realism"],
+        asked["x"],
+        asked["y"],
+        folder.name,
+        folder,
+        warnings,
+        asked.get("by", ""),
     )
 
 

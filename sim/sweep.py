@@ -37,7 +37,7 @@ from hedgerow.sim.sweep_file import RESERVED, Sweep, Variant
 __all__ = ["Job", "Outcome", "cores", "plan_sweep", "run_sweep"]
 
 # Settings that change no result: a finished run is kept whatever they are.
-_IRRELEVANT = frozenset(("checkpoint-every", "output-dir", "quiet", "resume"))
+_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "resume"))
 _SETTINGS = "settings.toml"
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -259,6 +259,7 @@ class _Record:
                 "realism": sweep.realism,
                 "x": sweep.xs,
                 "y": sweep.ys,
+                "by": sweep.by,
                 "seeds": sweep.seeds,
                 "base": sweep.base,
                 "variants": [asdict(variant) for variant in sweep.variants],

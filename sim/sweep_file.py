@@ -7,6 +7,7 @@ TOML, for example:
     realism = "what is emulated and what is real"
     x = "sim-seconds"                # what to plot; a text or a list of texts
     y = ["loss", "accuracy"]
+    by = "tau1"                      # optional: a column of panels for each value of this setting
     seeds = [0, 1, 2]
     [base]                           # run-config keys of every run
     iterations = 600
@@ -35,7 +36,7 @@ from hedgerow.sim.results import COSTS
 
 __all__ = ["RESERVED", "Sweep", "Variant", "read_sweep"]
 
-_TABLES = {"title", "app", "realism", "x", "y", "seeds", "base", "grid", "variant"}
+_TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "base", "grid", "variant"}
 # The sweep sets these itself.
 RESERVED = ("output-dir", "resume", "seed")
 
@@ -63,6 +64,8 @@ class Sweep:
         For figures and tables.
     xs, ys : tuple of str
         What to plot.
+    by : str
+        The setting whose values get panels of their own; empty for none.
     seeds : tuple of int
         Each >= 0, no two alike.
     base : dict
@@ -77,6 +80,7 @@ class Sweep:
     realism: str
     xs: tuple[str, ...]
     ys: tuple[str, ...]
+    by: str
     seeds: tuple[int, ...]
     base: UserConfig
     variants: tuple[Variant, ...]
@@ -116,6 +120,7 @@ def read_sweep(file: str | Path) -> Sweep:
         realism=_of_type(raw, "realism", str, "", "a text", problems),
         xs=xs,
         ys=_texts(raw, "y", ["loss"], problems),
+        by=_of_type(raw, "by", str, "", "a run-config key", problems),
         seeds=tuple(seeds),
         base=base,
         variants=_variants(raw, problems),

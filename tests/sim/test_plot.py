@@ -55,6 +55,22 @@ def test_there_is_a_panel_for_each_pair_of_axes(results: Results) -> None:
     ]
 
 
+def test_a_settings_values_get_columns_of_their_own(write_run: WriteRun) -> None:
+    runs = [
+        write_run(f"{method}-{tau}", [1.0, 0.5], method=method, tau=tau) for tau in (1, 2) for method in "AB"
+    ]
+    figure = draw(load(runs), ["rounds"], ["loss", "accuracy"], by="tau")
+    assert [ax.get_title() for ax in figure.axes] == ["tau=1", "tau=2"] * 2
+    assert [ax.get_ylabel() for ax in figure.axes] == ["loss"] * 2 + ["accuracy"] * 2
+    labels = [[line.get_label() for line in ax.lines] for ax in figure.axes]
+    assert labels == [["method=A", "method=B"]] * 4
+
+
+def test_columns_by_an_unknown_setting_are_refused(results: Results) -> None:
+    with pytest.raises(ValueError, match="by = 'tau'; valid is a setting of the runs: seed, method"):
+        draw(results, ["rounds"], ["loss"], by="tau")
+
+
 def test_lines_differ_in_style_marker_and_colour(write_sweep: WriteRun) -> None:
     labels = "ABCDE"
     lines = draw(load([write_sweep({c: {0: [1.0]} for c in labels})]), ["rounds"], ["loss"]).axes[0].lines
