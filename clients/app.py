@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.clients.node_state import restore_state, tell_state
+from hedgerow.wire.calls import RESTORE, STATE, BatchHandler, Call
 
 __all__ = ["BatchClientApp", "each", "whoami"]
 
@@ -21,7 +22,8 @@ class BatchClientApp(ClientApp):
     Parameters
     ----------
     handlers : Mapping[str, BatchHandler]
-        Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler.
+        Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler. ``query.state`` and
+        ``query.restore``, by which a run's checkpoint holds what nodes keep, are added where missing.
 
     Raises
     ------
@@ -31,8 +33,8 @@ class BatchClientApp(ClientApp):
 
     def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
         super().__init__()
-        self._handlers = dict(handlers)
-        for message_type, handler in handlers.items():
+        self._handlers = {STATE: each(tell_state), RESTORE: each(restore_state), **handlers}
+        for message_type, handler in self._handlers.items():
             category, _, action = message_type.partition(".")
             registers = {"train": self.train, "evaluate": self.evaluate, "query": self.query}
             if category not in registers:

@@ -35,6 +35,7 @@ try:
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 except ImportError as error:
     raise ImportError(
         f"flwr {_FOUND} lacks a name that hedgerow.sim uses ({error}); reinstall flwr>=1.41,<1.42"
@@ -55,6 +56,7 @@ __all__ = [
     "flatten_dict",
     "flower_identity",
     "has_wrappers",
+    "is_simulation",
     "log",
     "read_toml",
     "set_message_id",
@@ -76,6 +78,11 @@ def flower_identity(run_id: int) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(TaskIdentity, name, value)
+
+
+def is_simulation(grid: object) -> bool:
+    """Tell whether a grid is that of Flower's simulation, whose nodes are on this machine."""
+    return isinstance(grid, InMemoryGrid)
 
 
 def empty_run(run_id: int) -> Run:

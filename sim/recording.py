@@ -42,7 +42,15 @@ __all__ = [
 ]
 
 # Settings that do not determine the rounds already run: where results go, how long to wait, how far to go.
-RESUME_MAY_CHANGE = ("checkpoint-every", "iterations", "output-dir", "quiet", "resume", "round-timeout")
+RESUME_MAY_CHANGE = (
+    "checkpoint-every",
+    "checkpoint-nodes",
+    "iterations",
+    "output-dir",
+    "quiet",
+    "resume",
+    "round-timeout",
+)
 
 _PACKAGES = ("hedgerow", "flwr", "torch", "numpy", "scipy", "networkx")
 
@@ -113,6 +121,7 @@ class RunRecorder:
         self.checkpoint_every = checkpoint_every
         self.rounds: list[dict[str, Any]] = []
         self._parts: dict[str, Stateful] = {}
+        self._on_demand = False
         self._state: Mapping[str, Any] | None = None
         if (folder / "config.json").exists():
             _check_same(read_config(folder), config)
@@ -131,9 +140,11 @@ class RunRecorder:
         """Put the state of these parts (``strategy=…, engine=grid``) into checkpoints.
 
         Parts without ``state_dict``, Flower's own grids for example, are left out: they keep nothing
-        that could be saved.
+        that could be saved. With a part whose ``on_demand`` is true all are asked only when a checkpoint
+        is due, and an interrupted run falls back to the last one.
         """
         self._parts = {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+        self._on_demand = any(getattr(part, "on_demand", False) for part in self._parts.values())
 
     def resume(self) -> None:
         """Load the checkpoint into the parts; the rounds after it are struck from the record.
@@ -164,10 +175,11 @@ class RunRecorder:
         self.rounds.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        if self._parts and record["round"] > 0:
+        due = record["round"] % self.checkpoint_every == 0
+        if self._parts and record["round"] > 0 and (due or not self._on_demand):
             states = {name: part.state_dict() for name, part in self._parts.items()}
             self._state = {"round": record["round"], "parts": states}
-            if record["round"] % self.checkpoint_every == 0:
+            if due:
                 self._save_state()
 
     @contextmanager

@@ -13,9 +13,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from hedgerow.sim._compat import is_simulation
 from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.live import LiveProgress
 from hedgerow.sim.recording import RunRecorder, new_run_folder, round_table
+from hedgerow.sim.remote_state import RemoteState
 from hedgerow.sim.settings import Setting, choice, flag, number, text, whole
 from hedgerow.wire.records import to_state_dict
 
@@ -30,6 +32,7 @@ RUN_SETTINGS: Mapping[str, Setting] = {
     "engine": choice("flower", "inprocess"),
     "output-dir": text("a folder"),
     "checkpoint-every": whole(1),
+    "checkpoint-nodes": choice("auto", "always", "never"),
     "resume": text("the folder of an earlier run, or empty"),
     "quiet": flag(),
 }
@@ -117,7 +120,7 @@ def run_strategy(
     strategy = build([recorder.on_round_end, live])
     if values["engine"] == "inprocess":
         grid = InProcessGrid.inside(grid, client_app, context)
-    recorder.keep_state(strategy=strategy, engine=grid)
+    recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
     if values["resume"]:
         recorder.resume()
     with recorder.guard(), live:
@@ -134,6 +137,16 @@ def run_strategy(
     print(round_table(recorder.rounds, title))
     print(f"Run folder: {recorder.folder}", flush=True)
     return recorder
+
+
+def _keepers_of_node_state(grid: Grid, values: Mapping[str, Any]) -> dict[str, object]:
+    """Return who knows what nodes keep: our engine, or the nodes themselves where they may be asked."""
+    if isinstance(grid, InProcessGrid):
+        return {"engine": grid}
+    asked = values["checkpoint-nodes"]
+    if asked == "always" or (asked == "auto" and is_simulation(grid)):
+        return {"nodes": RemoteState(grid, values["round-timeout"])}
+    return {}
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:

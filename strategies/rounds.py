@@ -143,6 +143,8 @@ def run_rounds(
 ) -> Result:
     """Run the rounds that are left; parameters and result as in Flower's ``Strategy.start``.
 
+    A strategy may have a property ``finished``, which ends the run before ``num_rounds``.
+
     Raises
     ------
     TooFewRepliesError
@@ -162,6 +164,8 @@ def run_rounds(
         _tell(strategy, 0, started, central=central)
 
     for current in range(first, num_rounds + 1):
+        if getattr(strategy, "finished", False):
+            break
         started = time.monotonic()
         log(INFO, "[ROUND %d/%d]", current, num_rounds)
         arrays, train = _train(strategy, grid, current, arrays, train_config, timeout)

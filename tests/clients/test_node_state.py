@@ -1,0 +1,63 @@
+"""What a node tells of its state and takes back, between runs with different ids."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+
+from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients.node_state import restore_state, tell_state
+from hedgerow.wire.calls import RESTORE, STATE, Call
+
+
+def node(run_id: int, partition_id: int = 3, state: RecordDict | None = None, **node_config: bool) -> Context:
+    config = {"partition-id": partition_id, **node_config}
+    return Context(run_id, 7, config, state or RecordDict(), {})  # type: ignore[arg-type]
+
+
+def kept(run_id: int) -> RecordDict:
+    status = ConfigRecord({"run": str(run_id), "round-index": 4})
+    return RecordDict({"memory": ArrayRecord({"e": Array(np.arange(3.0))}), "status": status})
+
+
+def moved(earlier: Context, later: Context) -> RecordDict:
+    told = tell_state(Call(RecordDict(), earlier, STATE))
+    restore_state(Call(told, later, RESTORE))
+    return later.state
+
+
+def test_all_that_a_node_keeps_comes_back() -> None:
+    state = moved(node(1, state=kept(1)), node(1))
+    assert set(state) == {"memory", "status"}
+    assert np.array_equal(state.array_records["memory"]["e"].numpy(), np.arange(3.0))
+    assert state.config_records["status"]["round-index"] == 4
+
+
+def test_state_of_the_run_is_state_of_the_resumed_run() -> None:
+    assert moved(node(1, state=kept(1)), node(2)).config_records["status"]["run"] == "2"
+
+
+def test_state_of_a_run_before_is_not_taken_for_the_resumed_ones() -> None:
+    assert moved(node(1, state=kept(9)), node(2)).config_records["status"]["run"] == "9"
+
+
+def test_what_a_node_kept_since_is_forgotten() -> None:
+    later = node(2, state=RecordDict({"other": ConfigRecord({"a": 1})}))
+    assert "other" not in moved(node(1, state=kept(1)), later)
+
+
+def test_telling_changes_nothing() -> None:
+    context = node(1, state=kept(1))
+    tell_state(Call(RecordDict(), context, STATE))
+    assert set(context.state) == {"memory", "status"}
+
+
+def test_an_owner_can_keep_the_state_on_the_device() -> None:
+    context = node(1, state=kept(1), **{"share-state": False})
+    with pytest.raises(PermissionError, match="share-state is false in the node config of partition 3"):
+        tell_state(Call(RecordDict(), context, STATE))
+
+
+def test_every_app_of_the_suite_answers() -> None:
+    app = BatchClientApp({"train": lambda calls: []})
+    assert app.batch_handler(STATE) is not None
+    assert app.batch_handler(RESTORE) is not None
