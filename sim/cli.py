@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from hedgerow.sim.results import Results
     from hedgerow.sim.sweep import Job, Outcome
+    from hedgerow.strategies.hsgd_costs import Sizes
+    from hedgerow.strategies.hsgd_estimates import Estimates as HSGDEstimates
+    from hedgerow.strategies.hsgd_theory import Plan as HSGDPlan
     from hedgerow.strategies.similarity_free_theory import Estimates, Plan
 
 __all__ = ["Engine", "app"]
@@ -120,6 +123,84 @@ def run(
     except (RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+deploy = typer.Typer(no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them.")
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.command("local")
+def deploy_local(
+    app_path: Annotated[
+        str, typer.Argument(metavar="APP", help="Folder of a Flower App, or a module inside one.")
+    ],
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Number of SuperNodes. Default: what the app says, else 2.")
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Encrypt, and let in only SuperNodes whose key is registered.")
+    ] = False,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="'key=value key=value', or a .toml file. Repeatable."),
+    ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option(help="'key=value ...' for every node, '0-3: key=value' for some. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the run folder goes: the key 'output-dir'.")
+    ] = None,
+    keep_logs: Annotated[
+        bool, typer.Option("--keep-logs", help="Leave the programs' logs beside the run folder.")
+    ] = False,
+) -> None:
+    """Run an app on a SuperLink and SuperNodes started here for it, and stop them.
+
+    Exits with 0 if the run completed, 1 if it failed or a program did not start, 2 on bad options, 130 if
+    interrupted, 143 if terminated.
+    """
+    from hedgerow.sim.deploy import deploy_local as start  # noqa: PLC0415
+    from hedgerow.sim.deploy import node_configs  # noqa: PLC0415
+    from hedgerow.sim.launch import find_app, plan_run, toml_value  # noqa: PLC0415
+    from hedgerow.sim.processes import StartError  # noqa: PLC0415
+
+    with _bad_options():
+        spec = find_app(app_path)
+        overrides = [*(run_config or []), *([f"output-dir={toml_value(str(out))}"] if out else [])]
+        plan = plan_run(spec, overrides, num_nodes=nodes)
+        if plan.faults is not None:
+            raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
+        configs = node_configs(node_config or [], plan.num_nodes)
+    try:
+        code = start(spec, plan, tls=tls, node_config=configs, keep_logs=keep_logs)
+    except StartError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except (KeyboardInterrupt, SystemExit) as stop:
+        typer.echo("Interrupted; all that was started is stopped", err=True)
+        raise typer.Exit(130 if isinstance(stop, KeyboardInterrupt) else 143) from None
+    raise typer.Exit(code)
+
+
+@deploy.command("keys")
+def deploy_keys(
+    folder: Annotated[Path, typer.Argument(help="Where they are written.")],
+    nodes: Annotated[int, typer.Option(min=0, help="Number of SuperNodes.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Address or name of the SuperLink. Repeatable. Default: loopback only."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificates are valid.")] = 365,
+) -> None:
+    """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for machines you own."""
+    from hedgerow.sim.certificates import LOOPBACK, make_credentials  # noqa: PLC0415
+
+    with _bad_options():
+        made = make_credentials(folder, nodes, hosts=[*LOOPBACK, *(host or [])], days=days)
+    typer.echo(f"SuperLink: {made.ca} {made.server_certificate} {made.server_key}")
+    for key in made.nodes:
+        typer.echo(f"SuperNode: {made.ca} {key.private}; register {key.public}")
 
 
 @app.command()
@@ -240,6 +321,9 @@ def plot(
         Path | None, typer.Option(help="FILE.png and FILE.svg are written. Default: in the sweep's folder.")
     ] = None,
     log_y: Annotated[bool, typer.Option("--log-y", help="Draw y on a logarithmic scale.")] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="KEY", help="A column of panels for each value of this setting.")
+    ] = None,
 ) -> None:
     """Draw each variant's mean and band over its seeds: a panel for each pair of x and y."""
     from hedgerow.sim.plot import default_path, draw, save  # noqa: PLC0415
@@ -247,7 +331,8 @@ def plot(
     with _bad_options():
         results = _load(paths)
         xs, ys = x or results.xs, y or results.ys
-        written = save(draw(results, xs, ys, log_y=log_y), out or default_path(results, xs, ys))
+        figure = draw(results, xs, ys, log_y=log_y, by=results.by if by is None else by)
+        written = save(figure, out or default_path(results, xs, ys))
     for path in written:
         typer.echo(path)
 
@@ -474,6 +559,231 @@ def plan_similarity_free(
     console.print(_input_table(known, guessed_loss=from_run is None and initial_loss is None))
     console.print(_constants_table(rows, f"Constants, {whose}; contraction {contraction:g}"))
     console.print(_guarantees_table(rows, num_rounds, epsilon))
+
+
+# The MIMIC-III networks of the paper's experiments: |theta_0|, |theta_1|, |theta_2|, e_1, e_2, |A|.
+_HSGD_SIZES = (33, 3_584, 3_584, 16, 16, 29)
+
+
+@plans.command("hsgd")
+def plan_hsgd(
+    rho: Annotated[
+        float | None, typer.Option(help="Lipschitz constant of the gradients. Needed without --from-run.")
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Root of a stochastic gradient's variance bound. Needed without --from-run."),
+    ] = None,
+    loss_gap: Annotated[
+        float | None,
+        typer.Option(
+            help="F(theta^0) - E[F(theta^T)], the paper's second term 0. Needed without --from-run."
+        ),
+    ] = None,
+    gradient2: Annotated[
+        float | None, typer.Option(help="||grad F||^2 at the start, for Strategy 3's learning rate.")
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help='Folder of a run with -c "adaptive=observe": gives what is not given.'
+        ),
+    ] = None,
+    app_path: Annotated[
+        str | None, typer.Option("--app", help="Folder of the app: sizes, T and eta of its settings.")
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Changes of the app's settings. Repeatable."),
+    ] = None,
+    head: Annotated[int, typer.Option(help="Scalars of the head.")] = _HSGD_SIZES[0],
+    hospital: Annotated[int, typer.Option(help="Scalars of the hospital's encoder.")] = _HSGD_SIZES[1],
+    device: Annotated[int, typer.Option(help="Scalars of the device's encoder.")] = _HSGD_SIZES[2],
+    hospital_encoding: Annotated[int, typer.Option(help="e_1.")] = _HSGD_SIZES[3],
+    device_encoding: Annotated[int, typer.Option(help="e_2.")] = _HSGD_SIZES[4],
+    batch: Annotated[int, typer.Option(help="Devices of a group in a local interval.")] = _HSGD_SIZES[5],
+    num_groups: Annotated[int, typer.Option(min=1, help="Groups M, taken as equal.")] = 10,
+    iterations: Annotated[int | None, typer.Option(help="T. Default: the app's, else 4000.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="eta. Default: the app's, else 0.01.")] = None,
+    target: Annotated[float, typer.Option(help="Mean squared gradient norm to reach.")] = 0.5,
+    eta_power: Annotated[
+        int, typer.Option(help="Q* with eta^3, the root of (20), or with eta^2, as printed.")
+    ] = 3,
+    compute_seconds: Annotated[float, typer.Option(help="t_c of one iteration.")] = 0.0,
+    rows: Annotated[int, typer.Option(min=1, help="How many pairs (P, Q) to show.")] = 10,
+) -> None:
+    """Choose HSGD's intervals P and Q and its learning rate by the bound (17) and the cost (19).
+
+    The bound is for groups that are alike, and its proof has gaps: take it for a guide. Without sizes or an
+    app, the sizes are those of the paper's MIMIC-III networks.
+    """
+    from rich.console import Console  # noqa: PLC0415
+
+    from hedgerow.sim.recording import read_rounds  # noqa: PLC0415
+    from hedgerow.strategies import hsgd_costs as costs  # noqa: PLC0415
+    from hedgerow.strategies import hsgd_theory as theory  # noqa: PLC0415
+    from hedgerow.strategies.hsgd_estimates import Estimates  # noqa: PLC0415
+
+    with _bad_options():
+        groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
+        settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}
+        if app_path is not None:
+            groups, settings = _app_of_hsgd(app_path, run_config or [])
+        T = settings["iterations"] if iterations is None else iterations
+        eta = settings["learning-rate"] if learning_rate is None else learning_rate
+        told = {} if from_run is None else _told_constants(from_run, read_rounds(from_run))
+        given = {"rho": rho, "delta": delta, "loss-gap": loss_gap, "gradient2": gradient2}
+        inputs = {key: told.get(key) if value is None else value for key, value in given.items()}
+        lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
+        if lacking:
+            raise ValueError(f"{', '.join(lacking)} needed, or --from-run, which measures them")
+        known = Estimates(
+            float(inputs["loss-gap"] or 0.0), float(inputs["rho"] or 0.0), float(inputs["delta"] or 0.0)
+        )
+        if eta_power not in (2, 3):
+            raise ValueError(f"--eta-power {eta_power}; valid is 3 or 2")
+        console = Console()
+        sources = {key: "given" if given[key] is not None else "measured" for key in given}
+        console.print(_hsgd_inputs(inputs, sources, T, eta, target))
+        console.print(_hsgd_intervals(known, T, eta, target))
+        found = theory.plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds)
+        console.print(
+            _hsgd_strategies(
+                known, groups, T, eta, 3 if eta_power == 3 else 2, inputs["gradient2"], compute_seconds
+            )
+        )
+        if found:
+            console.print(_hsgd_pairs(found[:rows], groups, T, target))
+        else:
+            console.print(
+                f"Infeasible: no P and Q with eta = {eta:g} <= 1 / (8 P rho) reach {target:g} in {T} "
+                "iterations. Take a larger target, a larger T or another eta."
+            )
+
+
+def _app_of_hsgd(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, Any]]:
+    """Return each group's sizes, which the app knows, and its settings."""
+    import importlib  # noqa: PLC0415
+
+    from hedgerow.sim.launch import load_app, plan_run  # noqa: PLC0415
+
+    loaded = load_app(path)
+    package = loaded.spec.components["serverapp"].partition(".")[0]
+    settings = importlib.import_module(f"{package}.settings")
+    if not hasattr(settings, "group_sizes"):
+        raise ValueError(f"--app {path}: {loaded.name} has no groups; valid is the app hsgd")
+    values = settings.read(plan_run(loaded.spec, run_config).run_config)
+    return settings.group_sizes(values), values
+
+
+def _told_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the constants of a run's first estimate."""
+    for record in rounds:
+        if "rho" in record["train"]:
+            train = record["train"]
+            return {
+                "rho": train["rho"],
+                "delta": train["delta-g"],
+                "loss-gap": train["F0"],
+                "gradient2": train["gradient2"],
+            }
+    raise ValueError(f'{folder} has no estimates; a run with -c "adaptive=observe" makes them')
+
+
+def _hsgd_inputs(
+    inputs: dict[str, float | None], sources: dict[str, str], T: int, eta: float, target: float
+) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table("input", "value", "source", title="What the plan rests on", title_justify="left")
+    for key, value in inputs.items():
+        if value is not None:
+            table.add_row(key, f"{value:.6g}", sources[key])
+    for key, value in (("T", T), ("eta", eta), ("target", target)):
+        table.add_row(key, f"{value:g}", "set")
+    return table
+
+
+def _hsgd_intervals(known: HSGDEstimates, T: int, eta: float, target: float) -> Table:
+    """Say of some P what eta may be, and which Q reaches the target (Strategy 1)."""
+    from rich.table import Table  # noqa: PLC0415
+
+    from hedgerow.strategies import hsgd_theory as theory  # noqa: PLC0415
+
+    table = Table("P", "largest eta", "Lambda_min", "largest Q", title="Strategy 1", title_justify="left")
+    for P in (1, 2, 4, 8, 16, 32):
+        least = theory.lambda_min(known, P=P, eta=eta, T=T, target=target)
+        Q = theory.choose_local_interval(known, P=P, eta=eta, T=T, target=target)
+        cap = theory.eta_max(known.rho, P)
+        over = "" if theory.interval_max(known.rho, eta) >= P else ", eta too large"
+        reached = "infeasible" if Q is None else str(Q)
+        table.add_row(
+            str(P), f"{cap:.6g}", "infeasible" if math.isinf(least) else f"{least:.6g}", reached + over
+        )
+    return table
+
+
+def _hsgd_strategies(
+    known: HSGDEstimates,
+    groups: list[Sizes],
+    T: int,
+    eta: float,
+    eta_power: Literal[2, 3],
+    gradient2: float | None,
+    compute_seconds: float,
+) -> Table:
+    """Say what P = Q Strategy 2 chooses, what that costs, and the eta of Strategy 3 there."""
+    from rich.table import Table  # noqa: PLC0415
+
+    from hedgerow.strategies import hsgd_theory as theory  # noqa: PLC0415
+
+    table = Table("Strategy 2 and 3", "value", title_justify="left")
+    star = theory.q_star(known, eta=eta, T=T, eta_power=eta_power)
+    table.add_row(f"Q* with eta^{eta_power}", f"{star:.6g}")
+    largest = theory.interval_max(known.rho, eta)
+    table.add_row("largest P that eta admits", str(largest))
+    if largest < 1:
+        table.add_row("P = Q", f"infeasible: eta is above {theory.eta_max(known.rho, 1):.6g}")
+        return table
+    P = theory.choose_same_interval(known, eta=eta, T=T, eta_power=eta_power)
+    table.add_row("P = Q", str(P))
+    table.add_row("bound (17)", f"{theory.bound(known, P=P, Q=P, eta=eta, T=T):.6g}")
+    if gradient2 is not None:
+        table.add_row("eta* at P = Q", f"{theory.choose_eta(known, P=P, Q=P, gradient2=gradient2):.6g}")
+    paper, wire, seconds = _hsgd_cost(groups, P, P, T, compute_seconds)
+    table.add_row("cost (19), MB", f"{paper / 1e6:.6g}")
+    table.add_row("sent on all links, MB", f"{wire / 1e6:.6g}")
+    table.add_row("seconds a round", f"{seconds:.6g}")
+    return table
+
+
+def _hsgd_pairs(found: list[HSGDPlan], groups: list[Sizes], T: int, target: float) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+
+    columns = ("P", "Q", "bound (17)", "cost (19), MB", "all links, MB", "simulated s", "iterations")
+    title = f"Pairs that reach {target:g}, the cheapest by (19) first"
+    table = Table(*columns, title=title, title_justify="left")
+    for one in found:
+        _, wire, _ = _hsgd_cost(groups, one.P, one.Q, T, 0.0)
+        numbers = (one.bound, one.bytes / 1e6, wire / 1e6, one.seconds)
+        table.add_row(str(one.P), str(one.Q), *(f"{number:.6g}" for number in numbers), str(one.iterations))
+    return table
+
+
+def _hsgd_cost(
+    groups: list[Sizes], P: int, Q: int, T: int, compute_seconds: float
+) -> tuple[float, int, float]:
+    """Return bytes by (19) and on all links, over all groups, and the slowest group's seconds a round."""
+    from hedgerow.strategies import hsgd_costs as costs  # noqa: PLC0415
+    from hedgerow.strategies.hsgd_theory import iterations  # noqa: PLC0415
+
+    paper = sum(costs.paper_bytes(sizes, P=P, Q=Q, T=T) for sizes in groups)
+    wire = sum(sum(costs.traffic(sizes, P=P, Q=Q, T=iterations(T, P)).values()) for sizes in groups)
+    seconds = max(
+        costs.round_seconds(costs.round_parts(sizes), P=P, Q=Q, compute_seconds=compute_seconds)
+        for sizes in groups
+    )
+    return paper, wire, seconds
 
 
 def _compression(

@@ -9,21 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 import re
 import shlex
-import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,20 +27,25 @@ from flwr.serverapp import ServerApp
 from hedgerow.sim._compat import SUPERLINK_NODE_ID, app_pyproject, flower_identity, read_toml
 from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.faults import FaultModel
-from hedgerow.sim.recording import read_config
+from hedgerow.sim.flower_cli import FlowerRun, environment, healthy
+from hedgerow.sim.processes import Program, free_ports, program, uninterrupted
+from hedgerow.sim.recording import read_config, sigterm_raises
 
 __all__ = [
     "AppSpec",
     "LoadedApp",
     "Plan",
+    "absolute_output",
     "find_app",
     "flower_run",
+    "follow",
     "load_app",
     "parse_overrides",
     "plan_run",
     "resumed_config",
     "run_app",
     "toml_text",
+    "toml_value",
 ]
 
 T = TypeVar("T")
@@ -317,23 +314,19 @@ def flower_run(
     plan = plan or plan_run(spec)
     if plan.faults is not None:
         raise ValueError("fault-*: Flower's engine plays no faults; use the engine inprocess")
-    run_config = dict(plan.run_config)
-    output = run_config.get("output-dir")
-    if isinstance(output, str) and output:
-        run_config["output-dir"] = str(Path(output).expanduser().absolute())
+    run_config = absolute_output(plan.run_config)
     federation = (
         f"num-supernodes={plan.num_nodes} client-resources-num-cpus={client_cpus} "
         f"client-resources-num-gpus={float(client_gpus)}"
     )
-    with _superlink() as (home, env):
+    with sigterm_raises(), _superlink() as (home, env):
         overrides = home / "run-config.toml"
         overrides.write_text(toml_text(run_config), encoding="utf-8")
-        arguments = ["--stream", "--federation-config", federation]
+        arguments = [str(spec.folder), "--federation-config", federation]
         if run_config:
             arguments += ["--run-config", str(overrides)]
-        print("$", shlex.join(["flwr", "run", str(spec.folder), *arguments]), flush=True)
-        run_id = _stream([_program("flwr"), "run", str(spec.folder), *arguments], env)
-        return 1 if run_id is None else _exit_code(run_id, env)
+        print("$", shlex.join(["flwr", "run", *arguments, "--stream"]), flush=True)
+        return follow(FlowerRun(arguments, env))
 
 
 # Overrides
@@ -439,139 +432,46 @@ def _component(spec: AppSpec, name: str, kind: type[T]) -> T:
 # Flower's programs
 
 
-def _program(name: str) -> str:
-    """Return one of this environment's programs, which need not be on PATH."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.is_file() else shutil.which(name)
-    if found is None:
-        raise RuntimeError(f"{name} is not installed: pip install 'flwr[simulation]>=1.41,<1.42'")
-    return found
-
-
 @contextmanager
 def _superlink(patience: float = 60.0) -> Iterator[tuple[Path, dict[str, str]]]:
     """Keep a SuperLink for one run; yields its home and the environment that leads to it."""
-    with socket.socket() as probe, socket.socket() as other:
-        probe.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        port, control_port = probe.getsockname()[1], other.getsockname()[1]
+    port, control_port = free_ports(2)
     with tempfile.TemporaryDirectory(prefix="hedgerow-flwr-", ignore_cleanup_errors=True) as home:
         env = {
-            **os.environ,
-            "FLWR_HOME": home,
+            **environment(Path(home)),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
             "FLWR_LOCAL_CONTROL_API_PORT": str(control_port),
-            # A per-run environment would stand before this one, and needs a network.
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "PYTHONUNBUFFERED": "1",
-            # The SuperLink starts its other programs by name.
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
-        log_file = Path(home) / "superlink.log"
-        command = [_program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
+        command = [program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
-        with log_file.open("wb") as output:
-            process = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+        superlink = Program("the SuperLink", command, env, Path(home) / "superlink.log")
         try:
-            _wait_until_healthy(process, port, log_file, patience)
+            superlink.start()
+            superlink.wait_until(lambda: healthy(port), patience)
             yield Path(home), env
         finally:
-            _stop(process)
+            # An interrupted run's simulation and its Ray would outlive their SuperLink.
+            with uninterrupted():
+                superlink.stop()
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, log_file: Path, patience: float) -> None:
-    end = time.monotonic() + patience
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    text = log_file.read_text(encoding="utf-8", errors="replace")[-2000:]
-    raise RuntimeError(f"the SuperLink did not start within {patience:g} s:\n{text}")
+def absolute_output(run_config: UserConfig) -> UserConfig:
+    """Return the run config with an absolute ``output-dir``: Flower's programs may work elsewhere."""
+    output = run_config.get("output-dir")
+    if not isinstance(output, str) or not output:
+        return dict(run_config)
+    return {**run_config, "output-dir": str(Path(output).expanduser().absolute())}
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop the SuperLink that we started, and every process group that it or its descendants opened.
-
-    A SuperLink ends its SuperExec, but an interrupted run's simulation and its Ray would live on.
-    """
-    groups = _process_groups(process.pid)
-    for sign, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
-        end = time.monotonic() + patience
-        for group in groups:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, sign)
-        while groups and time.monotonic() < end:
-            process.poll()  # our own child counts as alive until it is reaped
-            groups = {group for group in groups if _alive(group)}
-            time.sleep(0.1)
-
-
-def _process_groups(root: int) -> set[int]:
-    """Return the process groups of a process and its descendants, never this process's own."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True)
-    children: dict[int, list[int]] = {}
-    group_of: dict[int, int] = {}
-    for line in table.stdout.splitlines():
-        pid, parent, group = (int(column) for column in line.split())
-        children.setdefault(parent, []).append(pid)
-        group_of[pid] = group
-    groups, pending = {root}, [root]
-    while pending:
-        pid = pending.pop()
-        groups.add(group_of.get(pid, root))
-        pending += children.get(pid, [])
-    return groups - {os.getpgrp()}
-
-
-def _alive(group: int) -> bool:
+def follow(run: FlowerRun) -> int:
+    """Follow a run to its end and return its true exit code; say on stderr how it failed."""
     try:
-        os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _stream(command: list[str], env: dict[str, str]) -> int | None:
-    """Run ``flwr run --stream``, printing what it prints; return the run's id, None if none was started."""
-    run_id = None
-    with subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                started = re.search(r"Successfully started run (\d+)", line)
-                if started:
-                    run_id = int(started[1])
-        except BaseException:
-            process.terminate()
-            raise
-    return run_id
-
-
-def _exit_code(run_id: int, env: dict[str, str], patience: float = 30.0) -> int:
-    """Ask Flower how a run ended: ``flwr run`` itself exits with 0 even if it failed."""
-    end = time.monotonic() + patience
-    command = [_program("flwr"), "list", "--run-id", str(run_id), "--format", "json"]
-    status = "unknown"
-    while time.monotonic() < end:
-        answer = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
-        try:
-            run = json.loads(answer)["runs"][0]
-        except (ValueError, LookupError):
-            run = {}
-        status = str(run.get("status", status))
-        if status.startswith("finished"):
-            break
-        time.sleep(1.0)
-    if status == "finished:completed":
-        return 0
-    print(f"Run {run_id}: {status} {run.get('status-details', '')}".rstrip(), file=sys.stderr)
-    return 1
+        end = run.wait()
+    finally:
+        run.close()
+    if end.exit_code:
+        print(f"Run {end.run_id}: {end.status} {end.details}".rstrip(), file=sys.stderr)
+    return end.exit_code
 
 
 def resumed_config(spec: AppSpec, folder: str) -> list[str]:
@@ -589,15 +489,15 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
     earlier = read_config(folder)["run"]
     known = {key: value for key, value in earlier.items() if key in spec.config or _is_fault(key)}
     known["resume"] = str(Path(folder).expanduser().resolve())
-    return [f"{key}={_toml_value(value)}" for key, value in known.items()]
+    return [f"{key}={toml_value(value)}" for key, value in known.items()]
 
 
 def toml_text(values: UserConfig) -> str:
     """Return a flat run config as TOML, which ``--run-config`` reads back unchanged."""
-    """Write flat values as TOML; JSON's texts, numbers and booleans are TOML's too."""
-    return "".join(f"{json.dumps(key)} = {_toml_value(value)}\n" for key, value in values.items())
+    return "".join(f"{json.dumps(key)} = {toml_value(value)}\n" for key, value in values.items())
 
 
-def _toml_value(value: UserConfigValue) -> str:
-    # JSON's own inf and nan are not TOML's; Python's are.
+def toml_value(value: UserConfigValue) -> str:
+    """Return a value as TOML."""
+    # JSON's texts, numbers and booleans are TOML's too; its own inf and nan are not TOML's; Python's are.
     return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import ceps.settings
 import fedmud.settings
+import hsgd.settings
 import sd_feel.settings
 import similarity_free.settings
 from hedgerow.sim.launch import AppSpec, LoadedApp, find_app, load_app, plan_run, run_app
@@ -37,6 +38,7 @@ _COMMON: dict[str, Any] = {
     "engine": "ray",
     "output-dir": 1,
     "checkpoint-every": 0,
+    "checkpoint-nodes": "sometimes",
     "resume": 3,
     "quiet": 1,
 }
@@ -284,4 +286,59 @@ CEPS = AppCase(
     learnt="linear",
 )
 
-CASES = (SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS)
+HSGD = AppCase(
+    name="hsgd",
+    settings=hsgd.settings,
+    bad={
+        **{
+            key: value
+            for key, value in _COMMON.items()
+            if key not in ("scaling", "device", "batch-size", "training-mode", "stack-nodes")
+        },
+        "method": "sgd",
+        "tdcd": "mixed",
+        "num-groups": 0,
+        "layout": "rows",
+        "patients-per-group": -1,
+        "participation": 0.0,
+        "iterations": 0,
+        "global-interval": 0,
+        "local-interval": 0,
+        "learning-rate": 0.0,
+        "halving-period": -1,
+        "mu": -1.0,
+        "clip": -1.0,
+        "noise-multiplier": -1.0,
+        "noise-delta": 1.0,
+        "noise-source": "dice",
+        "adaptive": "always",
+        "replan-every": -1,
+        "eta-power": 4,
+        "probe-steps": 0,
+        "probe-batches": 0,
+        "probe-batch": -1,
+        "probe-aggregate": "median",
+        "final-loss": "low",
+        "compute-seconds": -1.0,
+        "raw-bytes-per-group": -1.0,
+        "raw-seconds": -1.0,
+    },
+    # Groups of TDCD that stay apart need as many nodes as every other method.
+    small={
+        "num-groups": 2,
+        "num-clients": 4,
+        "tdcd": "isolated",
+        "patients-per-group": 10,
+        "participation": 0.4,
+        "iterations": 8,
+        "global-interval": 4,
+        "local-interval": 2,
+        "evaluate-every": 1,
+    },
+    method="method",
+    methods=hsgd.settings.METHODS,
+    rounds={},
+    learnt="breast-cancer",
+)
+
+CASES = (SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS, HSGD)

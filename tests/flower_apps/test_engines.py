@@ -51,8 +51,9 @@ JOBS = (
     ),
     Job(
         "hsgd",
-        "num-groups=2 num-clients=4 patients-per-group=10 participation=0.4 iterations=80 global-interval=4 "
+        "num-groups=2 num-clients=4 patients-per-group=10 participation=0.4 iterations=56 global-interval=4 "
         "local-interval=2 evaluate-every=4",
+        killed_at=7,
     ),
 )
 

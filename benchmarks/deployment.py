@@ -1,0 +1,202 @@
+"""What does an exchange with real SuperNodes cost, and where does the time go?
+
+    python benchmarks/deployment.py                  # stock settings against the shipped ones
+    python benchmarks/deployment.py --exchanges      # exchanges a round of every app, counted
+    python benchmarks/deployment.py --memory         # memory of a node's processes, every app
+
+One SuperLink and some SuperNodes on this machine, with TLS and authentication; a model of 21,840 parameters
+and five SGD steps a round. Stock is Flower as it comes: ``Grid.send_and_receive`` and no setting. Shipped is
+what ``hedgerow deploy local`` and the suite's strategies use. Both in one run, in turn; the first round, in
+which every node installs the app, is not counted. Every node shares these cores: more nodes are slower here,
+and are not on devices.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+from flwr.app import Message
+
+from hedgerow.sim import launch
+from hedgerow.sim.deploy import Deployment, SuperNode
+from hedgerow.sim.engine import InProcessGrid
+
+HERE = Path(__file__).parent
+APPS = HERE.parent / "flower_apps"
+PHASES = (
+    ("pushed", "received", "the node asks (every 3 s) and fetches the message"),
+    ("received", "started", "its SuperExec asks and starts a process"),
+    ("started", "called", "the process imports Flower, torch and the app"),
+    ("called", "done", "five steps of SGD"),
+    ("done", "sent", "the reply goes to the SuperNode, which looks every 0.5 s"),
+    ("sent", "arrived", "the reply goes to the SuperLink and on to the ServerApp"),
+)
+# The least of every app: what it imports and keeps, not what it learns.
+SMALL = {
+    "sd_feel": "num-clients=2 num-servers=2 topology=path tau1=2 tau2=1 iterations=4",
+    "similarity_free": "num-clients=2 num-rounds=2 local-iters=2 partition=iid",
+    "fedmud": "num-clients=2 clients-per-round=2 num-rounds=2",
+    "ceps": "num-clients=2 topology=complete iterations=6 interval-low=1 interval-high=2",
+}
+
+
+class Watch(threading.Thread):
+    """Notes when a node's log says that a message came or a reply went."""
+
+    def __init__(self, node: SuperNode) -> None:
+        super().__init__(daemon=True)
+        self.node = node
+        self.received: list[float] = []
+        self.sent: list[float] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        with self.node.log_file.open() as lines:
+            while not self.over.wait(0.02):
+                for line in lines:
+                    if "Receiving:" in line:
+                        self.received.append(time.time())
+                    elif "Sending:" in line:
+                        self.sent.append(time.time())
+
+
+def measure(nodes: int, rounds: int, *, shipped: bool, folder: Path) -> dict[str, Any]:
+    """Run the app once; return seconds a round, from submission to main, and each phase of an exchange."""
+    result = folder / "result.json"
+    with Deployment(HERE / "exchange", nodes, tls=True, fast=shipped) as deployment:
+        watches = [Watch(node) for node in deployment.nodes]
+        for watch in watches:
+            watch.start()
+        plan = deployment.plan(
+            f"num-rounds={rounds + 1} result={result} own-loop={'true' if shipped else 'false'}"
+        )
+        submitted = time.time()
+        end = deployment.run(plan, echo=False)
+        assert end.exit_code == 0, end
+        for watch in watches:
+            watch.over.set()
+            watch.join()
+    told = json.loads(result.read_text())
+    phases: dict[str, list[float]] = {why: [] for *_, why in PHASES}
+    for i, one in enumerate(told["rounds"][1:], start=1):
+        for node in one["nodes"]:
+            watch = watches[int(node["partition"])]
+            when = {**node, "pushed": one["pushed"], "received": watch.received[i], "sent": watch.sent[i]}
+            for begin, over, why in PHASES:
+                phases[why].append(when[over] - when[begin])
+    seconds = [one["over"] - one["pushed"] for one in told["rounds"][1:]]
+    return {"round": seconds, "main": told["entered"] - submitted, "phases": phases}
+
+
+def compare(nodes: int, rounds: int, repeats: int) -> None:
+    print(f"{nodes} SuperNodes with TLS, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    found: dict[str, list[dict[str, Any]]] = {"stock": [], "shipped": []}
+    for _ in range(repeats):
+        for name, runs in found.items():
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append(measure(nodes, rounds, shipped=name == "shipped", folder=Path(folder)))
+    medians = {}
+    for name, runs in found.items():
+        seconds = [second for run in runs for second in run["round"]]
+        medians[name] = statistics.median(seconds)
+        print(f"\n{name}: {medians[name]:.1f} s a round ({min(seconds):.1f} to {max(seconds):.1f})")
+        print(f"    submit to main {statistics.median(run['main'] for run in runs):5.1f} s")
+        for *_, why in PHASES:
+            values = [value for run in runs for value in run["phases"][why]]
+            print(f"    {statistics.median(values):5.2f} s ({max(values):5.2f} at most)  {why}")
+    print(f"\nratio, stock to shipped: {medians['stock'] / medians['shipped']:.2f}")
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+
+
+class CountingGrid(InProcessGrid):
+    """Counts what is sent: pushes of messages, by their type."""
+
+    exchanges: ClassVar[Counter[str]] = Counter()
+
+    def push_messages(self, messages: Any) -> list[str]:
+        pushed: list[Message] = list(messages)
+        self.exchanges.update({message.metadata.message_type for message in pushed})
+        return list(super().push_messages(pushed))
+
+
+def exchanges() -> None:
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    print("app               rounds  exchanges a round, by type")
+    for name, config in SMALL.items():
+        CountingGrid.exchanges.clear()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(launch, "InProcessGrid", CountingGrid),
+        ):
+            app = launch.load_app(APPS / name)
+            plan = launch.plan_run(app.spec, [config, f"output-dir={folder} quiet=true"])
+            with redirect_stdout(None):
+                launch.run_app(app, plan)
+            (lines,) = Path(folder).glob("*/rounds.jsonl")
+            rounds = max(json.loads(line)["round"] for line in lines.read_text().splitlines())
+        per_round = {kind: count / rounds for kind, count in CountingGrid.exchanges.items()}
+        shown = ", ".join(
+            f"{kind} once a run" if kind == "query.whoami" else f"{kind} {count:g}"
+            for kind, count in sorted(per_round.items())
+        )
+        print(f"{name:16} {rounds:7}  {shown}")
+
+
+def memory() -> None:
+    print("app               peak RSS in MiB of a node's processes, x86-64 here")
+    for name, config in SMALL.items():
+        peaks: dict[str, float] = {}
+        over = threading.Event()
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
+            deployment = after.enter_context(Deployment(APPS / name, 2))
+            watcher = threading.Thread(target=sample, args=(deployment.nodes[0], peaks, over))
+            watcher.start()
+            end = deployment.run(deployment.plan(config, f"output-dir={folder} quiet=true"), echo=False)
+            over.set()
+            watcher.join()
+        assert end.exit_code == 0, end
+        shown = ", ".join(f"{program} {mib:.0f}" for program, mib in sorted(peaks.items()))
+        print(f"{name:16} {shown}; together {sum(peaks.values()):.0f}")
+
+
+def sample(node: SuperNode, peaks: dict[str, float], over: threading.Event) -> None:
+    programs = ("flower-supernode", "flower-superexec", "flwr-clientapp")
+    while not over.wait(0.3):
+        for program in programs:
+            for pid in [node.pid] if program == "flower-supernode" else node.descendants(program):
+                with suppress(OSError, IndexError):
+                    status = Path(f"/proc/{pid}/status").read_text()
+                    mib = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+                    peaks[program] = max(peaks.get(program, 0.0), mib)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--exchanges", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    asked = parser.parse_args()
+    if asked.exchanges:
+        exchanges()
+    elif asked.memory:
+        memory()
+    else:
+        compare(asked.nodes, asked.rounds, asked.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""SGD on LeNet's 21,840 parameters, and when the process started, was ready, and was done."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+# What the suite's own apps import.
+import hedgerow.clients  # noqa: F401
+from hedgerow.tasks import build_model
+
+app = ClientApp()
+
+
+def process_start() -> float:
+    """Return the start of this process as a Unix time (Linux)."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    called = time.time()
+    model = build_model("lenet", (1, 28, 28), 10, 0)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(10, 1, 28, 28, generator=generator)
+    y = torch.randint(10, (10,), generator=generator)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(int(context.run_config["local-steps"])):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    times = {
+        "partition": int(context.node_config["partition-id"]),
+        "started": process_start(),
+        "called": called,
+        "done": time.time(),
+    }
+    content = {"arrays": ArrayRecord(model.state_dict()), "times": MetricRecord(times)}
+    return Message(RecordDict(content), reply_to=message)

@@ -1,0 +1,1 @@
+"""HSGD: hybrid federated learning of hospitals and devices as a Flower App."""

@@ -1,0 +1,65 @@
+"""What a global model is worth: on test samples of which both parts are at hand, and on the training data."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hedgerow.tasks import SplitModel, evaluate_split, split_loss
+from hedgerow.tasks.modes import evaluating
+from hsgd.parties import Parties
+
+__all__ = ["SplitMetrics"]
+
+State = Mapping[str, Tensor]
+# Keys the draw of the training samples that a loss is taken over; the same in every run.
+_SAMPLE_SEED = 8
+_BATCH = 1_000
+
+
+class SplitMetrics:
+    """Metrics of split models.
+
+    Parameters
+    ----------
+    parties : Parties
+        Whose data are meant: the training loss is over the people who are at a hospital.
+    train_samples : int (default: 0)
+        How many of them, the same in every run; 0 for all.
+    """
+
+    def __init__(self, parties: Parties, train_samples: int = 0) -> None:
+        data, rows = parties.data, parties.people
+        if 0 < train_samples < len(rows):
+            rows = np.random.default_rng(_SAMPLE_SEED).choice(rows, train_samples, replace=False)
+        self._model = deepcopy(parties.model)
+        self._train = _tensors(data.hospital_train[rows], data.device_train[rows], data.y_train[rows])
+        self._test = _tensors(data.hospital_test, data.device_test, data.y_test)
+
+    def __call__(self, state: State) -> dict[str, float]:
+        """Return ``loss`` on training data, and of the test set ``test-loss``, ``accuracy``, ``auc``, …"""
+        self._model.load_state_dict(dict(state))
+        test = asdict(evaluate_split(self._model, *self._test))
+        del test["num_examples"]
+        return {"loss": _loss(self._model, *self._train), "test-loss": test.pop("loss"), **test}
+
+    def mean(self, states: Sequence[State]) -> dict[str, float]:
+        """Return the mean of each metric over groups that keep models of their own."""
+        each = [self(state) for state in states]
+        return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
+
+
+def _loss(model: SplitModel, x1: Tensor, x2: Tensor, y: Tensor) -> float:
+    with evaluating(model):
+        logits = [
+            model(x1[start : start + _BATCH], x2[start : start + _BATCH])
+            for start in range(0, len(y), _BATCH)
+        ]
+    return float(split_loss(torch.cat(logits).double(), y).mean())
+
+
+def _tensors(x1: np.ndarray, x2: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.from_numpy(x1), torch.from_numpy(x2), torch.from_numpy(y)

@@ -1,0 +1,171 @@
+"""Who holds what: a data set's people, dealt to hospitals and to their devices or edges.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", the three-tier partition of the system model.
+Partitions are the hospitals first, then an edge for each of them, or device after device, group by group.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from hedgerow.clients import Party
+from hedgerow.tasks import SplitModel, VerticalDataset, group_split, load_vertical, split_model
+
+__all__ = ["Parties", "Place", "deal", "merges", "node_party"]
+
+# The settings that determine a node's party, beside its partition id.
+PARTY_KEYS = (
+    "method",
+    "tdcd",
+    "num-groups",
+    "layout",
+    "patients-per-group",
+    "dataset",
+    "data-dir",
+    "partition",
+    "model",
+    "seed",
+)
+# By the number of a sample's axes: features, steps x features, channels x height x width.
+_MODELS = {1: "mlp", 2: "lstm", 3: "cnn"}
+
+Indices = NDArray[np.int64]
+Key = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which party a partition is: its role, its group, and its people as rows of the training set."""
+
+    role: str
+    group: int
+    rows: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Parties:
+    """All parties of a run.
+
+    Parameters
+    ----------
+    data : VerticalDataset
+        The data set.
+    groups : list of ndarray of int64
+        The training samples of each hospital.
+    model : SplitModel
+        The initial model; every party shares it as its architecture.
+    layout : {"edges", "devices"}
+        Whether a group's devices are one node, or one each.
+    """
+
+    data: VerticalDataset
+    groups: list[Indices]
+    model: SplitModel
+    layout: str
+    _made: dict[int, Party] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """The nodes that the federation needs."""
+        return len(self.groups) + (len(self.groups) if self.layout == "edges" else len(self.people))
+
+    @property
+    def people(self) -> Indices:
+        """Everybody who is at a hospital, group by group, as rows of the training set."""
+        return np.concatenate(self.groups)
+
+    def place(self, partition: int) -> Place:
+        """Return which party a partition is.
+
+        Raises
+        ------
+        ValueError
+            If there is no such partition.
+        """
+        M = len(self.groups)
+        if not 0 <= partition < self.num_nodes:
+            raise ValueError(
+                f"partition-id is {partition}; valid is 0 to {self.num_nodes - 1}: {M} hospitals and "
+                f"{self.num_nodes - M} {self.layout}"
+            )
+        if partition < M:
+            return Place("hospital", partition, self.groups[partition])
+        if self.layout == "edges":
+            return Place("edge", partition - M, self.groups[partition - M])
+        number = partition - M
+        ends = np.cumsum([len(group) for group in self.groups])
+        return Place("device", int(np.searchsorted(ends, number, side="right")), self.people[[number]])
+
+    def party(self, partition: int) -> Party:
+        """Return a party with its data, made once."""
+        if partition not in self._made:
+            place, data = self.place(partition), self.data
+            x = data.hospital_train if place.role == "hospital" else data.device_train
+            self._made[partition] = Party(
+                place.role,
+                place.group,
+                [str(name) for name in data.ids_train[place.rows]],
+                torch.from_numpy(x[place.rows]),
+                torch.from_numpy(data.y_train[place.rows]),
+                self.model,
+            )
+        return self._made[partition]
+
+
+def merges(values: Mapping[str, Any]) -> bool:
+    """Return whether all people are at one hospital: TDCD, unless its groups stay apart."""
+    return values["method"] in ("tdcd", "c-tdcd") and values["tdcd"] == "merged"
+
+
+def deal(values: Mapping[str, Any]) -> Parties:
+    """Return the parties that a run's settings describe; the same object for the same settings."""
+    return _deal(tuple((name, values[name]) for name in PARTY_KEYS))
+
+
+@lru_cache(maxsize=2)
+def _deal(key: Key) -> Parties:
+    values = dict(key)
+    data = load_vertical(values["dataset"], values["data-dir"] or None)
+    split = group_split(values["partition"], data.y_train, values["num-groups"], values["seed"])
+    most = values["patients-per-group"] or None
+    groups = [group[:most] for group in split.groups]
+    hospital, device = data.hospital_train.shape[1:], data.device_train.shape[1:]
+    model = values["model"]
+    if model == "auto":
+        model = _MODELS.get(max(len(hospital), len(device)), "mlp")
+    return Parties(
+        data,
+        [np.concatenate(groups)] if merges(values) else groups,
+        split_model(model, hospital, device, data.num_classes, values["seed"]),
+        values["layout"],
+    )
+
+
+def node_party(context: Context) -> Party:
+    """Return a node's party. Its node config's ``data-dir`` goes before the run's.
+
+    Raises
+    ------
+    ValueError
+        If the node config has a ``role`` or ``group`` other than the layout makes of its partition.
+    """
+    config, values = context.node_config, dict(context.run_config)
+    values["data-dir"] = config.get("data-dir") or values["data-dir"]
+    partition = int(config["partition-id"])
+    party = deal(values).party(partition)
+    wrong = [
+        f"{key} is {config[key]!r} in the node config; valid is {due!r}, which partition-id {partition} is "
+        f"with layout = {values['layout']!r} and num-groups = {values['num-groups']}"
+        for key, due in (("role", party.role), ("group", party.group))
+        if config.get(key, due) != due
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return party

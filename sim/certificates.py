@@ -1,0 +1,185 @@
+"""Keys and certificates of a deployment: a CA, the SuperLink's certificate, a key pair for each SuperNode.
+
+For machines that you own, for the length of an experiment: the CA's own key is not kept, so that nobody can
+issue another certificate later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+__all__ = ["Credentials", "NodeKey", "make_credentials"]
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+@dataclass(frozen=True)
+class NodeKey:
+    """A SuperNode's key pair: the private one stays on the device, the public one is registered."""
+
+    private: Path
+    public: Path
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The files of a deployment with TLS and authentication.
+
+    Parameters
+    ----------
+    ca : Path
+        The CA's certificate, which SuperNodes and ``flwr`` trust.
+    server_certificate, server_key : Path
+        The SuperLink's.
+    nodes : Sequence[NodeKey]
+        One a SuperNode, in the order of partition ids.
+    """
+
+    ca: Path
+    server_certificate: Path
+    server_key: Path
+    nodes: Sequence[NodeKey]
+
+
+def make_credentials(
+    folder: Path, num_nodes: int, *, hosts: Sequence[str] = LOOPBACK, days: int = 30
+) -> Credentials:
+    """Write new keys and certificates: EC P-384, private keys readable by their owner alone.
+
+    Parameters
+    ----------
+    folder : Path
+        Created with mode 0700 if need be.
+    num_nodes : int
+        SuperNodes, >= 0.
+    hosts : Sequence[str] (default: 127.0.0.1 and localhost)
+        Addresses and names by which the SuperLink is called, at least one.
+    days : int (default: 30)
+        How long the certificates are valid, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or there is no host.
+    FileExistsError
+        If a key is there already: it may be one that a device relies on.
+    """
+    for key, value, least in (("num_nodes", num_nodes, 0), ("days", days, 1)):
+        if value < least:
+            raise ValueError(f"{key} is {value!r}; valid is an integer >= {least}")
+    if not hosts:
+        raise ValueError("hosts is empty; valid is at least one address or name of the SuperLink")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ca_key, server_key = generate_private_key(SECP384R1()), generate_private_key(SECP384R1())
+    ca = _certificate_authority(ca_key, days)
+    server = _server_certificate(server_key.public_key(), ca, ca_key, hosts, days)
+    made = Credentials(
+        folder / "ca.crt",
+        folder / "server.pem",
+        folder / "server.key",
+        [NodeKey(folder / f"node{i}", folder / f"node{i}.pub") for i in range(num_nodes)],
+    )
+    _write(made.ca, ca.public_bytes(Encoding.PEM), 0o644)
+    _write(made.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
+    _write(made.server_key, _pem(server_key, PrivateFormat.PKCS8), 0o600)
+    for node in made.nodes:
+        node_key = generate_private_key(SECP384R1())
+        public = node_key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        _write(node.private, _pem(node_key, PrivateFormat.OpenSSH), 0o600)
+        _write(node.public, public, 0o644)
+    return made
+
+
+def _certificate_authority(key: EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    name = _name("Hedgerow deployment CA")
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        _builder(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _server_certificate(
+    key: EllipticCurvePublicKey,
+    ca: x509.Certificate,
+    ca_key: EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    days: int,
+) -> x509.Certificate:
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    server_auth = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    return (
+        _builder(_name("Hedgerow SuperLink"), ca.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(names, critical=False)
+        .add_extension(server_auth, critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Devices' clocks differ by a little.
+        .not_valid_before(now - timedelta(minutes=10))
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: EllipticCurvePrivateKey, layout: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, layout, NoEncryption())
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    # Created with its mode: a key must not be readable by others for a moment either.
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)

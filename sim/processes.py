@@ -1,0 +1,242 @@
+"""Programs as child processes: started apart, watched through their logs, ended with all that they started.
+
+A program is given a session of its own, so that a Ctrl-C on the terminal reaches its owner alone, who then
+ends it in good order. Only processes that were started here are ever signalled, by process group.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Program", "StartError", "free_ports", "program", "stop_all", "uninterrupted"]
+
+_TAIL = 2000
+_POLL = 0.1
+
+
+class StartError(RuntimeError):
+    """A program did not start; the message names it and shows the end of its log."""
+
+
+def program(name: str) -> str:
+    """Return the path of one of this environment's programs, which need not be on PATH.
+
+    Raises
+    ------
+    RuntimeError
+        If it is not installed.
+    """
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise RuntimeError(f"{name} is not installed: pip install 'flwr[simulation]>=1.41,<1.42'")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports of 127.0.0.1 that nobody listens on now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Program:
+    """A long-running program, which may be started, stopped or killed, and started again.
+
+    Parameters
+    ----------
+    name : str
+        What errors call it.
+    command : Sequence[str]
+        The program's path and its arguments.
+    env : Mapping[str, str]
+        Its whole environment.
+    log_file : Path
+        Where its output goes, and that of what it starts; appended to by every start.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log_file: Path) -> None:
+        self.name = name
+        self.command = list(command)
+        self.env = dict(env)
+        self.log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+        # Its process group, for as long as a member may live: later the number may be another's.
+        self._group: int | None = None
+        self._started_at = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last start.
+
+        Raises
+        ------
+        RuntimeError
+            If it was never started.
+        """
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How the last start ended: None while it runs, negative for a signal."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Start the program, which must not be running."""
+        if self.running:
+            raise RuntimeError(f"{self.name} is running already, as process {self.pid}")
+        self._started_at = self.log_file.stat().st_size if self.log_file.exists() else 0
+        with self.log_file.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._group = self._process.pid
+
+    def log(self) -> str:
+        """Return what was logged since the last start."""
+        with self.log_file.open("rb") as file:
+            file.seek(self._started_at)
+            return file.read().decode(errors="replace")
+
+    def wait_until(self, ready: Callable[[], bool], patience: float) -> None:
+        """Return when the program is ready.
+
+        Raises
+        ------
+        StartError
+            If it ends before, or is not ready after ``patience`` seconds.
+        """
+        end = time.monotonic() + patience
+        while not ready():
+            if not self.running:
+                raise self.failure(f"ended at its start with exit code {self.returncode}")
+            if time.monotonic() > end:
+                raise self.failure(f"did not start within {patience:g} s")
+            time.sleep(_POLL)
+
+    def failure(self, what: str) -> StartError:
+        """Return an error that says what went wrong, and shows the end of the log."""
+        return StartError(f"{self.name} {what}; the end of its log:\n{self.log()[-_TAIL:].rstrip()}")
+
+    def descendants(self, name: str = "") -> list[int]:
+        """Return the process ids of all that the program started, those of programs ``name`` if given."""
+        if not self.running:
+            return []
+        table = _processes()
+        family = _family(self.pid, table)[1:]
+        return [pid for pid in family if not name or name in table[pid].words]
+
+    def stop(self, patience: float = 15.0) -> None:
+        """End the program and all that it started: asked at first, killed after ``patience`` seconds."""
+        stop_all([self], patience)
+
+    def kill(self) -> None:
+        """Kill the program and all that it started at once, as a power cut does."""
+        stop_all([self], 0.0)
+
+    def _groups(self, table: Mapping[int, _Process]) -> set[int]:
+        if self._group is None:
+            return set()
+        # A detached child is found while its parent lives.
+        family = _family(self._group, table) if self.running else []
+        return {self._group} | {table[pid].group for pid in family if pid in table}
+
+
+def stop_all(programs: Iterable[Program], patience: float = 15.0) -> None:
+    """End programs together, each with all that it started: asked at first, then killed."""
+    programs = list(programs)
+    groups: set[int] = set()
+    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        if not seconds:
+            continue
+        groups = _living(programs, groups)
+        for group in groups:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, sign)
+        end = time.monotonic() + seconds
+        while groups and time.monotonic() < end:
+            time.sleep(_POLL)
+            groups = _living(programs, groups)
+    for one in programs:
+        if one._group not in groups:
+            one._group = None
+
+
+def _living(programs: Iterable[Program], known: set[int]) -> set[int]:
+    """Return the process groups of programs that have a member, those known before among them."""
+    table = _processes()
+    groups = known.union(*(one._groups(table) for one in programs))
+    # What has ended and was not reaped by its parent lives no more.
+    alive = {process.group for process in table.values() if not process.ended}
+    return (groups & alive) - {os.getpgrp()}
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM: a second one must not stop the stopping. Only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in signals}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    group: int
+    ended: bool
+    words: tuple[str, ...]
+
+
+def _processes() -> dict[int, _Process]:
+    """Return all processes of the machine; their commands' words without folders."""
+    columns = "pid=,ppid=,pgid=,stat=,args="
+    shown = subprocess.run(["ps", "-eo", columns], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for line in shown.splitlines():
+        pid, parent, group, state, *words = line.split()
+        names = tuple(word.rpartition("/")[2] for word in words)
+        found[int(pid)] = _Process(int(parent), int(group), state.startswith("Z"), names)
+    return found
+
+
+def _family(root: int, table: Mapping[int, _Process]) -> list[int]:
+    """Return a process and its descendants, the process first."""
+    children: dict[int, list[int]] = {}
+    for pid, process in table.items():
+        children.setdefault(process.parent, []).append(pid)
+    family = [root]
+    for pid in family:
+        family += children.get(pid, [])
+    return family

@@ -1,0 +1,82 @@
+"""A small app that needs no torch: its processes start in a second."""
+
+from pathlib import Path
+
+import pytest
+
+PYPROJECT = """
+[project]
+name = "tiny-app"
+version = "1.0.0"
+description = "An app for tests"
+license = "Apache-2.0"
+dependencies = ["flwr>=1.41"]
+[tool.flwr.app]
+publisher = "tests"
+[tool.flwr.app.components]
+serverapp = "tinyapp.server_app:app"
+clientapp = "tinyapp.client_app:app"
+[tool.flwr.app.config]
+rounds = 1
+pause = 0.0
+fail = false
+output-dir = "runs"
+"""
+
+CLIENT_APP = """
+import time
+
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.query()
+def count(message: Message, context: Context) -> Message:
+    calls = context.state.metric_records.setdefault("calls", MetricRecord({"n": 0}))
+    calls["n"] += 1
+    time.sleep(context.run_config["pause"])
+    config = context.node_config
+    answer = {"n": calls["n"], "partition": config["partition-id"], "rank": config.get("rank", -1)}
+    return Message(RecordDict({"answer": MetricRecord(answer)}), reply_to=message)
+"""
+
+SERVER_APP = """
+import json
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    if config["fail"]:
+        raise RuntimeError("asked to fail")
+    rounds = []
+    for _ in range(config["rounds"]):
+        while len(nodes := sorted(grid.get_node_ids())) < 2:
+            time.sleep(0.2)
+        print("ROUND", len(rounds), flush=True)
+        replies = grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes], timeout=120)
+        answers = [dict(reply.content["answer"]) for reply in replies if reply.has_content()]
+        rounds.append(sorted(answers, key=lambda answer: answer["partition"]))
+    folder = Path(config["output-dir"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(rounds))
+"""
+
+
+@pytest.fixture
+def tiny_app(tmp_path: Path) -> Path:
+    """The app's folder: each round it asks every node how often it was asked before."""
+    folder = tmp_path / "app"
+    (folder / "tinyapp").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "tinyapp" / "__init__.py").touch()
+    (folder / "tinyapp" / "client_app.py").write_text(CLIENT_APP)
+    (folder / "tinyapp" / "server_app.py").write_text(SERVER_APP)
+    return folder

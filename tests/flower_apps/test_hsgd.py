@@ -1,0 +1,414 @@
+"""The app of HSGD: its nodes and its strategy together follow the plain algorithm, and tell no data."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from tests.clients.hsgd_federation import half_square, parties, scalar_model, tanh_model
+from tests.flower_apps.cases import HSGD as CASE
+from tests.flower_apps.cases import Run
+from tests.oracles.hsgd import Theta, central_sgd, merged, pairs, top_k
+from tests.oracles.hsgd import run as oracle
+from tests.oracles.test_hsgd_oracle import CENTRAL_1, FINALS, START, TOY, flat, network, shrinking, subsets
+from tests.strategies.hsgd_nodes import Spy
+from tests.strategies.hsgd_nodes import run as play
+
+from hedgerow.clients import Party, hsgd_client
+from hedgerow.sim.settings import SettingsError
+from hedgerow.strategies import HSGD
+from hedgerow.strategies import hsgd as module
+from hedgerow.strategies.hsgd_groups import Group, batch_size, draw
+from hedgerow.tasks import DatasetNotFound, evaluate_split, split_loss
+from hsgd import settings
+from hsgd.evaluation import SplitMetrics
+from hsgd.parties import Parties as Dealt
+from hsgd.parties import deal, node_party
+
+LAYOUTS = pytest.mark.parametrize("layout", ["devices", "edges"])
+METHODS = pytest.mark.parametrize("method", ["hsgd", "jfl", "c-hsgd"])
+TOLERANCE = 1e-9
+
+
+@dataclass
+class Nodes:
+    """Real nodes on given parties, as the strategy's own tests run theirs."""
+
+    parties: list[Party]
+    dtype: str = "float64"
+
+    def app(self) -> Any:
+        return hsgd_client(lambda context: self.parties[int(context.node_config["partition-id"])])
+
+
+def toy(layout: str, method: str = "hsgd") -> Nodes:
+    groups = merged(TOY) if "tdcd" in method else TOY
+    columns = [(g.x1[:, None], g.x2[:, None], g.y) for g in groups]
+    return Nodes(parties(scalar_model(), columns, layout, half_square))
+
+
+def strategy(nodes: Nodes, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
+    common = {"learning_rate": 0.1, "min_available_nodes": len(nodes.parties)}
+    return HSGD(global_interval=P, local_interval=Q, **{**common, **options})
+
+
+def final(P: int, Q: int, T: int, *, layout: str, method: str = "hsgd", **options: Any) -> np.ndarray:
+    nodes = toy(layout, method)
+    return play(strategy(nodes, P, Q, method=method, **options), nodes, START, T // P)[0]  # type: ignore[arg-type]
+
+
+def golden(values: Sequence[float], tolerance: float = TOLERANCE) -> Any:
+    return pytest.approx(values, abs=tolerance, rel=0)
+
+
+# The golden trajectories, nodes and strategy together
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("method", "P", "Q", "T", "expected"), FINALS)
+def test_every_method_ends_at_its_golden_model(
+    method: str, P: int, Q: int, T: int, expected: tuple[float, ...], layout: str
+) -> None:
+    assert final(P, Q, T, method=method, layout=layout) == golden(expected)
+
+
+@LAYOUTS
+def test_the_regulariser_is_golden(layout: str) -> None:
+    expected = (1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563)
+    assert final(2, 2, 2, mu=0.1, layout=layout) == golden(expected)
+
+
+@LAYOUTS
+def test_the_devices_that_trained_are_averaged(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(group: Group, count: int, *, seed: int, t: int) -> list[str]:
+        return [group.ids[n] for n in subsets(group.number, t)]
+
+    monkeypatch.setattr(module, "draw", choose)
+    expected = (1.1072338670, 0.5887990870, 0.4940853733, 0.5134378075)
+    assert final(4, 2, 4, layout=layout) == golden(expected)
+
+
+@LAYOUTS
+def test_a_compressed_head_stops_the_devices_that_lost_their_weight(layout: str) -> None:
+    # Kept values travel in 32 bits.
+    assert final(1, 1, 1, method="c-hsgd", layout=layout) == golden((*CENTRAL_1[:3], 0.4), 1e-8)
+
+
+# A random network against the plain algorithm
+
+
+def network_nodes(seed: int, layout: str) -> tuple[Nodes, Any, Theta, list[Any]]:
+    model, start, groups = network(seed)
+    split = tanh_model(groups[0].x1.shape[1], groups[0].x2.shape[1], model.e1, model.e2)
+    return (
+        Nodes(parties(split, [(g.x1, g.x2, g.y) for g in groups], layout, split_loss)),
+        model,
+        start,
+        groups,
+    )
+
+
+def drawn(nodes: Nodes, alpha: float, seed: int) -> Callable[[int, int], list[int]]:
+    """Return the strategy's draws as the oracle asks for them."""
+
+    def choose(m: int, t: int) -> list[int]:
+        names = list(nodes.parties[m].ids)
+        group = Group(m, m, tuple(names), {}, False)
+        return [names.index(one) for one in draw(group, batch_size(alpha, len(names)), seed=seed, t=t)]
+
+    return choose
+
+
+@LAYOUTS
+@METHODS
+def test_a_network_follows_the_plain_algorithm(method: str, layout: str) -> None:
+    nodes, model, start, groups = network_nodes(1, layout)
+    choose = drawn(nodes, 0.5, 3)
+    options = {"learning_rate": 0.5, "halving_period": 4, "participation": 0.5, "seed": 3}
+    ended, _, _ = play(strategy(nodes, 4, 2, method=method, **options), nodes, start, 3)  # type: ignore[arg-type]
+    plain = oracle(
+        model,
+        start,
+        pairs(groups, choose) if method == "jfl" else groups,
+        P=4,
+        Q=2,
+        T=12,
+        eta=shrinking,
+        choose=None if method == "jfl" else choose,
+        squeeze=top_k if method == "c-hsgd" else lambda vector: vector,
+    )
+    # Compressed values travel in 32 bits.
+    assert ended == golden(flat(plain.final), 1e-6 if method == "c-hsgd" else TOLERANCE)
+
+
+@pytest.mark.parametrize("method", ["hsgd", "jfl"])
+def test_unit_intervals_are_central_split_sgd(method: str) -> None:
+    nodes, model, start, groups = network_nodes(3, "edges")
+    options = {"learning_rate": 0.5, "halving_period": 4, "participation": 0.5, "seed": 9}
+    ended, _, _ = play(strategy(nodes, method=method, **options), nodes, start, 20)  # type: ignore[arg-type]
+    central = central_sgd(model, start, groups, T=20, eta=shrinking, choose=drawn(nodes, 0.5, 9))
+    assert ended == golden(flat(central[-1]), 1e-12)
+
+
+@METHODS
+def test_both_layouts_give_the_same_bits(method: str) -> None:
+    ends = []
+    for layout in ("devices", "edges"):
+        nodes, _, start, _ = network_nodes(2, layout)
+        one = strategy(nodes, 4, 2, method=method, participation=0.5)
+        ends.append(play(one, nodes, start, 3)[0].tobytes())  # type: ignore[arg-type]
+    assert ends[0] == ends[1]
+
+
+# Privacy: whatever is sent, to or from anyone, holds no value of anyone's data
+
+
+def raw_values(nodes: Nodes) -> set[float]:
+    values = {float(v) for party in nodes.parties for v in party.x.ravel()}
+    return values | {float(v) for party in nodes.parties for v in party.y if v not in (0.0, 1.0)}
+
+
+def serialised(messages: Iterable[tuple[str, int, RecordDict]]) -> bytes:
+    return b"".join(recorddict_to_proto(content).SerializeToString() for _, _, content in messages)
+
+
+@LAYOUTS
+@METHODS
+def test_no_message_of_a_run_has_a_feature_or_a_label_in_its_bytes(method: str, layout: str) -> None:
+    nodes, _, start, _ = network_nodes(5, layout)
+    # Labels that no other number of the run is.
+    nodes.parties = [replace(one, y=one.y * 0.98765431 + 0.0123) for one in nodes.parties]
+    grid = Spy(nodes)  # type: ignore[arg-type]
+    one = strategy(nodes, 2, 1, method=method, participation=0.6)
+    play(one, nodes, start, 3, grid=grid)  # type: ignore[arg-type]
+
+    told = serialised([*grid.sent, *grid.replies])
+    values = raw_values(nodes)
+    assert len(values) > 100
+    for value in values:
+        for form in (np.float64, np.float32):
+            assert form(value).tobytes() not in told
+            assert form(value).byteswap().tobytes() not in told
+    assert np.float64(start.head[0]).tobytes() in told  # the scan finds what is there
+
+
+def test_no_hospital_is_sent_a_devices_model_and_no_device_a_hospitals() -> None:
+    nodes, _, start, _ = network_nodes(5, "devices")
+    grid = Spy(nodes)  # type: ignore[arg-type]
+    play(strategy(nodes, 2, 1), nodes, start, 2, grid=grid)  # type: ignore[arg-type]
+    seen: dict[str, set[str]] = {"hospital": set(), "device": set()}
+    for _, partition, content in grid.sent:
+        keys = {key for record in content.array_records.values() for key in record}
+        seen[nodes.parties[partition].role] |= keys
+    assert seen == {"hospital": {"head", "hospital", "zeta2"}, "device": {"device", "head", "zeta1"}}
+
+
+# Who holds what
+
+
+def values_of(**changes: Any) -> dict[str, Any]:
+    return {**CASE.defaults, **CASE.small, **changes}
+
+
+def dealt(**changes: Any) -> Dealt:
+    return deal(values_of(**changes))
+
+
+def context_of(partition: int, node_config: dict[str, Any] | None = None, **changes: Any) -> Context:
+    config = {"partition-id": partition, **(node_config or {})}
+    return Context(
+        run_id=1, node_id=9, node_config=config, state=RecordDict(), run_config=values_of(**changes)
+    )
+
+
+def test_hospitals_come_first_then_their_edges() -> None:
+    places = [dealt().place(partition) for partition in range(4)]
+    assert [(one.role, one.group) for one in places] == [
+        ("hospital", 0),
+        ("hospital", 1),
+        ("edge", 0),
+        ("edge", 1),
+    ]
+
+
+def test_devices_come_group_by_group_with_one_person_each() -> None:
+    found = dealt(layout="devices")
+    devices = [found.place(partition) for partition in range(2, found.num_nodes)]
+    assert [one.group for one in devices] == [0] * 10 + [1] * 10
+    assert np.concatenate([one.rows for one in devices]).tolist() == found.people.tolist()
+    assert found.party(2).ids == list(found.party(0).ids)[:1]
+
+
+def test_merged_groups_are_one_hospital_with_the_same_people() -> None:
+    one, apart = dealt(method="tdcd", tdcd="merged"), dealt(method="tdcd", tdcd="isolated")
+    assert len(one.groups) == 1
+    assert one.people.tolist() == apart.people.tolist()
+
+
+@pytest.mark.parametrize(
+    ("node_config", "message"),
+    [
+        ({"role": "device"}, r"role is 'device' in the node config; valid is 'hospital', .*partition-id 1"),
+        ({"group": 0}, r"group is 0 in the node config; valid is 1, .*partition-id 1"),
+    ],
+)
+def test_a_node_that_is_told_to_be_another_party_names_both(
+    node_config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        node_party(context_of(1, node_config))
+
+
+def test_a_node_that_is_told_its_party_is_that_party() -> None:
+    party = node_party(context_of(3, {"role": "edge", "group": 1}))
+    assert (party.role, party.group) == ("edge", 1)
+
+
+def test_a_nodes_own_data_folder_goes_before_the_runs(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFound, match=re.escape(str(tmp_path))):
+        node_party(context_of(0, {"data-dir": str(tmp_path)}, dataset="ecg5000", **{"data-dir": "/nowhere"}))
+
+
+def test_a_partition_beyond_the_parties_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"partition-id is 4; valid is 0 to 3: 2 hospitals and 2 edges"):
+        node_party(context_of(4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"num-clients": 5}, "num-clients = 5; valid is 4: 2 hospitals and 2 edges"),
+        ({"method": "tdcd", "tdcd": "merged"}, "num-clients = 4; valid is 2: 1 hospitals and 1 edges"),
+        ({"local-interval": 3}, "global-interval = 4; valid is a multiple of local-interval = 3"),
+        ({"iterations": 9}, "iterations = 9; valid is a multiple of global-interval = 4"),
+        ({"clip": 1.0}, "clip = 1.0, noise-multiplier = 0.0; valid is both > 0, or both 0"),
+        (
+            {"method": "tdcd", "adaptive": "observe"},
+            "adaptive = 'observe'; valid is 'off' with tdcd = 'isolated'",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(problem)):
+        settings.read(values_of(**changes))
+
+
+def test_a_federation_of_another_size_than_its_people_is_refused() -> None:
+    values = values_of(layout="devices")
+    with pytest.raises(SettingsError, match=r"num-clients = 4; valid is 22: 2 hospitals and 20 devices"):
+        settings.check_size(values, deal(values))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "encoding"), [("breast-cancer", "mlp", 7), ("mnist-5k", "cnn", 144)]
+)
+def test_the_model_fits_the_data(dataset: str, model: str, encoding: int) -> None:
+    found = dealt(dataset=dataset)
+    assert found.model.hospital_encoding == encoding
+    named = dealt(dataset=dataset, model=model).model.state_dict()
+    assert all(torch.equal(named[key], value) for key, value in found.model.state_dict().items())
+
+
+# Metrics
+
+
+def test_metrics_are_of_the_test_set_and_the_loss_of_the_training_set() -> None:
+    found = dealt()
+    told = SplitMetrics(found)(found.model.state_dict())
+    data, rows = found.data, found.people
+    test = evaluate_split(
+        found.model, *map(torch.from_numpy, (data.hospital_test, data.device_test, data.y_test))
+    )
+    parts = (data.hospital_train[rows], data.device_train[rows], data.y_train[rows])
+    assert told["loss"] == evaluate_split(found.model, *map(torch.from_numpy, parts)).loss
+    assert told["test-loss"] == test.loss
+    assert (told["auc"], told["precision"], told["recall"], told["f1"]) == (
+        test.auc,
+        test.precision,
+        test.recall,
+        test.f1,
+    )
+
+
+def test_a_sample_of_the_training_set_is_the_same_in_every_run() -> None:
+    found = dealt()
+    one, other, whole = (SplitMetrics(found, n)(found.model.state_dict()) for n in (5, 5, 0))
+    assert one == other
+    assert one["loss"] != whole["loss"]
+
+
+def test_groups_that_stay_apart_are_told_as_the_mean_of_theirs() -> None:
+    found = dealt()
+    metrics, start = SplitMetrics(found), found.model.state_dict()
+    halved = {key: value / 2 for key, value in start.items()}
+    both = metrics.mean([start, halved])
+    assert both["loss"] == pytest.approx((metrics(start)["loss"] + metrics(halved)["loss"]) / 2)
+
+
+# Runs of the app
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    return partial(CASE.run, tmp_path)  # type: ignore[return-value]
+
+
+def test_a_device_each_and_an_edge_for_all_end_alike(run: Run) -> None:
+    edges = run()
+    devices = run(layout="devices", **{"num-clients": 22})
+    assert [one["central"] for one in devices] == [one["central"] for one in edges]
+    assert [one["bits"] for one in devices] == [one["bits"] for one in edges]
+
+
+def test_merged_tdcd_runs_with_two_nodes_and_is_charged_for_raw_data(run: Run) -> None:
+    plain = {"method": "tdcd", "tdcd": "merged", "num-clients": 2}
+    cheap, charged = run(**plain), run(**plain, **{"raw-bytes-per-group": 1000.0, "raw-seconds": 9.0})
+    assert charged[-1]["bits"] - cheap[-1]["bits"] == 2 * 8000
+    assert charged[-1]["sim_seconds"] - cheap[-1]["sim_seconds"] == pytest.approx(9.0)
+    assert charged[-1]["central"] == cheap[-1]["central"]
+
+
+def test_isolated_groups_end_with_other_models_than_a_federation(run: Run) -> None:
+    assert run(method="tdcd")[-1]["central"] != run(method="hsgd")[-1]["central"]
+
+
+def test_lost_replies_are_counted_and_the_run_goes_on(run: Run, tmp_path: Path) -> None:
+    rounds = run(**{"fault-corrupt": "nan", "fault-corrupt-rate": 0.1, "iterations": 24, "seed": 1})
+    assert sum(record["sent"] - record["accepted"] for record in rounds) > 0
+    assert rounds[-1]["iterations"] == 24
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "summary.json").read_text())["lost-replies"]
+
+
+def test_evaluations_come_first_last_and_as_often_as_asked(run: Run) -> None:
+    rounds = run(iterations=20, **{"evaluate-every": 2})
+    assert [record["round"] for record in rounds if record["central"]] == [0, 2, 4, 5]
+
+
+def test_noise_is_told_with_its_epsilon(run: Run) -> None:
+    noise = {"clip": 1.0, "noise-multiplier": 2.0, "noise-source": "seed"}
+    first, last = (run(**noise)[k]["train"] for k in (1, -1))
+    assert 0 < first["epsilon-device"] < last["epsilon-device"] < last["epsilon"]
+
+
+def test_an_observing_run_tells_the_constants_and_trains_as_without(run: Run) -> None:
+    plain, observed = run(), run(adaptive="observe", **{"probe-steps": 2, "probe-batches": 2})
+    assert {"rho", "delta-g", "F0", "gradient2"} <= observed[1]["train"].keys()
+    assert [one["central"] for one in observed] == [one["central"] for one in plain]
+
+
+@pytest.mark.parametrize("adaptive", ["strategy2", "strategy2+3"])
+def test_an_adaptive_run_ends_with_the_iterations_that_it_was_planned_for(adaptive: str, run: Run) -> None:
+    rounds = run(adaptive=adaptive, iterations=40, **{"probe-steps": 2, "probe-batches": 2})
+    P = rounds[1]["train"]["P"]
+    assert rounds[1]["train"]["Q"] == P
+    assert 40 <= rounds[-1]["iterations"] < 40 + P
+    assert len(rounds) - 1 == -(-40 // P)
