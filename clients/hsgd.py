@@ -60,7 +60,8 @@ def hsgd_client(load: LoadParty) -> BatchClientApp:
     - ``grouping`` is ``group`` (absent) or ``pairs``, where head (a, n0) and hospital (a, n1) have a row a
       pair. An edge's reply is the mean of its devices, summed one by one in the order of ids in float64.
     - ``compress``: head and encodings are in the ConfigRecord ``payload`` instead: ``head`` as bytes, the
-      encodings as lists of bytes, one a row (``hsgd_sparse``). What comes back so is recognised by itself.
+      encodings as lists of bytes, one a row (``hedgerow.wire.sparse_rows``). What comes back so is recognised
+      by itself.
     - ``clip`` bounds each encoding's L2 norm before it leaves the node, and ``noise-multiplier`` times it is
       the deviation of the Gaussian noise that is added then; ``noise-source`` is ``seed`` (absent), where
       the noise comes from (``seed`` of this config or of the run's, t, partition), for simulations, or

@@ -13,10 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.clients.gradient_noise import noise, noise_root
-from hedgerow.clients.hsgd_sparse import decode_rows, encode_rows
 from hedgerow.clients.instructions import choice, flag, nonnegative, positive, whole
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
 __all__ = [
     "ExchangeRequest",

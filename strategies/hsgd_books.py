@@ -10,8 +10,9 @@ fails the sums are those of ``hsgd_costs.traffic`` and ``hsgd_costs.paper_bytes`
 from dataclasses import dataclass
 
 from hedgerow.strategies.hsgd_costs import Method
-from hedgerow.strategies.hsgd_messages import Schema, sparse_bytes
+from hedgerow.strategies.hsgd_messages import Schema
 from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = ["Books"]
 
@@ -113,7 +114,7 @@ class Books:
         return scalars * self.schema.dtype.itemsize
 
     def _coded(self, length: int) -> int:
-        return sparse_bytes(length) if self.schema.compressed else self._dense(length)
+        return row_bytes(length) if self.schema.compressed else self._dense(length)
 
     def _book(self, server_round: int, link: str, m: int, payload: int, bits: int = 0) -> None:
         self.ledger.book(server_round, link, m, m, bits, payload)

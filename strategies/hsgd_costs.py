@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from hedgerow.wire.clock import Rates
+from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = [
     "COMPRESSION_RATIO",
@@ -21,7 +22,6 @@ __all__ = [
     "Method",
     "RoundParts",
     "Sizes",
-    "kept_entries",
     "paper_bytes",
     "require_intervals",
     "round_parts",
@@ -166,7 +166,7 @@ def traffic(
         If a number is out of range.
     """
     require_intervals(P=P, Q=Q, T=T)
-    a, encode = sizes.batch, _sparse_bytes if compressed else _dense_bytes
+    a, encode = sizes.batch, row_bytes if compressed else _dense_bytes
     head, zeta_1, zeta_2 = map(encode, (sizes.head, sizes.hospital_encoding, sizes.device_encoding))
     theta_2, hospital_model = _dense_bytes(sizes.device), _dense_bytes(sizes.head + sizes.hospital)
     local, up = T // Q, T // P
@@ -181,12 +181,6 @@ def traffic(
         "edge->cloud": up * theta_2,
         "cloud->edge": down * theta_2,
     }
-
-
-def kept_entries(length: int) -> int:
-    """Return k of the top-k compressor: 7/32 of a vector's ``length`` (>= 1) entries, at least 1."""
-    _whole(length=length)
-    return max(1, 7 * length // 32)
 
 
 @dataclass(frozen=True)
@@ -297,12 +291,6 @@ def require_intervals(**counts: int) -> None:
 
 def _dense_bytes(length: int) -> int:
     return _BYTES_PER_SCALAR * length
-
-
-def _sparse_bytes(length: int) -> int:
-    """Return the bytes of a top-k vector: each value and its index in whole bytes; one entry needs none."""
-    index = math.ceil(math.ceil(math.log2(length)) / 8)
-    return kept_entries(length) * (_BYTES_PER_SCALAR + index)
 
 
 def _ratio(method: Method) -> float:

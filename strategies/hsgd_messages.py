@@ -44,8 +44,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import checked_metrics
-from hedgerow.strategies.hsgd_costs import kept_entries
 from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = [
     "EXCHANGE",
@@ -58,7 +58,6 @@ __all__ = [
     "instruction",
     "introduction",
     "picked",
-    "sparse_bytes",
 ]
 
 PAIR, EXCHANGE, UPDATE = "query.pair", "train.exchange", "train.update"
@@ -120,12 +119,6 @@ def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> 
     if coded:
         content["payload"] = ConfigRecord(dict(coded))
     return content
-
-
-def sparse_bytes(length: int) -> int:
-    """Return the bytes of a top-k vector of ``length`` >= 1 entries."""
-    index = -(-(length - 1).bit_length() // 8)
-    return kept_entries(length) * (4 + index)
 
 
 def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
@@ -221,7 +214,7 @@ class Schema:
             rows = [record[key]] if count is None else record[key]
             if not isinstance(rows, list) or len(rows) != (count or 1):
                 raise PayloadError("wrong shape", f"{key!r} has not {count} rows")
-            size = sparse_bytes(lengths[key])
+            size = row_bytes(lengths[key])
             if not all(isinstance(one, bytes) and len(one) == size for one in rows):
                 raise PayloadError("wrong size", f"{key!r} is not of {size} bytes a row")
             coded[key] = cast(list[bytes], rows)

@@ -13,9 +13,9 @@ from hedgerow.sim._compat import flower_identity
 from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.faults import FaultModel
 from hedgerow.strategies.hsgd import HSGD
-from hedgerow.strategies.hsgd_costs import kept_entries
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.wire.records import lazy_array
+from hedgerow.wire.sparse_rows import kept as kept_entries
 
 Vector = np.ndarray
 Sabotage = Callable[[str, int, int, RecordDict], RecordDict]

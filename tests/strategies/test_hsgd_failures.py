@@ -13,9 +13,10 @@ from tests.strategies.test_hsgd import LAYOUTS, final, hsgd, toy
 
 from hedgerow.strategies.exchange import RosterError
 from hedgerow.strategies.hsgd_groups import PairingError
-from hedgerow.strategies.hsgd_messages import Introduction, Schema, introduction, sparse_bytes
+from hedgerow.strategies.hsgd_messages import Introduction, Schema, introduction
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.wire.records import PayloadError
+from hedgerow.wire.sparse_rows import row_bytes
 
 
 class Silent:
@@ -196,7 +197,7 @@ def coded(**payload: Any) -> RecordDict:
 
 
 def test_compressed_rows_are_checked_for_number_and_size() -> None:
-    row = bytes(sparse_bytes(40))
+    row = bytes(row_bytes(40))
     assert SCHEMA.device_exchange(coded(zeta2=[row, row]), 2) == [row, row]
     for payload in ({"zeta2": [row]}, {"zeta2": [row, row[1:]]}, {"zeta2": row}, {"zeta1": [row, row]}, {}):
         with pytest.raises(PayloadError):

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.hsgd import top_k
 
-from hedgerow.clients.hsgd_sparse import decode_rows, encode_rows, kept, row_bytes
 from hedgerow.wire.records import PayloadError
+from hedgerow.wire.sparse_rows import decode_rows, encode_rows, kept, row_bytes
 
 ROWS = st.tuples(st.integers(1, 4), st.integers(1, 300), st.integers(0, 10))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 1), (16, 3), (32, 7), (64, 14), (128, 28), (800, 175)])
 def test_so_many_entries_are_kept(n: int, k: int) -> None:
-    # Section 8.6.
+    # 7/32 of a row, as the paper's 128 levels say, and at least one.
     assert kept(n) == k
 
 
