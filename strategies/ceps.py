@@ -8,16 +8,20 @@ max(1, round(r |N_i|)) neighbours; the paper leaves open whether it counts among
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Literal, Unpack, get_args
 
 import networkx as nx
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.federation import at_least, in_range
 from hedgerow.strategies.gossip import Gossip, GossipOptions, Scalar
 from hedgerow.strategies.payload_sizes import PayloadSizes
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
+from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
 
@@ -209,6 +213,24 @@ class CEPS(Gossip):
         if privacy.mode == "sound" and self.monitor is not None:
             log(WARNING, "The monitor sees all models: the privacy guarantee does not hold against it.")
 
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the strategy as ``Gossip.start`` says, and log at the end what the run cost in privacy."""
+        result = super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+        if self.privacy.mode != "none":
+            log(INFO, "Privacy: %s", self.privacy_report())
+        return result
+
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Account for the node that communicates most often, over the iterations so far, at a total delta.
 
@@ -219,7 +241,8 @@ class CEPS(Gossip):
         ValueError
             If there is no noise.
         """
-        return self.privacy.report(releases(max(self.iterations, 1), self.interval[0]), delta)
+        count = releases(max(self.iterations, 1), self.interval[0])
+        return self.privacy.report(count, delta, numerical=True)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -281,10 +304,9 @@ class _Method:
         return participants(self.participation, len(self._neighbours(node))) if self.stragglers else None
 
     def metrics(self, iterations: int) -> dict[str, float]:
-        if self.privacy.mode != "sound":
+        if self.privacy.mode == "none":
             return {}
-        report = self.privacy.report(releases(iterations, self.interval[0]))
-        return {"epsilon": report.epsilon, "delta": report.delta}
+        return self.privacy.report(releases(iterations, self.interval[0])).metrics()
 
     def describe(self) -> Iterable[str]:
         graph = self.graph(0)

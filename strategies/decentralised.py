@@ -369,10 +369,9 @@ class _Method:
         return None
 
     def metrics(self, iterations: int) -> dict[str, float]:
-        if self.privacy.mode != "sound":
+        if self.privacy.mode == "none":
             return {}
-        report = self.privacy.report(iterations * self.gradients)
-        return {"epsilon": report.epsilon, "delta": report.delta}
+        return self.privacy.report(iterations * self.gradients).metrics()
 
     def describe(self) -> Iterable[str]:
         yield ", ".join(f"{key} = {value}" for key, value in self._keys.items())

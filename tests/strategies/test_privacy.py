@@ -1,6 +1,7 @@
 """Accounts of noisy gradients: the paper's numbers, and an accountant's against independent values."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hedgerow.strategies.privacy import (
     gaussian_delta,
     gaussian_epsilon,
     noise_variance,
+    numerical_epsilon,
     releases,
     zcdp,
     zcdp_epsilon,
@@ -79,7 +81,7 @@ def test_golden_zcdp_of_a_release_and_of_a_run() -> None:
 
 
 # From privacy-loss distributions of the Gaussian mechanism (dp-accounting 0.6.0, interval 1e-5).
-@pytest.mark.parametrize(
+NUMERICAL = pytest.mark.parametrize(
     ("multiplier", "count", "delta", "epsilon"),
     [
         (53.0, 100, 1.01e-4, 0.5628570360),
@@ -87,6 +89,34 @@ def test_golden_zcdp_of_a_release_and_of_a_run() -> None:
         (5.0, 25, 1e-5, 4.3771780959),
     ],
 )
+
+
+@NUMERICAL
+def test_dp_accounting_says_the_same_where_it_is_installed(
+    multiplier: float, count: int, delta: float, epsilon: float
+) -> None:
+    pytest.importorskip("dp_accounting")
+    assert numerical_epsilon(multiplier, count, delta) == pytest.approx(epsilon, abs=2e-3)
+    privacy = Privacy("sound", delta=delta)
+    report = privacy.report(count, numerical=True)
+    assert report.numerical_epsilon == pytest.approx(report.epsilon, rel=2e-3)
+    assert "dp-accounting" in str(report)
+
+
+def test_without_dp_accounting_the_exact_epsilon_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    report = Privacy("sound").report(3, numerical=True)
+    assert report.numerical_epsilon is None
+    assert "dp-accounting" not in str(report)
+
+
+def test_a_record_holds_the_claim_and_what_is_guaranteed() -> None:
+    claim = {"claimed-epsilon", "claimed-delta"}
+    assert set(Privacy("paper").report(3).metrics()) == claim
+    assert set(Privacy("sound").report(3).metrics()) == {*claim, "epsilon", "zcdp-epsilon", "delta"}
+
+
+@NUMERICAL
 def test_exact_epsilons_are_those_of_a_numerical_accountant(
     multiplier: float, count: int, delta: float, epsilon: float
 ) -> None:
