@@ -39,11 +39,7 @@ class RemoteState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return every node's records by partition; a node that does not answer is missing, and logged."""
-        contents = self._told()
-        return {
-            str(content.config_records[NODE_RECORD]["partition-id"]): pack_records(content)
-            for content in contents.values()
-        }
+        return {partition: pack_records(content) for partition, (_, content) in self._told().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give every node its records back; waits for as many nodes as there were.
@@ -56,23 +52,25 @@ class RemoteState:
         end = time.monotonic() + self._timeout
         while len(list(self._grid.get_node_ids())) < len(state) and time.monotonic() < end:
             time.sleep(0.2)
-        here = {
-            str(content.config_records[NODE_RECORD]["partition-id"]): node_id
-            for node_id, content in self._told().items()
-        }
+        here = self._told()
         if missing := sorted(state.keys() - here.keys(), key=int):
             raise CheckpointError(
                 f"partition {', '.join(missing)} kept state in the checkpoint and is not there after "
                 f"{self._timeout:g} s"
             )
-        contents = {here[partition]: unpack_records(records) for partition, records in state.items()}
+        contents = {here[partition][0]: unpack_records(records) for partition, records in state.items()}
         if refused := contents.keys() - self._ask(contents, RESTORE).keys():
             raise CheckpointError(f"{len(refused)} nodes did not take their state back")
 
-    def _told(self) -> dict[int, RecordDict]:
+    def _told(self) -> dict[str, tuple[int, RecordDict]]:
+        """Return each partition's node id and what it told; replies that do not say are none."""
         question = RecordDict({"config": ConfigRecord()})
         asked = {node_id: question for node_id in self._grid.get_node_ids()}
-        answers = self._ask(asked, STATE)
+        answers = {}
+        for node_id, content in self._ask(asked, STATE).items():
+            about = content.config_records.get(NODE_RECORD, ConfigRecord())
+            if "partition-id" in about:
+                answers[str(about["partition-id"])] = node_id, content
         if len(answers) < len(asked):
             log(WARNING, "%d of %d nodes did not tell their state.", len(asked) - len(answers), len(asked))
         return answers
@@ -82,8 +80,4 @@ class RemoteState:
             Message(content, node_id, query, ttl=self._timeout) for node_id, content in contents.items()
         ]
         replies = self._grid.send_and_receive(messages, timeout=self._timeout)
-        return {
-            reply.metadata.src_node_id: reply.content
-            for reply in replies
-            if not reply.has_error() and (query == RESTORE or NODE_RECORD in reply.content)
-        }
+        return {reply.metadata.src_node_id: reply.content for reply in replies if not reply.has_error()}

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from hedgerow.clients.app import BatchClientApp, each
+from hedgerow.clients.node_state import tell_state
 from hedgerow.sim.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.faults import FaultModel
 from hedgerow.sim.recording import RunRecorder
 from hedgerow.sim.remote_state import RemoteState
-from hedgerow.wire.calls import Call
+from hedgerow.wire.calls import NODE_RECORD, STATE, Call
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 
@@ -66,6 +67,15 @@ def test_nodes_that_kept_nothing_go_on_with_nothing() -> None:
 def test_a_silent_node_is_missing_from_the_state() -> None:
     grid = federation(faults={1: FaultModel(dropout=1.0)})
     assert set(RemoteState(grid, 0.2).state_dict()) == {"0", "2"}
+
+
+@pytest.mark.parametrize("garbage", [RecordDict(), RecordDict({NODE_RECORD: ConfigRecord({"run": "1"})})])
+def test_a_node_that_does_not_say_who_it_is_costs_its_own_state_alone(garbage: RecordDict) -> None:
+    def tell(call: Call) -> RecordDict:
+        return garbage if call.partition_id == 1 else tell_state(call)
+
+    grid = InProcessGrid(BatchClientApp({STATE: each(tell)}), 3)
+    assert set(RemoteState(grid, 10).state_dict()) == {"0", "2"}
 
 
 def test_a_node_that_does_not_come_back_is_named() -> None:
