@@ -4,7 +4,7 @@ An app declares each key of its run config with what is valid; reading them give
 every bad key with its value and what it may be.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ __all__ = [
     "in_range",
     "number",
     "read_settings",
+    "refuse",
     "text",
     "whole",
 ]
@@ -108,6 +109,12 @@ def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Setting
     return Setting(valid, read)
 
 
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one SettingsError with all problems; return where there are none."""
+    if problems:
+        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
 def read_settings(
     run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]
 ) -> dict[str, Any]:
@@ -134,6 +141,5 @@ def read_settings(
         for key in sorted(set(run_config) - set(settings))
         if not key.startswith("fault-")
     ]
-    if problems:
-        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems)
     return values

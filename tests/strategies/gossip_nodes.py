@@ -1,7 +1,7 @@
 """Nodes that gossip numbers: each payload says who sent it, at which iteration, and what it then was."""
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.sim._compat import flower_identity
-from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.faults import FaultModel
 from hedgerow.strategies.gossip import Gossip
 from hedgerow.strategies.rounds import RoundEnd
@@ -103,30 +103,11 @@ class Nodes:
         return RecordDict({"arrays": state["model"], "metrics": MetricRecord(told)})
 
 
-class Spy(InProcessGrid):
+class Spy(RecordingGrid):
     """A grid that keeps every content that passes: message type, partition id, content."""
 
     def __init__(self, nodes: Nodes, **options: Any) -> None:
         super().__init__(nodes.app(), len(nodes.kappas), strict=True, **options)
-        self.partitions = {node.node_id: node.partition_id for node in self._nodes.values()}
-        self.sent: list[tuple[str, int, RecordDict]] = []
-        self.replies: list[tuple[str, int, RecordDict]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        self.sent += [
-            (m.metadata.message_type, self.partitions[m.metadata.dst_node_id], m.content) for m in messages
-        ]
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        pulled = super().pull_messages(message_ids)
-        self.replies += [
-            (m.metadata.message_type, self.partitions[m.metadata.src_node_id], m.content)
-            for m in pulled
-            if m.has_content()
-        ]
-        return pulled
 
 
 def run(

@@ -1,6 +1,6 @@
 """Parties of HSGD on the plain model of the oracle: hospitals, devices and edges, call by call."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +8,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from tests.oracles.hsgd import Group, Theta
+from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.sim._compat import flower_identity
-from hedgerow.sim.engine import InProcessGrid
 from hedgerow.sim.faults import FaultModel
 from hedgerow.strategies.hsgd import HSGD
 from hedgerow.strategies.rounds import RoundEnd
@@ -232,30 +232,11 @@ class Parties:
         return {key: block[places] for key, block in model.items()}
 
 
-class Spy(InProcessGrid):
+class Spy(RecordingGrid):
     """A grid that keeps what was sent and told: message type, partition id, content."""
 
     def __init__(self, parties: Parties, **options: Any) -> None:
         super().__init__(parties.app(), len(parties.parties), **options)
-        self.partitions = {node.node_id: node.partition_id for node in self._nodes.values()}
-        self.sent: list[tuple[str, int, RecordDict]] = []
-        self.replies: list[tuple[str, int, RecordDict]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        self.sent += [
-            (m.metadata.message_type, self.partitions[m.metadata.dst_node_id], m.content) for m in messages
-        ]
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        pulled = super().pull_messages(message_ids)
-        self.replies += [
-            (m.metadata.message_type, self.partitions[m.metadata.src_node_id], m.content)
-            for m in pulled
-            if m.has_content()
-        ]
-        return pulled
 
 
 def record_of(theta: Theta, dtype: str = "float64") -> ArrayRecord:

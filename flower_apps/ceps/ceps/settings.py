@@ -10,12 +10,12 @@ from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.serverapp import RUN_SETTINGS
 from hedgerow.sim.settings import (
     Setting,
-    SettingsError,
     choice,
     flag,
     in_range,
     number,
     read_settings,
+    refuse,
     text,
     whole,
 )
@@ -113,8 +113,7 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
         problems.append("sigma-rule = 'paper'; valid with privacy = 'sound' is 'fixed_c'")
     if values["bits"] == 1 or values["bits"] > 16:
         problems.append(f"bits = {values['bits']}; valid is 0 (none) or 2 to 16")
-    if problems:
-        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems)
     return values
 
 

@@ -11,12 +11,12 @@ from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.serverapp import RUN_SETTINGS
 from hedgerow.sim.settings import (
     Setting,
-    SettingsError,
     choice,
     flag,
     in_range,
     number,
     read_settings,
+    refuse,
     text,
     whole,
 )
@@ -80,8 +80,7 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
     for key, most in (("clients-per-round", "num-clients"), ("min-replies", "clients-per-round")):
         if values[key] > values[most]:
             problems.append(f"{key} = {values[key]}; valid is up to {most} = {values[most]}")
-    if problems:
-        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems)
     return values
 
 

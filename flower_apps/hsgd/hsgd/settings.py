@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import UserConfigValue
 
 from hedgerow.sim.serverapp import RUN_SETTINGS
-from hedgerow.sim.settings import Setting, SettingsError, choice, in_range, number, read_settings, text, whole
+from hedgerow.sim.settings import Setting, choice, in_range, number, read_settings, refuse, text, whole
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd_costs import Method, Sizes
 from hedgerow.strategies.hsgd_groups import batch_size
@@ -107,8 +107,7 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
         )
     if values["adaptive"] != "off" and values["method"] in ("tdcd", "c-tdcd") and not merges(values):
         problems.append(f"adaptive = {values['adaptive']!r}; valid is 'off' with tdcd = 'isolated'")
-    if problems:
-        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems)
     return values
 
 
@@ -117,7 +116,7 @@ def check_size(values: Mapping[str, Any], parties: Parties) -> None:
     if values["num-clients"] != parties.num_nodes:
         M = len(parties.groups)
         what = f"{M} hospitals and {parties.num_nodes - M} {parties.layout}"
-        raise SettingsError("Bad settings:\n  - " + _wrong_size(values, parties.num_nodes, what))
+        refuse([_wrong_size(values, parties.num_nodes, what)])
 
 
 def _wrong_size(values: Mapping[str, Any], due: int, what: str) -> str:

@@ -10,12 +10,12 @@ from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.serverapp import RUN_SETTINGS
 from hedgerow.sim.settings import (
     Setting,
-    SettingsError,
     choice,
     flag,
     in_range,
     number,
     read_settings,
+    refuse,
     text,
     whole,
 )
@@ -76,8 +76,7 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
             validate_topology(values["topology"], values["num-servers"])
         except ValueError as error:
             problems.append(str(error))
-    if problems:
-        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    refuse(problems)
     return values
 
 

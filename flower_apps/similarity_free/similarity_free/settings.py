@@ -8,7 +8,7 @@ from flwr.app import UserConfigValue
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
 from hedgerow.sim.serverapp import RUN_SETTINGS
-from hedgerow.sim.settings import Setting, SettingsError, choice, number, read_settings, text, whole
+from hedgerow.sim.settings import Setting, choice, number, read_settings, refuse, text, whole
 from hedgerow.strategies import InnerSolver, SimilarityFree
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
@@ -65,9 +65,8 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
     """
     values = read_settings(run_config, SETTINGS)
     if values["min-replies"] > values["num-clients"]:
-        raise SettingsError(
-            f"Bad settings:\n  - min-replies = {values['min-replies']}; valid is 0 to num-clients = "
-            f"{values['num-clients']}"
+        refuse(
+            [f"min-replies = {values['min-replies']}; valid is 0 to num-clients = {values['num-clients']}"]
         )
     return values
 
