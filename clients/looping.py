@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients.threads import train_on_threads
 from hedgerow.clients.work import Correction, LocalWork, Loss, Trained, cross_entropy
+from hedgerow.tasks.layout import channels_last_on_cpu
 
 __all__ = ["train_loop", "train_one"]
 
@@ -46,7 +47,7 @@ def train_one(
 ) -> Trained:
     """Train one node by the model's own forward pass: the oracle of every faster form."""
     model.load_state_dict(dict(work.start))
-    model.train()
+    channels_last_on_cpu(model).train()
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters: list[Tensor] = list(trainable.values())
     start = {name: p.detach().clone()[None] for name, p in trainable.items()} if correction else {}
@@ -65,7 +66,10 @@ def train_one(
                 for name, term in correction(current, start).items():
                     gradients[name] = gradients[name] + term[0]
             torch._foreach_add_(parameters, list(gradients.values()), alpha=-work.lr)
-    state = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    state = {
+        key: value.detach().clone(memory_format=torch.contiguous_format)
+        for key, value in model.state_dict().items()
+    }
     return Trained(state, float(torch.stack(losses).mean()) if losses else 0.0)
 
 

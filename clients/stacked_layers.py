@@ -17,6 +17,7 @@ Parameters = Mapping[str, Tensor]
 Layer = Callable[[Parameters, Tensor], Tensor]
 
 _ELEMENTWISE = (nn.Identity, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Softplus)
+_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
 class StackedLayers:
@@ -36,8 +37,8 @@ class StackedLayers:
 def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
     """Return a model's stacked form, or None if it is no plain sequence of the layers known here.
 
-    Known are Conv2d (zero padding, no groups, no dilation), MaxPool2d (windows side by side), Flatten,
-    Linear on vectors, ReLU and other elementwise activations, and sequences of these without hooks.
+    Known are Conv2d (zero padding, no groups, no dilation), max and average pooling, Flatten, Linear on
+    vectors, ReLU and other elementwise activations, and sequences of these without hooks.
 
     Parameters
     ----------
@@ -55,8 +56,8 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
         layer: Layer
         if type(module) is nn.Conv2d and dims == 3 and _is_plain_convolution(module):
             layer = _convolution(prefix, module)
-        elif type(module) is nn.MaxPool2d and dims == 3 and (window := _window(module)) is not None:
-            layer = _pool(window)
+        elif type(module) in _POOLS and dims == 3 and not getattr(module, "return_indices", False):
+            layer = _pool(module)
         elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             layer, dims = _flatten, 1
         elif type(module) is nn.Linear and dims == 1:
@@ -100,12 +101,6 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-def _window(module: nn.MaxPool2d) -> tuple[int, int] | None:
-    window = _pair(module.kernel_size)
-    plain = _pair(module.padding) == (0, 0) and _pair(module.dilation) == (1, 1) and not module.ceil_mode
-    return window if plain and not module.return_indices and _pair(module.stride) == window else None
-
-
 def _relu(parameters: Parameters, x: Tensor) -> Tensor:
     return torch.relu(x)
 
@@ -145,8 +140,13 @@ def _convolution(prefix: str, module: nn.Conv2d) -> Layer:
     return convolve
 
 
-def _pool(window: tuple[int, int]) -> Layer:
-    return lambda parameters, x: cast(Tensor, _MaxPool.apply(x, window))  # type: ignore[no-untyped-call]
+def _pool(module: nn.Module) -> Layer:
+    def pool(parameters: Parameters, x: Tensor) -> Tensor:
+        # Pooled by channel and with the batch as its channels, x is what torch calls channels-last.
+        y = module(x.flatten(0, 1).permute(0, 3, 1, 2))
+        return cast(Tensor, y.permute(0, 2, 3, 1).unflatten(0, x.shape[:2]))
+
+    return pool
 
 
 class _Convolution(torch.autograd.Function):
@@ -167,7 +167,6 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         columns, weight = ctx.saved_tensors
         nodes, out, channels, *kernel = weight.shape
-        (height, width), (down, right) = ctx.positions, ctx.stride
         gradient = gradients[0].reshape(nodes, out, -1)
         to_x = to_weight = to_bias = None
         if ctx.needs_input_grad[1]:
@@ -176,44 +175,23 @@ class _Convolution(torch.autograd.Function):
             to_bias = gradient.sum(2)
         if ctx.needs_input_grad[0]:
             shares = _product(weight.reshape(nodes, out, -1).mT, gradient)
-            shares = shares.view(nodes, channels, *kernel, height, width, -1)
-            to_x = gradient.new_zeros(ctx.input_shape)
-            for i in range(kernel[0]):
-                for j in range(kernel[1]):
-                    rows = slice(i, i + down * (height - 1) + 1, down)
-                    to_x[:, :, rows, j : j + right * (width - 1) + 1 : right].add_(shares[:, :, i, j])
+            shares = shares.view(nodes, channels, *kernel, *ctx.positions, -1)
+            to_x = _sum_at_places(shares, ctx.input_shape, ctx.stride)
         return to_x, to_weight, to_bias, None
 
 
-class _MaxPool(torch.autograd.Function):
-    """Windows side by side; the gradient goes to the first of equal maxima, as torch's own does."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, window: tuple[int, int]) -> Tensor:
-        phases = _phases(x, window)
-        top = phases[0]
-        for phase in phases[1:]:
-            top = torch.maximum(top, phase)
-        ctx.save_for_backward(x, top)
-        ctx.window = window
-        return top
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, top = ctx.saved_tensors
-        to_x = torch.zeros_like(x)
-        rest = gradients[0].clone(memory_format=torch.contiguous_format)
-        share = torch.empty_like(rest)
-        for phase, to_phase in zip(_phases(x, ctx.window), _phases(to_x, ctx.window), strict=True):
-            torch.eq(phase, top, out=share)  # As a number: torch is slow where truth meets numbers.
-            share.mul_(rest)
-            to_phase.copy_(share)
-            rest.sub_(share)
-        return to_x, None
-
-
-def _phases(x: Tensor, window: tuple[int, int]) -> list[Tensor]:
-    """Return every window's first sample, its second, ... row by row: (nodes, C, H', W', batch) each."""
-    high, wide = window
-    rows, columns = x.shape[2] // high * high, x.shape[3] // wide * wide
-    return [x[:, :, i:rows:high, j:columns:wide] for i in range(high) for j in range(wide)]
+def _sum_at_places(shares: Tensor, shape: torch.Size, stride: tuple[int, int]) -> Tensor:
+    """Return pixels of patches, (nodes, C, k, k, H', W', batch), summed where they lie in an image."""
+    total = shares.new_zeros(shape)
+    (height, width), (down, right) = shares.shape[4:6], stride
+    spans = down * (height - 1) + 1, right * (width - 1) + 1
+    # (nodes, C, k, k, batch, H', W'), of which each pixel is in several patches.
+    patches = total.unfold(2, spans[0], 1).unfold(3, spans[1], 1)[..., ::down, ::right]
+    places = [place.movedim(2, -1) for row in patches.unbind(2) for place in row.unbind(2)]
+    parts = [part for row in shares.unbind(2) for part in row.unbind(2)]
+    if total.is_cpu:
+        torch._foreach_add_(places, parts)  # In order, and without Python between, which threads share.
+    else:
+        for place, part in zip(places, parts, strict=True):
+            place.add_(part)
+    return total

@@ -131,9 +131,10 @@ def train_stack(
     for step in range(max(steps, default=0)):
         active = sum(1 for n in steps if n > step)
         x, y = batches.gather(step, active)
-        values = {name: value[:active] for name, value in stack.items()}
-        for name in trainable:
-            values[name] = values[name].detach().requires_grad_()
+        values = stack
+        if active < len(works):
+            values = {name: value[:active] for name, value in stack.items()}
+        values = values | {name: values[name].detach().requires_grad_() for name in trainable}
         each = _forward(model, layers, loss, values, x, y)  # (active, batch)
         mean = batches.mean(each, step)  # (active,)
         losses.append(nn.functional.pad(mean.detach(), (0, len(works) - active)))
@@ -149,8 +150,12 @@ def train_stack(
                 first = {name: value[:active] for name, value in start.items()}
                 for name, term in correction(current, first).items():
                     gradients[name] = gradients[name] + term
-            for name, gradient in gradients.items():
-                stack[name][:active].addcmul_(gradient, rate[name][:active], value=-1)
+            torch._foreach_addcmul_(
+                leaves,
+                [gradients[name] for name in trainable],
+                [rate[name][:active] for name in trainable],
+                value=-1,
+            )
 
     total = torch.stack(losses).sum(0).tolist() if losses else [0.0] * len(works)
     return [

@@ -7,6 +7,7 @@ moved private name would otherwise fail in the middle of a run, or silently chan
 from __future__ import annotations
 
 import copy
+import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,6 @@ try:
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
-    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
 except ImportError as error:
     raise ImportError(
         f"flwr {_FOUND} lacks a name that hedgerow.sim uses ({error}); reinstall flwr>=1.41,<1.42"
@@ -82,7 +82,9 @@ def flower_identity(run_id: int) -> Iterator[None]:
 
 def is_simulation(grid: object) -> bool:
     """Tell whether a grid is that of Flower's simulation, whose nodes are on this machine."""
-    return isinstance(grid, InMemoryGrid)
+    # A grid of the class has imported its module, which brings a data base and a web server with it.
+    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def empty_run(run_id: int) -> Run:

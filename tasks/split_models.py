@@ -137,12 +137,11 @@ def split_model(
         raise ValueError(f"seed = {seed}; valid is an integer >= 0")
     if is_import_path(name):
         return _build_own(name, hospital_shape, device_shape, num_classes, seed)
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):  # as in ``build_model``
         hospital, e1 = _ENCODERS[name](hospital_shape)
         device, e2 = _ENCODERS[name](device_shape)
         logits = 1 if num_classes == 2 else num_classes
         model = SplitModel(_HEADS[name](e1 + e2, logits), hospital, device, e1, e2)
-    model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(_torch_seed(seed))
     for piece in (model.head, model.hospital, model.device):
         _initialise(piece, generator)

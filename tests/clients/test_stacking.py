@@ -87,12 +87,21 @@ def _overlapping_windows() -> nn.Module:
     )
 
 
+def _every_pooling() -> nn.Module:
+    return nn.Sequential(
+        nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False),
+        nn.MaxPool2d(2, padding=1, ceil_mode=True, dilation=2), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(2 * 2, 10),
+    )  # fmt: skip
+
+
 CASES = {
     **{name: lambda name=name: build_model(name, IMAGES, 10, 0) for name in STACKABLE},
     "groups and norms": lambda: torch_seeded(_groups_and_norms),
     "every known layer": lambda: torch_seeded(_every_known_layer),
     "frozen": _frozen,
     "overlapping windows": lambda: torch_seeded(_overlapping_windows),
+    "every pooling": lambda: torch_seeded(_every_pooling),
 }
 
 
@@ -139,8 +148,8 @@ def test_the_built_in_models_without_batch_statistics_have_stacked_layers():
         nn.Conv2d(4, 4, 3, dilation=2),
         nn.Conv2d(4, 4, 3, padding="same"),
         nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-        nn.MaxPool2d(2, ceil_mode=True),
-        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.LPPool2d(2, 2),
         nn.GroupNorm(2, 4),
         nn.Linear(4, 4),
         nn.Flatten(2),

@@ -143,6 +143,22 @@ def test_a_forward_pass_costs_the_papers_multiply_accumulates(name, input_shape,
     assert forward_macs(build_model(name, input_shape, 10, seed=0), input_shape) == macs
 
 
+@pytest.mark.parametrize("own_class", [False, True], ids=["by layers", "by operators"])
+def test_multiply_accumulates_of_strides_groups_and_several_passes_are_counted(own_class):
+    class Own(nn.Sequential):
+        pass
+
+    layers = [
+        nn.Conv2d(4, 6, (3, 5), stride=2, groups=2, bias=False),  # to 6 x 4 x 3, each of 2 x 15
+        nn.AvgPool2d(2),
+        nn.Linear(1, 3),  # on 6 x 2 places
+        nn.Flatten(),
+    ]
+    model = Own(*layers) if own_class else nn.Sequential(*layers)
+
+    assert forward_macs(model, (4, 9, 9)) == 6 * 4 * 3 * 30 + 6 * 2 * 3
+
+
 def test_counting_multiply_accumulates_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
     model[2].eval()
