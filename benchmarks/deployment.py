@@ -47,6 +47,8 @@ SMALL = {
     "similarity_free": "num-clients=2 num-rounds=2 local-iters=2 partition=iid",
     "fedmud": "num-clients=2 clients-per-round=2 num-rounds=2",
     "ceps": "num-clients=2 topology=complete iterations=6 interval-low=1 interval-high=2",
+    "hsgd": "num-groups=1 num-clients=2 patients-per-group=20 participation=0.2 iterations=8 "
+    "global-interval=4 local-interval=2",
 }
 
 

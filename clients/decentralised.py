@@ -17,7 +17,7 @@ import numpy as np
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps_step import neighbour_mean
 from hedgerow.clients.gossip import GossipMethod, Memory, Metrics, Node, ProblemFn, Vector, gossip_app
-from hedgerow.clients.instructions import flag, nonnegative, positive, whole
+from hedgerow.clients.instructions import flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.thresholding import project
 from hedgerow.wire.vector_codecs import Quantised
 
@@ -180,7 +180,7 @@ class _AdaptThenCombine:
     def _constants(self, node: Node) -> tuple[int, float, float]:
         theta = nonnegative(node.config, "theta", below=1.0) if self.momentum else 0.0
         return (
-            whole(node.config, "local-steps", 1),
+            local_steps(node.config, "local-steps"),
             theta,
             nonnegative(node.config, "rho-sam") if self.ascent else 0.0,
         )
@@ -245,7 +245,7 @@ class _DCD:
         return memory, memory.arrays["x"]
 
     def _steps(self, node: Node) -> int:
-        return whole(node.config, "local-steps", 1) if "local-steps" in node.config else 1
+        return local_steps(node.config, "local-steps") if "local-steps" in node.config else 1
 
 
 def _replicas(memory: Memory) -> dict[int, Vector]:

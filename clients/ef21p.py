@@ -58,7 +58,11 @@ def moved_by_largest(weights: Mapping[str, Tensor], update: Mapping[str, Tensor]
 def _sparse(update: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
     if update.keys() != {"indices", "values"}:
         raise ValueError(f"the update has the keys {sorted(update)}; valid is ['indices', 'values']")
-    indices, values = update["indices"].long(), update["values"]
+    indices, values = update["indices"], update["values"]
+    if indices.dtype not in (torch.int32, torch.int64) or values.dtype != torch.float32:
+        raise ValueError(
+            f"indices are {indices.dtype} and values {values.dtype}; valid are integers and float32"
+        )
     if indices.shape != values.shape or indices.dim() != 1:
         raise ValueError(
             f"indices are {tuple(indices.shape)}; valid is the values' {tuple(values.shape)}, (K,)"
@@ -67,4 +71,4 @@ def _sparse(update: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"indices run from {indices[0]} to {indices[-1]}; valid is ascending, 0 to {size - 1}"
         )
-    return indices, values
+    return indices.long(), values

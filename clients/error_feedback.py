@@ -28,9 +28,8 @@ from hedgerow.wire.compress import (
     pack_payload,
     parse_compressor,
     payload_record,
-    record_payload,
 )
-from hedgerow.wire.records import Layout, lazy_array, to_state_dict
+from hedgerow.wire.records import Layout, finite_views, lazy_array, to_state_dict
 
 __all__ = ["Metrics", "Update", "compress_reply", "compress_updates", "compressed", "feed_back"]
 
@@ -231,16 +230,23 @@ class _Memory:
 
     @classmethod
     def of(cls, context: Context, size: int) -> "_Memory | None":
-        """Return the memory of this run and size, or None."""
-        if _ARRAYS not in context.state or _STATUS not in context.state:
+        """Return the memory of this run and size, or None; one that is damaged is none."""
+        state = context.state
+        if _ARRAYS not in state.array_records or _STATUS not in state.config_records:
             return None
-        arrays = record_payload(context.state.array_records[_ARRAYS])
-        status = context.state.config_records[_STATUS]
-        if status["run"] != str(context.run_id) or arrays[_MEMORY].size != size:
+        status, round_index = state.config_records[_STATUS], state.config_records[_STATUS].get("round-index")
+        if status.get("run") != str(context.run_id) or not isinstance(round_index, int):
             return None
-        pending = {key.removeprefix(_PENDING): a for key, a in arrays.items() if key != _MEMORY}
-        round_index = int(status["round-index"])  # type: ignore[arg-type]
-        return cls(arrays[_MEMORY], pending, parse_compressor(str(status["compressor"])), round_index)
+        try:
+            arrays = finite_views(state.array_records[_ARRAYS])
+            compressor = parse_compressor(str(status.get("compressor")))
+        except ValueError:
+            return None
+        error = arrays.pop(_MEMORY, np.zeros(0))
+        if error.shape != (size,) or error.dtype != np.float32:
+            return None
+        pending = {key.removeprefix(_PENDING): array for key, array in arrays.items()}
+        return cls(error, pending, compressor, round_index)
 
     def precedes(self, current: int, acknowledged: int) -> bool:
         """Return whether this is what the node knew last, for a server that is where it says it is."""

@@ -157,6 +157,9 @@ def moved_by_signs(weights: Mapping[str, Tensor], update: Mapping[str, Tensor]) 
     found = {key: value.numel() for key, value in update.items()}
     if found != valid:
         raise ValueError(f"the update has the lengths {found}; valid is {valid}")
+    dtypes = {key: torch.uint8 if key.endswith(":bits") else torch.float32 for key in valid}
+    if wrong := [key for key, value in update.items() if value.dtype != dtypes[key]]:
+        raise ValueError(f"{wrong[0]} is {update[wrong[0]].dtype}; valid is {dtypes[wrong[0]]}")
     return {key: value + _signed(update, key, value.shape) for key, value in weights.items()}
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
@@ -18,13 +19,13 @@ from hedgerow.clients.epochs import epoch_batches
 from hedgerow.clients.factored_model import FactoredModel, plan_for
 from hedgerow.clients.fedbat import BinarisedWork, moved_by_signs
 from hedgerow.clients.frozen_base import Evolution
-from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
+from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.work import LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, Factorisation
-from hedgerow.wire.records import to_state_dict
+from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
 
 __all__ = ["METHODS", "Instruction", "Method", "Work"]
@@ -122,13 +123,11 @@ class Instruction:
         Raises
         ------
         ValueError
-            If keys or shapes are not those of the model without what is compressed.
+            If keys or shapes are not those of the model without what is compressed, or a value is not finite.
         """
         own = {k: v for k, v in self.task.model.state_dict().items() if k not in compressed}
-        sent = to_state_dict(self._record("arrays"), self.task.x.device)
-        shapes, valid = ({key: tuple(value.shape) for key, value in state.items()} for state in (sent, own))
-        if shapes != valid:
-            raise ValueError(f"the message's arrays are {shapes}; valid is {valid}")
+        shapes = {key: tuple(value.shape) for key, value in own.items()}
+        sent = received_state(self._record("arrays"), shapes, self.task.x.device)
         return {key: value.to(own[key].dtype) for key, value in sent.items()}
 
     def factors(self, plan: Factorisation) -> State:
@@ -137,11 +136,11 @@ class Instruction:
         Raises
         ------
         ValueError
-            If they are not the plan's, or missing where nodes cannot draw them.
+            If they are not the plan's, not finite, or missing where nodes cannot draw them.
         """
         if plan.has_base and "factors" not in self.call.content.array_records:
             return plan.init(whole(self.config, "run-seed", 0), self.version)
-        factors = to_state_dict(self._record("factors"))
+        factors = {key: torch.tensor(values) for key, values in finite_views(self._record("factors")).items()}
         plan.check(factors)
         return factors
 
@@ -150,7 +149,7 @@ class Instruction:
         batches = epoch_batches(
             self.task.part,
             **self.stream,
-            epochs=whole(self.config, "local-epochs", 1),
+            epochs=local_steps(self.config, "local-epochs", len(self.task.part)),
             batch_size=self.batch_size,
         )
         return LocalWork(start, self.task.x, self.task.y, batches, self.learning_rate)
@@ -227,6 +226,7 @@ class _Factored:
         return self.model.factors_of(state) | self.model.rest_of(state)
 
     def _merged(self, base: State, version: int, factors: Mapping[str, Tensor]) -> State:
+        self.plan.check(factors)
         return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
 
 

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.wire.calls import Call
-from hedgerow.wire.records import to_record, to_state_dict, view
+from hedgerow.wire.records import (
+    PayloadError,
+    finite_views,
+    received_state,
+    to_record,
+    to_state_dict,
+    view,
+)
 
 __all__ = ["Bases", "Evolution"]
 
@@ -77,7 +84,8 @@ class Bases:
         Raises
         ------
         ValueError
-            If a key of the config is missing or out of range, or base or updates are not the method's.
+            If a key of the config is missing or out of range, or base or updates are not the method's, or
+            not finite.
         """
         version, first = whole(config, "version", 0), whole(config, "from-version", 0)
         keep = flag(config, "keep-base")
@@ -98,10 +106,8 @@ class Bases:
         if record is None:
             return None
         if id(record) not in self._sent:
-            base = {key: value.to(torch.float32) for key, value in to_state_dict(record).items()}
-            shapes = {key: tuple(value.shape) for key, value in base.items()}
-            if shapes != dict(evolution.shapes):
-                raise ValueError(f"the message's base is {shapes}; valid is {dict(evolution.shapes)}")
+            state = received_state(record, evolution.shapes, subject="the message's base is")
+            base = {key: value.to(torch.float32) for key, value in state.items()}
             self._sent[id(record)] = base, record
         return self._sent[id(record)][0]
 
@@ -136,15 +142,20 @@ class _Held:
 
     @classmethod
     def of(cls, context: Context, evolution: Evolution) -> "_Held | None":
-        if _ARRAYS not in context.state or _STATUS not in context.state:
+        state = context.state
+        if _ARRAYS not in state.array_records or _STATUS not in state.config_records:
             return None
-        record, status = context.state.array_records[_ARRAYS], context.state.config_records[_STATUS]
-        shapes = {key: tuple(array.shape) for key, array in record.items()}
-        if status["run"] != str(context.run_id) or shapes != dict(evolution.shapes):
+        record, status = state.array_records[_ARRAYS], state.config_records[_STATUS]
+        try:
+            shapes = {key: values.shape for key, values in finite_views(record).items()}
+        except PayloadError:
             return None
-        if (checksum := str(status["checksum"])) != _checksum(record):
+        version = status.get("version")
+        if status.get("run") != str(context.run_id) or shapes != dict(evolution.shapes):
             return None
-        return cls(record, int(status["version"]), checksum)  # type: ignore[arg-type]
+        if not isinstance(version, int) or (checksum := _checksum(record)) != status.get("checksum"):
+            return None
+        return cls(record, version, checksum)
 
 
 def _keep(context: Context, base: State, version: int, checksum: str) -> None:
@@ -160,7 +171,7 @@ def _update(record: ArrayRecord, name: str, version: int) -> State:
     Raises
     ------
     ValueError
-        If the record holds none.
+        If the record holds none, or one that is not finite.
     """
     prefix = f"{version}/"
     update = ArrayRecord()
@@ -170,16 +181,13 @@ def _update(record: ArrayRecord, name: str, version: int) -> State:
     if not update:
         valid = sorted({key.partition("/")[0] for key in record})
         raise ValueError(f"version {version} is not in the message's {name}; valid here is {valid}")
-    return to_state_dict(update)
+    return {key: torch.tensor(values) for key, values in finite_views(update).items()}
 
 
 def _checksum(record: ArrayRecord) -> str:
-    """Return a hash of keys and values; a damaged array has one that fits nothing."""
+    """Return a hash of keys and values."""
     digest = hashlib.sha256()
-    try:
-        for key, array in record.items():
-            digest.update(key.encode() + b"\0")
-            digest.update(view(array).tobytes())
-    except ValueError:
-        return ""
+    for key, array in record.items():
+        digest.update(key.encode() + b"\0")
+        digest.update(view(array).tobytes())
     return digest.hexdigest()

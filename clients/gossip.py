@@ -17,7 +17,8 @@ from hedgerow.clients.app import BatchClientApp, each, whoami
 from hedgerow.clients.gradient_noise import Privacy, noise, noise_root, privacy_of
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
 from hedgerow.clients.problems import Problem
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
+from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError, to_record, view
 from hedgerow.wire.seeds import Purpose, generator
@@ -31,6 +32,7 @@ Metrics = dict[str, int | float]
 Record = dict[str, Any]
 
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
+_ROOT = "noise-root"  # the key in SECRET_RECORD
 # Settings of the one-bit codec under a run's keys, and what they are called there.
 _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi-density")
 
@@ -184,6 +186,14 @@ class Node:
     config: ConfigRecord
     root: int
 
+    def __post_init__(self) -> None:
+        codec, n = self.place.codec, self.problem.n
+        if isinstance(codec, OneBit) and codec.work_bytes(n) > MAX_WORK_BYTES:
+            raise ValueError(
+                f"d is {codec.d} with s = {codec.s} in the message's config; valid is 8 d min(2 s, {n}) <= "
+                f"{MAX_WORK_BYTES}, in bytes, for what a message is decoded with"
+            )
+
     @cached_property
     def privacy(self) -> Privacy:
         """What happens to gradients."""
@@ -272,14 +282,28 @@ def gossip_app(problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> Batch
     return BatchClientApp(handlers)
 
 
+def _root(call: Call, config: ConfigRecord, seed: int) -> int:
+    """Return the root of the node's noise; a new one where its state was restored, which comes without."""
+    root = call.context.state.config_records.get(SECRET_RECORD, ConfigRecord()).get(_ROOT)
+    if isinstance(root, bytes):
+        return int.from_bytes(root)
+    return noise_root(config, dict(call.context.node_config), seed)
+
+
+def _kept(context: Context) -> bool:
+    """Return whether the context holds a state of its run."""
+    arrays, configs = context.state.array_records, context.state.config_records
+    return (
+        _ARRAYS in arrays
+        and _STATE in configs
+        and _CONFIG in configs
+        and configs[_STATE].get("run") == str(context.run_id)
+    )
+
+
 def _knows(call: Call, config: ConfigRecord) -> bool:
     """Return whether the node's state is of this run and of these settings."""
-    state = call.context.state
-    return (
-        all(key in state for key in (_ARRAYS, _STATE, _CONFIG))
-        and state.config_records[_STATE]["run"] == str(call.context.run_id)
-        and dict(state.config_records[_CONFIG]) == dict(config)
-    )
+    return _kept(call.context) and dict(call.context.state.config_records[_CONFIG]) == dict(config)
 
 
 @dataclass(frozen=True)
@@ -303,31 +327,35 @@ class _Known:
     @classmethod
     def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Known":
         state, run = call.context.state, str(call.context.run_id)
-        if _STATE not in state or state.config_records[_STATE]["run"] != run:
+        if not _kept(call.context):
             raise ValueError(
                 f"node {call.partition_id} has no state of run {run}; valid is 'query.hello' first"
             )
         config, numbers = state.config_records[_CONFIG], dict(state.config_records[_STATE])
         place = Place.of(config, call.partition_id)
-        root = int.from_bytes(cast(bytes, numbers.pop("noise-root")))
-        node = Node(place, problem(call.context), config, root)
+        iteration = numbers.pop("iteration", None)
+        if not isinstance(iteration, int) or iteration < 0:
+            raise ValueError(f"node {call.partition_id} has a damaged state; valid is 'query.hello' first")
+        node = Node(place, problem(call.context), config, _root(call, config, place.seed))
         arrays = {key: view(array) for key, array in state.array_records[_ARRAYS].items()}
-        iteration = cast(int, numbers.pop("iteration"))
+        if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
+            raise ValueError(
+                f"{wrong[0]} has the shape {arrays[wrong[0]].shape} in the state; valid is "
+                f"({node.problem.n},)"
+            )
         del numbers["run"]
         memory = Memory(arrays, iteration, cast(dict[str, int | float], numbers))
-        return cls(node, methods[str(config["method"])], memory, run)
+        return cls(node, methods[choice(config, "method", tuple(methods))], memory, run)
 
     def keep(self, context: Context) -> None:
         """Write everything to the node's state."""
-        numbers: Record = {"run": self.run, "iteration": self.memory.iteration, "noise-root": self.root_bytes}
+        numbers: Record = {"run": self.run, "iteration": self.memory.iteration}
+        # Longer than the integers of a record.
+        root = self.node.root.to_bytes(-(-self.node.root.bit_length() // 8))
         context.state[_ARRAYS] = to_record(self.memory.arrays)
         context.state[_STATE] = ConfigRecord({**self.memory.counts, **numbers})
         context.state[_CONFIG] = self.node.config
-
-    @property
-    def root_bytes(self) -> bytes:
-        """The root of the noise, which is longer than the integers of a record."""
-        return self.node.root.to_bytes(-(-self.node.root.bit_length() // 8))
+        context.state[SECRET_RECORD] = ConfigRecord({_ROOT: root})
 
     def request(self) -> dict[str, Any]:
         """Return the next communication, and whom it wants to hear."""
@@ -340,6 +368,7 @@ class _Known:
             raise ValueError(
                 f"iteration is {k}; valid is {self.memory.iteration} or later, where the node is"
             )
+        _check_ahead(k, self.memory)
         return replace(self, memory=self.method.prepare(self.node, self.memory, k))
 
     def published(self, receivers: Any) -> bytes | list[bytes]:
@@ -358,6 +387,7 @@ class _Event:
 
     known: _Known
     bundle: Mapping[int, bytes]
+    size: int
     mixing: Mapping[int, float] | None
     monitor: bool
 
@@ -366,6 +396,8 @@ class _Event:
         records = dict(call.content.config_records)
         bundle = records.pop("bundle", ConfigRecord())
         config = next(iter(records.values()), ConfigRecord())
+        if not all(isinstance(payload, bytes) for payload in bundle.values()):
+            raise ValueError("the bundle holds other values than bytes; valid is a payload a sender")
         known, k = _Known.of(call, problem, methods), whole(config, "iteration", 1)
         if k % known.node.place.kappa:
             raise ValueError(f"iteration is {k}; valid is a multiple of kappa = {known.node.place.kappa}")
@@ -374,7 +406,9 @@ class _Event:
         if strangers := sorted({int(j) for j in bundle} - set(neighbours)):
             raise ValueError(f"the bundle has the senders {strangers}; valid are neighbours, {neighbours}")
         payloads = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
-        return cls(known.prepared(k), payloads, mixing, flag(config, "monitor", default=False))
+        ready = known.prepared(k)
+        size = ready.method.message(ready.node, ready.memory).size
+        return cls(ready, payloads, size, mixing, flag(config, "monitor", default=False))
 
     def answer(self, context: Context, received: Mapping[int, Vector]) -> RecordDict:
         """Make the update, keep the state, and return the reply."""
@@ -408,7 +442,10 @@ def _mixing(config: ConfigRecord, place: Place) -> tuple[tuple[int, ...], Mappin
             f"weights is {weights!r} in the message's config; valid is {len(ids)} numbers, the neighbours' "
             "and the node's own"
         )
-    return tuple(ids[:-1]), dict(zip(ids, map(float, cast(list[float], weights)), strict=True))
+    row = [float(weight) for weight in weights]
+    if not np.isfinite(row).all():
+        raise ValueError(f"weights is {weights!r} in the message's config; valid are finite numbers")
+    return tuple(ids[:-1]), dict(zip(ids, row, strict=True))
 
 
 def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
@@ -416,8 +453,7 @@ def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
     alike: dict[tuple[Codec, int], list[tuple[int, int, bytes, tuple[int, ...]]]] = {}
     for position, event in enumerate(events):
         place, k = event.known.node.place, event.known.memory.iteration
-        size = event.known.method.message(event.known.node, event.known.memory).size
-        messages = alike.setdefault((place.codec, size), [])
+        messages = alike.setdefault((place.codec, event.size), [])
         for j, payload in event.bundle.items():
             messages.append((position, j, payload, place.code_seed(j, place.own, k)))
     received: list[dict[int, Vector]] = [{} for _ in events]
@@ -456,6 +492,7 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     known, k = _Known.of(call, problem, methods), whole(only_config(call), "iteration", 0)
     if k < known.memory.iteration:
         raise ValueError(f"iteration is {k}; valid is {known.memory.iteration} or later, where the node is")
+    _check_ahead(k, known.memory)
     memory, w = known.method.look(known.node, known.memory, k)
     replace(known, memory=memory).keep(call.context)
     metrics: Metrics = {"num-examples": known.node.problem.num_examples}
@@ -464,6 +501,14 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     else:
         metrics["objective"] = known.node.problem.value(w)
     return RecordDict({"arrays": to_record({"w": w}), "metrics": MetricRecord({**metrics})})
+
+
+def _check_ahead(k: int, memory: Memory) -> None:
+    """Raise ValueError if a message asks for too many local steps at once."""
+    if k - memory.iteration > MAX_STEPS:
+        raise ValueError(
+            f"iteration is {k}; valid is at most {MAX_STEPS} past {memory.iteration}, where the node is"
+        )
 
 
 def _only_array(record: ArrayRecord, n: int) -> Vector:

@@ -112,7 +112,15 @@ def _handler(
                 jobs[number] = prepare(call, load(call.context), requests[id(config)])
             except Exception as error:  # Whatever is wrong with one node is that node's answer.
                 answers[number] = error
-        work(list(jobs.values()))
+        try:
+            work(list(jobs.values()))
+        except Exception:  # A job whose state fits no model: the others are worked on without it.
+            for number in list(jobs):
+                try:
+                    work([jobs[number]])
+                except Exception as error:
+                    answers[number] = error
+                    del jobs[number]
         for number, job in jobs.items():
             try:
                 answers[number] = job.answer()

@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.clients.gradient_noise import noise, noise_root
-from hedgerow.clients.instructions import choice, flag, nonnegative, positive, whole
+from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.calls import Call
-from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.records import PayloadError, finite_views, to_record, view
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
 __all__ = [
@@ -126,7 +126,7 @@ class UpdateRequest:
     @classmethod
     def of(cls, config: ConfigRecord) -> "UpdateRequest":
         """Read and check it."""
-        t, steps = whole(config, "t", 0), whole(config, "steps", 1)
+        t, steps = whole(config, "t", 0), local_steps(config, "steps")
         eta0 = nonnegative(config, "eta0")
         period = whole(config, "eta-period", 0) if "eta-period" in config else 0
         rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
@@ -228,18 +228,18 @@ class Memory:
         Raises
         ------
         ValueError
-            If the node has none.
+            If the node has none, or one that is not finite.
         """
         about = context.state.config_records.get(_STATE_AT)
-        if about is None or about["t"] != t:
-            there = "none" if about is None else f"that of iteration {about['t']!r}"
+        kept = context.state.array_records.get(_STATE)
+        if about is None or kept is None or about.get("t") != t:
+            there = "none" if about is None else f"that of iteration {about.get('t')!r}"
             raise ValueError(
                 f"t is {t} in the message's config; valid here is a message with a model: "
                 f"the node holds {there}"
             )
-        arrays = {key: view(array) for key, array in context.state.array_records[_STATE].items()}
-        ids: Any = about["ids"]
-        return cls(t, arrays, tuple(ids), bool(about["pairs"]))
+        ids: Any = about.get("ids", [])
+        return cls(t, finite_views(kept), tuple(ids), about.get("pairs") is True)
 
     def keep(self, context: Context) -> None:
         """Put it into ``context.state``."""

@@ -14,9 +14,20 @@ from torch import Tensor, nn
 
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.wire.calls import Call
-from hedgerow.wire.records import to_state_dict
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.records import received_state
 
-__all__ = ["choice", "flag", "nonnegative", "only_config", "positive", "sent_state", "string", "whole"]
+__all__ = [
+    "choice",
+    "flag",
+    "local_steps",
+    "nonnegative",
+    "only_config",
+    "positive",
+    "sent_state",
+    "string",
+    "whole",
+]
 
 Record = TypeVar("Record")
 # A round asks it of every node, and a state dict takes as long as a step of a small model.
@@ -39,6 +50,17 @@ def whole(config: ConfigRecord, key: str, least: int) -> int:
     value = config.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise _invalid(key, value, f"an integer >= {least}")
+    return value
+
+
+def local_steps(config: ConfigRecord, key: str, samples: int = 1) -> int:
+    """Return how many steps, or epochs, of so many ``samples`` each a message asks for.
+
+    At least 1; at most what ``MAX_STEPS`` and ``MAX_SAMPLES`` allow, as their batches are drawn at once.
+    """
+    most = max(1, min(MAX_STEPS, MAX_SAMPLES // max(1, samples)))
+    if (value := whole(config, key, 1)) > most:
+        raise _invalid(key, value, f"an integer from 1 to {most}")
     return value
 
 
@@ -88,13 +110,11 @@ def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     Raises
     ------
     ValueError
-        If it has none or more than one, or keys or shapes are not the model's.
+        If it has none or more than one, keys or shapes are not the model's, or a value is not finite.
     """
-    sent = to_state_dict(_only("ArrayRecord", call.content.array_records.values()), task.x.device)
     own = _entries(task.model)
-    shapes, valid = ({key: tuple(value.shape) for key, value in state.items()} for state in (sent, own))
-    if shapes != valid:
-        raise ValueError(f"the message's arrays are {shapes}; valid is the model's {valid}")
+    shapes = {key: tuple(value.shape) for key, value in own.items()}
+    sent = received_state(_only("ArrayRecord", call.content.array_records.values()), shapes, task.x.device)
     return {key: value.to(own[key].dtype) for key, value in sent.items()}
 
 

@@ -6,34 +6,49 @@ is its owner's: with ``share-state = false`` in the node config it stays where i
 
 from flwr.app import ConfigRecord, RecordDict
 
-from hedgerow.wire.calls import NODE_RECORD, RUN_KEY, Call
+from hedgerow.wire.calls import NODE_RECORD, RUN_KEY, SECRET_RECORD, Call
 
 __all__ = ["restore_state", "tell_state"]
 
 
 def tell_state(call: Call) -> RecordDict:
-    """Answer ``query.state``: all records of ``context.state``, and in ``NODE_RECORD`` whose they are.
+    """Answer ``query.state``: the records of ``context.state``, and in ``NODE_RECORD`` whose they are.
+
+    ``SECRET_RECORD`` is left out: who knows what a node's noise is drawn from can take it off.
 
     Raises
     ------
     PermissionError
         If the node config says ``share-state = false``.
     """
-    if not call.context.node_config.get("share-state", True):
-        raise PermissionError(
-            f"share-state is false in the node config of partition {call.partition_id}: its state stays here"
-        )
+    _check_shared(call)
     about = ConfigRecord({"partition-id": call.partition_id, RUN_KEY: str(call.context.run_id)})
-    return RecordDict({**call.context.state, NODE_RECORD: about})
+    told = {name: record for name, record in call.context.state.items() if name != SECRET_RECORD}
+    return RecordDict({**told, NODE_RECORD: about})
 
 
 def restore_state(call: Call) -> RecordDict:
-    """Obey ``query.restore``: what ``tell_state`` answered takes the place of ``context.state``."""
-    earlier_run = call.content.config_records[NODE_RECORD][RUN_KEY]
+    """Obey ``query.restore``: what ``tell_state`` answered takes the place of ``context.state``.
+
+    Raises
+    ------
+    PermissionError
+        As ``tell_state``: who does not tell a state takes none.
+    ValueError
+        If the records are none that this node told.
+    """
+    _check_shared(call)
+    about = call.content.config_records.get(NODE_RECORD, ConfigRecord())
+    earlier_run = about.get(RUN_KEY)
+    if not isinstance(earlier_run, str) or about.get("partition-id") != call.partition_id:
+        raise ValueError(
+            f"{NODE_RECORD} is {dict(about)} in the message; valid is a run and the partition "
+            f"{call.partition_id}"
+        )
     state = call.context.state
     state.clear()
     for name, record in call.content.items():
-        if name == NODE_RECORD:
+        if name in (NODE_RECORD, SECRET_RECORD):
             continue
         if isinstance(record, ConfigRecord) and record.get(RUN_KEY) == earlier_run:
             # Methods disown another run's state; the resumed run is the same one under a new id.
@@ -41,3 +56,10 @@ def restore_state(call: Call) -> RecordDict:
         else:
             state[name] = record
     return RecordDict()
+
+
+def _check_shared(call: Call) -> None:
+    if not call.context.node_config.get("share-state", True):
+        raise PermissionError(
+            f"share-state is false in the node config of partition {call.partition_id}: its state stays here"
+        )

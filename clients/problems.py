@@ -12,8 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import issparse
-from scipy.sparse.linalg import svds
 from torch import Tensor, nn
 
 from hedgerow.clients.training import Loss, cross_entropy
@@ -60,13 +58,14 @@ class _Records:
     """The records' matrix A (records, n), dense or sparse, of an objective that sees w as A w alone."""
 
     def __init__(self, A: Any, targets: Vector, name: str) -> None:
-        self.A: Any = A.tocsr() if issparse(A) else np.ascontiguousarray(A, np.float64)
+        self._sparse = hasattr(A, "tocsr")
+        self.A: Any = A.tocsr() if self._sparse else np.ascontiguousarray(A, np.float64)
         self.targets = np.asarray(targets, np.float64)
         if self.A.ndim != 2 or not min(self.A.shape):
             raise ValueError(f"A has the shape {self.A.shape}; valid is (records, n), both >= 1")
         if self.targets.shape != self.A.shape[:1]:
             raise ValueError(f"{name} has the shape {self.targets.shape}; valid is ({self.A.shape[0]},)")
-        values = self.A.data if issparse(self.A) else self.A
+        values = self.A.data if self._sparse else self.A
         if not (np.isfinite(values).all() and np.isfinite(self.targets).all()):
             raise ValueError(f"A or {name} has NaN or infinite entries; valid are finite numbers")
 
@@ -82,17 +81,20 @@ class _Records:
 
     @cached_property
     def row_norms(self) -> Vector:
-        squares = self.A.multiply(self.A).sum(1) if issparse(self.A) else np.square(self.A).sum(1)
+        squares = self.A.multiply(self.A).sum(1) if self._sparse else np.square(self.A).sum(1)
         return np.sqrt(np.asarray(squares, np.float64).ravel())
 
     @cached_property
     def largest_eigenvalue(self) -> float:
         """lambda_max(A^T A); no n x n matrix is made."""
+        # A device starts a process for every message, most of which do without it.
+        from scipy.sparse.linalg import svds  # noqa: PLC0415
+
         smaller = min(self.A.shape)
         if not self.row_norms.any():
             return 0.0
         if smaller < 3:  # Too small for Lanczos.
-            return float(np.linalg.norm(self.A.toarray() if issparse(self.A) else self.A, 2)) ** 2
+            return float(np.linalg.norm(self.A.toarray() if self._sparse else self.A, 2)) ** 2
         start = np.random.default_rng(0).standard_normal(smaller)
         return float(svds(self.A, k=1, v0=start, return_singular_vectors=False)[0]) ** 2
 

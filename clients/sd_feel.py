@@ -13,11 +13,13 @@ from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.clients.app import BatchClientApp, each, whoami
 from hedgerow.clients.batches import batch_indices
+from hedgerow.clients.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.evaluation import evaluate_on_part
-from hedgerow.clients.instructions import only_config, positive, sent_state, whole
+from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.training import LocalWork, Trained, TrainingMode, local_sgd
 from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.edge_servers import EDGE
 from hedgerow.wire.records import to_record
 
 __all__ = ["sd_feel_client"]
@@ -29,7 +31,8 @@ def sd_feel_client(
     """Return the ClientApp of SD-FEEL, HierFAVG, FEEL and FedAvg.
 
     It answers ``train`` (the config names ``first-step``, ``local-steps``, ``learning-rate``,
-    ``batch-size`` and ``seed``), ``evaluate`` and ``query.whoami``.
+    ``batch-size`` and ``seed``), ``evaluate`` and ``query.whoami``. A node that is an edge server (see
+    ``hedgerow.clients.edge_server.role_of``) has no data and answers ``train.intra`` and ``train.gossip``.
 
     Parameters
     ----------
@@ -63,15 +66,17 @@ def sd_feel_client(
     handlers: dict[str, BatchHandler] = {
         "train": train,
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        "query.whoami": whoami(lambda context: len(task(context).part)),
+        "query.whoami": whoami(lambda context: 0 if role_of(context) == EDGE else len(task(context).part)),
+        **edge_server_handlers(),
     }
     return BatchClientApp(handlers)
 
 
 def _work(call: Call, task: LocalTask) -> LocalWork:
     config = only_config(call)
-    first, steps = whole(config, "first-step", 0), whole(config, "local-steps", 1)
     seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
+    first = whole(config, "first-step", 0)
+    steps = local_steps(config, "local-steps", min(batch_size, len(task.part)))
     batches = [
         task.part[batch_indices(seed, call.partition_id, k, len(task.part), batch_size)]
         for k in range(first + 1, first + steps + 1)

@@ -24,6 +24,7 @@ from hedgerow.clients.evaluation import evaluate_on_part
 from hedgerow.clients.instructions import (
     choice,
     flag,
+    local_steps,
     nonnegative,
     only_config,
     positive,
@@ -190,21 +191,20 @@ def _reply(key: str, record: ArrayRecord, metrics: Mapping[str, float]) -> Recor
 
 
 def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWork:
-    T = whole(config, "local-iters", 1)
-    batches = _batches(call, config, task, T)
+    batches = _batches(call, config, task, "local-iters")
     return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"))
 
 
 def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> ProximalWork:
     if (T := whole(config, "local-iters", 1)) != 1:
         raise ValueError(f"local-iters is {T} in the message's config; valid is 1 with operator 'prox'")
-    gamma, steps = positive(config, "local-step"), whole(config, "inner-steps", 1)
+    gamma, steps = positive(config, "local-step"), local_steps(config, "inner-steps")
     fresh = choice(config, "inner-batch", ("fixed", "fresh")) == "fresh"
     return ProximalWork(
         sent_state(call, task),
         task.x,
         task.y,
-        _batches(call, config, task, steps if fresh else 1),
+        _batches(call, config, task, "inner-steps" if fresh else "local-iters"),
         gamma,
         parse_inner_lr(string(config, "inner-lr")).at(gamma),
         steps,
@@ -212,9 +212,10 @@ def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> Proxima
     )
 
 
-def _batches(call: Call, config: ConfigRecord, task: LocalTask, count: int) -> list[NDArray[np.int64]]:
-    """Return the round's mini-batches, of the steps k count + 1, ..., (k + 1) count of the run."""
+def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> list[NDArray[np.int64]]:
+    """Return the round's mini-batches, of the steps k T + 1, ..., (k + 1) T; the config's ``key`` has T."""
     seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
+    count = local_steps(config, key, min(batch_size, len(task.part)))
     done = whole(config, "round-index", 0) * count
     return [
         task.part[batch_indices(seed, call.partition_id, step, len(task.part), batch_size)]

@@ -15,6 +15,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 # (parameters, their start) -> terms that are added to the gradients, by name; all (nodes, *shape).
 Correction = Callable[[State, State], Mapping[str, Tensor]]
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class LocalWork:
@@ -30,12 +32,12 @@ class LocalWork:
     batches : Sequence[NDArray[int64]]
         The samples of each step, in order; lengths may differ, none may be empty.
     lr : float
-        Step size, > 0.
+        Step size, > 0 and finite in float32.
 
     Raises
     ------
     ValueError
-        If the step size is not positive and finite, or a batch is empty or indexes past the data.
+        If the step size is not positive and finite in float32, or a batch is empty or indexes past the data.
     """
 
     start: Mapping[str, Tensor]
@@ -45,8 +47,8 @@ class LocalWork:
     lr: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr is {self.lr}; valid is a finite number > 0")
+        if not 0 < self.lr <= _LARGEST:
+            raise ValueError(f"lr is {self.lr}; valid is a finite number > 0, also in float32")
         for step, batch in enumerate(self.batches):
             if not len(batch) or batch.min() < 0 or batch.max() >= len(self.x):
                 bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "empty"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,15 +70,19 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files if name != _TREE}
             tree = json.loads(stored[_TREE].tobytes())
+        state = _unpacked(tree, arrays)
     except FileNotFoundError as error:
         raise CheckpointError(f"No checkpoint at {path}") from error
-    except (BadZipFile, ValueError, KeyError, EOFError) as error:
+    except Exception as error:  # An archive of arrays that is damaged fails in countless ways.
         raise CheckpointError(f"{path} is not a checkpoint: {error}") from error
-
-    def unpacked(value: Any) -> Any:
-        if isinstance(value, dict):
-            return arrays[value[_ARRAY]] if _ARRAY in value else {k: unpacked(v) for k, v in value.items()}
-        return [unpacked(item) for item in value] if isinstance(value, list) else value
-
-    state: dict[str, Any] = unpacked(tree)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is not a checkpoint: it holds a {type(state).__name__}")
     return state
+
+
+def _unpacked(value: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            return arrays[value[_ARRAY]]
+        return {key: _unpacked(item, arrays) for key, item in value.items()}
+    return [_unpacked(item, arrays) for item in value] if isinstance(value, list) else value

@@ -248,7 +248,8 @@ def sweep(
     Exits with 0 if all runs are there, 1 if one failed, 2 on bad options, 130 if interrupted, 143 if
     terminated.
     """
-    from hedgerow.sim.sweep import cores, plan_sweep, run_sweep  # noqa: PLC0415
+    from hedgerow.sim.processes import cores  # noqa: PLC0415
+    from hedgerow.sim.sweep import plan_sweep, run_sweep  # noqa: PLC0415
     from hedgerow.sim.sweep_file import read_sweep  # noqa: PLC0415
 
     with _bad_options():

@@ -38,16 +38,28 @@ from hedgerow.sim.launch import (
     toml_text,
     toml_value,
 )
-from hedgerow.sim.processes import Program, StartError, free_ports, program, stop_all, uninterrupted
+from hedgerow.sim.processes import (
+    Program,
+    StartError,
+    cores,
+    free_ports,
+    program,
+    stop_all,
+    uninterrupted,
+)
 from hedgerow.sim.recording import sigterm_raises
 
-__all__ = ["FAST", "Deployment", "SuperNode", "deploy_local", "node_configs"]
+__all__ = ["FAST", "THREADS", "Deployment", "SuperNode", "deploy_local", "node_configs"]
 
 CONNECTION = "deployment"
 
 # Public settings that make an exchange faster. A SuperExec asks every second for work, and each message
 # waits for one on its way into a ClientApp.
 FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+
+# Threads of a node's torch. Nodes that share a machine share its cores: more threads than cores wait for each
+# other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
+THREADS = "OMP_NUM_THREADS"
 
 _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 _SCOPED = re.compile(r"\s*(\d+)(?:-(\d+))?\s*:\s*(.*)", re.DOTALL)
@@ -98,7 +110,7 @@ class SuperNode(Program):
         """
         self.wait_until(lambda: self.node_id is not None, patience)
 
-    def restart(self, patience: float = 120.0, *, delay: float = 5.0) -> None:
+    def restart(self, patience: float = 120.0, *, delay: float = 10.0) -> None:
         """Start the node again, as often as it takes: stopped first where it runs.
 
         With authentication a SuperLink refuses a node that it still counts as online, which a killed one is
@@ -108,8 +120,8 @@ class SuperNode(Program):
         ----------
         patience : float (default: 120.0)
             Seconds until it must be taken.
-        delay : float (default: 5.0)
-            Seconds between two starts.
+        delay : float (default: 10.0)
+            Seconds between two starts; a shorter one is refused more often and comes back no sooner.
 
         Raises
         ------
@@ -154,7 +166,8 @@ class Deployment:
     keep_logs : Path or None (default: None)
         Where the folder of logs is copied at the end.
     fast : bool (default: True)
-        Set what ``FAST`` says, where the environment does not.
+        Set what ``FAST`` says, and ``OMP_NUM_THREADS`` to each node's share of the cores, where the
+        environment does not.
     patience : float (default: 180.0)
         Seconds that each program has to start; one that ends is noticed at once.
 
@@ -199,6 +212,8 @@ class Deployment:
             {"partition-id": i, "num-partitions": num_nodes, **more} for i, more in enumerate(extra)
         ]
         self._more_env = {**(FAST if fast else {}), **_chosen(FAST), **(env or {})}
+        share = max(1, cores() // num_nodes)
+        self._node_env = {THREADS: str(share)} if fast else {}
         self._superlink_options = list(superlink_options)
         self._runs: list[FlowerRun] = []
         self._keep_logs = keep_logs
@@ -276,7 +291,8 @@ class Deployment:
             arguments += ["--root-certificates", str(keys.ca)]
             arguments += ["--auth-supernode-private-key", str(keys.nodes[i].private)]
         name = f"node{i}"
-        return SuperNode(i, self._configs[i], arguments, self._env(name), self.logs / f"{name}.log")
+        env = {**self._node_env, **self._env(name)}
+        return SuperNode(i, self._configs[i], arguments, env, self.logs / f"{name}.log")
 
     def _register(self, keys: Credentials) -> None:
         def register(i: int) -> tuple[int, str]:

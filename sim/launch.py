@@ -83,10 +83,19 @@ class AppSpec:
     def num_nodes(self, run_config: UserConfig | None = None) -> int:
         """Return the federation's size where the user names none.
 
-        Run-config key ``num-clients`` (where > 0), else ``num_supernodes``, else 2 as in Flower.
+        Run-config key ``num-clients`` (where > 0), else ``num_supernodes``, else 2 as in Flower; and the
+        edge servers that are nodes.
         """
-        clients = (run_config or self.config).get("num-clients", 0)
-        return int(clients) or self.num_supernodes or DEFAULT_NODES
+        config = run_config or self.config
+        clients = int(config.get("num-clients", 0)) or self.num_supernodes or DEFAULT_NODES
+        return clients + edge_nodes(config)
+
+
+def edge_nodes(run_config: UserConfig) -> int:
+    """Return how many nodes are no clients: key ``num-servers``, where ``edge-servers`` is ``"nodes"``."""
+    servers = run_config.get("num-servers")
+    are_nodes = run_config.get("edge-servers") == "nodes"
+    return servers if are_nodes and isinstance(servers, int) and servers > 0 else 0
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class Plan:
     ----------
     run_config : dict
         The app's run config with the user's changes; ``num-clients``, where the app has that key, is the
-        number of nodes.
+        number of nodes without those of ``edge_nodes``.
     num_nodes : int
         Size of the federation.
     faults : FaultModel or None
@@ -202,7 +211,10 @@ def plan_run(
         changes["device"] = device
     if num_nodes is not None and num_nodes < 1:
         raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
-    if num_nodes is not None and changes.get("num-clients", num_nodes) != num_nodes:
+    edges = edge_nodes({**spec.config, **changes})
+    if num_nodes is not None and num_nodes <= edges:
+        raise ValueError(f"num_nodes: {num_nodes} is not above num-servers={edges}, which are nodes too")
+    if num_nodes is not None and changes.get("num-clients", num_nodes - edges) != num_nodes - edges:
         raise ValueError(f"num-clients={changes['num-clients']!r}: {num_nodes} nodes were asked for")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
     run_config = {
@@ -212,7 +224,7 @@ def plan_run(
     faults = FaultModel.from_run_config({**run_config, **undeclared})
     num_nodes = num_nodes or spec.num_nodes(run_config)
     if "num-clients" in run_config:
-        run_config["num-clients"] = num_nodes
+        run_config["num-clients"] = num_nodes - edges
     return Plan({**run_config, **undeclared}, num_nodes, faults)
 
 

@@ -19,10 +19,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Program", "StartError", "free_ports", "program", "stop_all", "uninterrupted"]
+__all__ = ["Program", "StartError", "cores", "free_ports", "program", "stop_all", "uninterrupted"]
 
 _TAIL = 2000
 _POLL = 0.1
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StartError(RuntimeError):
@@ -159,6 +164,19 @@ class Program:
         """Kill the program and all that it started at once, as a power cut does."""
         stop_all([self], 0.0)
 
+    def suspend(self) -> None:
+        """Let the program and all that it started hang, as a stalled machine does, until ``resume``."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a suspended program go on where it was."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, sign: signal.Signals) -> None:
+        for group in _living([self], set()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, sign)
+
     def _groups(self, table: Mapping[int, _Process]) -> set[int]:
         if self._group is None:
             return set()
@@ -178,6 +196,8 @@ def stop_all(programs: Iterable[Program], patience: float = 15.0) -> None:
         for group in groups:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, sign)
+                # A suspended one hears that it shall end when it goes on.
+                os.killpg(group, signal.SIGCONT)
         end = time.monotonic() + seconds
         while groups and time.monotonic() < end:
             time.sleep(_POLL)

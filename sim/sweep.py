@@ -31,10 +31,11 @@ from flwr.app import UserConfig
 
 from hedgerow.sim._compat import read_toml
 from hedgerow.sim.launch import AppSpec, find_app, parse_overrides, plan_run, toml_text
+from hedgerow.sim.processes import cores
 from hedgerow.sim.recording import sigterm_raises, write_json
 from hedgerow.sim.sweep_file import RESERVED, Sweep, Variant
 
-__all__ = ["Job", "Outcome", "cores", "plan_sweep", "run_sweep"]
+__all__ = ["Job", "Outcome", "plan_sweep", "run_sweep"]
 
 # Settings that change no result: a finished run is kept whatever they are.
 _IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "resume"))
@@ -87,11 +88,6 @@ class Outcome:
     status: str
     seconds: float = 0.0
     error: str = ""
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # Planning

@@ -241,7 +241,7 @@ class CEPS(Gossip):
         ValueError
             If there is no noise.
         """
-        count = releases(max(self.iterations, 1), self.interval[0])
+        count = releases(max(self.iterations, 1), self.interval[0]) + self._restarted
         return self.privacy.report(count, delta, numerical=True)
 
     def summary(self) -> None:
@@ -303,10 +303,11 @@ class _Method:
     def first(self, node: int) -> int | None:
         return participants(self.participation, len(self._neighbours(node))) if self.stragglers else None
 
-    def metrics(self, iterations: int) -> dict[str, float]:
+    def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
         if self.privacy.mode == "none":
             return {}
-        return self.privacy.report(releases(iterations, self.interval[0])).metrics()
+        # A node that lost its state releases the gradient at W^0 again, with other noise.
+        return self.privacy.report(releases(iterations, self.interval[0]) + restarts).metrics()
 
     def describe(self) -> Iterable[str]:
         graph = self.graph(0)

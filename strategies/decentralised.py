@@ -368,10 +368,11 @@ class _Method:
     def first(self, node: int) -> int | None:
         return None
 
-    def metrics(self, iterations: int) -> dict[str, float]:
+    def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
         if self.privacy.mode == "none":
             return {}
-        return self.privacy.report(iterations * self.gradients).metrics()
+        # A node that lost its state takes the steps from W^0 on again, with other noise.
+        return self.privacy.report(iterations * self.gradients * (1 + restarts)).metrics()
 
     def describe(self) -> Iterable[str]:
         yield ", ".join(f"{key} = {value}" for key, value in self._keys.items())

@@ -18,9 +18,11 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.records import PayloadError
 
 __all__ = [
+    "RAISED",
     "WHOAMI",
     "Exchange",
     "ExchangeReport",
@@ -34,9 +36,9 @@ __all__ = [
 ]
 
 WHOAMI = "query.whoami"
+# Flower's code for a ClientApp that raised; as an answer to WHOAMI, that it has no such handler.
+RAISED = 2
 _POLL_SECONDS = 0.1
-# Flower's code for a ClientApp that raised: here, that it has no such handler.
-_RAISED = 2
 # How often a silent node is asked who it is before the time is over.
 _QUESTIONS = 8
 # Seconds to wait for answers to questions that were asked again.
@@ -107,23 +109,34 @@ def collect(
     """Send messages and yield the replies as they arrive, until all came or the time is over.
 
     A grid with a clock of its own (an engine with simulated delays) is asked for the time and made to
-    wait; else the wall clock counts.
+    wait; else the wall clock counts. An error that Flower's SuperLink tells of a node is that node's reply.
     """
     now: Callable[[], float] = getattr(grid, "now", time.monotonic)
     sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
     end = now() + timeout
+    ids = list(grid.push_messages(messages))
     # In the order of sending: which of several waiting replies comes first must not depend on hashes.
-    pending = dict.fromkeys(message_id for message_id in grid.push_messages(messages) if message_id)
+    pending = dict.fromkeys(message_id for message_id in ids if message_id)
+    # Flower's simulation leaves out what it could not send, and does not say whose the others are.
+    sent = dict(zip(ids, messages, strict=True)) if len(ids) == len(messages) else {}
     while pending:
         arrived = False
         for message in grid.pull_messages(list(pending)):
-            pending.pop(message.metadata.reply_to_message_id, None)
+            answered = message.metadata.reply_to_message_id
+            pending.pop(answered, None)
             arrived = True
-            yield message
+            yield _signed(message, sent.get(answered))
         if now() >= end:
             return
         if pending and not arrived:
             sleep(min(poll, max(end - now(), 0.0)))
+
+
+def _signed(message: Message, instruction: Message | None) -> Message:
+    """Return an error in the name of the node it is about: the SuperLink signs those itself."""
+    if instruction is None or not message.has_error():
+        return message
+    return Message(message.error, reply_to=instruction)
 
 
 class Roster:
@@ -182,7 +195,20 @@ class Roster:
         return cls([Node(rank, node_id) for rank, node_id in enumerate(sorted(node_ids)[:expected])], False)
 
     def refresh(self, grid: Grid, timeout: float) -> None:
-        """Note which nodes are online, and find those that came back under a new id."""
+        """Note which nodes are online, and find those that came back under a new id.
+
+        Where nobody is there, which a cut network looks like, waits up to ``timeout`` seconds for someone:
+        rounds that take no time would be over before anyone can come back.
+        """
+        now: Callable[[], float] = getattr(grid, "now", time.monotonic)
+        sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+        end = now() + timeout
+        self._look(grid, timeout)
+        while not self.online and now() < end:
+            sleep(min(1.0, timeout / 10))
+            self._look(grid, timeout)
+
+    def _look(self, grid: Grid, timeout: float) -> None:
         current = set(grid.get_node_ids())
         known = {node.node_id for node in self.nodes}
         vacant = [node for node in self.nodes if node.node_id not in current]
@@ -263,7 +289,7 @@ def _introduce(
             pending.discard(message.metadata.reply_to_message_id)
             node_id = message.metadata.src_node_id
             if message.has_error():
-                refused |= {node_id} if message.error.code == _RAISED else set()
+                refused |= {node_id} if message.error.code == RAISED else set()
             elif (node := _introduced(message)) is not None:
                 nodes[node_id] = node
         silent = [node_id for node_id in silent if node_id not in nodes and node_id not in refused]
@@ -284,15 +310,22 @@ def _introduced(message: Message) -> Node | None:
     try:
         me = message.content.config_records["whoami"]
         return Node(
-            partition_id=int(me["partition-id"]),  # type: ignore[arg-type]
+            partition_id=_told(me, "partition-id"),
             node_id=message.metadata.src_node_id,
-            num_examples=int(me["num-examples"]),  # type: ignore[arg-type]
+            num_examples=_told(me, "num-examples"),
             role=str(me.get("role", "")),
             group=str(me.get("group", "")),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         log(WARNING, "Node %d introduced itself wrongly: %r.", message.metadata.src_node_id, error)
         return None
+
+
+def _told(me: ConfigRecord, key: str) -> int:
+    value = me[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_EXAMPLES:
+        raise ValueError(f"{key} is {value!r}; valid is an integer from 0 to {MAX_EXAMPLES}")
+    return value
 
 
 class Exchange:
@@ -380,7 +413,7 @@ class Exchange:
 
 
 def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
-    """Return a reply's one MetricRecord if its weight is positive and all its values are finite.
+    """Return a reply's one MetricRecord if its weight is in (0, 2^53] and all its values are finite.
 
     Raises
     ------
@@ -391,8 +424,10 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
         raise PayloadError("bad metrics", f"{len(content.metric_records)} MetricRecords, expected one")
     metrics = next(iter(content.metric_records.values()))
     weight = metrics.get(weighted_by_key)
-    if not isinstance(weight, int | float) or not isfinite(weight) or weight <= 0:
-        raise PayloadError("bad weight", f"{weighted_by_key}={weight!r}, expected a number > 0")
+    if not isinstance(weight, int | float) or not 0 < weight <= MAX_EXAMPLES:
+        raise PayloadError(
+            "bad weight", f"{weighted_by_key}={weight!r}, expected 0 < weight <= {MAX_EXAMPLES}"
+        )
     for key, value in metrics.items():
         if not all(isfinite(v) for v in (value if isinstance(value, list) else [value])):
             raise PayloadError("non-finite", f"metric {key}={value!r}")

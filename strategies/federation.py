@@ -177,7 +177,7 @@ class Federation:
         if self._roster is None:
             self._roster = Roster.gather(grid, self.num_clients, self.settings.max_wait)
             for node in self._roster.nodes:
-                if node.num_examples is not None:
+                if node.num_examples:
                     self.sizes[node.partition_id] = float(node.num_examples)
         else:
             self._roster.refresh(grid, self.timeout)

@@ -8,7 +8,7 @@ communicates; local steps in between are made by a node when it is next asked fo
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
 from statistics import median
@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hedgerow.strategies.exchange import (
+    RAISED,
     Exchange,
     ExchangeReport,
     Node,
@@ -86,8 +87,8 @@ class GossipMethod(Protocol):
     def first(self, node: int) -> int | None:
         """Return how many payloads a node takes, the first that arrive; None for all that it wants."""
 
-    def metrics(self, iterations: int) -> Mapping[str, float]:
-        """Return what the method can tell of a run of so many iterations."""
+    def metrics(self, iterations: int, restarts: int = 0) -> Mapping[str, float]:
+        """Return what the method can tell of a run of so many iterations and nodes that began anew."""
 
     def describe(self) -> Iterable[str]:
         """Return the settings in a few lines."""
@@ -133,9 +134,13 @@ class Gossip(Strategy):
     that communication; no event is repeated. An event with fewer than ``min_train_nodes`` valid updates is
     lost, and more than ``max_repeats`` lost events in a row end the run.
 
+    A node whose ClientApp refused an update may have lost its state: it is told its settings again before
+    the next event, which changes nothing at a node that knows them. One that had communicated and is back at
+    its first communication began anew, at W^0.
+
     A round's training metrics are ``iteration`` (k), ``receivers``, ``deliveries``, ``lost-payloads``,
-    ``refused`` and, since the start, ``missed`` communications; what the method adds; and the weighted
-    means of what the nodes tell.
+    ``refused`` and, since the start, ``missed`` communications and nodes that ``restarted``; what the method
+    adds; and the weighted means of what the nodes tell.
 
     Parameters
     ----------
@@ -181,9 +186,10 @@ class Gossip(Strategy):
     def _forget(self) -> None:
         self._appointments: dict[int, _Appointment] = {}
         self._communicated: set[int] = set()
+        self._refusing: set[int] = set()
         self._event: int | None = None
         self._deprived: set[int] = set()
-        self._iterations = self._missed = self._lost_in_a_row = 0
+        self._iterations = self._missed = self._restarted = self._lost_in_a_row = 0
         self._looked = -1
         self._router = Router(self.method.graph, self.method.sizes, self.ledger)
         if self.monitor is not None:
@@ -234,6 +240,7 @@ class Gossip(Strategy):
             "lost-in-a-row": self._lost_in_a_row,
             "missed": self._missed,
             "monitor": None if self.monitor is None else self.monitor.state_dict(),
+            "restarted": self._restarted,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,6 +253,7 @@ class Gossip(Strategy):
         self._looked = int(state["looked"])
         self._lost_in_a_row = int(state["lost-in-a-row"])
         self._missed = int(state["missed"])
+        self._restarted = int(state["restarted"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state_dict(state["monitor"])
 
@@ -338,7 +346,7 @@ class Gossip(Strategy):
         if (k := self._event) is None:
             return None, None
         contents: list[RecordDict] = []
-        for reply in self.federation.accept(replies):
+        for reply in self.federation.accept(self._noting_refusals(replies)):
             i = reply.node.partition_id
             self._appointments[i].next, self._appointments[i].want = reply.value
             self._communicated.add(i)
@@ -386,10 +394,10 @@ class Gossip(Strategy):
         return k if self.num_iterations is None or k < self.num_iterations else None
 
     def _is_ready(self, node: Node, roster: Roster) -> bool:
-        """Return whether a node is there, and is the one that was told its settings."""
+        """Return whether a node is there, and is the one that was told its settings and still knows them."""
         appointment = self._appointments.get(node.partition_id)
         known = appointment is not None and appointment.node_id == node.node_id
-        return known and node.node_id in roster.online
+        return known and node.node_id in roster.online and node.node_id not in self._refusing
 
     def _greet(self, grid: Grid, server_round: int, config: ConfigRecord, nodes: Sequence[Node]) -> None:
         """Tell nodes their settings, and hear when they communicate."""
@@ -407,16 +415,26 @@ class Gossip(Strategy):
         if not self._appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
 
+    def _noting_refusals(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """Yield the replies, and note who raised: a restarted node under its old id looks like any other."""
+        for message in replies:
+            if message.has_error() and message.error.code == RAISED:
+                self._refusing.add(message.metadata.src_node_id)
+            yield message
+
     def _note(self, server_round: int, reply: Reply) -> None:
         """Keep a node's answer to a hello; a node that is behind has missed its communications so far."""
         i, appointment = reply.node.partition_id, reply.value
         before = self._appointments.get(i)
-        if before is None or before.node_id != appointment.node_id:
-            if before is not None:
-                log(WARNING, "Partition %d is a new node: it starts from W^0.", i)
-            if size := self.method.set_up_bytes:
-                for j in sorted(self.method.graph(0).neighbors(i)):
-                    self.ledger.book(server_round, SET_UP, i, j, 0, size)
+        self._refusing.discard(appointment.node_id)
+        if i in self._communicated and appointment.next == appointment.kappa:
+            log(WARNING, "Partition %d has lost its state: it starts from W^0.", i)
+            self._communicated.discard(i)
+            self._restarted += 1
+        new = before is None or before.node_id != appointment.node_id
+        if new and (size := self.method.set_up_bytes):
+            for j in sorted(self.method.graph(0).neighbors(i)):
+                self.ledger.book(server_round, SET_UP, i, j, 0, size)
         appointment.move_past(self._iterations - 1)
         self._appointments[i] = appointment
         self._book_reply(server_round, reply)
@@ -502,7 +520,8 @@ class Gossip(Strategy):
                 "lost-payloads": sum(event.lost.values()),
                 "refused": event.refused,
                 "missed": self._missed,
-                **self.method.metrics(k + 1),
+                "restarted": self._restarted,
+                **self.method.metrics(k + 1, self._restarted),
             }
         )
         return metrics
@@ -546,7 +565,8 @@ class Gossip(Strategy):
             content["arrays"] = mean
         timeout = self.federation.timeout
         messages = [Message(content, node.node_id, LOOK, ttl=timeout, group_id=group) for node in nodes]
-        replies = Exchange(nodes, group, _seen).accept(collect(grid, messages, timeout))
+        exchange = Exchange(nodes, group, lambda _, reply: _seen(reply, self.method.sizes.dim))
+        replies = exchange.accept(collect(grid, messages, timeout))
         return {reply.node.partition_id: reply.value for reply in replies}
 
     def _tell(self, current: int, started: float, result: Result, evaluate_fn: EvaluateFn | None) -> None:
@@ -597,16 +617,18 @@ def _next_communication(content: RecordDict, key: str, after: int) -> tuple[int,
     return k, [j for j in want if isinstance(j, int)]
 
 
-def _seen(node: Node, content: RecordDict) -> Sight:
-    """Return a node's model and what it tells of it; what is not finite is for the monitor to say."""
+def _seen(content: RecordDict, n: int) -> Sight:
+    """Return a node's model (n,) and what it tells of it; what is not finite is for the monitor to say."""
     arrays = only_arrays(content)
     if len(arrays) != 1:
         raise PayloadError("bad arrays", f"{len(arrays)} arrays, expected the model alone")
-    (model,) = arrays.values()
+    model = view(next(iter(arrays.values())))
+    if model.shape != (n,):
+        raise PayloadError("wrong shape", f"the model has {model.shape}, expected ({n},)")
     told = next(iter(content.metric_records.values()), MetricRecord())
     objective, at_mean = (told.get(key) for key in ("objective", "mean-objective"))
     return Sight(
-        view(model).astype(np.float64).ravel(),
+        model.astype(np.float64),
         float(objective) if isinstance(objective, int | float) else math.nan,
         float(at_mean) if isinstance(at_mean, int | float) else math.nan,
     )

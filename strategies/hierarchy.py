@@ -1,8 +1,8 @@
 """The mechanics that SD-FEEL and its baselines share: clients in clusters, a server to each cluster.
 
-One strategy round is one intra-cluster round. The edge servers are entries of the strategy's state
-("emulated"): client-server messages are real, what servers tell each other is linear algebra here and is
-booked in the ledger as the transfers it stands for.
+One strategy round is one intra-cluster round. Unless a method has nodes for them, the edge servers are
+entries of the strategy's state ("emulated"): client-server messages are real, what servers tell each other is
+linear algebra here. On either level the ledger has it as the transfers of the modelled system.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions, at_least, in_range, only_arrays
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.strategies.sd_feel_relayed import EdgeFederation
 from hedgerow.strategies.sd_feel_theory import Scheme, System, inter_seconds, preset, round_seconds
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_keys
+from hedgerow.wire.edge_servers import cluster_means
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import Layout, payload_bytes
 
@@ -40,32 +42,6 @@ def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
     if num_servers > num_clients:
         raise ValueError(f"num_servers is {num_servers}; valid is 1 to the {num_clients} clients")
     return tuple(i * num_servers // num_clients for i in range(num_clients))
-
-
-def cluster_means(replies: Iterable[tuple[int, float, NDArray[Any]]], previous: NDArray[Any]) -> NDArray[Any]:
-    """Return each server's weighted mean of the models that it got, eq. (3), renormalised over them.
-
-    Parameters
-    ----------
-    replies : Iterable[tuple[int, float, NDArray]]
-        (server, weight |S_i|, model (M,)) in a fixed order; sums are float64 in that order.
-    previous : NDArray
-        The servers' models so far (D, M); a server that got nothing keeps its own.
-    """
-    totals: dict[int, NDArray[np.float64]] = {}
-    weights: dict[int, float] = {}
-    term = np.empty(previous.shape[1], np.float64)
-    for server, weight, model in replies:
-        np.multiply(model, weight, out=term, dtype=np.float64)
-        if server in totals:
-            totals[server] += term
-            weights[server] += weight
-        else:
-            totals[server], weights[server] = term.copy(), weight
-    models = previous.copy()
-    for server, total in totals.items():
-        models[server] = total / weights[server]
-    return models
 
 
 class ClusteredStrategy(Strategy):
@@ -91,6 +67,8 @@ class ClusteredStrategy(Strategy):
     system : System or None (default: None)
         Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
         the model that is trained.
+    edge_nodes : bool (default: False)
+        Whether the servers are nodes; a method that says so gives ``exchanged`` for them.
     **options
         See ``FederationOptions``; ``min_available_nodes`` is the number of clients C.
 
@@ -112,6 +90,7 @@ class ClusteredStrategy(Strategy):
         local_steps: int,
         participation: float = 1.0,
         system: System | None = None,
+        edge_nodes: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
         at_least("num_servers", num_servers, 1)
@@ -121,7 +100,10 @@ class ClusteredStrategy(Strategy):
         self.local_steps = local_steps
         self.participation = participation
         self.system = system
-        self.federation = Federation(None if clusters is None else len(clusters), **options)
+        num_clients = None if clusters is None else len(clusters)
+        # Where edge servers are nodes of their own; None where they are emulated.
+        self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
+        self.federation = self.edges or Federation(num_clients, **options)
         self.settings = self.federation.settings
         self.clusters = self._checked_clusters(clusters)
         self.on_round_end = self.settings.on_round_end
@@ -143,6 +125,8 @@ class ClusteredStrategy(Strategy):
     def participants(self, server_round: int) -> list[int]:
         """Return the partition ids that take part in a round: Bernoulli(beta) draws, a stream a client."""
         beta = self.participation
+        if beta == 1.0:  # Every draw is below it, and a round of many clients would make as many streams.
+            return list(range(self.num_clients))
         return [i for i in range(self.num_clients) if self.federation.uniform(server_round, i) < beta]
 
     def exchange_due(self, server_round: int) -> bool:
@@ -156,6 +140,12 @@ class ClusteredStrategy(Strategy):
     def server_links(self) -> list[tuple[str, int, int]]:
         """Return the transfers of one exchange between servers: (link, from, to)."""
         return []
+
+    def exchanged(
+        self, server_round: int, models: NDArray[Any]
+    ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
+        """Return the servers' models (D, M) after their exchange, and the transfers that it took."""
+        return self._mixed(models), self.server_links()
 
     @property
     def gossip_steps(self) -> int:
@@ -176,8 +166,13 @@ class ClusteredStrategy(Strategy):
 
     @property
     def report(self) -> ExchangeReport:
-        """What the last training exchange sent, got and lost."""
-        return self.federation.report
+        """What the last training exchange sent, got and lost, with those with edge servers that are nodes."""
+        if self.edges is None:
+            return self.federation.report
+        clients, edges = self.edges.report, self.edges.edge_report
+        return ExchangeReport(
+            clients.sent + edges.sent, clients.accepted + edges.accepted, clients.rejected + edges.rejected
+        )
 
     @property
     def ledger(self) -> Ledger:
@@ -312,17 +307,17 @@ class ClusteredStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average each cluster, eq. (3), let the servers exchange if due, and return u.
 
-        Nothing changes, and None is returned, if fewer than ``min_train_nodes`` replies are valid.
+        Nothing changes, and None is returned, if fewer than ``min_train_nodes`` replies are valid, or if no
+        edge server answers where they are nodes.
         """
-        _, previous = self._trained()
         contents: list[RecordDict] = []
         accepted = self._weighed(server_round, self.federation.accept(replies), contents)
-        models = cluster_means(accepted, previous)
-        if not self.federation.enough():
+        models = self._averaged(server_round, accepted)
+        if models is None:
             return None, None
         if self.exchange_due(server_round):
-            models = self._mixed(models)
-            self._book_server_links(server_round)
+            models, links = self.exchanged(server_round, models)
+            self._book_server_links(server_round, links)
         self._models = models
         self.federation.completed = server_round
         self.clock.advance(self._round_seconds(server_round))
@@ -382,6 +377,17 @@ class ClusteredStrategy(Strategy):
             contents.append(RecordDict(dict(reply.content.metric_records)))
             yield server, weight, vector
 
+    def _averaged(
+        self, server_round: int, accepted: Iterator[tuple[int, float, NDArray[Any]]]
+    ) -> NDArray[Any] | None:
+        """Return the servers' means, eq. (3); None if there were too few replies."""
+        _, previous = self._trained()
+        if self.edges is None:
+            models = cluster_means(accepted, previous)
+            return models if self.federation.enough() else None
+        bundles = list(accepted)
+        return self.edges.averaged(server_round, bundles, previous) if self.federation.enough() else None
+
     def _mean(self) -> NDArray[Any]:
         _, models = self._trained()
         total = np.zeros(models.shape[1], np.float64)
@@ -439,8 +445,8 @@ class ClusteredStrategy(Strategy):
             sizes = (model[server], message[server])
             self.federation.book_down(server_round, self.down_link, server, client, bits, sizes)
 
-    def _book_server_links(self, server_round: int) -> None:
+    def _book_server_links(self, server_round: int, links: Iterable[tuple[str, int, int]]) -> None:
         layout, models = self._trained()
         bits, size = self._model_bits(), payload_bytes(layout.unflatten(models[0]))
-        for link, source, target in self.server_links():
+        for link, source, target in links:
             self.ledger.book(server_round, link, source, target, bits, size)

@@ -2,9 +2,10 @@
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), and the baselines of its section V.
-Differs: edge servers are emulated (see ``hierarchy.py``); the mixing matrix is I - s L Omega with columns
-summing to one, the reading under which eq. (5) keeps both consensus and the weighted mean; a client that
-drops out leaves its cluster's mean to the others, which the paper leaves open.
+Differs: edge servers are emulated (see ``hierarchy.py``), or nodes between which the server relays (see
+``sd_feel_relayed.py``); the mixing matrix is I - s L Omega with columns summing to one, the reading under
+which eq. (5) keeps both consensus and the weighted mean; a client that drops out leaves its cluster's mean to
+the others, which the paper leaves open.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,9 +21,12 @@ from hedgerow.strategies.federation import at_least
 from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel_theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
+from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["FedAvg", "Feel", "HierFAvg", "SDFeel"]
+__all__ = ["EDGE_SERVERS", "FedAvg", "Feel", "HierFAvg", "SDFeel"]
+
+EDGE_SERVERS = ("emulated", "nodes")
 
 
 class SDFeel(ClusteredStrategy):
@@ -54,6 +58,12 @@ class SDFeel(ClusteredStrategy):
     exact_if_complete : bool (default: False)
         On a complete graph take the exact mean in one step. The paper's matrix does so only if all
         clusters have the same size.
+    edge_servers : {"emulated", "nodes"} (default: "emulated")
+        Where the edge servers are: in the strategy's state, or nodes of their own with the partition ids C
+        to C + D - 1, which answer ``train.intra`` and ``train.gossip``
+        (``hedgerow.clients.sd_feel_client`` does). Models, modelled traffic and simulated seconds are the
+        same, bit for bit. A round with gossip is then 2 + alpha exchanges, each with the round's deadline;
+        see ``hedgerow.strategies.sd_feel_relayed.EdgeFederation``, also for edge servers that are lost.
     **options
         Participation, seed, Flower's FedAvg names, clock, callbacks: see ``ClusteredStrategy``, also for
         **what the ClientApp must do**.
@@ -76,11 +86,22 @@ class SDFeel(ClusteredStrategy):
         alpha: int = 1,
         clusters: Sequence[int] | None = None,
         exact_if_complete: bool = False,
+        edge_servers: str = "emulated",
         **options: Unpack[ClusteredOptions],
     ) -> None:
         at_least("tau2", tau2, 1)
         at_least("alpha", alpha, 0)
-        super().__init__(clusters=clusters, num_servers=num_servers, local_steps=tau1, **options)
+        if edge_servers not in EDGE_SERVERS:
+            raise ValueError(
+                f"edge_servers is {edge_servers!r}; valid is {' or '.join(map(repr, EDGE_SERVERS))}"
+            )
+        super().__init__(
+            clusters=clusters,
+            num_servers=num_servers,
+            local_steps=tau1,
+            edge_nodes=edge_servers == "nodes",
+            **options,
+        )
         self.tau2 = tau2
         self.alpha = alpha
         self._mixing: Mixing | None = None
@@ -112,12 +133,22 @@ class SDFeel(ClusteredStrategy):
 
     def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
         """Gossip ``alpha`` steps, eq. (5)."""
-        return self.mixing.gossip(models, self.alpha)
+        return gossip(models, columns(self.mixing.matrix), self.alpha)
 
     def server_links(self) -> list[tuple[str, int, int]]:
         """Return both directions of every edge, once a gossip step."""
         directed = sorted([(i, j) for i, j in self.graph.edges] + [(j, i) for i, j in self.graph.edges])
         return [("edge->edge", i, j) for i, j in directed] * self.alpha
+
+    def exchanged(
+        self, server_round: int, models: NDArray[Any]
+    ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
+        """Return the servers' models (D, M) after gossip, here or at the edge servers, and its transfers."""
+        if self.edges is None:
+            return super().exchanged(server_round, models)
+        columns_mixed = self._gossiped_columns()
+        mixed, sent = self.edges.gossiped(server_round, models, self.mixing, self.alpha, columns_mixed)
+        return mixed, [("edge->edge", i, j) for i, j in sent]
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""
@@ -127,6 +158,7 @@ class SDFeel(ClusteredStrategy):
         """Log the settings."""
         log(INFO, "\t├──> Gossip:")
         log(INFO, "\t│\t├── Graph: %d edges", self.graph.number_of_edges())
+        log(INFO, "\t│\t├── Edge servers: %s", "emulated" if self.edges is None else "nodes")
         log(INFO, "\t│\t└── tau1 = %d | tau2 = %d | alpha = %d", self.local_steps, self.tau2, self.alpha)
         super().summary()
 

@@ -18,6 +18,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
+from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
@@ -35,8 +36,6 @@ Array = npt.NDArray[np.float64]
 Edges = Iterable[tuple[int, int]]
 
 _MAX_DRAWS = 1000
-# Gossip mixes each coordinate by itself: 16k doubles a node stay in the cache over all alpha steps.
-_CHUNK = 1 << 14
 
 
 def _ring(D: int) -> Edges:
@@ -393,18 +392,7 @@ class Mixing:
             models.reshape(D, math.prod(models.shape[1:])),
             out.reshape(D, math.prod(out.shape[1:])),
         )
-        senders = [[(j, float(self.matrix[j, d])) for j in self._senders(d)] for d in range(D)]
-        for start in range(0, rows.shape[1], _CHUNK):
-            here = slice(start, start + _CHUNK)
-            now = rows[:, here].astype(np.float64)  # (D, chunk)
-            new, term = np.empty_like(now), np.empty_like(now[0])
-            for _ in range(alpha):
-                for d in range(D):
-                    new[d] = 0.0
-                    for j, weight in senders[d]:
-                        new[d] += np.multiply(now[j], weight, out=term)  # (5)
-                now, new = new, now
-            results[:, here] = now
+        gossip(rows, columns(self.matrix), alpha, out=results)
         return out
 
     def mean(self, models: npt.NDArray[np.floating[Any]]) -> Array:
@@ -440,9 +428,6 @@ class Mixing:
         rest.remove_edge(i, j)
         zeta = _second_modulus(matrix, self.weights)
         return replace(self, matrix=matrix, zeta=zeta, graph=rest)
-
-    def _senders(self, d: int) -> list[int]:
-        return sorted([d, *self.graph.neighbors(d)])
 
 
 def mixing(graph: nx.Graph, sizes: npt.ArrayLike, *, exact_if_complete: bool = False) -> Mixing:

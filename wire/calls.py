@@ -10,12 +10,14 @@ from typing import Protocol, runtime_checkable
 
 from flwr.app import Context, RecordDict
 
-__all__ = ["NODE_RECORD", "RESTORE", "RUN_KEY", "STATE", "BatchHandler", "Batched", "Call"]
+__all__ = ["NODE_RECORD", "RESTORE", "RUN_KEY", "SECRET_RECORD", "STATE", "BatchHandler", "Batched", "Call"]
 
 # Queries that every node of the suite answers: what it keeps between rounds, and to take it back.
 STATE, RESTORE = "query.state", "query.restore"
 # Beside a node's records in STATE and RESTORE: its partition id, and the run that the records are of.
 NODE_RECORD = "hedgerow.node"
+# The record of ``context.state`` that STATE leaves out and RESTORE does not set.
+SECRET_RECORD = "hedgerow.secret"
 # Under this key a record in ``context.state`` says which run it is of.
 RUN_KEY = "run"
 

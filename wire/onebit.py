@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sensing import MEMORY_LIMIT, Sensing, shared_sensing
-from hedgerow.wire.thresholding import finite_vector, largest, project
+from hedgerow.wire.thresholding import check_count, finite_vector, largest, project
 
 __all__ = ["Direction", "OneBit", "biht", "compand", "expand", "expand_literal", "gpsp"]
 
@@ -266,9 +266,8 @@ class OneBit:
     def __post_init__(self) -> None:
         """Check the values."""
         for key in ("s", "d"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} is {getattr(self, key)!r}; valid is an integer >= 1")
-        if not 1 < self.gamma <= 1e100:
+            check_count(key, getattr(self, key))
+        if not (_is_number(self.gamma) and 1 < self.gamma <= 1e100):
             raise ValueError(f"gamma is {self.gamma!r}; valid is a number above 1, up to 1e100")
         for key, names in (
             ("expand", ("consistent", "literal")),
@@ -277,7 +276,7 @@ class OneBit:
         ):
             if getattr(self, key) not in names:
                 raise ValueError(f"{key} is {getattr(self, key)!r}; valid is one of {', '.join(names)}")
-        if not 0.5 <= self.phi_density <= 1:
+        if not (_is_number(self.phi_density) and 0.5 <= self.phi_density <= 1):
             raise ValueError(f"phi_density is {self.phi_density!r}; valid is a number in [0.5, 1]")
         if self.memory_limit < 0:
             raise ValueError(f"memory_limit is {self.memory_limit!r}; valid is an integer >= 0, in bytes")
@@ -289,6 +288,10 @@ class OneBit:
     def payload_bytes(self, n: int, s: int) -> int:
         """Return the bytes of a message, 8 + ceil(d / 8)."""
         return _NORM_BYTES + -(-self.d // 8)
+
+    def work_bytes(self, n: int) -> int:
+        """Return the bytes of the submatrix, (d, at most 2 s), that a message is decoded with."""
+        return 8 * self.d * min(2 * self.s, n)
 
     def encode(self, w: ArrayLike, phi_seed: tuple[int, ...]) -> bytes:
         """Return the payload of a vector (n,), measured with the matrix of ``phi_seed``.
@@ -391,3 +394,7 @@ class OneBit:
         else:
             z[support] = expand(v[support], norm)
         return z
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

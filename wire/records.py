@@ -23,15 +23,19 @@ __all__ = [
     "LazyArray",
     "PayloadError",
     "decoded_record",
+    "finite_views",
     "lazy_array",
     "nominal_bits",
     "payload_bytes",
+    "received_state",
     "to_record",
     "to_state_dict",
     "view",
 ]
 
 _NUMPY = "numpy.ndarray"
+# What a record may hold: numbers that PyTorch knows too.
+_DTYPES = frozenset(map(np.dtype, ("?", *"bhilq", *"BHILQ", *"efd")))
 
 
 class PayloadError(ValueError):
@@ -185,16 +189,27 @@ def _config_bytes(value: Any) -> int:
 
 
 def view(array: Array) -> NDArray[Any]:
-    """Return the array read-only, without a copy.
+    """Return the array read-only, without a copy unless it has a foreign byte order.
 
     Raises
     ------
     PayloadError
-        If the bytes are not exactly one ``.npy`` array of the dtype and shape in its header. Nothing is
+        ``undecodable`` if the bytes are not exactly one ``.npy`` array of the dtype and shape in its header,
+        ``wrong dtype`` if its values are no truth values, integers or floats of at most 64 bits. Nothing is
         unpickled and nothing larger than the bytes at hand is allocated.
     """
-    if isinstance(array, LazyArray):
-        return array._frozen
+    values = array._frozen if isinstance(array, LazyArray) else _read(array)
+    if values.dtype in _DTYPES:
+        return values
+    native = values.dtype.newbyteorder("=")
+    if native not in _DTYPES:
+        raise PayloadError("wrong dtype", f"{values.dtype}, expected truth values, integers or floats")
+    copied = values.astype(native)
+    copied.flags.writeable = False
+    return copied
+
+
+def _read(array: Array) -> NDArray[Any]:
     if array.stype != _NUMPY:
         raise PayloadError("undecodable", f"serialisation type {array.stype!r}, expected {_NUMPY!r}")
     try:
@@ -233,6 +248,52 @@ def to_record(state: Mapping[str, torch.Tensor | NDArray[Any]]) -> ArrayRecord:
 def to_state_dict(record: ArrayRecord, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
     """Return the record's arrays as tensors of the caller's own (copied), on ``device``."""
     return {key: torch.tensor(view(array), device=device) for key, array in record.items()}
+
+
+def finite_views(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Return the record's arrays, read-only, without a copy.
+
+    Raises
+    ------
+    PayloadError
+        If one is none that ``view`` reads, or holds NaN or infinity.
+    """
+    arrays = {key: view(array) for key, array in record.items()}
+    for key, values in arrays.items():
+        if not np.isfinite(values).all():
+            raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+    return arrays
+
+
+def received_state(
+    record: ArrayRecord,
+    shapes: Mapping[str, tuple[int, ...]],
+    device: torch.device | str = "cpu",
+    *,
+    subject: str = "the message's arrays are",
+) -> dict[str, torch.Tensor]:
+    """Return a message's arrays as tensors of the receiver's own, checked before anything is copied.
+
+    Parameters
+    ----------
+    record : ArrayRecord
+        What came.
+    shapes : Mapping[str, tuple[int, ...]]
+        The keys and shapes that the receiver knows; their order does not matter.
+    device : torch.device or str (default: "cpu")
+        Where the tensors go; their dtypes are the message's.
+    subject : str (default: "the message's arrays are")
+        How an error on keys or shapes begins.
+
+    Raises
+    ------
+    PayloadError
+        If keys or shapes are others, or an array is none that ``finite_views`` takes.
+    """
+    arrays = finite_views(record)
+    if (found := {key: values.shape for key, values in arrays.items()}) != dict(shapes):
+        raise PayloadError("wrong shape", f"{subject} {found}; valid is {dict(shapes)}")
+    return {key: torch.tensor(values, device=device) for key, values in arrays.items()}
 
 
 @dataclass(frozen=True)

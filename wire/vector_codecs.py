@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
-from hedgerow.wire.thresholding import finite_vector
+from hedgerow.wire.thresholding import check_count, finite_vector
 
 __all__ = ["CODECS", "Codec", "Dense", "Quantised", "Sparse", "parse_codec"]
 
@@ -142,8 +142,7 @@ class Sparse(Codec):
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        if self.s < 1:
-            raise ValueError(f"s is {self.s!r}; valid is an integer >= 1")
+        check_count("s", self.s)
         if self.width not in (16, 32, 64):
             raise ValueError(f"width is {self.width!r}; valid is 16, 32 or 64")
 

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.node_state import restore_state, tell_state
-from hedgerow.wire.calls import RESTORE, STATE, Call
+from hedgerow.wire.calls import RESTORE, SECRET_RECORD, STATE, Call
 
 
 def node(run_id: int, partition_id: int = 3, state: RecordDict | None = None, **node_config: bool) -> Context:
@@ -61,3 +61,16 @@ def test_every_app_of_the_suite_answers() -> None:
     app = BatchClientApp({"train": lambda calls: []})
     assert app.batch_handler(STATE) is not None
     assert app.batch_handler(RESTORE) is not None
+
+
+def test_what_a_nodes_noise_is_drawn_from_is_neither_told_nor_taken() -> None:
+    secret = ConfigRecord({"noise-root": b"known to nobody"})
+    context = node(1, state=RecordDict({**kept(1), SECRET_RECORD: secret}))
+
+    told = tell_state(Call(RecordDict(), context, STATE))
+    assert SECRET_RECORD not in told
+
+    forged = RecordDict({**told, SECRET_RECORD: ConfigRecord({"noise-root": b"known to the server"})})
+    later = node(2)
+    restore_state(Call(forged, later, RESTORE))
+    assert SECRET_RECORD not in later.state

@@ -5,14 +5,15 @@ from pathlib import Path
 
 
 def left_running(home: Path) -> list[str]:
-    """Return the commands of this user's processes that were started for a deployment (Linux)."""
+    """Return the commands of this user's processes whose FLWR_HOME is the folder, or within it (Linux)."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            ours = f"FLWR_HOME={home}/".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue  # it ended, or is another user's
-        if ours and command:
+        homes = [entry.partition(b"=")[2].decode() for entry in environment if entry[:10] == b"FLWR_HOME="]
+        if command and any(Path(one).is_relative_to(home) for one in homes):
             found.append(command)
     return found

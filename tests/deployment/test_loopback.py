@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.deployment.leftovers import left_running
+from tests.deployment.trials import wait_for
 
 from hedgerow.sim.deploy import Deployment
 from hedgerow.sim.processes import StartError
@@ -96,8 +97,8 @@ def test_a_killed_node_comes_back_and_knows_nothing(tiny_app: Path, tmp_path: Pa
         run = deployment.submit(deployment.plan("rounds=2", "pause=2", f"output-dir={tmp_path}"), echo=False)
         node = deployment.nodes[1]
         first = node.node_id
-        wait_for(lambda: "ROUND 0" in "".join(run.lines))
-        wait_for(lambda: node.descendants("flwr-clientapp") != [])
+        wait_for(lambda: "ROUND 0" in "".join(run.lines), "round 0")
+        wait_for(lambda: node.descendants("flwr-clientapp") != [], "a message at work")
         node.stop()
         assert left_running(deployment.home / "node1") == []
         node.restart()
@@ -105,10 +106,3 @@ def test_a_killed_node_comes_back_and_knows_nothing(tiny_app: Path, tmp_path: Pa
         assert run.wait(300).exit_code == 0
     rounds = result(tmp_path)
     assert {answer["partition"]: answer["n"] for answer in rounds[-1]} == {0: 2, 1: 1}
-
-
-def wait_for(condition: Any, patience: float = 120.0) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

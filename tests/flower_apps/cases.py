@@ -113,6 +113,7 @@ SD_FEEL = AppCase(
         "participation": 0.0,
         "clients-per-round": 0,
         "exact-if-complete": 1,
+        "edge-servers": "balloons",
         "learning-rate": 0.0,
         "latency-preset": "hopeful",
     },

@@ -1,14 +1,23 @@
 """The SD-FEEL app: settings that must fit together, and what the paper's formulas say of its runs."""
 
+import json
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Context, RecordDict
 from tests.flower_apps.cases import SD_FEEL, Run, losses
 from tests.flower_apps.test_apps import problems
+from tests.flower_apps.test_engines import Job, assert_same_run, finish, kill_in_a_run, start
 
-from hedgerow.sim._compat import read_toml
+from hedgerow.sim._compat import flower_identity, read_toml
+from hedgerow.sim.engine import InProcessGrid
+from hedgerow.sim.launch import plan_run, run_app
+from hedgerow.sim.recording import read_config, read_rounds
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.sd_feel_theory import PRESETS, latency, preset, traffic
 from sd_feel import settings
@@ -62,6 +71,36 @@ def test_methods_without_gossip_do_not_ask_for_a_topology(method: str) -> None:
     settings.read({**DEFAULTS, "method": method, "topology": "moebius"})
 
 
+@pytest.mark.parametrize("method", ["hierfavg", "feel", "fedavg"])
+def test_methods_without_gossip_have_no_edge_servers_that_are_nodes(method: str) -> None:
+    (problem,) = problems(SD_FEEL, method=method, **{"edge-servers": "nodes"})
+    assert problem.startswith(f"edge-servers = 'nodes'; valid is 'emulated' with method = {method!r}")
+
+
+def test_edge_servers_that_are_nodes_make_the_federation_larger() -> None:
+    nodes = "edge-servers=nodes num-servers=3"
+    assert plan_run(SD_FEEL.spec, [nodes]).num_nodes == 23
+    assert plan_run(SD_FEEL.spec, [nodes, "num-clients=6"]).num_nodes == 9
+    plan = plan_run(SD_FEEL.spec, [nodes], num_nodes=9)
+    assert (plan.num_nodes, plan.run_config["num-clients"]) == (9, 6)
+    assert settings.num_nodes(settings.read(plan.run_config)) == 9
+    assert plan_run(SD_FEEL.spec, ["num-servers=3 num-clients=6"]).num_nodes == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "words"),
+    [
+        ("num-clients=9", 9, "num-clients=9: 9 nodes were asked for"),
+        ("", 4, "num_nodes: 4 is not above num-servers=4, which are nodes too"),
+    ],
+)
+def test_a_federation_too_small_for_its_edge_servers_is_refused(
+    overrides: str, nodes: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        plan_run(SD_FEEL.spec, [f"edge-servers=nodes {overrides}"], num_nodes=nodes)
+
+
 # Strategies
 
 
@@ -89,6 +128,8 @@ def test_the_settings_reach_the_strategy() -> None:
     assert strategy.settings.seed == 9
     assert strategy.settings.min_train_nodes == 3
     assert strategy_of(method="feel", **{"clients-per-round": 7}).clients_per_round == 7
+    assert strategy.edges is None
+    assert strategy_of(**{"edge-servers": "nodes"}).edges is not None
 
 
 def test_a_round_of_fedavg_is_a_block_of_sd_feel() -> None:
@@ -163,3 +204,110 @@ def test_fewer_participants_send_fewer_bits_in_the_same_time(run: Run) -> None:
 def test_lost_replies_are_counted_by_reason(run: Run) -> None:
     rounds = run(iterations=16, **{"fault-corrupt": "nan", "fault-corrupt-rate": 0.3, "seed": 1})
     assert {reason for record in rounds for reason in record["rejected"]} == {"non-finite"}
+
+
+# Edge servers that are nodes
+
+RELAYED: dict[str, Any] = {"edge-servers": "nodes", "alpha": 2}
+
+
+def without_counts(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rounds without their physical messages, of which a relay has more."""
+    return [
+        {key: value for key, value in record.items() if key not in ("sent", "accepted")} for record in rounds
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"strict": True}, {"engine": "inprocess"}], ids=str)
+def test_edge_servers_that_are_nodes_give_the_rounds_of_emulated_ones(
+    run: Run, changes: dict[str, Any]
+) -> None:
+    emulated = run(**{**RELAYED, "edge-servers": "emulated"})
+    relayed = run(**RELAYED, **changes)
+    assert without_counts(relayed) == without_counts(emulated)
+    # Three edge servers: one exchange a round, and two gossip steps in every second round.
+    more = [now["sent"] - before["sent"] for now, before in zip(relayed, emulated, strict=True)]
+    assert more == [0, 3, 9, 3, 9]
+
+
+def test_a_run_says_at_which_level_of_realism_it_was(run: Run, tmp_path: Path) -> None:
+    run(**RELAYED)
+    (folder,) = tmp_path.iterdir()
+    assert read_config(folder)["realism"].startswith("E2 relayed: ")
+
+
+def test_lost_edge_servers_are_counted_and_the_run_goes_on(run: Run) -> None:
+    faults = {"fault-corrupt": "nan", "fault-corrupt-rate": 0.2, "seed": 1}
+    rounds = run(**{**RELAYED, **faults}, iterations=16)
+    reasons = {reason for record in rounds for reason in record["rejected"]}
+    assert reasons == {"non-finite", "edge non-finite"}
+    assert sum(sum(record["rejected"].values()) for record in rounds) == sum(
+        record["sent"] - record["accepted"] for record in rounds
+    )
+
+
+def test_our_engine_inside_flowers_runs_the_edge_servers_too(run: Run, tmp_path: Path) -> None:
+    flowers = InProcessGrid(SD_FEEL.loaded.client_app, 9)
+
+    class Handed:
+        """What Flower hands over, as far as an engine that takes over looks at it."""
+
+        run, get_node_ids = flowers.run, flowers.get_node_ids
+
+    parent = tmp_path / "inside"
+    parent.mkdir()
+    values = {**DEFAULTS, **SMALL, **RELAYED, "engine": "inprocess", "output-dir": str(parent)}
+    context = Context(flowers.run.run_id, 1, {}, RecordDict(), values)
+    with flower_identity(flowers.run.run_id):
+        SD_FEEL.loaded.server_app(Handed(), context)  # type: ignore[arg-type]
+    (folder,) = parent.iterdir()
+    assert [record["central"] for record in read_rounds(folder)] == [
+        record["central"] for record in run(**RELAYED)
+    ]
+
+
+RELAYED_JOB = Job(
+    "sd_feel",
+    "num-clients=6 num-servers=3 tau1=2 tau2=2 alpha=3 participation=0.8 batch-size=5 evaluate-every=4 "
+    "iterations=64 edge-servers=nodes",
+)
+
+
+def resume(folder: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "hedgerow.sim", "run", str(SD_FEEL.folder), "--resume", str(folder)]
+    subprocess.run([*command, *options], check=True, timeout=400, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_relayed_gossip_on_flowers_engine_and_on_ours_ends_with_the_same_bits(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder, options in ((ours, ()), (theirs, ("--engine", "flower"))):
+        folder.mkdir()
+        finish(start(RELAYED_JOB, folder, *options))
+    assert_same_run(ours, theirs)
+
+
+def test_a_run_with_edge_servers_that_are_nodes_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    fixed = {**SMALL, **RELAYED, "participation": 0.6, "checkpoint-every": 1}
+
+    def go(parent: Path, **changes: Any) -> None:
+        values = {**fixed, "output-dir": str(parent), **changes}
+        plan = plan_run(SD_FEEL.spec, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+        run_app(SD_FEEL.loaded, plan)
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    go(whole, iterations=16)
+    go(stopped, iterations=8)
+    go(stopped, iterations=16, resume=str(next(stopped.iterdir())))
+    assert_same_run(whole, stopped)
+
+
+@pytest.mark.slow
+def test_relayed_gossip_killed_on_flowers_engine_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    finish(start(RELAYED_JOB, whole))
+    folder = kill_in_a_run(RELAYED_JOB, killed, signal.SIGTERM, "--engine", "flower")
+    resume(folder, "--engine", "flower")
+    assert_same_run(whole, killed)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from hedgerow.sim import deploy
 from hedgerow.sim._compat import read_toml
 from hedgerow.sim.cli import app as cli
-from hedgerow.sim.deploy import FAST, Deployment, SuperNode, deploy_local, node_configs
+from hedgerow.sim.deploy import FAST, THREADS, Deployment, SuperNode, deploy_local, node_configs
 from hedgerow.sim.launch import AppSpec, plan_run
 from hedgerow.sim.processes import Program, StartError
 
@@ -55,7 +55,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in ("deploy", "flower_cli"):
         monkeypatch.setattr(f"hedgerow.sim.{module}.program", lambda name: str(folder / name))
     monkeypatch.setattr(deploy, "healthy", lambda *_: True)
-    for key in FAST:
+    for key in (*FAST, THREADS):
         monkeypatch.delenv(key, raising=False)
     return folder
 
@@ -152,6 +152,19 @@ def test_the_fast_settings_are_the_default_and_the_users_own_go_before(
     assert key not in start(fast=False).superlink.env
     monkeypatch.setenv(key, "5")
     assert start().superlink.env[key] == "5"
+
+
+def test_nodes_share_the_cores_unless_the_user_says_otherwise(
+    start: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "cores", lambda: 5)
+    one = start(2)
+    assert [node.env[THREADS] for node in one.nodes] == ["2", "2"]
+    assert THREADS not in one.superlink.env
+    assert THREADS not in start(2, fast=False).nodes[0].env
+    assert start(6).nodes[0].env[THREADS] == "1"
+    monkeypatch.setenv(THREADS, "4")
+    assert start(2).nodes[0].env[THREADS] == "4"
 
 
 def test_a_node_config_reaches_flower_as_it_was_said(start: Deploy) -> None:

@@ -51,9 +51,14 @@ def started(one: Program, word: str) -> Program:
     return one
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """Return S (it sleeps), T (it is stopped), Z (it ended), ...; empty if there is no such process."""
     shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
+    return shown.stdout[:1]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
 
 
 def children(one: Program) -> list[int]:
@@ -150,6 +155,22 @@ def test_a_program_that_does_not_listen_is_killed(make: Make) -> None:
     one.stop(patience=0.5)
     assert 0.4 < time.monotonic() - began < 10
     assert one.returncode == -signal.SIGKILL
+
+
+def test_a_suspended_program_hangs_with_all_that_it_started_until_it_is_resumed(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    family = [one.pid, *children(one)]
+    one.suspend()
+    assert {state(pid) for pid in family} == {"T"}
+    one.resume()
+    assert {state(pid) for pid in family} == {"S"}
+
+
+def test_a_suspended_program_ends_as_it_is_asked(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    one.suspend()
+    one.stop(patience=20)
+    assert one.returncode == -signal.SIGTERM
 
 
 def test_others_are_left_alone(make: Make) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from hedgerow.sim import sweep as sweep_module
+from hedgerow.sim.processes import cores
 from hedgerow.sim.recording import read_rounds
 from hedgerow.sim.results import load
-from hedgerow.sim.sweep import Job, Outcome, cores, plan_sweep, run_sweep
+from hedgerow.sim.sweep import Job, Outcome, plan_sweep, run_sweep
 from hedgerow.sim.sweep_file import read_sweep
 from sd_feel import settings as sd_feel_settings
 

@@ -435,6 +435,18 @@ def test_a_node_that_is_new_is_told_its_settings_and_joins_at_its_next_communica
     assert [end.train["missed"] for end in before[1:] + after] == [0] * 5
 
 
+def test_a_node_that_lost_its_state_under_its_old_id_is_told_its_settings_again_and_counted() -> None:
+    fake, strategy = nodes(kappas=[2] * M, want=both), ceps()
+    grid = Spy(fake)
+    (restarted,) = (node for node in grid._nodes.values() if node.partition_id == 3)
+    strategy.on_round_end = [lambda end: restarted.state.clear() if end.round == 2 else None]
+    _, ends, _ = run(strategy, fake, 5, grid=grid)
+    assert [event.node for event in fake.events("hello")] == [*range(M), 3]
+    assert [event.k for event in fake.events("update") if event.node == 3] == [2, 4, 8, 10]
+    assert [end.rejected for end in ends[1:]] == [{}, {}, {"error 2": 1}, {}, {}]
+    assert [end.train["restarted"] for end in ends[1:]] == [0, 0, 0, 1, 1]
+
+
 def test_a_node_hears_the_first_that_reply_where_stragglers_are_left_out() -> None:
     star = nx.star_graph(4)
     fake = Nodes([2, 50, 50, 50, 50], lambda i, k: [])
@@ -571,6 +583,12 @@ def test_the_accountant_counts_the_node_that_communicates_most() -> None:
     assert strategy.iterations == 7
     assert strategy.privacy_report() == privacy.report(4)
     assert ends[-1].train["epsilon"] == privacy.report(4).epsilon
+
+
+def test_the_accountant_counts_the_first_gradient_of_a_node_that_began_anew() -> None:
+    privacy = Privacy("sound", 0.5, 1e-5)
+    strategy = ceps(sigma_rule="fixed_c", privacy=privacy, interval=(2, 5))
+    assert strategy.method.metrics(7, 2) == privacy.report(4 + 2).metrics()
 
 
 def test_the_papers_noise_is_reported_as_no_guarantee() -> None:

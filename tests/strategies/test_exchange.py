@@ -133,6 +133,27 @@ def test_a_node_that_returns_under_a_new_id_is_found_again(app: ClientApp) -> No
     assert roster.online == {node.node_id for node in roster.nodes}
 
 
+class Cut(InProcessGrid):
+    """A grid whose nodes cannot be reached until some time."""
+
+    back_at = 0.0
+
+    def get_node_ids(self) -> list[int]:
+        return list(super().get_node_ids()) if self.now() >= self.back_at else []
+
+
+@pytest.mark.parametrize(("back_at", "waited"), [(0.0, 0.0), (20.0, 20.0), (1e9, 60.0)])
+def test_where_nobody_is_there_someone_is_waited_for_until_the_deadline(
+    back_at: float, waited: float
+) -> None:
+    grid = Cut(introducing(), 2)
+    roster = Roster.gather(grid, 2, timeout=5)
+    began, grid.back_at = grid.now(), grid.now() + back_at
+    roster.refresh(grid, timeout=60)
+    assert grid.now() - began == pytest.approx(waited, abs=1)
+    assert len(roster.online) == (2 if waited < 60 else 0)
+
+
 NODES = [Node(partition_id=i, node_id=100 - i, num_examples=1) for i in range(5)]
 
 
@@ -187,6 +208,28 @@ def test_error_replies_are_counted_by_code() -> None:
     exchange = Exchange(NODES[:2], "7", value)
     broken = Message(Error(code=5, reason=None), reply_to=instruction)
     assert [reply.value for reply in exchange.accept([broken, *replies([1])])] == [1]
+    assert exchange.report.rejected == {"error 5": 1}
+
+
+class Hub(InProcessGrid):
+    """Signs the errors that it tells of a node itself, as the SuperLink does, and forgets their round."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        pulled = super().pull_messages(message_ids)
+        for message in pulled:
+            if message.has_error():
+                message.metadata.__dict__.update(_src_node_id=1, _group_id="")
+        return pulled
+
+
+def test_an_error_that_the_hub_tells_of_a_node_is_that_nodes_one_lost_reply() -> None:
+    grid = Hub(introducing(), 3, faults={1: FaultModel(crash_at={1: 1})})
+    nodes = [Node(node.partition_id, node.node_id) for node in grid._nodes.values()]
+    messages = [
+        Message(RecordDict(), node.node_id, "query.whoami", ttl=600.0, group_id="7") for node in nodes
+    ]
+    exchange = Exchange(nodes, "7", lambda node, content: None)
+    assert [reply.node.partition_id for reply in exchange.accept(collect(grid, messages, 600.0))] == [0, 2]
     assert exchange.report.rejected == {"error 5": 1}
 
 

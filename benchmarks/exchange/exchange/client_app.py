@@ -4,12 +4,12 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-# What the suite's own apps import.
-import hedgerow.clients  # noqa: F401
+from hedgerow.clients import LocalWork, local_sgd
 from hedgerow.tasks import build_model
 
 app = ClientApp()
@@ -26,20 +26,18 @@ def process_start() -> float:
 def train(message: Message, context: Context) -> Message:
     called = time.time()
     model = build_model("lenet", (1, 28, 28), 10, 0)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    start = message.content["arrays"].to_torch_state_dict()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10, 1, 28, 28, generator=generator)
     y = torch.randint(10, (10,), generator=generator)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(int(context.run_config["local-steps"])):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimiser.step()
+    batches = [np.arange(10)] * int(context.run_config["local-steps"])
+    # As the suite's nodes do: the first step of a torch.optim optimiser would import torch's compiler.
+    (trained,) = local_sgd(model, [LocalWork(start, x, y, batches, 0.01)])
     times = {
         "partition": int(context.node_config["partition-id"]),
         "started": process_start(),
         "called": called,
         "done": time.time(),
     }
-    content = {"arrays": ArrayRecord(model.state_dict()), "times": MetricRecord(times)}
+    content = {"arrays": ArrayRecord(dict(trained.state)), "times": MetricRecord(times)}
     return Message(RecordDict(content), reply_to=message)

@@ -22,10 +22,11 @@ from hedgerow.sim.settings import (
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.sd_feel import EDGE_SERVERS
 from hedgerow.strategies.sd_feel_theory import PRESETS, System, preset
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 
-__all__ = ["SETTINGS", "build_strategy", "local_steps", "read"]
+__all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "read"]
 
 _POSITIVE = number("a finite number > 0", lambda v: isfinite(v) and v > 0)
 
@@ -41,6 +42,7 @@ SETTINGS: Mapping[str, Setting] = {
     "participation": in_range(0.0, 1.0, open_below=True),
     "clients-per-round": whole(1),
     "exact-if-complete": flag(),
+    "edge-servers": choice(*EDGE_SERVERS),
     **{key: text(valid, check) for key, (valid, check) in TASK_TEXTS.items()},
     "learning-rate": _POSITIVE,
     "batch-size": whole(1),
@@ -76,8 +78,19 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
             validate_topology(values["topology"], values["num-servers"])
         except ValueError as error:
             problems.append(str(error))
+    if values["edge-servers"] == "nodes" and values["method"] != "sd-feel":
+        problems.append(
+            f"edge-servers = 'nodes'; valid is 'emulated' with method = {values['method']!r}: "
+            "only sd-feel has edge servers that gossip"
+        )
     refuse(problems)
     return values
+
+
+def num_nodes(values: Mapping[str, Any]) -> int:
+    """Return the nodes of the federation: the clients, and the edge servers where they are nodes."""
+    clients: int = values["num-clients"]
+    return clients + values["num-servers"] if values["edge-servers"] == "nodes" else clients
 
 
 def local_steps(values: Mapping[str, Any]) -> int:
@@ -127,6 +140,7 @@ def build_strategy(
                 tau2=values["tau2"],
                 alpha=values["alpha"],
                 exact_if_complete=values["exact-if-complete"],
+                edge_servers=values["edge-servers"],
                 **options,
             )
         case "hierfavg":

@@ -1,0 +1,175 @@
+"""An edge server that is a node: the mean of its clients' models, eq. (3), and gossip steps, eq. (5).
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", Algorithm 1. Differs: in Flower nodes talk to the server only, so what clients
+and neighbours tell an edge server is relayed. Between two messages it keeps its model, in ``context.state``.
+"""
+
+import math
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.clients.app import each
+from hedgerow.clients.instructions import choice, only_config, whole
+from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
+from hedgerow.wire.edge_servers import (
+    CLIENT,
+    EDGE,
+    GOSSIP,
+    INTRA,
+    LACKS,
+    MODEL,
+    MODELS,
+    OWN,
+    WEIGHTS,
+    cluster_means,
+    weighted_sum,
+)
+from hedgerow.wire.records import finite_views, lazy_array
+
+__all__ = ["edge_server_handlers", "role_of"]
+
+# In ``context.state``: the model, and which run it is of and which instruction it came of.
+_STATE_MODEL, _STATE_NOTE = "edge-model", "edge"
+_DTYPES = ("float32", "float64")
+
+Vector = NDArray[np.floating]
+
+
+def role_of(context: Context) -> str:
+    """Return whether a node is a ``"client"`` or an ``"edge"`` server.
+
+    The node config's ``role`` says so; where it does not, partitions 0 to ``num-clients`` - 1 of the run
+    config are clients and those above are edge servers.
+
+    Raises
+    ------
+    ValueError
+        If the node config has another role.
+    """
+    role = context.node_config.get("role")
+    if role is None:
+        clients = context.run_config.get("num-clients")
+        partition = int(context.node_config["partition-id"])
+        return EDGE if clients is not None and partition >= int(clients) else CLIENT
+    if role not in (CLIENT, EDGE):
+        raise ValueError(f"role is {role!r} in the node config; valid is {CLIENT!r} or {EDGE!r}")
+    return str(role)
+
+
+def edge_server_handlers() -> dict[str, BatchHandler]:
+    """Return the handlers of an edge server, by message type.
+
+    ==============  ======================================  =============================================
+    type            config                                  records
+    ==============  ======================================  =============================================
+    train.intra     token                                   ``models`` of clients, ``weights`` |S_i|
+    train.gossip    token, builds-on, server, dtype,        ``models`` of neighbours, ``weights`` p_{j,d}
+                    columns                                 with its own; ``own`` where it is sent anew
+    ==============  ======================================  =============================================
+
+    - Models are vectors (M,) of float32 or float64, under the sender's number.
+    - The reply is the new model (M,), as ``model`` of the one ArrayRecord. It is kept as that of ``token``.
+    - A gossip step starts from the model that came of the instruction ``builds-on``. An edge server that has
+      another one, or none, replies with ``lacks`` in a ConfigRecord, and is sent ``own`` with the next try.
+    - ``columns`` are starts and ends of what is mixed, [start, end, start, end, …]; the rest (running
+      statistics) stays. ``dtype`` is that of the result: between two steps it is float64.
+    """
+    return {INTRA: each(_intra), GOSSIP: each(_gossip)}
+
+
+def _intra(call: Call) -> RecordDict:
+    models, weights = _told(call)
+    if models.keys() != weights.keys() or min(weights.values(), default=0.0) <= 0:
+        raise ValueError(f"weights is {weights}; valid is a number > 0 for each of {sorted(models)}")
+    first = next(iter(models.values()))
+    replies = ((0, weights[sender], model) for sender, model in models.items())
+    return _keep(call, cluster_means(replies, first[None])[0])  # (3)
+
+
+def _gossip(call: Call) -> RecordDict:
+    config = only_config(call)
+    models, weights = _told(call)
+    server, dtype = whole(config, "server", 0), choice(config, "dtype", _DTYPES)
+    own = _own(call)
+    if own is None:
+        return RecordDict({"edge": ConfigRecord({LACKS: whole(config, "builds-on", 0)})})
+    models[server] = own
+    if models.keys() != weights.keys() or len({len(model) for model in models.values()}) != 1:
+        sizes = {sender: len(model) for sender, model in models.items()}
+        raise ValueError(f"models have the sizes {sizes}; valid is one size, for each of {sorted(weights)}")
+    mixed = own.astype(np.float64)
+    for here in _slices(config, len(own)):
+        out = mixed[here]
+        terms = ((weight, models[sender][here]) for sender, weight in weights.items())
+        weighted_sum(terms, out, np.empty_like(out))  # (5)
+    return _keep(call, mixed.astype(dtype))
+
+
+def _told(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:
+    """Return the models and weights of a message by sender, ascending: the order of every sum."""
+    if role_of(call.context) != EDGE:
+        raise ValueError(
+            f"partition {call.partition_id} is a client; valid for {call.message_type} is an edge"
+        )
+    records = call.content.array_records
+    models = _vectors(records[MODELS]) if MODELS in records else {}
+    weights = call.content.metric_records.get(WEIGHTS, MetricRecord())
+    numbers = {int(sender): weight for sender, weight in weights.items()}
+    bad = [w for w in numbers.values() if not isinstance(w, int | float) or not math.isfinite(w)]
+    if bad:
+        raise ValueError(f"weights has {bad[0]!r}; valid are finite numbers")
+    return (
+        {sender: models[str(sender)] for sender in sorted(map(int, models))},
+        {sender: float(numbers[sender]) for sender in sorted(numbers)},  # type: ignore[arg-type]
+    )
+
+
+def _vectors(record: ArrayRecord) -> dict[str, Vector]:
+    vectors = finite_views(record)
+    for key, values in vectors.items():
+        if values.ndim != 1 or str(values.dtype) not in _DTYPES:
+            raise ValueError(
+                f"model {key} is {values.dtype} of shape {values.shape}; valid is a vector, "
+                f"{' or '.join(_DTYPES)}"
+            )
+    return vectors
+
+
+def _own(call: Call) -> Vector | None:
+    """Return the model to start from: the message's, else the one that is kept, if it is the right one."""
+    records, state = call.content.array_records, call.context.state
+    if OWN in records:
+        return _vectors(records[OWN])[MODEL]
+    note = state.config_records.get(_STATE_NOTE, ConfigRecord())
+    kept = (note.get(RUN_KEY), note.get("token"))
+    if kept != (str(call.context.run_id), whole(only_config(call), "builds-on", 0)):
+        return None
+    return _vectors(state.array_records[_STATE_MODEL])[MODEL]
+
+
+def _keep(call: Call, model: Vector) -> RecordDict:
+    """Keep a new model as that of the message's token, and return the reply that tells it."""
+    if not np.isfinite(model).all():
+        raise ValueError(
+            "the new model has NaN or infinity; valid are models and weights whose sum is finite"
+        )
+    record = ArrayRecord()
+    record[MODEL] = lazy_array(model)
+    note = ConfigRecord({"token": whole(only_config(call), "token", 1)})
+    note[RUN_KEY] = str(call.context.run_id)
+    call.context.state[_STATE_MODEL] = record
+    call.context.state[_STATE_NOTE] = note
+    return RecordDict({"arrays": record})
+
+
+def _slices(config: ConfigRecord, size: int) -> list[slice]:
+    value = config.get("columns")
+    bounds = [bound for bound in value if isinstance(bound, int)] if isinstance(value, list) else [-1]
+    if bounds != value or len(bounds) % 2 or [0, *bounds, size] != sorted([0, *bounds, size]):
+        raise ValueError(
+            f"columns is {value!r} in the message's config; valid are ascending pairs, 0 to {size}"
+        )
+    return [slice(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True)]

@@ -1,0 +1,302 @@
+"""SD-FEEL's edge servers as nodes: the ServerApp only carries what they are told and tell each other.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", Algorithm 1, eqs. (3) and (5). Differs: what an edge server gets goes through
+Flower's hub, one exchange for the clients' models and one for each gossip step; an edge server that is lost
+in a round sits the round's gossip out, which the paper leaves open.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import DTypeLike, NDArray
+
+from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Roster, RosterError, collect
+from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.topology import Mixing
+from hedgerow.wire.edge_servers import (
+    CLIENT,
+    EDGE,
+    GOSSIP,
+    INTRA,
+    LACKS,
+    MODEL,
+    MODELS,
+    OWN,
+    WEIGHTS,
+    Column,
+    columns,
+)
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.records import Layout, PayloadError, lazy_array, payload_bytes
+
+__all__ = ["EdgeFederation"]
+
+Vector = NDArray[Any]
+
+
+class EdgeFederation(Federation):
+    """A federation whose edge servers are nodes beside its clients, and the relay between them.
+
+    Partitions 0 to C - 1 are the clients, C to C + D - 1 the edge servers; all of them introduce themselves
+    (``query.whoami``), and the run waits for them. Edge servers keep their models and do all sums; the relay
+    passes on vectors, keeps the last that each edge server told, and sends an edge server its own model only
+    if that one does not have it. The legs through the hub are booked as such, 32 bits a parameter of every
+    model that a message carries.
+
+    An edge server that does not answer in time, or answers with garbage, is lost for the round: it keeps its
+    model of before, and its edges move their weight to their ends (``Mixing.without_edge``), which leaves
+    consensus and the weighted mean alone. A gossip step in which one is lost is taken again without it.
+
+    Parameters
+    ----------
+    num_clients : int or None
+        C; None for ``min_available_nodes``.
+    num_servers : int
+        D, >= 1.
+    **options
+        See ``FederationOptions``. A round's deadline is that of each of its exchanges.
+
+    Attributes
+    ----------
+    edge_report : ExchangeReport
+        The round's exchanges with edge servers; reasons begin with ``edge``. ``edge no state`` is one that
+        was then sent its model.
+    """
+
+    def __init__(
+        self, num_clients: int | None, num_servers: int, **options: Unpack[FederationOptions]
+    ) -> None:
+        super().__init__(num_clients, **options)
+        self._clients = self.num_clients
+        self._servers = num_servers
+        self.num_clients += num_servers  # whom the roster waits for
+
+    def reset(self) -> None:
+        """Forget the run."""
+        super().reset()
+        self.edge_report = ExchangeReport()
+        self._grid: Grid | None = None
+        self._token = 0
+        # Which edge servers have the model that the relay has of them, and of which instruction it came.
+        self._held: dict[int, int] = {}
+        self._edges: list[Node] = []
+        self._lost: set[int] = set()
+        self._forgetful: set[int] = set()
+
+    def gather(self, grid: Grid) -> Roster:
+        """Return the roster of the clients; that of all nodes is waited for at first, refreshed later.
+
+        Raises
+        ------
+        RosterError
+            If nodes do not come, do not introduce themselves, or have another role than their partition.
+        """
+        everyone = super().gather(grid)
+        if not self._edges:
+            self._check_roles(everyone)
+        clients = Roster(everyone.nodes[: self._clients], everyone.introduced)
+        clients.online = everyone.online
+        self._edges = everyone.nodes[self._clients :]
+        self._lost |= {d for d, node in enumerate(self._edges) if node.node_id not in everyone.online}
+        for node in self._edges:
+            self.sizes.pop(node.partition_id, None)
+        return clients
+
+    def online(self, grid: Grid, chosen: Iterable[int]) -> tuple[list[Node], int]:
+        """Begin a round: return as ``Federation`` does which of the chosen clients are there."""
+        self._grid, self.edge_report, self._lost = grid, ExchangeReport(), set()
+        there = super().online(grid, chosen)
+        if self._lost:
+            self.edge_report.rejected["edge offline"] = len(self._lost)
+        return there
+
+    def averaged(
+        self, server_round: int, replies: Iterable[tuple[int, float, Vector]], previous: Vector
+    ) -> Vector | None:
+        """Return the edge servers' means of their clients' models, eq. (3); None if none answered.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        replies : Iterable[tuple[int, float, NDArray]]
+            (server, weight |S_i|, model (M,)) in a fixed order, which is that of the sums.
+        previous : NDArray
+            The servers' models so far (D, M); one that got nothing is not asked, and keeps its own.
+        """
+        bundles: dict[int, list[tuple[float, Vector]]] = {}
+        for server, weight, model in replies:
+            bundles.setdefault(server, []).append((weight, model))
+        self._token += 1
+        contents = {
+            d: _content(ConfigRecord({"token": self._token}), dict(enumerate(models)))
+            for d, models in sorted(bundles.items())
+            if d not in self._lost
+        }
+        answers = self._ask(server_round, INTRA, contents, previous.shape[1], previous.dtype)
+        self._lost |= contents.keys() - answers.keys()
+        if bundles and not answers:
+            return None
+        self._held |= dict.fromkeys(answers, self._token)
+        models = previous.copy()
+        for d, model in answers.items():
+            models[d] = model
+        return models
+
+    def gossiped(
+        self, server_round: int, models: Vector, mixing: Mixing, alpha: int, mixed: NDArray[np.bool_]
+    ) -> tuple[Vector, list[tuple[int, int]]]:
+        """Return the models (D, M) after ``alpha`` gossip steps, eq. (5), and the (from, to) of each model.
+
+        Between two steps models travel in float64, so that the result is rounded once.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        models : NDArray
+            The servers' models (D, M).
+        mixing : Mixing
+            The matrix and the graph of all servers.
+        alpha : int
+            Steps, >= 0.
+        mixed : NDArray[bool]
+            Which columns take part (M,).
+        """
+        bounds = np.flatnonzero(np.diff(mixed.astype(np.int8), prepend=0, append=0)).tolist()
+        now: list[Vector] = list(models)
+        mixing = _without(mixing, self._lost)
+        sent: list[tuple[int, int]] = []
+        for step in range(1, alpha + 1):
+            dtype = models.dtype if step == alpha else np.dtype(np.float64)
+            while alive := [d for d in range(self._servers) if d not in self._lost]:
+                answers = self._step(server_round, now, columns(mixing.matrix), alive, bounds, dtype)
+                if gone := set(alive) - answers.keys():
+                    self._lost |= gone
+                    mixing = _without(mixing, gone)
+                    continue
+                for d, model in answers.items():
+                    now[d] = model
+                    self._held[d] = self._token
+                break
+            sent += sorted([*mixing.graph.edges, *((j, i) for i, j in mixing.graph.edges)])
+        after = np.empty_like(models)
+        for d, model in enumerate(now):
+            after[d] = model
+        return after, sent
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the federation's state, and which models edge servers have, for a checkpoint."""
+        held = {str(d): token for d, token in sorted(self._held.items())}
+        return {**super().state_dict(), "edges": {"token": self._token, "held": held}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint. Edge servers without the state that it takes them to have say so."""
+        super().load_state_dict(state)
+        edges = state["edges"]
+        self._token = int(edges["token"])
+        self._held = {int(d): int(token) for d, token in edges["held"].items()}
+
+    def _step(
+        self,
+        server_round: int,
+        now: Sequence[Vector],
+        receivers: Sequence[Column],
+        alive: Sequence[int],
+        bounds: list[int],
+        dtype: np.dtype[Any],
+    ) -> dict[int, Vector]:
+        """Take one gossip step at the edge servers; those that lost their model are sent it."""
+        self._token += 1
+        size, contents = now[0].size, {}
+        for d in alive:
+            config = ConfigRecord({"token": self._token, "server": d, "dtype": str(dtype), "columns": bounds})
+            contents[d] = _content(config, {j: (p, now[j] if j != d else None) for j, p in receivers[d]})
+            if (token := self._held.get(d)) is None:
+                contents[d][OWN] = _vectors({MODEL: now[d]})
+            else:
+                config["builds-on"] = token
+        answers = self._ask(server_round, GOSSIP, contents, size, dtype)
+        again = {
+            d: RecordDict({**contents[d], OWN: _vectors({MODEL: now[d]})}) for d in sorted(self._forgetful)
+        }
+        return answers | self._ask(server_round, GOSSIP, again, size, dtype) if again else answers
+
+    def _ask(
+        self,
+        server_round: int,
+        message_type: str,
+        contents: Mapping[int, RecordDict],
+        size: int,
+        dtype: DTypeLike,
+    ) -> dict[int, Vector]:
+        """Make an exchange with edge servers, and return the valid models (M,) of their replies."""
+        if self._grid is None:
+            raise RuntimeError("No round is open: configure_train comes first.")
+        bits, group = 32 * size, f"{server_round}-{message_type}-{self._token}"
+        layout = Layout((MODEL,), ((size,),), (str(np.dtype(dtype)),))
+        self._forgetful = set()
+
+        def check(node: Node, content: RecordDict) -> Vector:
+            if any(LACKS in config for config in content.config_records.values()):
+                self._forgetful.add(node.partition_id - self._clients)
+                raise PayloadError("no state", "the edge server has not the model to go on from")
+            return layout.flatten(only_arrays(content), dtype)
+
+        exchange = Exchange([self._edges[d] for d in contents], group, check)
+        messages = []
+        for d, content in contents.items():
+            node, models = self._edges[d], sum(map(len, content.array_records.values()))
+            carried = payload_bytes(content)
+            self.ledger.book(server_round, HUB_TO_NODE, 0, node.partition_id, models * bits, carried)
+            messages.append(Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group))
+            # Whatever comes back, the edge server may have gone on.
+            self._held.pop(d, None)
+        answers = {}
+        for reply in exchange.accept(collect(self._grid, messages, self.timeout) if messages else ()):
+            partition = reply.node.partition_id
+            answers[partition - self._clients] = reply.value
+            self.ledger.book(server_round, NODE_TO_HUB, partition, 0, bits, payload_bytes(reply.content))
+        self.edge_report.sent += exchange.report.sent
+        self.edge_report.accepted += exchange.report.accepted
+        for reason, count in exchange.report.rejected.items():
+            self.edge_report.rejected[f"edge {reason}"] += count
+        return answers
+
+    def _check_roles(self, roster: Roster) -> None:
+        if not roster.introduced:
+            raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
+        for node in roster.nodes:
+            due = CLIENT if node.partition_id < self._clients else EDGE
+            if node.role not in ("", due):
+                raise RosterError(
+                    f"partition {node.partition_id} has the role {node.role!r} in its node config; valid is "
+                    f"{due!r}: partitions 0 to {self._clients - 1} are clients, the {self._servers} after "
+                    "them edge servers"
+                )
+
+
+def _content(config: ConfigRecord, terms: Mapping[int, tuple[float, Vector | None]]) -> RecordDict:
+    """Return an instruction: models and their weights by sender; a model that is None is not sent."""
+    models = _vectors({str(sender): model for sender, (_, model) in terms.items() if model is not None})
+    weights = MetricRecord({str(sender): weight for sender, (weight, _) in terms.items()})
+    return RecordDict({"config": config, MODELS: models, WEIGHTS: weights})
+
+
+def _vectors(models: Mapping[str, Vector]) -> ArrayRecord:
+    record = ArrayRecord()
+    for key, model in models.items():
+        record[key] = lazy_array(model)
+    return record
+
+
+def _without(mixing: Mixing, servers: Iterable[int]) -> Mixing:
+    """Return the mixing without all edges of some servers, whose weight their ends take."""
+    for d in sorted(servers):
+        for j in sorted(mixing.graph.neighbors(d)):
+            mixing = mixing.without_edge(d, j)
+    return mixing

@@ -1,0 +1,63 @@
+"""The sums of edge servers, Sun et al., eqs. (3) and (5): exact in their order, whatever is beside them."""
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.strategies.topology import mixing
+from hedgerow.wire.edge_servers import cluster_means, columns, gossip, weighted_sum
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=7), st.integers(0, 4), st.integers(0, 99))
+def test_gossip_is_the_mixing_matrixs_power(sizes: list[int], steps: int, seed: int) -> None:
+    network = mixing(nx.path_graph(len(sizes)), sizes)
+    models = np.random.default_rng(seed).standard_normal((len(sizes), 3))
+    mixed = gossip(models, columns(network.matrix), steps)
+    np.testing.assert_allclose(mixed, network.power(steps).T @ models, atol=1e-9)
+    assert mixed.tobytes() == network.gossip(models, steps).tobytes()
+
+
+def test_gossip_preserves_the_weighted_mean() -> None:
+    network = mixing(nx.cycle_graph(4), [40, 30, 20, 10])
+    mixed = gossip(np.array([[1.0], [2.0], [3.0], [4.0]]), columns(network.matrix), 3)
+    # Golden G1 of a ring of four.
+    np.testing.assert_allclose(
+        mixed[:, 0], [1.8765126112, 2.0489867328, 2.2861933226, 1.7746027118], atol=1e-9
+    )
+    np.testing.assert_allclose(network.weights @ mixed[:, 0], 2.0, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_wide_models_are_mixed_column_by_column_and_rounded_once(dtype: str) -> None:
+    network = mixing(nx.cycle_graph(4), [40, 30, 20, 10])
+    models = np.random.default_rng(0).standard_normal((4, 40_000)).astype(dtype)
+    mixed, receivers = gossip(models, columns(network.matrix), 5), columns(network.matrix)
+    assert mixed.dtype == dtype
+    exact = gossip(models.astype(np.float64), receivers, 5)
+    assert np.array_equal(mixed, exact.astype(dtype))
+    assert np.array_equal(mixed[:, -7:], gossip(models[:, -7:], receivers, 5))
+
+
+def test_a_column_holds_the_senders_of_a_server_ascending_itself_among_them() -> None:
+    network = mixing(nx.star_graph(3), [1, 2, 3, 4])
+    assert [[j for j, _ in column] for column in columns(network.matrix)] == [
+        [0, 1, 2, 3],
+        [0, 1],
+        [0, 2],
+        [0, 3],
+    ]
+    assert columns(np.zeros((2, 2))) == [[(0, 0.0)], [(1, 0.0)]]
+
+
+def test_a_weighted_sum_starts_from_nothing_and_takes_negative_weights() -> None:
+    out = np.array([7.0, 7.0])
+    weighted_sum([(2.0, np.array([1.0, 2.0])), (-1.0, np.float32([3, 3]))], out, np.empty(2))
+    assert out.tolist() == [-1.0, 1.0]
+
+
+def test_a_server_without_replies_keeps_its_model() -> None:
+    means = cluster_means([(1, 1.0, np.array([2.0]))], np.array([[5.0], [6.0]]))
+    assert means.tolist() == [[5.0], [2.0]]

@@ -1,0 +1,202 @@
+"""Whatever bytes or arrays come, a decoder gives a clear error or a right value, and stays small."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from tests.wire.fuzzing import Decoder, Rng, hunt
+
+from hedgerow.wire.compress import (
+    Compressor,
+    Identity,
+    ScaledSign,
+    Ternary,
+    TopK,
+    pack_update,
+    parse_compressor,
+    promoted,
+    record_payload,
+    unpack_update,
+)
+from hedgerow.wire.onebit import OneBit
+from hedgerow.wire.records import Layout, finite_views, received_state, to_record, to_state_dict
+from hedgerow.wire.sparse_rows import decode_rows, encode_rows
+from hedgerow.wire.vector_codecs import Codec, Dense, Quantised, Sparse, parse_codec
+
+RNG: Rng = np.random.default_rng(1)
+STATE: dict[str, Any] = {
+    "w": RNG.standard_normal((5, 4)).astype(np.float32),
+    "norm.num_batches_tracked": np.array(3, np.int64),
+    "b": RNG.standard_normal(3),
+    "mask": np.array([True, False]),
+}
+MODEL = to_record(STATE)
+LAYOUT = Layout.of(MODEL)
+SHAPES = {key: value.shape for key, value in STATE.items()}
+DENSE = {key: STATE[key] for key in ("norm.num_batches_tracked", "mask")}
+CHANGE = RNG.standard_normal(23)
+SPARSE = np.where(np.arange(40) % 7 == 0, RNG.standard_normal(40), 0.0)
+ROWS = RNG.standard_normal((3, 70)).astype(np.float32)
+
+COMPRESSORS: list[Compressor] = [
+    Identity(),
+    TopK(count=5),
+    TopK(fraction=0.3, packed=True),
+    ScaledSign(),
+    Ternary(),
+]
+CODECS: list[Codec] = [
+    *(Dense(width) for width in (32, 64)),
+    *(Sparse(8, width) for width in (16, 32, 64)),
+    *(Quantised(width) for width in (2, 5, 16)),
+    OneBit(2, 24),
+    OneBit(2, 25, decoder="biht", expand="literal"),
+    OneBit(2, 24, compand="none"),
+]
+
+
+def is_vector(value: Any, size: int, dtype: Any) -> bool:
+    return bool(value.shape == (size,) and value.dtype == dtype and np.isfinite(value).all())
+
+
+def is_state(state: Any) -> bool:
+    return {key: tuple(value.shape) for key, value in state.items()} == SHAPES
+
+
+def is_update(value: Any) -> bool:
+    update, dense = value
+    return is_vector(update, 23, np.float32) and {k: (v.shape, v.dtype) for k, v in dense.items()} == {
+        k: (v.shape, v.dtype) for k, v in DENSE.items()
+    }
+
+
+def of_compressor(compressor: Compressor) -> Decoder:
+    payload = to_record(compressor.encode(CHANGE))
+
+    def decode(record: ArrayRecord) -> Any:
+        return compressor.decode(record_payload(record), 23)
+
+    return Decoder(str(compressor), payload, decode, lambda value: is_vector(value, 23, np.float32))
+
+
+def of_update(compressor: Compressor) -> Decoder:
+    record = pack_update(compressor, LAYOUT, CHANGE, DENSE)
+    return Decoder(f"update-{compressor}", record, lambda r: unpack_update(compressor, LAYOUT, r), is_update)
+
+
+def of_codec(codec: Codec) -> Decoder:
+    seed = (1, 2, 3)
+    return Decoder(
+        repr(codec),
+        codec.encode(SPARSE, seed),
+        lambda payload: codec.decode(payload, 40, seed),
+        lambda value: value is None or is_vector(value, 40, np.float64),
+        dear=20 if "gpsp" in repr(codec) else 1,
+    )
+
+
+RECORDS = [
+    Decoder(
+        "layout",
+        MODEL,
+        LAYOUT.flatten,
+        lambda v: is_vector(v, LAYOUT.size, np.float32),
+    ),
+    Decoder(
+        "promoted",
+        MODEL,
+        lambda record: LAYOUT.flatten(promoted(LAYOUT, record)),
+        lambda v: is_vector(v, LAYOUT.size, np.float32),
+    ),
+    Decoder("received", MODEL, lambda record: received_state(record, SHAPES), is_state),
+    Decoder("state-dict", MODEL, to_state_dict, lambda state: isinstance(state, dict)),
+    Decoder(
+        "views", MODEL, finite_views, lambda state: all(np.isfinite(value).all() for value in state.values())
+    ),
+    Decoder("layout-of", MODEL, Layout.of, lambda layout: len(layout.keys) == len(layout.dtypes)),
+    Decoder(
+        "rows",
+        encode_rows(ROWS),
+        lambda payload: decode_rows(payload, 3, 70),
+        lambda v: v.shape == (3, 70) and v.dtype == np.float32 and np.isfinite(v).all(),
+    ),
+]
+DECODERS = [
+    *RECORDS,
+    *map(of_compressor, COMPRESSORS),
+    *map(of_update, COMPRESSORS),
+    *map(of_codec, CODECS),
+]
+every_decoder = pytest.mark.parametrize("decoder", DECODERS, ids=str)
+
+
+@every_decoder
+def test_anything_is_a_clear_error_or_a_right_value(decoder: Decoder) -> None:
+    hunt(decoder, 200)
+
+
+@pytest.mark.slow
+@every_decoder
+def test_thousands_of_payloads_are_clear_errors_or_right_values(decoder: Decoder) -> None:
+    hunt(decoder, 5000)
+
+
+@every_decoder
+def test_an_honest_payload_is_a_right_value(decoder: Decoder) -> None:
+    assert decoder.right(decoder.decode(decoder.payload))
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if isinstance(codec, Dense | Sparse)], ids=repr)
+def test_a_codec_that_drops_nothing_gives_back_what_was_sent(codec: Codec) -> None:
+    decoded = codec.decode(codec.encode(SPARSE, ()), 40, ())
+    assert decoded == pytest.approx(SPARSE, rel=1e-3 if "16" in repr(codec) else 1e-7)
+
+
+def test_an_update_comes_back_as_it_was_sent() -> None:
+    update, dense = unpack_update(Identity(), LAYOUT, pack_update(Identity(), LAYOUT, CHANGE, DENSE))
+    np.testing.assert_array_equal(update, CHANGE.astype(np.float32))
+    assert all(np.array_equal(dense[key], DENSE[key]) for key in DENSE)
+
+
+def test_garbage_that_a_decoder_must_see_is_in_what_it_is_shown() -> None:
+    decoder, refused = RECORDS[0], 0
+    for seed in range(300):
+        try:
+            decoder.decode(decoder.spoilt(np.random.default_rng(seed)))
+        except ValueError:
+            refused += 1
+    assert 200 < refused < 300
+
+
+# What a peer may say of a code before it sends any.
+
+
+@pytest.mark.parametrize("name", ["1bcs", "sparse32"])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [(key, value) for key in ("s", "d") for value in (0, -1, 1.5, "7", True, None, [3], float("nan"))],
+)
+def test_a_setting_of_a_codec_that_is_no_count_is_named(name: str, setting: str, value: Any) -> None:
+    settings = {"s": 3, "d": 9, setting: value}
+    if name == "sparse32" and setting == "d":
+        assert parse_codec(name, **settings) == Sparse(3)
+        return
+    with pytest.raises(ValueError, match=rf"{setting} is .*; valid is an integer >= 1"):
+        parse_codec(name, **settings)
+
+
+@pytest.mark.parametrize("key", ["gamma", "phi_density"])
+@pytest.mark.parametrize("value", ["1", None, [2.0], float("nan"), float("inf"), True])
+def test_a_setting_of_a_codec_that_is_no_number_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{key} is .*; valid is"):
+        parse_codec("1bcs", s=3, d=9, **{key: value})
+
+
+@pytest.mark.parametrize(
+    "text", ["topk(" + "9" * 10_000 + ")", "topk(0." + "1" * 10_000 + "x)", "quantised99"]
+)
+def test_a_long_name_is_refused_at_once(text: str) -> None:
+    for parse in (parse_compressor, parse_codec):
+        with pytest.raises(ValueError, match="valid is"):
+            parse(text)

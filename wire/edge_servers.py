@@ -1,0 +1,126 @@
+"""What edge servers compute, and how they are asked to where they are nodes of their own.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", eqs. (3) and (5). A strategy that emulates edge servers and a node that is one
+take the same sums, in the same order and in float64: their bits are the same.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "CLIENT",
+    "EDGE",
+    "GOSSIP",
+    "INTRA",
+    "LACKS",
+    "MODEL",
+    "MODELS",
+    "OWN",
+    "WEIGHTS",
+    "Column",
+    "cluster_means",
+    "columns",
+    "gossip",
+    "weighted_sum",
+]
+
+# The roles of a node, as its config and ``query.whoami`` say them.
+CLIENT, EDGE = "client", "edge"
+# Instructions to an edge server: take the mean of its clients' models; take one gossip step.
+INTRA, GOSSIP = "train.intra", "train.gossip"
+# Their records: models as vectors and their weights under the same keys, the edge server's own model.
+MODELS, WEIGHTS, OWN = "models", "weights", "own"
+# The key of the one vector of a reply, or of ``OWN``; and what a reply says of a state that is not there.
+MODEL, LACKS = "model", "lacks"
+
+# Gossip mixes each coordinate by itself: 16k doubles a node stay in the cache over all steps.
+_CHUNK = 1 << 14
+
+# What a receiver takes: (sender, p_{sender, receiver}), senders ascending, itself among them.
+Column = Sequence[tuple[int, float]]
+
+
+def cluster_means(replies: Iterable[tuple[int, float, NDArray[Any]]], previous: NDArray[Any]) -> NDArray[Any]:
+    """Return each server's weighted mean of the models that it got, eq. (3), renormalised over them.
+
+    Parameters
+    ----------
+    replies : Iterable[tuple[int, float, NDArray]]
+        (server, weight |S_i|, model (M,)) in a fixed order; sums are float64 in that order.
+    previous : NDArray
+        The servers' models so far (D, M); a server that got nothing keeps its own.
+    """
+    totals: dict[int, NDArray[np.float64]] = {}
+    weights: dict[int, float] = {}
+    term = np.empty(previous.shape[1], np.float64)
+    for server, weight, model in replies:
+        np.multiply(model, weight, out=term, dtype=np.float64)
+        if server in totals:
+            totals[server] += term
+            weights[server] += weight
+        else:
+            totals[server], weights[server] = term.copy(), weight
+    models = previous.copy()
+    for server, total in totals.items():
+        models[server] = total / weights[server]
+    return models
+
+
+def columns(matrix: NDArray[np.float64]) -> list[Column]:
+    """Return the columns of a mixing matrix P (D, D) without what is no edge of the graph."""
+    nodes = range(len(matrix))
+    return [[(j, float(matrix[j, d])) for j in nodes if j == d or matrix[j, d] != 0.0] for d in nodes]
+
+
+def weighted_sum(
+    terms: Iterable[tuple[float, NDArray[Any]]], out: NDArray[np.float64], term: NDArray[np.float64]
+) -> None:
+    """Write sum_j p_j w_j, one server's gossip step of eq. (5), to ``out``, in the order of the terms.
+
+    Weights can be negative, and their sum is not normalised.
+
+    Parameters
+    ----------
+    terms : Iterable[tuple[float, NDArray]]
+        (p_j, w_j (M,)).
+    out, term : NDArray[float64]
+        The sum and room for one term (M,); neither may overlap a w_j.
+    """
+    out[:] = 0.0
+    for weight, model in terms:
+        out += np.multiply(model, weight, out=term, dtype=np.float64)
+
+
+def gossip(
+    models: NDArray[Any], receivers: Sequence[Column], steps: int, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Return the servers' models (D, M) after so many steps of eq. (5), each from those of the step before.
+
+    What is between two steps is float64, and the result is rounded once to the models' dtype.
+
+    Parameters
+    ----------
+    models : NDArray
+        One model a server (D, M), floating.
+    receivers : Sequence[Column]
+        What each server takes, as of ``columns``.
+    steps : int
+        Alpha, >= 0; 0 returns the models as they are.
+    out : NDArray or None (default: None)
+        Where the result goes (D, M), floating; it may be ``models``. None takes a new array.
+    """
+    results = np.empty_like(models) if out is None else out
+    for start in range(0, models.shape[1], _CHUNK):
+        here = slice(start, start + _CHUNK)
+        now = models[:, here].astype(np.float64)  # (D, chunk)
+        new, term = np.empty_like(now), np.empty_like(now[0])
+        for _ in range(steps):
+            for d, column in enumerate(receivers):
+                weighted_sum(((weight, now[j]) for j, weight in column), new[d], term)  # (5)
+            now, new = new, now
+        results[:, here] = now
+    return results
