@@ -12,6 +12,8 @@ __all__ = ["chunk_size", "node_bytes"]
 
 # Per thread, as measured: smaller stacks lose time between operations, larger ones leave the caches.
 _CACHE_BYTES = 48 * 2**20
+# A CPU's stack of fewer bytes is over before a second thread has begun.
+_WORTH_THREADS = 8 * 2**20
 # What is left of free memory is for kernels' work space and fragments.
 _USABLE = 0.8
 
@@ -63,12 +65,13 @@ def chunk_size(nodes: int, bytes_a_node: int, device: torch.device, max_nodes: i
         As ``node_bytes`` estimates.
     device : torch.device
         On CUDA as many nodes as free memory holds; on a CPU as many as stay in a core's caches, in chunks
-        of equal size whose number the threads divide, so that none waits for another at the end.
+        of equal size whose number the threads divide, so that none waits for another at the end; little
+        work is left to one thread.
     max_nodes : int or None (default: None)
         Overrides the estimate, except that a CPU's threads still share the nodes.
     """
     if device.type == "cpu":
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads() if nodes * bytes_a_node > _WORTH_THREADS else 1
         most = max(1, max_nodes or _CACHE_BYTES // bytes_a_node)
         turns = -(-nodes // (threads * most))
         return -(-nodes // (threads * turns))
