@@ -12,16 +12,12 @@ from logging import INFO, WARNING
 from typing import Literal, Unpack, get_args
 
 import networkx as nx
-from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.federation import at_least, in_range
 from hedgerow.strategies.gossip import Gossip, GossipOptions, Scalar
 from hedgerow.strategies.payload_sizes import PayloadSizes
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
-from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
 
@@ -213,23 +209,10 @@ class CEPS(Gossip):
         if privacy.mode == "sound" and self.monitor is not None:
             log(WARNING, "The monitor sees all models: the privacy guarantee does not hold against it.")
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the strategy as ``Gossip.start`` says, and log at the end what the run cost in privacy."""
-        result = super().start(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+    def conclude(self) -> None:
+        """Log what the run cost in privacy."""
         if self.privacy.mode != "none":
             log(INFO, "Privacy: %s", self.privacy_report())
-        return result
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Account for the node that communicates most often, over the iterations so far, at a total delta.

@@ -111,8 +111,7 @@ def collect(
     A grid with a clock of its own (an engine with simulated delays) is asked for the time and made to
     wait; else the wall clock counts. An error that Flower's SuperLink tells of a node is that node's reply.
     """
-    now: Callable[[], float] = getattr(grid, "now", time.monotonic)
-    sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+    now, sleep = _clock(grid)
     end = now() + timeout
     ids = list(grid.push_messages(messages))
     # In the order of sending: which of several waiting replies comes first must not depend on hashes.
@@ -130,6 +129,11 @@ def collect(
             return
         if pending and not arrived:
             sleep(min(poll, max(end - now(), 0.0)))
+
+
+def _clock(grid: Grid) -> tuple[Callable[[], float], Callable[[float], None]]:
+    """Return how to tell the time and how to wait: the grid's own way where it has one."""
+    return getattr(grid, "now", time.monotonic), getattr(grid, "sleep", time.sleep)
 
 
 def _signed(message: Message, instruction: Message | None) -> Message:
@@ -200,8 +204,7 @@ class Roster:
         Where nobody is there, which a cut network looks like, waits up to ``timeout`` seconds for someone:
         rounds that take no time would be over before anyone can come back.
         """
-        now: Callable[[], float] = getattr(grid, "now", time.monotonic)
-        sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+        now, sleep = _clock(grid)
         end = now() + timeout
         self._look(grid, timeout)
         while not self.online and now() < end:
@@ -249,8 +252,7 @@ def _partitions(nodes: list[Node], expected: int, num_nodes: int) -> list[Node]:
 
 
 def _wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
-    now: Callable[[], float] = getattr(grid, "now", time.monotonic)
-    sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+    now, sleep = _clock(grid)
     end = now() + timeout
     while len(node_ids := list(grid.get_node_ids())) < expected:
         if now() >= end:
@@ -271,8 +273,7 @@ def _introduce(
     An introduction can be lost like any message, so silent nodes are asked again from time to time; a
     slow answer to an earlier question counts. Ends when all ``partitions`` are known.
     """
-    now: Callable[[], float] = getattr(grid, "now", time.monotonic)
-    sleep: Callable[[float], None] = getattr(grid, "sleep", time.sleep)
+    now, sleep = _clock(grid)
     end, ask_at = now() + timeout, now()
     silent = sorted(node_ids)
     pending: set[str] = set()

@@ -310,7 +310,11 @@ class Gossip(Strategy):
             if (seen := self.aggregate_evaluate(current, [])) is not None:
                 result.evaluate_metrics_clientapp[current] = seen
             self._tell(current, started, result, evaluate_fn)
+        self.conclude()
         return result
+
+    def conclude(self) -> None:
+        """Log what there is to say once all rounds are over; here nothing."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -21,7 +21,6 @@ from hedgerow.strategies.federation import at_least
 from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel_theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
-from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["EDGE_SERVERS", "FedAvg", "Feel", "HierFAvg", "SDFeel"]
@@ -133,7 +132,7 @@ class SDFeel(ClusteredStrategy):
 
     def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
         """Gossip ``alpha`` steps, eq. (5)."""
-        return gossip(models, columns(self.mixing.matrix), self.alpha)
+        return self.mixing.gossip(models, self.alpha)
 
     def server_links(self) -> list[tuple[str, int, int]]:
         """Return both directions of every edge, once a gossip step."""

@@ -50,7 +50,7 @@ CASES = (
     Case(
         "fedmud",
         "num-rounds=3 clients-per-round=3 batch-size=64 model=mlp skip-front=0 ratio=0.25 init-a=0.1 "
-        "reset-interval=2 partition=iid train-loss-samples=200 evaluate-every=1 training-mode=loop",
+        "reset-interval=2 partition=iid train-loss-samples=200 evaluate-every=1",
     ),
     Case(
         "ceps",
