@@ -16,7 +16,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,6 +72,9 @@ class AppSpec:
         ``serverapp`` and ``clientapp``, as ``module:attribute``.
     num_supernodes : int or None
         ``[tool.hedgerow] num-supernodes``: the size that the app is meant for.
+    more_nodes : dict (default: none)
+        ``[tool.hedgerow.more-nodes]``: run-config keys that number nodes beside the clients, each with the
+        keys and values under which it does: ``num-servers = { edge-servers = "nodes" }``.
     """
 
     name: str
@@ -79,23 +82,27 @@ class AppSpec:
     config: UserConfig
     components: Mapping[str, str]
     num_supernodes: int | None
+    more_nodes: Mapping[str, UserConfig] = field(default_factory=dict)
 
     def num_nodes(self, run_config: UserConfig | None = None) -> int:
         """Return the federation's size where the user names none.
 
         Run-config key ``num-clients`` (where > 0), else ``num_supernodes``, else 2 as in Flower; and the
-        edge servers that are nodes.
+        nodes that are no clients.
         """
         config = run_config or self.config
         clients = int(config.get("num-clients", 0)) or self.num_supernodes or DEFAULT_NODES
-        return clients + edge_nodes(config)
+        return clients + sum(self.no_clients(config).values())
 
-
-def edge_nodes(run_config: UserConfig) -> int:
-    """Return how many nodes are no clients: key ``num-servers``, where ``edge-servers`` is ``"nodes"``."""
-    servers = run_config.get("num-servers")
-    are_nodes = run_config.get("edge-servers") == "nodes"
-    return servers if are_nodes and isinstance(servers, int) and servers > 0 else 0
+    def no_clients(self, run_config: UserConfig) -> dict[str, int]:
+        """Return how many nodes are no clients, by the run-config key that says so."""
+        return {
+            key: count
+            for key, conditions in self.more_nodes.items()
+            if all(run_config.get(other) == value for other, value in conditions.items())
+            and isinstance(count := run_config.get(key), int)
+            and count > 0
+        }
 
 
 @dataclass(frozen=True)
@@ -129,18 +136,27 @@ def find_app(path_or_module: str | Path) -> AppSpec:
     if not (folder / "pyproject.toml").is_file():
         folder = _folder_of_module(str(path_or_module))
     pyproject, config = app_pyproject(folder)
-    num_supernodes = pyproject["tool"].get("hedgerow", {}).get("num-supernodes")
+    ours = pyproject["tool"].get("hedgerow", {})
+    num_supernodes, more_nodes = ours.get("num-supernodes"), ours.get("more-nodes", {})
     if num_supernodes is not None and (not isinstance(num_supernodes, int) or num_supernodes < 1):
         raise ValueError(
             f"{folder / 'pyproject.toml'}: [tool.hedgerow] num-supernodes = {num_supernodes!r} "
             "is not an integer >= 1"
         )
+    for key, conditions in more_nodes.items():
+        unknown = [name for name in (key, *conditions) if name not in config]
+        if unknown:
+            raise ValueError(
+                f"{folder / 'pyproject.toml'}: [tool.hedgerow.more-nodes] {key} = {conditions!r} names "
+                f"{unknown[0]!r}; valid are keys of [tool.flwr.app.config]"
+            )
     return AppSpec(
         name=pyproject["project"]["name"],
         folder=folder,
         config=config,
         components=pyproject["tool"]["flwr"]["app"]["components"],
         num_supernodes=num_supernodes,
+        more_nodes=more_nodes,
     )
 
 
@@ -170,7 +186,7 @@ class Plan:
     ----------
     run_config : dict
         The app's run config with the user's changes; ``num-clients``, where the app has that key, is the
-        number of nodes without those of ``edge_nodes``.
+        number of nodes without those of ``AppSpec.no_clients``.
     num_nodes : int
         Size of the federation.
     faults : FaultModel or None
@@ -211,10 +227,12 @@ def plan_run(
         changes["device"] = device
     if num_nodes is not None and num_nodes < 1:
         raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
-    edges = edge_nodes({**spec.config, **changes})
-    if num_nodes is not None and num_nodes <= edges:
-        raise ValueError(f"num_nodes: {num_nodes} is not above num-servers={edges}, which are nodes too")
-    if num_nodes is not None and changes.get("num-clients", num_nodes - edges) != num_nodes - edges:
+    others = spec.no_clients({**spec.config, **changes})
+    no_clients = sum(others.values())
+    if num_nodes is not None and num_nodes <= no_clients:
+        named = " and ".join(f"{key}={count}" for key, count in others.items())
+        raise ValueError(f"num_nodes: {num_nodes} is not above {named}, which are nodes too")
+    if num_nodes is not None and changes.get("num-clients", num_nodes - no_clients) != num_nodes - no_clients:
         raise ValueError(f"num-clients={changes['num-clients']!r}: {num_nodes} nodes were asked for")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
     run_config = {
@@ -224,7 +242,7 @@ def plan_run(
     faults = FaultModel.from_run_config({**run_config, **undeclared})
     num_nodes = num_nodes or spec.num_nodes(run_config)
     if "num-clients" in run_config:
-        run_config["num-clients"] = num_nodes - edges
+        run_config["num-clients"] = num_nodes - no_clients
     return Plan({**run_config, **undeclared}, num_nodes, faults)
 
 

@@ -258,6 +258,17 @@ def test_the_apps_own_size_is_read_from_its_pyproject(make_app: MakeApp) -> None
         find_app(make_app(folder="bad", extra="[tool.hedgerow]\nnum-supernodes = 0"))
 
 
+def test_an_app_may_have_nodes_beside_its_clients(make_app: MakeApp) -> None:
+    more = "relays = 2\n[tool.hedgerow]\nnum-supernodes = 4\n[tool.hedgerow.more-nodes]\n"
+    spec = find_app(make_app(extra=f"{more}relays = {{ label = 'mine' }}"))
+    assert spec.num_nodes() == 4
+    assert spec.num_nodes({**spec.config, "label": "mine"}) == 6
+    with pytest.raises(ValueError, match="num_nodes: 2 is not above relays=2, which are nodes too"):
+        plan_run(spec, ["label=mine"], num_nodes=2)
+    with pytest.raises(ValueError, match=r"more-nodes.*names 'colour'; valid are keys of"):
+        find_app(make_app(folder="bad", extra=f"{more}label = {{ colour = 'red' }}"))
+
+
 def test_faults_need_not_be_declared(spec: AppSpec) -> None:
     plan = plan_run(spec, ["fault-dropout=0.5 fault-delay=uniform:1,2"])
     assert plan.faults is not None
