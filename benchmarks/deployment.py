@@ -3,6 +3,7 @@
     python benchmarks/deployment.py                  # stock settings against the shipped ones
     python benchmarks/deployment.py --exchanges      # exchanges a round of every app, counted
     python benchmarks/deployment.py --memory         # memory of a node's processes, every app
+    python benchmarks/deployment.py --memory ceps    # of these apps only
 
 One SuperLink and some SuperNodes on this machine, with TLS and authentication; a model of 21,840 parameters
 and five SGD steps a round. Stock is Flower as it comes: ``Grid.send_and_receive`` and no setting. Shipped is
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -154,9 +156,10 @@ def exchanges() -> None:
         print(f"{name:16} {rounds:7}  {shown}")
 
 
-def memory() -> None:
+def memory(apps: Sequence[str]) -> None:
     print("app               peak RSS in MiB of a node's processes, x86-64 here")
-    for name, config in SMALL.items():
+    for name in apps or SMALL:
+        config = SMALL[name]
         peaks: dict[str, float] = {}
         over = threading.Event()
         with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
@@ -190,12 +193,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--exchanges", action="store_true")
-    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--memory", nargs="*", choices=SMALL, metavar="APP")
     asked = parser.parse_args()
     if asked.exchanges:
         exchanges()
-    elif asked.memory:
-        memory()
+    elif asked.memory is not None:
+        memory(asked.memory)
     else:
         compare(asked.nodes, asked.rounds, asked.repeats)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.gradient_noise import Privacy
 from hedgerow.clients.problems import Problem
+from hedgerow.wire.checks import at_least, positive
 from hedgerow.wire.thresholding import largest, project
 
 __all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step", "neighbour_mean"]
@@ -54,12 +55,8 @@ class Rules:
     privacy: Privacy = _PRIVATE_IN_NOTHING
 
     def __post_init__(self) -> None:
-        for key in ("s", "kappa"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} is {getattr(self, key)!r}; valid is an integer >= 1")
-        for key in ("mu", "sigma"):
-            if not 0 < getattr(self, key) < np.inf:
-                raise ValueError(f"{key} is {getattr(self, key)!r}; valid is a finite number > 0")
+        at_least(1, s=self.s, kappa=self.kappa)
+        positive(mu=self.mu, sigma=self.sigma)
 
     def c(self, participants: int) -> float:
         """Return c_i = sigma_i m_i^k, the inverse of the step size."""

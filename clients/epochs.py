@@ -8,6 +8,7 @@ order is a function of (seed, round, client) alone.
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["epoch_batches"]
@@ -32,9 +33,7 @@ def epoch_batches(
     ValueError
         If the node has no samples, or a number is out of range.
     """
-    for key, value in (("epochs", epochs), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{key} is {value!r}; valid is an integer >= 1")
+    at_least(1, epochs=epochs, batch_size=batch_size)
     if not len(part):
         raise ValueError(f"part of node {partition_id} holds 0 samples; valid is at least 1 to train on")
     stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.BATCH)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.training import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy, local_sgd
+from hedgerow.wire.checks import at_least, positive
 
 __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
 
@@ -107,11 +108,8 @@ class ProximalWork:
     tol: float = 1e-3
 
     def __post_init__(self) -> None:
-        for key, value in (("gamma", self.gamma), ("inner_lr", self.inner_lr)):
-            if not 0 < value < inf:
-                raise ValueError(f"{key} is {value}; valid is a finite number > 0")
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; valid is an integer >= 1")
+        positive(gamma=self.gamma, inner_lr=self.inner_lr)
+        at_least(1, steps=self.steps)
         if not 0 <= self.tol < 1:
             raise ValueError(f"tol is {self.tol}; valid is 0 <= tol < 1")
         if len(self.batches) not in (1, self.steps):

@@ -14,12 +14,12 @@ from typing import Literal, Unpack, get_args
 import networkx as nx
 from flwr.common import log
 
-from hedgerow.strategies.federation import at_least, in_range
 from hedgerow.strategies.gossip import Gossip, GossipOptions, Scalar
 from hedgerow.strategies.payload_sizes import PayloadSizes
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
+from hedgerow.wire.checks import at_least, in_range, one_of
 
 __all__ = ["CEPS", "OneBitCode", "neighbourhood_graph", "participants"]
 
@@ -86,7 +86,7 @@ class OneBitCode:
             ("decoder", ("gpsp", "biht")),
             ("phi_owner", ("sender", "receiver")),
         ):
-            _one_of(key, getattr(self, key), *names)
+            one_of(key, getattr(self, key), names)
         in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
         in_range("phi_density", self.phi_density, 0.5, 1.0)
 
@@ -169,8 +169,8 @@ class CEPS(Gossip):
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         in_range("mu", mu, 0.0, 1e300, open_below=True)
         in_range("c", c, 0.0, 1e300, open_below=True)
-        _one_of("sigma_rule", sigma_rule, *get_args(SigmaRule))
-        _one_of("sigma_d", sigma_d, *get_args(SigmaDivisor))
+        one_of("sigma_rule", sigma_rule, get_args(SigmaRule))
+        one_of("sigma_d", sigma_d, get_args(SigmaDivisor))
         if privacy.mode == "sound" and sigma_rule == "paper":
             raise ValueError(
                 "sigma_rule is 'paper'; valid with privacy mode 'sound' is 'fixed_c': the paper's is "
@@ -179,8 +179,7 @@ class CEPS(Gossip):
         if codec.startswith("quantised"):
             raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
         num_nodes = options.get("min_available_nodes", 2)
-        at_least("min_available_nodes", num_nodes, 1)
-        at_least("sparsity", sparsity, 1)
+        at_least(1, min_available_nodes=num_nodes, sparsity=sparsity)
         method = _Method(
             num_nodes=num_nodes,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
@@ -308,11 +307,6 @@ class _Method:
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:
     low, high = (interval, interval) if isinstance(interval, int) else interval
-    at_least("interval", low, 1)
-    at_least("interval", high, low)
+    at_least(1, interval=low)
+    at_least(low, interval=high)
     return low, high
-
-
-def _one_of(key: str, value: str, *names: str) -> None:
-    if value not in names:
-        raise ValueError(f"{key} is {value!r}; valid is one of {', '.join(names)}")

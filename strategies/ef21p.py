@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.compressed_layers import CompressedLayers, TrainingOptions
-from hedgerow.strategies.federation import in_range
 from hedgerow.strategies.fedmud_sync import UpdateLog
 from hedgerow.strategies.layer_method import Compression, Scalar
 from hedgerow.strategies.vectors import joined, split, weighted_mean
+from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import Layout, PayloadError

@@ -5,7 +5,6 @@ a valid reply is, and what becomes of the replies. It is no base class: a method
 Flower's ``Strategy``.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO
@@ -27,12 +26,13 @@ from hedgerow.strategies.exchange import (
     weighted_metrics,
 )
 from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.wire.checks import at_least, in_range
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import Layout, PayloadError, nominal_bits, payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Federation", "FederationOptions", "at_least", "in_range", "only_arrays"]
+__all__ = ["Federation", "FederationOptions", "only_arrays"]
 
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
@@ -93,22 +93,9 @@ class _Settings:
 
     def __post_init__(self) -> None:
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
-        at_least("seed", self.seed, 0)
-        at_least("min_train_nodes", self.min_train_nodes, 0)
-        at_least("min_available_nodes", self.min_available_nodes, 1)
-        at_least("max_repeats", self.max_repeats, 0)
-
-
-def at_least(key: str, value: int, least: int) -> None:
-    """Raise ValueError unless ``value`` is an integer >= ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{key} is {value!r}; valid is an integer >= {least}")
-
-
-def in_range(key: str, value: float, low: float, high: float, open_below: bool = False) -> None:
-    """Raise ValueError unless ``value`` lies in [low, high], or in (low, high]."""
-    if not (math.isfinite(value) and (low < value if open_below else low <= value) and value <= high):
-        raise ValueError(f"{key} is {value!r}; valid is {'(' if open_below else '['}{low:g}, {high:g}]")
+        at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
+        at_least(1, min_available_nodes=self.min_available_nodes)
+        at_least(0, max_repeats=self.max_repeats)
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.compressed_layers import CompressedLayers, TrainingOptions
-from hedgerow.strategies.federation import at_least
 from hedgerow.strategies.fedmud_sync import UpdateLog
 from hedgerow.strategies.layer_method import Compression, Scalar
 from hedgerow.strategies.vectors import WeightedMean, arrays, joined, split, tensors
+from hedgerow.wire.checks import at_least
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 from hedgerow.wire.records import Layout, to_record
 
@@ -206,7 +206,7 @@ class FedMUD(CompressedLayers):
         measure_bias: bool = False,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        at_least("reset_interval", reset_interval, 1)
+        at_least(1, reset_interval=reset_interval)
         if variant not in UPDATE_VARIANTS:
             raise ValueError(f"variant is {variant!r}; valid is one of {', '.join(UPDATE_VARIANTS)}")
         compression = Compression(variant, ratio, budget, init_a, layout, tight, skip_front, skip_back)

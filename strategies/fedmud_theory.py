@@ -14,6 +14,8 @@ O(1 / sqrt T) with eta = 1 / sqrt T and c -> 1 needs psi^2 >= 2: below that the 
 import math
 from dataclasses import dataclass, fields
 
+from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
+
 __all__ = [
     "Assumptions",
     "FactorNorms",
@@ -80,11 +82,11 @@ class Assumptions:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in may_be_zero:
-                _require(field.name, value, "a finite number >= 0", 0 <= value < math.inf)
+                not_negative(**{field.name: value})
             else:
-                _require(field.name, value, "a finite number > 0", 0 < value < math.inf)
+                positive(**{field.name: value})
         valid = f"in 0..{self.num_layers}, the number of layers"
-        _require("num_dense_layers", self.num_dense_layers, valid, self.num_dense_layers <= self.num_layers)
+        require("num_dense_layers", self.num_dense_layers, valid, self.num_dense_layers <= self.num_layers)
 
     @property
     def num_factored_layers(self) -> int:
@@ -117,8 +119,8 @@ def factor_norms(known: Assumptions, step: float, reset_iters: int) -> FactorNor
     ValueError
         If a number is out of range.
     """
-    _require("step", step, "a finite number > 0", 0 < step < math.inf)
-    _require("reset_iters", reset_iters, "an integer >= 1", reset_iters >= 1)
+    positive(step=step)
+    at_least(1, reset_iters=reset_iters)
     travelled = 2 * step**2 * reset_iters**2 * known.gradient_bound2
     return FactorNorms(
         u2=min(2 * known.epsilon_u2 + travelled * known.kappa_v2, known.kappa_u2),
@@ -160,7 +162,7 @@ def residual(known: Assumptions, step: float, reset_iters: int) -> float:
 
 def max_step(known: Assumptions, c: float) -> float:
     """Return the largest step that Theorem 1 admits, for its constant 1 < c < 2."""
-    _require("c", c, "a number in (1, 2)", 1 < c < 2)
+    require("c", c, "a number in (1, 2)", 1 < c < 2)
     return min(_power(known.psi2 / 2, 1 / (c - 1)), 1 / known.smoothness, 1.0)
 
 
@@ -191,9 +193,9 @@ def theorem_bound(
         If a number is out of range.
     """
     limit = max_step(known, c)
-    _require("step", step, f"a number in (0, {limit}]", 0 < step <= limit)
-    _require("num_iters", num_iters, "an integer >= 1", num_iters >= 1)
-    _require("loss_gap", loss_gap, "a finite number >= 0", 0 <= loss_gap < math.inf)
+    require("step", step, f"a number in (0, {limit}]", 0 < step <= limit)
+    at_least(1, num_iters=num_iters)
+    not_negative(loss_gap=loss_gap)
     return 2 * (loss_gap / num_iters + residual(known, step, reset_iters)) / math.pow(step, c)
 
 
@@ -219,9 +221,9 @@ def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
     """
     parts = variant.split("+")
     known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
-    _require("variant", variant, f"one of {', '.join(known)}", variant in known)
-    _require("init_a", init_a, "a finite number > 0", 0 < init_a < math.inf)
-    _require("rank", rank, "an integer >= 1", rank >= 1)
+    one_of("variant", variant, known)
+    positive(init_a=init_a)
+    at_least(1, rank=rank)
     variance = init_a**2 / 3
     return variance * (1 if "bkd" in parts else rank) * (2 if "aad" in parts else 1)
 
@@ -245,9 +247,9 @@ def expected_missed_merges(
     ValueError
         If a number is out of range.
     """
-    _require("participation", participation, "a number in (0, 1]", 0 < participation <= 1)
-    _require("reset_interval", reset_interval, "an integer >= 1", reset_interval >= 1)
-    _require("at_most", at_most, "a number > 0", at_most > 0)
+    require("participation", participation, "a number in (0, 1]", 0 < participation <= 1)
+    at_least(1, reset_interval=reset_interval)
+    require("at_most", at_most, "a number > 0", at_most > 0)
     # The gap in rounds is geometric and its place in the interval uniform: the chance of j merges or more
     # is mean * (1 - p)^((j - 1) s).
     absent = (1 - participation) ** reset_interval
@@ -279,9 +281,8 @@ def expected_downlink(
     ValueError
         If a number is out of range.
     """
-    _require("count", count, "an integer >= 1", count >= 1)
-    _require("dense_count", dense_count, "an integer >= 1", dense_count >= 1)
-    _require("uncompressed", uncompressed, "an integer >= 0", uncompressed >= 0)
+    at_least(1, count=count, dense_count=dense_count)
+    at_least(0, uncompressed=uncompressed)
     missed = expected_missed_merges(participation, reset_interval=reset_interval, at_most=dense_count / count)
     current = 1 - 1 / reset_interval
     return (missed + current) * count + uncompressed
@@ -297,8 +298,3 @@ def _power(base: float, exponent: float) -> float:
         return math.pow(base, exponent)
     except OverflowError:
         return math.inf
-
-
-def _require(key: str, value: object, valid: str, holds: bool) -> None:
-    if not holds:
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")

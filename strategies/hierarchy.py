@@ -17,10 +17,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
-from hedgerow.strategies.federation import Federation, FederationOptions, at_least, in_range, only_arrays
+from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.sd_feel_relayed import EdgeFederation
 from hedgerow.strategies.sd_feel_theory import Scheme, System, inter_seconds, preset, round_seconds
+from hedgerow.wire.checks import at_least, in_range
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.edge_servers import cluster_means
@@ -93,8 +94,7 @@ class ClusteredStrategy(Strategy):
         edge_nodes: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
-        at_least("num_servers", num_servers, 1)
-        at_least("local_steps", local_steps, 1)
+        at_least(1, num_servers=num_servers, local_steps=local_steps)
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers = num_servers
         self.local_steps = local_steps
@@ -272,7 +272,7 @@ class ClusteredStrategy(Strategy):
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError if a run of that many rounds would end in the middle of a block."""
-        at_least("num_rounds", num_rounds, 0)
+        at_least(0, num_rounds=num_rounds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hedgerow.strategies.exchange import ExchangeReport
-from hedgerow.strategies.federation import Federation, FederationOptions, at_least, in_range
+from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.hsgd_adaptive import Adaptive
 from hedgerow.strategies.hsgd_aggregators import Blocks, Theta, mean_of
 from hedgerow.strategies.hsgd_books import Books
@@ -47,6 +47,7 @@ from hedgerow.strategies.hsgd_setup import (
 )
 from hedgerow.strategies.hsgd_waves import Waves
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.wire.checks import at_least, in_range
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.ledger import Ledger
 
@@ -136,8 +137,8 @@ class HSGD(Strategy):
     ) -> None:
         require_intervals(P=global_interval, Q=local_interval)
         in_range("participation", participation, 0.0, 1.0, open_below=True)
-        at_least("halving_period", halving_period, 0)
-        at_least("original_groups", original_groups, 1)
+        at_least(0, halving_period=halving_period)
+        at_least(1, original_groups=original_groups)
         for key, number in (
             ("learning_rate", learning_rate),
             ("mu", mu),
@@ -153,7 +154,7 @@ class HSGD(Strategy):
         if adaptive is not None:
             in_range("learning_rate", learning_rate, 0.0, 1e300, open_below=True)
         if num_groups is not None:
-            at_least("num_groups", num_groups, 1)
+            at_least(1, num_groups=num_groups)
         if options.setdefault("fraction_evaluate", 0.0) != 0.0:
             raise ValueError(f"fraction_evaluate is {options['fraction_evaluate']!r}; valid is 0 in HSGD")
         self.participation = participation
@@ -288,7 +289,7 @@ class HSGD(Strategy):
         TooFewRepliesError
             If too few groups are left in a round however often it is repeated.
         """
-        at_least("num_rounds", num_rounds, 0)
+        at_least(0, num_rounds=num_rounds)
         if not self.federation.begin(timeout):
             self._forget()
         self._set_up(initial_arrays, grid)

@@ -8,9 +8,9 @@ Differs: the constants are estimated anew in the run, where the paper takes thos
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from hedgerow.strategies.federation import at_least
 from hedgerow.strategies.hsgd_probes import Probing, Seen
 from hedgerow.strategies.hsgd_theory import choose_eta, choose_same_interval, eta_max, interval_max
+from hedgerow.wire.checks import at_least
 
 __all__ = ["Adaptive", "Choice"]
 
@@ -56,8 +56,8 @@ class Adaptive:
     probing: Probing = field(default_factory=Probing)
 
     def __post_init__(self) -> None:
-        at_least("iterations", self.iterations, 1)
-        at_least("replan_every", self.replan_every, 0)
+        at_least(1, iterations=self.iterations)
+        at_least(0, replan_every=self.replan_every)
         if self.eta not in ("keep", "strategy3"):
             raise ValueError(f"eta is {self.eta!r}; valid is 'keep' or 'strategy3'")
         if self.eta_power not in (2, 3):

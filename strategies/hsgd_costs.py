@@ -7,12 +7,10 @@ head, so ``traffic`` counts every transfer beside it. The paper splits its round
 saying what they hold, and prints no cost of the baselines: both follow here from its message flow.
 """
 
-import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-import numpy as np
-
+from hedgerow.wire.checks import at_least, not_negative
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.sparse_rows import row_bytes
 
@@ -89,7 +87,7 @@ class Sizes:
     batch: int
 
     def __post_init__(self) -> None:
-        _whole(**{field.name: getattr(self, field.name) for field in fields(self)})
+        at_least(1, **{field.name: getattr(self, field.name) for field in fields(self)})
 
 
 def paper_bytes(
@@ -126,7 +124,7 @@ def paper_bytes(
         If the method is unknown, or a number is out of range.
     """
     require_intervals(P=P, Q=Q)
-    _whole(T=T)
+    at_least(1, T=T)
     method = _valid_method(method)
     raw = _raw("raw_bytes", raw_bytes, method)
     pairs = sizes.batch if method is Method.JFL else 1  # JFL keeps a head and an encoder a device
@@ -262,7 +260,7 @@ def round_seconds(parts: RoundParts, *, P: int, Q: int, compute_seconds: float) 
         If a number is out of range.
     """
     require_intervals(P=P, Q=Q)
-    _non_negative("compute_seconds", compute_seconds)
+    not_negative(compute_seconds=compute_seconds)
     transfers = parts.global_aggregation + P // Q * (parts.local_aggregation + parts.exchange)
     return transfers + P * compute_seconds
 
@@ -275,13 +273,13 @@ def run_seconds(
     Other parameters and errors as in ``round_seconds``.
     """
     require_intervals(P=P, Q=Q, T=T)
-    _non_negative("raw_seconds", raw_seconds)
+    not_negative(raw_seconds=raw_seconds)
     return raw_seconds + T // P * round_seconds(parts, P=P, Q=Q, compute_seconds=compute_seconds)
 
 
 def require_intervals(**counts: int) -> None:
     """Raise ValueError unless all counts are integers >= 1, and Q | P and P | T where both are given."""
-    _whole(**counts)
+    at_least(1, **counts)
     for key, divisor in (("P", "Q"), ("T", "P")):
         if key in counts and divisor in counts and counts[key] % counts[divisor] != 0:
             raise ValueError(
@@ -304,18 +302,7 @@ def _valid_method(method: str) -> Method:
 
 
 def _raw(key: str, value: float, method: Method) -> float:
-    _non_negative(key, value)
+    not_negative(**{key: value})
     if value and method not in (Method.TDCD, Method.C_TDCD):
         raise ValueError(f"{key} is {value!r}; valid is 0 for {method}, which moves no raw data")
     return value
-
-
-def _non_negative(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{key} is {value!r}; valid is a finite number >= 0")
-
-
-def _whole(**numbers: int) -> None:
-    for key, number in numbers.items():
-        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"{key} is {number!r}; valid is an integer >= 1")

@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from hedgerow.wire.checks import is_real, not_negative, positive, require
+
 __all__ = ["Estimates", "estimate", "gradient_variance", "secant_smoothness"]
 
 Array = npt.NDArray[np.float64]
@@ -48,10 +50,11 @@ class Estimates:
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _real("F0", self.F0, "a finite number", True)
-        _real("rho", self.rho, "a finite number > 0", self.rho > 0)
-        _real("delta", self.delta, "a finite number >= 0", self.delta >= 0)
-        _real("final_loss", self.final_loss, f"a number < F0 = {self.F0!r}", self.final_loss < self.F0)
+        require("F0", self.F0, "a finite number", is_real(self.F0))
+        positive(rho=self.rho)
+        not_negative(delta=self.delta)
+        below = is_real(self.final_loss) and self.final_loss < self.F0
+        require("final_loss", self.final_loss, f"a number < F0 = {self.F0!r}", below)
 
     @property
     def loss_gap(self) -> float:
@@ -171,8 +174,3 @@ def estimate(
 def _finite(key: str, values: Array) -> None:
     if not np.isfinite(values).all():
         raise ValueError(f"{key} has an entry that is not finite; valid are finite numbers")
-
-
-def _real(key: str, value: float, valid: str, holds: bool) -> None:
-    if not (math.isfinite(value) and holds):
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hedgerow.strategies.federation import in_range
 from hedgerow.strategies.privacy import gaussian_epsilon
+from hedgerow.wire.checks import in_range
 
 __all__ = ["EmbeddingNoise", "Exposure"]
 

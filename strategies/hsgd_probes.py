@@ -15,12 +15,12 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.federation import at_least, in_range
 from hedgerow.strategies.hsgd_aggregators import Theta
 from hedgerow.strategies.hsgd_books import Books
 from hedgerow.strategies.hsgd_estimates import Estimates, estimate, gradient_variance
 from hedgerow.strategies.hsgd_groups import Group, draw
 from hedgerow.strategies.hsgd_interval import GroupRound, LocalInterval, Terms
+from hedgerow.wire.checks import at_least, in_range
 from hedgerow.wire.seeds import Purpose
 
 __all__ = ["LostProbeError", "Prober", "Probing", "Seen"]
@@ -68,10 +68,9 @@ class Probing:
     final_loss: float | None = None
 
     def __post_init__(self) -> None:
-        at_least("steps", self.steps, 1)
-        at_least("batches", self.batches, 1)
+        at_least(1, steps=self.steps, batches=self.batches)
         if self.batch is not None:
-            at_least("batch", self.batch, 1)
+            at_least(1, batch=self.batch)
         if self.aggregate not in ("max", "mean"):
             raise ValueError(f"aggregate is {self.aggregate!r}; valid is 'max' or 'mean'")
         if self.final_loss is not None:

@@ -25,6 +25,7 @@ from hedgerow.strategies.hsgd_costs import (
     round_seconds,
 )
 from hedgerow.strategies.hsgd_estimates import Estimates
+from hedgerow.wire.checks import is_real, not_negative, positive, require
 from hedgerow.wire.clock import Rates
 
 __all__ = [
@@ -52,15 +53,14 @@ _ROUNDING = 1e-12
 
 def eta_max(rho: float, P: float) -> float:
     """Return Theorem 1's cap 1 / (8 P rho) on eta; it implies the lemmas' 1 / (2 P rho) and 1 / (2 Q rho)."""
-    _real("rho", rho, "a finite number > 0", rho > 0)
-    _real("P", P, "a finite number >= 1", P >= 1)
+    positive(rho=rho)
+    require("P", P, "a finite number >= 1", is_real(P) and P >= 1)
     return 1 / (8 * P * rho)
 
 
 def interval_max(rho: float, eta: float) -> int:
     """Return the largest P that the cap admits at a learning rate, 0 where it admits none."""
-    _real("rho", rho, "a finite number > 0", rho > 0)
-    _real("eta", eta, "a finite number > 0", eta > 0)
+    positive(rho=rho, eta=eta)
     return math.floor(1 / (8 * rho * eta) * (1 + _ROUNDING))
 
 
@@ -85,7 +85,7 @@ def bound(known: Estimates, *, P: float, Q: float, eta: float, T: int) -> float:
     ValueError
         If a number is out of range.
     """
-    _positive(P=P, Q=Q, eta=eta)
+    positive(P=P, Q=Q, eta=eta)
     require_intervals(T=T)
     return _floor(known, P, eta, T) + _staleness(known, eta) * Q**2  # (17)
 
@@ -120,14 +120,14 @@ def descent(known: Estimates, *, P: int, Q: int, eta: float, gradient2: float) -
     ValueError
         If a number is out of range.
     """
-    _positive(eta=eta)
+    positive(eta=eta)
     a, b, c = _cubic(known, P, Q, gradient2)
     return a * eta**3 + b * eta**2 - c * eta  # (26)
 
 
 def _cubic(known: Estimates, P: int, Q: int, gradient2: float) -> tuple[float, float, float]:
     require_intervals(P=P, Q=Q)
-    _real("gradient2", gradient2, "a finite number >= 0", gradient2 >= 0)
+    not_negative(gradient2=gradient2)
     variance = known.delta**2
     return 24 * Q**2 * P * known.rho**2 * variance, 3 * P**2 * known.rho * variance, P / 4 * gradient2  # (25)
 
@@ -144,7 +144,7 @@ def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -
     """
     for name, count in (("P", P), ("Q", Q), ("T", T)):
         require_intervals(**{name: count})
-    _positive(eta=eta)
+    positive(eta=eta)
     cap = eta_max(known.rho, P)
     conditions = (
         (P % Q == 0, f"P is {P}; valid is a multiple of Q = {Q}"),
@@ -186,7 +186,7 @@ def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float)
     ValueError
         If a number is out of range.
     """
-    _positive(P=P, eta=eta, target=target)
+    positive(P=P, eta=eta, target=target)
     require_intervals(T=T)
     left = target - _floor(known, P, eta, T)
     return P * math.sqrt(_staleness(known, eta) / left) if left > 0 else math.inf
@@ -231,7 +231,7 @@ def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3
     ValueError
         If a number is out of range.
     """
-    _positive(eta=eta, delta=known.delta)
+    positive(eta=eta, delta=known.delta)
     require_intervals(T=T)
     if eta_power not in (2, 3):
         raise ValueError(f"eta_power is {eta_power!r}; valid is 3 (the root of (20)) or 2 (as printed)")
@@ -287,13 +287,13 @@ def choose_eta(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
     ValueError
         If a number is out of range.
     """
-    _positive(gradient2=gradient2)
+    positive(gradient2=gradient2)
     return min(eta_2(known, P=P, Q=Q, gradient2=gradient2), eta_max(known.rho, P))
 
 
 def halved_eta(t: int, *, eta0: float, period: int) -> float:
     """Return the paper's learning rate of iteration t >= 0: eta0 (> 0) halved every ``period`` (>= 1)."""
-    _positive(eta0=eta0)
+    positive(eta0=eta0)
     require_intervals(period=period)
     if t < 0:
         raise ValueError(f"t is {t!r}; valid is an integer >= 0")
@@ -365,7 +365,7 @@ def plans(
     """
     if not groups:
         raise ValueError(f"groups is {groups!r}; valid is at least one group's sizes")
-    _positive(target=target)
+    positive(target=target)
     alike = Counter(groups)  # a run's groups are mostly of one size
     parts = [round_parts(sizes, rates=rates) for sizes in alike]
 
@@ -409,13 +409,3 @@ def plan(
             f"P <= {interval_max(known.rho, eta)} reaches: take a larger target, a smaller eta or a larger T"
         )
     return found[0]
-
-
-def _positive(**numbers: float) -> None:
-    for key, number in numbers.items():
-        _real(key, number, "a finite number > 0", number > 0)
-
-
-def _real(key: str, value: float, valid: str, holds: bool) -> None:
-    if not (math.isfinite(value) and holds):
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")

@@ -17,7 +17,7 @@ from typing import Literal, Self, get_args
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from hedgerow.strategies.federation import at_least
+from hedgerow.wire.checks import at_least, positive, probability
 
 __all__ = [
     "Privacy",
@@ -77,10 +77,9 @@ class Privacy:
             raise ValueError(f"noise_source is {self.noise_source!r}; valid is 'entropy', 'seed' or None")
         if self.mode not in get_args(PrivacyMode):
             raise ValueError(f"mode is {self.mode!r}; valid is one of {', '.join(get_args(PrivacyMode))}")
-        _positive("epsilon", self.epsilon)
-        _probability("delta", self.delta)
-        _positive("sensitivity", self.sensitivity)
-        _positive("clip", self.clip)
+        positive(epsilon=self.epsilon)
+        probability(delta=self.delta)
+        positive(sensitivity=self.sensitivity, clip=self.clip)
 
     @property
     def noise_multiplier(self) -> float:
@@ -123,9 +122,9 @@ class Privacy:
         """
         if self.mode == "none":
             raise ValueError("mode is 'none'; valid is 'paper' or 'sound': there is no noise to account for")
-        at_least("count", count, 1)
+        at_least(1, count=count)
         delta = self.delta if delta is None else delta
-        _probability("delta", delta)
+        probability(delta=delta)
         claimed_epsilon, claimed_delta = claimed_total(self.epsilon, self.delta, count)
         rho = count * zcdp(self.noise_multiplier)
         sound = self.mode == "sound"
@@ -207,8 +206,7 @@ class PrivacyReport:
 
 def releases(iterations: int, kappa: int) -> int:
     """Return how many gradients a node releases in K iterations, 1 + floor((K - 1) / kappa)."""
-    at_least("iterations", iterations, 1)
-    at_least("kappa", kappa, 1)
+    at_least(1, iterations=iterations, kappa=kappa)
     return 1 + (iterations - 1) // kappa
 
 
@@ -291,21 +289,11 @@ def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
     ValueError
         If a parameter is out of range.
     """
-    _positive("epsilon", epsilon)
-    _probability("delta", delta)
-    at_least("count", count, 1)
+    positive(epsilon=epsilon)
+    probability(delta=delta)
+    at_least(1, count=count)
     low, high = 1e-12, 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
     mu = brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-14, rtol=1e-13)
     return float(math.sqrt(count) / mu)
-
-
-def _positive(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{key} is {value!r}; valid is a finite number > 0")
-
-
-def _probability(key: str, value: float) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{key} is {value!r}; valid is a number in (0, 1)")

@@ -14,6 +14,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.checks import at_least, is_real, positive, require
+
 __all__ = [
     "SCHEDULES",
     "Diminishing",
@@ -37,12 +39,12 @@ class Schedule(ABC):
 
     def __call__(self, k: int) -> float:
         """Return gamma_k, the same float64 as ``values``; ValueError if k < 0."""
-        _whole("k", k, least=0)
+        at_least(0, k=k)
         return float(self._steps(np.array([k]))[0])
 
     def values(self, num_rounds: int) -> NDArray[np.float64]:
         """Return gamma_0, ..., gamma_{K-1} (num_rounds,); ValueError if ``num_rounds`` < 1."""
-        _whole("num_rounds", num_rounds)
+        at_least(1, num_rounds=num_rounds)
         return self._steps(np.arange(num_rounds))
 
     def __str__(self) -> str:
@@ -84,8 +86,8 @@ class Fixed(Schedule):
     num_rounds: int
 
     def __post_init__(self) -> None:
-        _positive("c", self.c)
-        _whole("num_rounds", self.num_rounds)
+        positive(c=self.c)
+        at_least(1, num_rounds=self.num_rounds)
 
     def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.full(k.shape, self.c / math.sqrt(self.num_rounds))
@@ -118,9 +120,9 @@ class Diminishing(Schedule):
     nu: float
 
     def __post_init__(self) -> None:
-        _positive("c", self.c)
-        _require(
-            "nu", self.nu, "a number in the open interval (0.5, 1)", _is_real(self.nu) and 0.5 < self.nu < 1
+        positive(c=self.c)
+        require(
+            "nu", self.nu, "a number in the open interval (0.5, 1)", is_real(self.nu) and 0.5 < self.nu < 1
         )
 
     def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -157,9 +159,9 @@ class StepDecay(Schedule):
     stage_len: int
 
     def __post_init__(self) -> None:
-        _positive("gamma0", self.gamma0)
+        positive(gamma0=self.gamma0)
         _decaying(self.decay_factor)
-        _whole("stage_len", self.stage_len)
+        at_least(1, stage_len=self.stage_len)
 
     def _steps(self, k: NDArray[np.int64]) -> NDArray[np.float64]:
         # The power leaves float64 only where the quotient, too, is less than any float64.
@@ -246,7 +248,7 @@ def theory_stage_len(num_rounds: int, decay_factor: float) -> int:
     >>> theory_stage_len(256, 2), theory_stage_len(400, 2)
     (64, 93)
     """
-    _whole("num_rounds", num_rounds, least=2)
+    at_least(2, num_rounds=num_rounds)
     _decaying(decay_factor)
     length = 2 * num_rounds * math.log2(decay_factor) / math.log2(num_rounds)
     # Rounding of the logarithms must not push an exact integer to the next one.
@@ -264,25 +266,6 @@ def _plain(value: float) -> float:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _is_real(value: float) -> bool:
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return number and math.isfinite(value)
-
-
-def _require(key: str, value: float, valid: str, holds: bool) -> None:
-    if not holds:
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")
-
-
-def _positive(key: str, value: float) -> None:
-    _require(key, value, "a finite number > 0", _is_real(value) and value > 0)
-
-
 def _decaying(decay_factor: float) -> None:
-    holds = _is_real(decay_factor) and decay_factor > 1
-    _require("decay_factor", decay_factor, "a finite number > 1", holds)
-
-
-def _whole(key: str, value: int, least: int = 1) -> None:
-    holds = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
-    _require(key, value, f"an integer >= {least}", holds)
+    holds = is_real(decay_factor) and decay_factor > 1
+    require("decay_factor", decay_factor, "a finite number > 1", holds)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hedgerow.wire.checks import at_least, not_negative, positive, require
 from hedgerow.wire.clock import Compute, Rates
 
 __all__ = [
@@ -111,7 +112,7 @@ class System:
     num_servers: int = 10
 
     def __post_init__(self) -> None:
-        _whole(1, num_params=self.num_params, num_clients=self.num_clients, num_servers=self.num_servers)
+        at_least(1, num_params=self.num_params, num_clients=self.num_clients, num_servers=self.num_servers)
 
     def model_seconds(self, link: str) -> float:
         """Return the seconds that one model takes over a link."""
@@ -152,12 +153,6 @@ def preset(name: str, *, num_params: int | None = None, flops_per_iteration: flo
         return System(num_params, Compute(flops_per_iteration, _PAPER_FLOPS_PER_SECOND))
     parameters = _PAPER_PARAMETERS if name == "paper-text" else _CIFAR_LARGE_PARAMETERS
     return System(parameters, Compute(_PAPER_FLOPS_PER_ITERATION, _PAPER_FLOPS_PER_SECOND))
-
-
-def _whole(least: int, **numbers: int) -> None:
-    for key, number in numbers.items():
-        if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < least:
-            raise ValueError(f"{key} is {number!r}; valid is an integer >= {least}")
 
 
 def _valid_scheme(scheme: str) -> Scheme:
@@ -212,7 +207,7 @@ def round_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1) -> f
     A round is tau1 iterations (tau1 * tau2 in FedAvg). Every tau2-th round of SD-FEEL and HierFAVG
     takes ``inter_seconds`` longer.
     """
-    _whole(1, tau1=tau1, tau2=tau2)
+    at_least(1, tau1=tau1, tau2=tau2)
     scheme = _valid_scheme(scheme)
     iterations = _iterations_per_round(scheme, float(tau1), float(tau2))
     return iterations * system.compute.seconds() + _intra_seconds(scheme, system)
@@ -220,7 +215,7 @@ def round_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1) -> f
 
 def inter_seconds(scheme: str, system: System, *, alpha: int = 1) -> float:
     """Return the seconds of one inter-cluster aggregation: gossip, the cloud's mean, or 0 if none."""
-    _whole(0, alpha=alpha)
+    at_least(0, alpha=alpha)
     return _inter_seconds(_valid_scheme(scheme), system, float(alpha))
 
 
@@ -246,8 +241,8 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
     ValueError
         If the scheme is unknown, a number is out of range, or a link has no rate.
     """
-    _whole(1, tau1=tau1, tau2=tau2)
-    _whole(0, alpha=alpha)
+    at_least(1, tau1=tau1, tau2=tau2)
+    at_least(0, alpha=alpha)
     return _block_seconds(_valid_scheme(scheme), system, float(tau1), float(tau2), float(alpha))
 
 
@@ -256,7 +251,7 @@ def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, al
 
     Other parameters and errors as in ``block_seconds``.
     """
-    _whole(0, K=K)
+    at_least(0, K=K)
     seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
     return -(-K // _block_iterations(Scheme(scheme), tau1, tau2)) * seconds
 
@@ -313,8 +308,8 @@ def traffic(
     ValueError
         If the scheme is unknown or a number is out of range.
     """
-    _whole(1, tau1=tau1, tau2=tau2, num_clients=num_clients, num_servers=num_servers)
-    _whole(0, K=K, alpha=alpha, num_edges=num_edges)
+    at_least(1, tau1=tau1, tau2=tau2, num_clients=num_clients, num_servers=num_servers)
+    at_least(0, K=K, alpha=alpha, num_edges=num_edges)
     scheme = _valid_scheme(scheme)
     block = _block_iterations(scheme, tau1, tau2)
     if K % block != 0:
@@ -362,14 +357,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         for key in ("delta", "sigma2", "kappa2"):
-            _real(key, getattr(self, key), "a finite number >= 0", getattr(self, key) >= 0)
-        _real("smoothness", self.smoothness, "a finite number > 0", self.smoothness > 0)
-        _real("sum_m2", self.sum_m2, "a number in (0, 1]", 0 < self.sum_m2 <= 1)
-
-
-def _real(key: str, value: float, valid: str, holds: bool) -> None:
-    if not (math.isfinite(value) and holds):
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+            not_negative(**{key: getattr(self, key)})
+        positive(smoothness=self.smoothness)
+        require("sum_m2", self.sum_m2, "a number in (0, 1]", 0 < self.sum_m2 <= 1)
 
 
 @dataclass(frozen=True)
@@ -419,8 +409,8 @@ def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConst
     ValueError
         If a number is out of range.
     """
-    _whole(1, tau1=tau1, tau2=tau2, alpha=alpha)
-    _real("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
+    at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
+    require("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
     q = float(zeta) ** alpha
     return BoundConstants(q, *_constants(float(tau1 * tau2), q))
 
@@ -443,8 +433,8 @@ def eta_max(smoothness: float, V3: float) -> float:
     ValueError
         If a number is out of range.
     """
-    _real("smoothness", smoothness, "a finite number > 0", smoothness > 0)
-    _real("V3", V3, "a finite number >= 0", V3 >= 0)
+    positive(smoothness=smoothness)
+    not_negative(V3=V3)
     low, high = 0.0, 1.0 if V3 == 0 else min(1.0, 0.25 / math.sqrt(V3))
     if V3 == 0:
         return high / smoothness
@@ -491,8 +481,8 @@ def bound(problem: Problem, constants: BoundConstants, *, eta: float, K: int) ->
     ValueError
         If a number is out of range.
     """
-    _real("eta", eta, "a finite number > 0", eta > 0)
-    _whole(1, K=K)
+    positive(eta=eta)
+    at_least(1, K=K)
     floor = _floor(problem, eta, constants.V1_prime, constants.V3)
     return 2 * problem.delta / (eta * K) + float(floor)
 
@@ -548,9 +538,8 @@ def plans(
     ValueError
         If a number is out of range.
     """
-    _real("target", target, "a finite number > 0", target > 0)
-    _real("eta", eta, "a finite number > 0", eta > 0)
-    _real("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
+    positive(target=target, eta=eta)
+    require("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
     t1, t2, a = (
         axis.ravel() for axis in np.meshgrid(_axis("tau1", tau1), _axis("tau2", tau2), _axis("alpha", alpha))
     )
@@ -599,5 +588,5 @@ def _axis(key: str, values: Iterable[int]) -> npt.NDArray[np.float64]:
     if not values:
         raise ValueError(f"{key} is empty; valid is at least one integer >= 1")
     for value in values:
-        _whole(1, **{key: value})
+        at_least(1, **{key: value})
     return np.array(values, dtype=np.float64)

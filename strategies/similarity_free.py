@@ -20,9 +20,10 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import ExchangeReport, Node
-from hedgerow.strategies.federation import Federation, FederationOptions, at_least, only_arrays
+from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.schedules import Schedule
+from hedgerow.wire.checks import at_least, one_of
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
@@ -66,7 +67,7 @@ class InnerSolver:
     batch: Literal["fixed", "fresh"] = "fixed"
 
     def __post_init__(self) -> None:
-        at_least("steps", self.steps, 1)
+        at_least(1, steps=self.steps)
         if not 0 <= self.tol < 1:
             raise ValueError(f"tol is {self.tol!r}; valid is a number in [0, 1)")
         if self.batch not in ("fixed", "fresh"):
@@ -142,12 +143,11 @@ class SimilarityFree(Strategy):
         probe_rounds: int = 0,
         **options: Unpack[FederationOptions],
     ) -> None:
-        at_least("local_iters", local_iters, 1)
-        at_least("batch_size", batch_size, 1)
-        at_least("probe_rounds", probe_rounds, 0)
-        _one_of("operator", operator, "gradient", "prox")
-        _one_of("schedule_drives", schedule_drives, "local", "round")
-        _one_of("weighting", weighting, "uniform", "examples")
+        at_least(1, local_iters=local_iters, batch_size=batch_size)
+        at_least(0, probe_rounds=probe_rounds)
+        one_of("operator", operator, ("gradient", "prox"))
+        one_of("schedule_drives", schedule_drives, ("local", "round"))
+        one_of("weighting", weighting, ("uniform", "examples"))
         options.setdefault("min_train_nodes", options.get("min_available_nodes", 2))
         self.schedule = schedule
         self.operator = operator
@@ -173,7 +173,7 @@ class SimilarityFree(Strategy):
         Parameters are those of the class. The first two send whole models: they take no ``compressor``.
         The last two take ``topk(0.01)`` unless given another.
         """
-        _one_of("algorithm", algorithm, "fedavg", "fedprox", "ef-fedavg", "ef-fedprox")
+        one_of("algorithm", algorithm, ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox"))
         parameters["operator"] = "prox" if algorithm.endswith("fedprox") else "gradient"
         if algorithm.startswith("ef-"):
             parameters.setdefault("compressor", "topk(0.01)")
@@ -259,7 +259,7 @@ class SimilarityFree(Strategy):
         TooFewRepliesError
             If a round stays under ``min_train_nodes`` however often it is repeated.
         """
-        at_least("num_rounds", num_rounds, 0)
+        at_least(0, num_rounds=num_rounds)
         if not self.federation.begin(timeout):
             self._forget()
         return run_rounds(
@@ -429,8 +429,3 @@ class _Uplink:
 def _metric(content: RecordDict, key: str) -> float:
     (metrics,) = content.metric_records.values()
     return float(metrics[key])  # type: ignore[arg-type]
-
-
-def _one_of(key: str, value: str, *names: str) -> None:
-    if value not in names:
-        raise ValueError(f"{key} is {value!r}; valid is one of {', '.join(names)}")

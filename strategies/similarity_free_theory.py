@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
 
 __all__ = [
     "Algorithm",
@@ -124,7 +125,7 @@ def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = 
         If a name is unknown or a number is out of range.
     """
     algorithm, mode = _algorithm(algorithm), _mode(mode)
-    _positive(L=L)
+    positive(L=L)
     w = omega(contraction)
     if not algorithm.error_feedback:
         return 1 / (_SQRT6 * L)
@@ -163,8 +164,8 @@ class Constants:
     error_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        _positive(b2=self.b2)
-        _not_negative(b1=self.b1, b3=self.b3, error_weight=self.error_weight)
+        positive(b2=self.b2)
+        not_negative(b1=self.b1, b3=self.b3, error_weight=self.error_weight)
 
 
 def system_constants(
@@ -196,7 +197,7 @@ def system_constants(
         If a name is unknown or a number is out of range.
     """
     algorithm, mode = _algorithm(algorithm), _mode(mode)
-    _not_negative(sigma2=sigma2, delta_inf=delta_inf)
+    not_negative(sigma2=sigma2, delta_inf=delta_inf)
     _local_iters(algorithm, local_iters)
     limit = max_step(algorithm, L, contraction=contraction, mode=mode)
     if not algorithm.error_feedback:
@@ -245,9 +246,9 @@ def robust_sgd_constants(L: float, A: float, C: float, *, angle: float) -> Const
     ValueError
         If a number is out of range.
     """
-    _positive(L=L)
-    _not_negative(A=A, C=C)
-    _require("angle", angle, "a number in [0, pi/2)", 0 <= angle < math.pi / 2)
+    positive(L=L)
+    not_negative(A=A, C=C)
+    require("angle", angle, "a number in [0, pi/2)", 0 <= angle < math.pi / 2)
     return Constants(L * A, (1 - math.sin(angle)) / 2, L * C / 2)
 
 
@@ -275,7 +276,7 @@ def bound_any(constants: Constants, V0: float, steps: ArrayLike) -> float:
     ValueError
         If a number is out of range.
     """
-    _not_negative(V0=V0)
+    not_negative(V0=V0)
     first, second = _discounted_sums(constants, steps)
     return float((V0 + constants.b3 * second[-1]) / (constants.b2 * first[-1]))
 
@@ -286,7 +287,7 @@ def _discounted_sums(
     """Return sum_k gamma_k / P_k and sum_k gamma_k^2 / P_k up to each round, both (rounds,)."""
     gamma = np.asarray(steps, dtype=np.float64)
     valid = gamma.ndim == 1 and gamma.size > 0 and bool(np.all(np.isfinite(gamma) & (gamma > 0)))
-    _require("steps", steps, "a list of finite numbers > 0", valid)
+    require("steps", steps, "a list of finite numbers > 0", valid)
     # P_k grows beyond float64 where its logarithm is a plain number.
     weights = np.exp(-np.cumsum(np.log1p(constants.b1 * gamma**2)))  # 1 / P_k
     return np.cumsum(gamma * weights), np.cumsum(gamma**2 * weights)
@@ -315,14 +316,14 @@ def bound_fixed_product(constants: Constants, V0: float, schedule: Fixed) -> flo
 
     Parameters and errors as in ``bound_fixed``.
     """
-    _not_negative(V0=V0)
+    not_negative(V0=V0)
     gamma, K = schedule(0), schedule.num_rounds
     start = _times_exp(V0, K * math.log1p(constants.b1 * gamma**2)) / (K * gamma)
     return (start + constants.b3 * gamma) / constants.b2
 
 
 def _fixed_numerator(constants: Constants, V0: float, c: float) -> float:
-    _not_negative(V0=V0)
+    not_negative(V0=V0)
     return (_times_exp(V0, constants.b1 * c**2) / c + constants.b3 * c) / constants.b2
 
 
@@ -343,12 +344,12 @@ def bound_diminishing(constants: Constants, V0: float, schedule: Diminishing, nu
     ValueError
         If a number is out of range.
     """
-    _whole(num_rounds=num_rounds)
+    at_least(1, num_rounds=num_rounds)
     return _diminishing_numerator(constants, V0, schedule) / _power(num_rounds, 1 - schedule.nu)
 
 
 def _diminishing_numerator(constants: Constants, V0: float, schedule: Diminishing) -> float:
-    _not_negative(V0=V0)
+    not_negative(V0=V0)
     s = square_sum_bound(schedule)
     return _times_exp(V0 + constants.b3 * s, constants.b1 * s) / (constants.b2 * schedule.c)
 
@@ -381,9 +382,9 @@ def bound_step_decay(
     """
     if not printed:
         return float(step_decay_stage_bounds(constants, R, schedule, num_rounds).min())
-    _not_negative(R=R)
+    not_negative(R=R)
     wanted = theory_stage_len(num_rounds, schedule.decay_factor)
-    _require("stage_len", schedule.stage_len, f"{wanted} for Theorem 3", schedule.stage_len == wanted)
+    require("stage_len", schedule.stage_len, f"{wanted} for Theorem 3", schedule.stage_len == wanted)
     if constants.b1 == 0:
         return math.inf
     log_K = math.log2(num_rounds) / math.log2(schedule.decay_factor)
@@ -401,11 +402,11 @@ def step_decay_stage_bounds(
     Each is a bound of its own: recursion (1) summed over the T_s rounds of a stage, with 0 <= V_k <= R.
     Parameters and errors as in ``bound_step_decay``.
     """
-    _not_negative(R=R)
-    _whole(num_rounds=num_rounds)
+    not_negative(R=R)
+    at_least(1, num_rounds=num_rounds)
     stages = num_rounds // schedule.stage_len
     valid = f"at least stage_len, {schedule.stage_len}: one complete stage"
-    _require("num_rounds", num_rounds, valid, stages >= 1)
+    require("num_rounds", num_rounds, valid, stages >= 1)
     gamma = StepDecay(schedule.gamma0, schedule.decay_factor, stage_len=1).values(stages)
     with np.errstate(divide="ignore"):
         start = R / (gamma * schedule.stage_len) if R > 0 else np.zeros_like(gamma)
@@ -435,11 +436,11 @@ def best_c_fixed(
     ValueError
         If a number is out of range.
     """
-    _positive(V0=V0)
-    _whole(num_rounds=num_rounds)
-    _require("max_step", max_step, "a number > 0", max_step > 0)
+    positive(V0=V0)
+    at_least(1, num_rounds=num_rounds)
+    require("max_step", max_step, "a number > 0", max_step > 0)
     c = min(_stationary_c(constants, V0), max_step * math.sqrt(num_rounds))
-    _require("max_step", max_step, "a finite number > 0 where b1 and b3 are 0", math.isfinite(c))
+    require("max_step", max_step, "a finite number > 0 where b1 and b3 are 0", math.isfinite(c))
     return c
 
 
@@ -493,8 +494,8 @@ def rounds_fixed(
     ValueError
         If a number is out of range.
     """
-    _positive(c=c, epsilon=epsilon)
-    _require("max_step", max_step, "a number > 0", max_step > 0)
+    positive(c=c, epsilon=epsilon)
+    require("max_step", max_step, "a number > 0", max_step > 0)
     return _round_up(
         max(_power(_fixed_numerator(constants, V0, c) / epsilon, 2), _power(c / max_step, 2), 1.0)
     )
@@ -507,8 +508,8 @@ def rounds_diminishing(
 
     Parameters and errors as in ``rounds_fixed``; ``schedule.c`` > ``max_step`` is a ValueError too.
     """
-    _positive(epsilon=epsilon)
-    _require("c", schedule.c, f"at most max_step, {max_step!r}", schedule.c <= max_step)
+    positive(epsilon=epsilon)
+    require("c", schedule.c, f"at most max_step, {max_step!r}", schedule.c <= max_step)
     numerator = _diminishing_numerator(constants, V0, schedule)
     return _round_up(max(_power(numerator / epsilon, 1 / (1 - schedule.nu)), 1.0))
 
@@ -540,8 +541,8 @@ def rounds_step_decay(
     ValueError
         If a number is out of range.
     """
-    _positive(epsilon=epsilon)
-    _require("gamma0", gamma0, f"at most max_step, {max_step!r}", gamma0 <= max_step)
+    positive(epsilon=epsilon)
+    require("gamma0", gamma0, f"at most max_step, {max_step!r}", gamma0 <= max_step)
 
     def reached(K: int) -> bool:
         schedule = StepDecay(gamma0, decay_factor, theory_stage_len(K, decay_factor))
@@ -580,8 +581,8 @@ def rounds_any(
     ValueError
         If a number is out of range.
     """
-    _positive(epsilon=epsilon)
-    _not_negative(V0=V0)
+    positive(epsilon=epsilon)
+    not_negative(V0=V0)
     first, second = _discounted_sums(constants, schedule.values(limit))
     reached = V0 + constants.b3 * second <= epsilon * constants.b2 * first
     return int(reached.argmax()) + 1 if reached.any() else math.inf
@@ -604,8 +605,8 @@ def uplink_bits_to_accuracy(rounds: int | float, num_nodes: int, message_bits: i
     ValueError
         If a number is out of range.
     """
-    _whole(num_nodes=num_nodes, message_bits=message_bits)
-    _require("rounds", rounds, "a number >= 0", rounds >= 0)
+    at_least(1, num_nodes=num_nodes, message_bits=message_bits)
+    require("rounds", rounds, "a number >= 0", rounds >= 0)
     return rounds * (num_nodes * message_bits)
 
 
@@ -642,12 +643,12 @@ def client_drift_bound(
     ValueError
         If a number is out of range.
     """
-    _whole(local_iters=local_iters)
-    _positive(local_step=local_step, L=L)
-    _not_negative(grad_norm2=grad_norm2, sigma2=sigma2)
+    at_least(1, local_iters=local_iters)
+    positive(local_step=local_step, L=L)
+    not_negative(grad_norm2=grad_norm2, sigma2=sigma2)
     limit = 1 / (_SQRT6 * local_iters * L)
     valid = f"a number in (0, {limit!r}], 1 / (sqrt(6) T L)"
-    _require("local_step", local_step, valid, local_step <= limit * (1 + 1e-12))
+    require("local_step", local_step, valid, local_step <= limit * (1 + 1e-12))
     return 6 * local_step**2 * local_iters**3 * (grad_norm2 + sigma2)
 
 
@@ -674,8 +675,8 @@ def gradient_norms_bound(L: float, *, gap: float, delta_inf: float) -> float:
     ValueError
         If a number is out of range.
     """
-    _positive(L=L)
-    _not_negative(gap=gap, delta_inf=delta_inf)
+    positive(L=L)
+    not_negative(gap=gap, delta_inf=delta_inf)
     return 2 * L * (gap + delta_inf)
 
 
@@ -694,7 +695,7 @@ def error_memory_bound(contraction: float, *, memory_norm2: float, drift_norm2: 
     ValueError
         If a number is out of range.
     """
-    _not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
+    not_negative(memory_norm2=memory_norm2, drift_norm2=drift_norm2)
     return omega(contraction) * drift_norm2 + (1 - contraction / 2) * memory_norm2
 
 
@@ -714,7 +715,7 @@ def error_memory_radius(contraction: float, drift_norm: float) -> float:
         If a number is out of range.
     """
     _contraction(contraction)
-    _not_negative(drift_norm=drift_norm)
+    not_negative(drift_norm=drift_norm)
     kept = math.sqrt(1 - contraction)
     return kept * (1 + kept) / contraction * drift_norm
 
@@ -753,11 +754,11 @@ def fedprox_similarity_margin(
     ValueError
         If the form is unknown or a number is out of range.
     """
-    _require("form", form, "one of as-quoted, original", form in ("as-quoted", "original"))
-    _positive(mu=mu, mu_bar=mu_bar, L=L)
-    _not_negative(dissimilarity=dissimilarity)
-    _require("inexactness", inexactness, "a number in [0, 1]", 0 <= inexactness <= 1)
-    _whole(num_sampled=num_sampled)
+    require("form", form, "one of as-quoted, original", form in ("as-quoted", "original"))
+    positive(mu=mu, mu_bar=mu_bar, L=L)
+    not_negative(dissimilarity=dissimilarity)
+    require("inexactness", inexactness, "a number in [0, 1]", 0 <= inexactness <= 1)
+    at_least(1, num_sampled=num_sampled)
     quoted, gamma, B, K = form == "as-quoted", inexactness, dissimilarity, num_sampled
     C1 = math.sqrt(2) / (mu_bar * math.sqrt(K)) + L / (mu_bar * mu)
     C2 = L / ((2 * mu_bar) ** 2 if quoted else 2 * mu_bar**2)
@@ -826,10 +827,10 @@ class Estimates:
     R: Estimate
 
     def __post_init__(self) -> None:
-        _positive(L=self.L.value, V0=self.V0.value)
-        _not_negative(sigma2=self.sigma2.value, delta_inf=self.delta_inf.value)
+        positive(L=self.L.value, V0=self.V0.value)
+        not_negative(sigma2=self.sigma2.value, delta_inf=self.delta_inf.value)
         valid = f"a finite number >= V0, {self.V0.value!r}"
-        _require("R", self.R.value, valid, math.isfinite(self.R.value) and self.R.value >= self.V0.value)
+        require("R", self.R.value, valid, math.isfinite(self.R.value) and self.R.value >= self.V0.value)
 
     def assumed(self) -> dict[str, str]:
         """Return what was assumed: the rule by the input's name."""
@@ -863,7 +864,7 @@ def estimates(
     ValueError
         If a number is out of range.
     """
-    _positive(initial_loss=initial_loss)
+    positive(initial_loss=initial_loss)
     gap = _given(V0) or Estimate(initial_loss, Source.ASSUMED, "V0 <= f(x^0), loss non-negative")
     dip = _given(delta_inf) or Estimate(
         initial_loss, Source.ASSUMED, "delta_inf <= f(x^0), loss non-negative"
@@ -1041,10 +1042,10 @@ def plan(
     ValueError
         If a number is out of range.
     """
-    _whole(num_rounds=num_rounds, num_nodes=num_nodes)
+    at_least(1, num_rounds=num_rounds, num_nodes=num_nodes)
     stage_len = theory_stage_len(max(num_rounds, 2), decay_factor)
     least = max(2, math.ceil(decay_factor**2))
-    _require("num_rounds", num_rounds, f"an integer >= {least}", num_rounds >= least)
+    require("num_rounds", num_rounds, f"an integer >= {least}", num_rounds >= least)
     dense_bits = None if num_params is None else _BITS_PER_PARAMETER * num_params
     V0, R = known.V0.value, known.R.value
     plans = []
@@ -1120,41 +1121,20 @@ def _round_up(rounds: float) -> int | float:
 
 
 def _algorithm(name: str) -> Algorithm:
-    _require("algorithm", name, f"one of {', '.join(Algorithm)}", name in list(Algorithm))
+    one_of("algorithm", name, Algorithm)
     return Algorithm(name)
 
 
 def _mode(name: str) -> Mode:
-    _require("mode", name, f"one of {', '.join(Mode)}", name in list(Mode))
+    one_of("mode", name, Mode)
     return Mode(name)
 
 
 def _local_iters(algorithm: Algorithm, local_iters: int) -> None:
-    _whole(local_iters=local_iters)
+    at_least(1, local_iters=local_iters)
     valid = f"1 for {algorithm}: a round takes one proximal step"
-    _require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)
+    require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)
 
 
 def _contraction(contraction: float) -> None:
-    _require("contraction", contraction, "a number in (0, 1]", 0 < contraction <= 1)
-
-
-def _positive(**numbers: float) -> None:
-    for key, value in numbers.items():
-        _require(key, value, "a finite number > 0", math.isfinite(value) and value > 0)
-
-
-def _not_negative(**numbers: float) -> None:
-    for key, value in numbers.items():
-        _require(key, value, "a finite number >= 0", math.isfinite(value) and value >= 0)
-
-
-def _whole(**numbers: int) -> None:
-    for key, value in numbers.items():
-        holds = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
-        _require(key, value, "an integer >= 1", holds)
-
-
-def _require(key: str, value: object, valid: str, holds: bool) -> None:
-    if not holds:
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+    require("contraction", contraction, "a number in (0, 1]", 0 < contraction <= 1)

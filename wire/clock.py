@@ -8,17 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hedgerow.wire.checks import not_negative, positive
+
 __all__ = ["Clock", "Compute", "Rates", "shannon_rate"]
-
-
-def _positive(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{key} is {value!r}; valid is a finite number > 0")
-
-
-def _non_negative(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{key} is {value!r}; valid is a finite number >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +34,7 @@ class Rates:
         # A copy, so that the caller's dictionary cannot change a rate after it was checked.
         object.__setattr__(self, "bits_per_second", dict(self.bits_per_second))
         for link, rate in self.bits_per_second.items():
-            _positive(f"bits_per_second[{link!r}]", rate)
+            positive(**{f"bits_per_second[{link!r}]": rate})
 
     def seconds(self, bits: float, link: str) -> float:
         """Return the seconds that ``bits`` (>= 0) take over a link.
@@ -55,7 +47,7 @@ class Rates:
         if link not in self.bits_per_second:
             known = ", ".join(map(repr, sorted(self.bits_per_second)))
             raise ValueError(f"link is {link!r}; valid is one of {known or 'none: no rate was given'}")
-        _non_negative("bits", bits)
+        not_negative(bits=bits)
         return bits / self.bits_per_second[link]
 
 
@@ -80,12 +72,11 @@ class Compute:
     flops_per_second: float
 
     def __post_init__(self) -> None:
-        _positive("flops_per_iteration", self.flops_per_iteration)
-        _positive("flops_per_second", self.flops_per_second)
+        positive(flops_per_iteration=self.flops_per_iteration, flops_per_second=self.flops_per_second)
 
     def seconds(self, iterations: float = 1) -> float:
         """Return the seconds that ``iterations`` (>= 0) local iterations take."""
-        _non_negative("iterations", iterations)
+        not_negative(iterations=iterations)
         return iterations * (self.flops_per_iteration / self.flops_per_second)
 
 
@@ -108,7 +99,7 @@ class Clock:
         ValueError
             If ``seconds`` is negative or not finite: a simulated clock never goes back.
         """
-        _non_negative("seconds", seconds)
+        not_negative(seconds=seconds)
         self._seconds += seconds
         return self._seconds
 
@@ -126,7 +117,7 @@ class Clock:
         """
         if "seconds" not in state:
             raise ValueError(f"state has the keys {sorted(state)}; valid is a clock's state with 'seconds'")
-        _non_negative("seconds", state["seconds"])
+        not_negative(seconds=state["seconds"])
         self._seconds = float(state["seconds"])
 
 
@@ -150,7 +141,7 @@ def shannon_rate(bandwidth_hz: float, snr_db: float) -> float:
     >>> round(shannon_rate(1e6, 15.0))
     5027808
     """
-    _positive("bandwidth_hz", bandwidth_hz)
+    positive(bandwidth_hz=bandwidth_hz)
     if not math.isfinite(snr_db):
         raise ValueError(f"snr_db is {snr_db!r}; valid is a finite number")
     # log1p keeps the digits of very noisy channels, where 1 + SNR rounds to 1.

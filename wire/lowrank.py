@@ -8,7 +8,6 @@ machine, so that nodes which replay them hold the server's bits.
 """
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from hedgerow.wire.checks import at_least, one_of, positive, require
 from hedgerow.wire.factors import (
     LAYOUTS,
     VARIANTS,
@@ -313,9 +313,7 @@ def _check_shapes(what: str, values: Mapping[str, Tensor], shapes: Mapping[str, 
 
 
 def _check_seeds(run_seed: int, reset_index: int) -> None:
-    for key, value in (("run_seed", run_seed), ("reset_index", reset_index)):
-        if value < 0:
-            raise ValueError(f"{key} is {value!r}; valid is an integer >= 0")
+    at_least(0, run_seed=run_seed, reset_index=reset_index)
 
 
 def _check_plan(
@@ -334,15 +332,10 @@ def _check_plan(
         ("budget", budget, BUDGETS),
         ("layout", layout, LAYOUTS),
     ):
-        if value not in names:
-            raise ValueError(f"{key} is {value!r}; valid is one of {', '.join(names)}")
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio is {ratio!r}; valid is a number in (0, 1]")
-    if not 0 < init_a < math.inf:
-        raise ValueError(f"init_a is {init_a!r}; valid is a finite number > 0")
-    for key, skipped in (("skip_front", skip_front), ("skip_back", skip_back)):
-        if skipped < 0:
-            raise ValueError(f"{key} is {skipped!r}; valid is an integer >= 0")
+        one_of(key, value, names)
+    require("ratio", ratio, "a number in (0, 1]", 0 < ratio <= 1)
+    positive(init_a=init_a)
+    at_least(0, skip_front=skip_front, skip_back=skip_back)
     if num_parameters < (dense := sum(layer.size for layer in layers)):
         raise ValueError(
             f"num_parameters is {num_parameters!r}; valid is an integer >= {dense}, the layers' own"

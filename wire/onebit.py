@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hedgerow.wire.checks import at_least, one_of
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sensing import MEMORY_LIMIT, Sensing, shared_sensing
-from hedgerow.wire.thresholding import check_count, finite_vector, largest, project
+from hedgerow.wire.thresholding import finite_vector, largest, project
 
 __all__ = ["Direction", "OneBit", "biht", "compand", "expand", "expand_literal", "gpsp"]
 
@@ -266,7 +267,7 @@ class OneBit:
     def __post_init__(self) -> None:
         """Check the values."""
         for key in ("s", "d"):
-            check_count(key, getattr(self, key))
+            at_least(1, **{key: getattr(self, key)})
         if not (_is_number(self.gamma) and 1 < self.gamma <= 1e100):
             raise ValueError(f"gamma is {self.gamma!r}; valid is a number above 1, up to 1e100")
         for key, names in (
@@ -274,8 +275,7 @@ class OneBit:
             ("compand", ("log", "none")),
             ("decoder", tuple(_DECODERS)),
         ):
-            if getattr(self, key) not in names:
-                raise ValueError(f"{key} is {getattr(self, key)!r}; valid is one of {', '.join(names)}")
+            one_of(key, getattr(self, key), names)
         if not (_is_number(self.phi_density) and 0.5 <= self.phi_density <= 1):
             raise ValueError(f"phi_density is {self.phi_density!r}; valid is a number in [0.5, 1]")
         if self.memory_limit < 0:

@@ -9,6 +9,8 @@ from enum import IntEnum
 import numpy as np
 import torch
 
+from hedgerow.wire.checks import at_least
+
 __all__ = ["Purpose", "generator", "torch_generator"]
 
 
@@ -60,7 +62,5 @@ def torch_generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose
 
 
 def _seed_sequence(seed: int, round: int, partition_id: int, purpose: Purpose) -> np.random.SeedSequence:
-    for key, value in (("seed", seed), ("round", round), ("partition_id", partition_id)):
-        if value < 0:
-            raise ValueError(f"{key} is {value!r}; valid is an integer >= 0")
+    at_least(0, seed=seed, round=round, partition_id=partition_id)
     return np.random.SeedSequence([seed, round, partition_id, int(purpose)])

@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hedgerow.wire.checks import at_least, require
+
 __all__ = ["MEMORY_LIMIT", "Sensing", "shared_sensing"]
 
 MEMORY_LIMIT = 2**28
@@ -51,11 +53,8 @@ class Sensing:
     ) -> None:
         if not seed or min(seed) < 0:
             raise ValueError(f"seed is {seed!r}; valid is a tuple of integers >= 0")
-        for key, value in (("d", d), ("n", n)):
-            if value < 1:
-                raise ValueError(f"{key} is {value!r}; valid is an integer >= 1")
-        if not 0 < density <= 1:
-            raise ValueError(f"density is {density!r}; valid is a number in (0, 1]")
+        at_least(1, d=d, n=n)
+        require("density", density, "a number in (0, 1]", 0 < density <= 1)
         if memory_limit < 0:
             raise ValueError(f"memory_limit is {memory_limit!r}; valid is an integer >= 0, in bytes")
         self.seed, self.d, self.n, self.density = seed, d, n, density

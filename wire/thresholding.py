@@ -7,7 +7,9 @@ of (3) and (4). Ours, where the paper leaves the set-valued projection open: tie
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["check_count", "finite_vector", "largest", "project"]
+from hedgerow.wire.checks import at_least
+
+__all__ = ["finite_vector", "largest", "project"]
 
 
 def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
@@ -30,7 +32,7 @@ def project(v: ArrayLike, s: int) -> NDArray[np.float64]:
     ValueError
         If ``v`` is no finite vector or ``s`` is below 1.
     """
-    check_count("s", s)
+    at_least(1, s=s)
     vector = finite_vector("v", v)
     kept = largest(vector, s)
     projected = np.zeros_like(vector)
@@ -50,12 +52,6 @@ def largest(v: NDArray[np.floating], s: int) -> NDArray[np.intp]:
     above = np.flatnonzero(magnitude > threshold)
     ties = np.flatnonzero(magnitude == threshold)[: s - above.size]
     return np.sort(np.concatenate([above, ties]))
-
-
-def check_count(key: str, value: object) -> None:
-    """Raise ValueError, naming it ``key``, unless ``value`` is an integer >= 1."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{key} is {value!r}; valid is an integer >= 1")
 
 
 def finite_vector(key: str, v: ArrayLike) -> NDArray[np.float64]:

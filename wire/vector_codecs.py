@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hedgerow.wire.checks import at_least
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
-from hedgerow.wire.thresholding import check_count, finite_vector
+from hedgerow.wire.thresholding import finite_vector
 
 __all__ = ["CODECS", "Codec", "Dense", "Quantised", "Sparse", "parse_codec"]
 
@@ -142,7 +143,7 @@ class Sparse(Codec):
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        check_count("s", self.s)
+        at_least(1, s=self.s)
         if self.width not in (16, 32, 64):
             raise ValueError(f"width is {self.width!r}; valid is 16, 32 or 64")
 

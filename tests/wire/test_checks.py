@@ -1,0 +1,63 @@
+"""Every check accepts what it says is valid, and names key, value and what is valid for the rest."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hedgerow.wire.checks import at_least, in_range, is_real, not_negative, one_of, positive, probability
+
+NO_NUMBERS: list[Any] = [math.nan, math.inf, -math.inf, True, "1", None, np.float32("nan"), 1j]
+
+
+@pytest.mark.parametrize("value", [2, 3, np.int64(2), 2**70])
+def test_integers_from_the_least_on_are_valid(value: int) -> None:
+    at_least(2, rounds=value)
+
+
+@pytest.mark.parametrize("value", [1, -3, 2.0, np.float64(2), *NO_NUMBERS])
+def test_what_is_no_integer_or_too_small_is_named(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^rounds is .*; valid is an integer >= 2$"):
+        at_least(2, ok=2, rounds=value)
+
+
+@pytest.mark.parametrize(
+    ("check", "inside", "outside", "valid"),
+    [
+        (positive, [1, 1e-300, np.float32(0.5), 10**300], [0, -0.0, -1], "a finite number > 0"),
+        (not_negative, [0, -0.0, 1e300], [-1e-300, -1], "a finite number >= 0"),
+        (probability, [0.5, 1e-300, np.float64(0.9)], [0, 1, -0.5, 2], r"a number in \(0, 1\)"),
+    ],
+)
+def test_numbers_are_held_to_their_range(
+    check: Callable[..., None], inside: list[Any], outside: list[Any], valid: str
+) -> None:
+    for value in inside:
+        check(x=value)
+    for value in [*outside, *NO_NUMBERS]:
+        with pytest.raises(ValueError, match=rf"^x is .*; valid is {valid}$"):
+            check(x=value)
+
+
+def test_a_range_is_closed_or_open_below() -> None:
+    in_range("x", 0.0, 0.0, 1.0)
+    in_range("x", 1, 0.0, 1.0, open_below=True)
+    with pytest.raises(ValueError, match=r"^x is 0\.0; valid is \(0, 1\]$"):
+        in_range("x", 0.0, 0.0, 1.0, open_below=True)
+    for value in (-0.1, 1.1, *NO_NUMBERS):
+        with pytest.raises(ValueError, match=r"^x is .*; valid is \[0, 1\]$"):
+            in_range("x", value, 0.0, 1.0)
+
+
+def test_names_are_listed() -> None:
+    one_of("mode", "b", ("a", "b"))
+    with pytest.raises(ValueError, match=r"^mode is 'c'; valid is one of a, b$"):
+        one_of("mode", "c", iter(("a", "b")))
+
+
+def test_other_kinds_of_numbers_are_not_real() -> None:
+    assert not is_real(Fraction(1, 2))
+    assert is_real(np.float16(2))

@@ -1,0 +1,57 @@
+"""Checks of parameters: an error names the parameter, its value and what is valid."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+__all__ = ["at_least", "in_range", "is_real", "not_negative", "one_of", "positive", "probability", "require"]
+
+
+def require(key: str, value: object, valid: str, holds: bool) -> None:
+    """Raise ValueError unless ``holds``: ``{key} is {value!r}; valid is {valid}``."""
+    if not holds:
+        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+
+
+def at_least(least: int, **numbers: int) -> None:
+    """Raise ValueError unless each number is an integer >= ``least``, Python's or numpy's."""
+    for key, number in numbers.items():
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        require(key, number, f"an integer >= {least}", whole and number >= least)
+
+
+def is_real(value: object) -> bool:
+    """Whether this is a finite number, Python's or numpy's."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return number and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def positive(**numbers: float) -> None:
+    """Raise ValueError unless each number is finite and > 0."""
+    for key, number in numbers.items():
+        require(key, number, "a finite number > 0", is_real(number) and number > 0)
+
+
+def not_negative(**numbers: float) -> None:
+    """Raise ValueError unless each number is finite and >= 0."""
+    for key, number in numbers.items():
+        require(key, number, "a finite number >= 0", is_real(number) and number >= 0)
+
+
+def probability(**numbers: float) -> None:
+    """Raise ValueError unless each number lies in (0, 1)."""
+    for key, number in numbers.items():
+        require(key, number, "a number in (0, 1)", is_real(number) and 0 < number < 1)
+
+
+def in_range(key: str, value: float, low: float, high: float, open_below: bool = False) -> None:
+    """Raise ValueError unless ``value`` lies in [low, high], or in (low, high]."""
+    holds = is_real(value) and (low < value if open_below else low <= value) and value <= high
+    require(key, value, f"{'(' if open_below else '['}{low:g}, {high:g}]", holds)
+
+
+def one_of(key: str, value: object, names: Iterable[str]) -> None:
+    """Raise ValueError unless ``value`` is one of the names."""
+    known = tuple(names)
+    require(key, value, f"one of {', '.join(known)}", value in known)
