@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hedgerow.strategies.hsgd_costs import Sizes
     from hedgerow.strategies.hsgd_estimates import Estimates as HSGDEstimates
     from hedgerow.strategies.hsgd_theory import Plan as HSGDPlan
-    from hedgerow.strategies.similarity_free_theory import Estimates, Plan
+    from hedgerow.strategies.similarity_free_plan import Estimates, Plan
 
 __all__ = ["Engine", "app"]
 
@@ -517,14 +517,15 @@ def plan_similarity_free(
     from rich.console import Console  # noqa: PLC0415
 
     from hedgerow.sim.recording import read_rounds  # noqa: PLC0415
-    from hedgerow.strategies import similarity_free_theory as theory  # noqa: PLC0415
+    from hedgerow.strategies import similarity_free_plan as planner  # noqa: PLC0415
+    from hedgerow.strategies.similarity_free_theory import Mode  # noqa: PLC0415
 
     with _bad_options():
         contraction, message_bits = _compression(compressor_contraction, topk, num_params)
         if from_run is not None:
             if initial_loss is not None:
                 raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
-            known = theory.estimates_from_rounds(
+            known = planner.estimates_from_rounds(
                 read_rounds(from_run),
                 L=smoothness,
                 sigma2=variance,
@@ -535,7 +536,7 @@ def plan_similarity_free(
         elif smoothness is None or variance is None:
             raise ValueError("--smoothness and --variance are needed, or --from-run, which measures them")
         else:
-            known = theory.estimates(
+            known = planner.estimates(
                 smoothness,
                 variance,
                 initial_loss=math.log(10) if initial_loss is None else initial_loss,
@@ -543,7 +544,7 @@ def plan_similarity_free(
                 V0=initial_gap,
                 R=max_gap,
             )
-        rows = theory.plan(
+        rows = planner.plan(
             known,
             num_rounds=num_rounds,
             epsilon=epsilon,
@@ -553,7 +554,7 @@ def plan_similarity_free(
             num_nodes=num_nodes,
             num_params=num_params,
             message_bits=message_bits,
-            mode=theory.Mode.PRINTED if printed else theory.Mode.CORRECTED,
+            mode=Mode.PRINTED if printed else Mode.CORRECTED,
         )
     whose = "printed" if printed else "corrected"
     console = Console()
