@@ -242,7 +242,8 @@ class _Process:
 def _processes() -> dict[int, _Process]:
     """Return all processes of the machine; their commands' words without folders."""
     columns = "pid=,ppid=,pgid=,stat=,args="
-    shown = subprocess.run(["ps", "-eo", columns], capture_output=True, text=True, check=True).stdout
+    # Else lines may be cut at 80 columns, or at those of COLUMNS.
+    shown = subprocess.run(["ps", "-eww", "-o", columns], capture_output=True, text=True, check=True).stdout
     found = {}
     for line in shown.splitlines():
         pid, parent, group, state, *words = line.split()

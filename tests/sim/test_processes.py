@@ -127,6 +127,12 @@ def test_what_a_program_started_is_found_by_name(make: Make) -> None:
     assert one.descendants("flwr-clientapp") == []
 
 
+def test_a_narrow_terminal_hides_no_program(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = started(make(FAMILY), "children")
+    monkeypatch.setenv("COLUMNS", "20")
+    assert sorted(one.descendants("time.sleep(60)")) == sorted(children(one))
+
+
 # Ending
 
 
