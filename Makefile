@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export FLWR_TELEMETRY_ENABLED := 0
 
-.PHONY: run test test-slow lint
+.PHONY: run test test-slow test-faults lint
 
 run: .venv/.runtime
 	$(BIN)/hedgerow run flower_apps/sd_feel --engine flower
@@ -14,6 +14,11 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+
+# Those of the slow tests with real processes that end within three minutes.
+test-faults: .venv/.dev
+	$(BIN)/pytest -m slow tests/deployment/test_faults_malice.py tests/deployment/test_faults_silence.py \
+		tests/deployment/test_faults_strangers.py
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

@@ -67,7 +67,9 @@ def _sparse(update: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"indices are {tuple(indices.shape)}; valid is the values' {tuple(values.shape)}, (K,)"
         )
-    if len(indices) and not (indices[0] >= 0 and indices[-1] < size and bool((indices.diff() > 0).all())):
+    # Compared, because a difference may overflow and pass.
+    ascending = bool((indices[1:] > indices[:-1]).all())
+    if len(indices) and not (ascending and indices[0] >= 0 and indices[-1] < size):
         raise ValueError(
             f"indices run from {indices[0]} to {indices[-1]}; valid is ascending, 0 to {size - 1}"
         )

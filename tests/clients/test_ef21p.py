@@ -71,6 +71,7 @@ def test_an_update_leaves_the_weights_that_it_is_added_to() -> None:
         ([0, 30], [1.0, 1.0], "run from 0 to 30; valid is ascending, 0 to 29"),
         ([-1, 3], [1.0, 1.0], "run from -1 to 3"),
         ([3, 3], [1.0, 1.0], "valid is ascending"),
+        ([0, 9, -(2**63)], [1.0, 1.0, 1.0], "valid is ascending"),
         ([3], [1.0, 1.0], r"indices are \(1,\); valid is the values' \(2,\)"),
     ],
 )

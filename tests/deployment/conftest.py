@@ -1,8 +1,12 @@
-"""A small app that needs no torch: its processes start in a second."""
+"""One torch thread on both sides of every comparison; a small app without torch, which starts in a second."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from hedgerow.sim.deploy import THREADS
 
 PYPROJECT = """
 [project]
@@ -68,6 +72,17 @@ def main(grid: Grid, context: Context) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(rounds))
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The last bits of a loop over one node depend on how many threads torch has."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(THREADS, "1")
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 # Replies of a node that died: an error in its name once its heartbeats are missed, or none in time.
 DIED = ({"error 5": 1}, {"no reply": 1}, {"error 3": 1})
+OFFLINE = {"offline": 1}
 # Later than the missed heartbeats: what ends the round of the death is those.
 PATIENCE = "round-timeout=90"
 
@@ -98,12 +99,16 @@ def check_same_id(found: Restart) -> None:
     assert before == after
     assert found.refusals >= 1
     assert found.run.lost[1] in DIED
-    assert found.run.lost[2] == {"offline": 1}
 
 
 def back(found: Restart) -> int:
-    """Return the round from which on the node is there again."""
-    return len(found.run.lost) - found.run.lost[::-1].index({"offline": 1}) + 1
+    """Return the round from which on the node is there again; on a slow machine that is the third already."""
+    return next(number for number, lost in enumerate(found.run.lost[2:], 3) if lost != OFFLINE)
+
+
+def story(found: Restart) -> list[dict[str, int]]:
+    """Return what the rounds lost before and after the node was away."""
+    return [found.run.lost[0], *found.run.lost[back(found) - 1 :]]
 
 
 def replayed(app: str, config: str, found: Restart, out: Path) -> Ended:
@@ -119,7 +124,7 @@ def test_a_restarted_worker_says_that_its_error_memory_is_gone(tmp_path: Path) -
     )
     found = restarted("similarity_free", config, tmp_path / "there", tls=True)
     check_same_id(found)
-    assert found.run.story == [{}, found.run.lost[1], {"offline": 1}, {}]
+    assert story(found) == [{}] * len(story(found))
     told = [record["train"]["memory-lost"] for record in found.run.rounds[1:]]
     assert told == [float(number == back(found)) for number in range(1, len(told) + 1)]
     assert different(found.run.model, replayed("similarity_free", config, found, tmp_path).model) == []
@@ -132,8 +137,7 @@ def test_a_restarted_client_of_fedmud_asks_for_the_base_and_gets_it(tmp_path: Pa
     )
     found = restarted("fedmud", config, tmp_path / "there", tls=True)
     check_same_id(found)
-    assert found.run.story == [{}, found.run.lost[1], {"offline": 1}, {"need base": 1}, {}]
-    assert found.run.lost.count({"need base": 1}) == 1
+    assert story(found) == [{}, {"need base": 1}] + [{}] * (len(story(found)) - 2)
     assert different(found.run.model, replayed("fedmud", config, found, tmp_path).model) == []
 
 
@@ -144,8 +148,7 @@ def test_a_restarted_node_of_ceps_is_told_its_settings_again_and_joins_in(tmp_pa
     )
     found = restarted("ceps", config, tmp_path / "out", tls=True)
     check_same_id(found)
-    assert found.run.story == [{}, found.run.lost[1], {"offline": 1}, {"error 2": 1}, {}]
-    assert found.run.lost.count({"error 2": 1}) == 1
+    assert story(found) == [{}, {"error 2": 1}] + [{}] * (len(story(found)) - 2)
     trained = [record["train"] for record in found.run.rounds[1:]]
     assert [train["restarted"] for train in trained] == [
         int(n > back(found)) for n in range(1, len(trained) + 1)

@@ -258,7 +258,7 @@ def test_a_reply_of_anything_is_refused_with_its_reason_or_right(decoder: Decode
 @pytest.mark.slow
 @every_decoder
 def test_thousands_of_replies_are_refused_with_their_reason_or_right(decoder: Decoder) -> None:
-    hunt(decoder, 5000)
+    hunt(decoder, 5000, explore=True)
 
 
 @every_decoder

@@ -329,11 +329,16 @@ class Decoder:
         return len(self.payload) if isinstance(self.payload, bytes) else payload_bytes(self.payload)
 
 
-def hunt(decoder: Decoder, payloads: int) -> None:
-    """Hold a decoder to the claim: a clear error or a right value, in bounded memory and time."""
+def hunt(decoder: Decoder, payloads: int, explore: bool = False) -> None:
+    """Hold a decoder to the claim: a clear error or a right value, in bounded memory and time.
+
+    The payloads are the same each time, or others if it is to ``explore``.
+    """
     decoder.decode(decoder.payload)  # What is made once a process is not the payload's.
 
-    @settings(deadline=None, max_examples=-(-payloads // (_BATCH * decoder.dear)), database=None)
+    examples = -(-payloads // (_BATCH * decoder.dear))
+
+    @settings(deadline=None, max_examples=examples, database=None, derandomize=not explore)
     @given(st.integers(0, 2**63))
     def claim(seed: int) -> None:
         rng = np.random.default_rng(seed)
