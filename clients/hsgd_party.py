@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hedgerow.clients.hsgd_step import Loss
 from hedgerow.tasks.split_models import SplitModel, split_loss
+from hedgerow.wire.checks import one_of
 
 __all__ = ["Party"]
 
@@ -53,8 +54,7 @@ class Party:
     loss: Loss = split_loss
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(f"role is {self.role!r}; valid is one of {', '.join(ROLES)}")
+        one_of("role", self.role, ROLES)
         if self.group < 0:
             raise ValueError(f"group is {self.group!r}; valid is an integer >= 0")
         if not len(self.ids) == len(self.x) == len(self.y) or not len(self.ids):

@@ -19,7 +19,7 @@ from hedgerow.strategies.payload_sizes import PayloadSizes
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
-from hedgerow.wire.checks import at_least, in_range, one_of
+from hedgerow.wire.checks import in_range, int_at_least, one_of
 
 __all__ = ["CEPS", "OneBitCode", "neighbourhood_graph", "participants"]
 
@@ -179,7 +179,7 @@ class CEPS(Gossip):
         if codec.startswith("quantised"):
             raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
         num_nodes = options.get("min_available_nodes", 2)
-        at_least(1, min_available_nodes=num_nodes, sparsity=sparsity)
+        int_at_least(1, min_available_nodes=num_nodes, sparsity=sparsity)
         method = _Method(
             num_nodes=num_nodes,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
@@ -307,6 +307,6 @@ class _Method:
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:
     low, high = (interval, interval) if isinstance(interval, int) else interval
-    at_least(1, interval=low)
-    at_least(low, interval=high)
+    int_at_least(1, interval=low)
+    int_at_least(low, interval=high)
     return low, high

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least
 
 __all__ = [
     "Bound",
@@ -54,8 +54,8 @@ def log10_mixing_gap(num_nodes: int, window: int) -> float:
     ValueError
         If a parameter is out of range.
     """
-    at_least(2, num_nodes=num_nodes)
-    at_least(1, window=window)
+    int_at_least(2, num_nodes=num_nodes)
+    int_at_least(1, window=window)
     exponent = -num_nodes * window * math.log(num_nodes)
     share = math.exp(exponent)
     if share < 1e-300:  # 1 - (1 - x)^(1/B) is x / B to the last digit.
@@ -135,7 +135,7 @@ def theorem_1(
     ValueError
         If a parameter is out of range.
     """
-    at_least(1, periods=periods, interval=interval)
+    int_at_least(1, periods=periods, interval=interval)
     for key, value in (("gap", gap), ("dissimilarity", dissimilarity), ("residual", residual)):
         if not value >= 0:
             raise ValueError(f"{key} is {value!r}; valid is a number >= 0")
@@ -155,7 +155,7 @@ def contraction(num_nodes: int, window: int, steps: int) -> float:
 
     A^(i -> a) is the product of the participation matrices of so many communications.
     """
-    at_least(1, steps=steps)
+    int_at_least(1, steps=steps)
     gap = mixing_gap(num_nodes, window)
     return 64 * num_nodes * math.exp(2 * (steps - 1) * math.log1p(-gap))
 
@@ -175,7 +175,7 @@ def participation_matrix(chosen: Mapping[int, Sequence[int]], num_nodes: int) ->
     ValueError
         If a node is missing, or does not use its own model.
     """
-    at_least(1, num_nodes=num_nodes)
+    int_at_least(1, num_nodes=num_nodes)
     A = np.zeros((num_nodes, num_nodes))
     for i in range(num_nodes):
         if i not in chosen or i not in chosen[i]:
@@ -210,8 +210,8 @@ def connection_probability(num_nodes: int, window: int, participants: float) -> 
     >>> round(connection_probability(32, 20, 16.5), 9)
     0.999054402
     """
-    at_least(2, num_nodes=num_nodes)
-    at_least(1, window=window)
+    int_at_least(2, num_nodes=num_nodes)
+    int_at_least(1, window=window)
     if not 1 <= participants <= num_nodes:
         raise ValueError(f"participants is {participants!r}; valid is a number in [1, {num_nodes}]")
     missed = (1 - (participants - 1) / (num_nodes - 1)) ** window

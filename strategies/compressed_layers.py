@@ -27,7 +27,7 @@ from hedgerow.strategies.fedmud_sync import Downlink, Download, Post, Sync
 from hedgerow.strategies.layer_method import Compression, Method, Scalar
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.vectors import WeightedMean
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.lowrank import Factorisation, layers_of
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, payload_bytes, to_record, view
@@ -114,9 +114,8 @@ class CompressedLayers(Strategy):
         **options: Unpack[FederationOptions],
     ) -> None:
         in_range("learning_rate", learning_rate, 0.0, float(np.finfo(np.float32).max), open_below=True)
-        at_least(1, local_epochs=local_epochs, batch_size=batch_size)
-        if weighting not in _WEIGHTINGS:
-            raise ValueError(f"weighting is {weighting!r}; valid is one of {', '.join(_WEIGHTINGS)}")
+        int_at_least(1, local_epochs=local_epochs, batch_size=batch_size)
+        one_of("weighting", weighting, _WEIGHTINGS)
         self.method = method
         self.compression = compression
         self.plan = plan
@@ -146,7 +145,7 @@ class CompressedLayers(Strategy):
     def _checked_count(self, count: int | None) -> int:
         if count is None:
             return self.num_clients
-        at_least(1, num_clients_per_round=count)
+        int_at_least(1, num_clients_per_round=count)
         if count > self.num_clients:
             raise ValueError(
                 f"num_clients_per_round is {count!r}; valid is 1 to the {self.num_clients} clients"
@@ -275,7 +274,7 @@ class CompressedLayers(Strategy):
         ValueError
             If the arrays lack a compressed layer, or have another shape for it.
         """
-        at_least(0, num_rounds=num_rounds)
+        int_at_least(0, num_rounds=num_rounds)
         if not self.federation.begin(timeout):
             self._forget()
             self._begin(initial_arrays)

@@ -23,7 +23,7 @@ from hedgerow.strategies.payload_sizes import PayloadSizes
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import metropolis
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["DCDPSGD", "DPDSGT", "DPSGD", "DFedAvgM", "DFedSAM", "Matcha"]
@@ -92,7 +92,7 @@ class DPSGD(Gossip):
         graph = _changing(topology, nodes, seed) if dynamic else _fixed(topology, nodes, seed)
         keys = _step_keys(learning_rate, local_steps)
         if sparsity is not None:
-            at_least(1, sparsity=sparsity)
+            int_at_least(1, sparsity=sparsity)
             keys |= {"threshold": True, "s": sparsity}
         method = _Method(
             name,
@@ -390,14 +390,14 @@ class _Method:
 
 def _nodes_and_seed(options: GossipOptions) -> tuple[int, int]:
     nodes, seed = options.get("min_available_nodes", 2), options.get("seed", 0)
-    at_least(1, min_available_nodes=nodes)
-    at_least(0, seed=seed)
+    int_at_least(1, min_available_nodes=nodes)
+    int_at_least(0, seed=seed)
     return nodes, seed
 
 
 def _step_keys(learning_rate: float, local_steps: int) -> dict[str, Scalar]:
     in_range("learning_rate", learning_rate, 0.0, _LARGEST_STEP, open_below=True)
-    at_least(1, local_steps=local_steps)
+    int_at_least(1, local_steps=local_steps)
     interval: dict[str, Scalar] = {"kappa-low": local_steps, "kappa-high": local_steps}
     return {"eta": learning_rate, "local-steps": local_steps, **interval}
 

@@ -26,7 +26,7 @@ from hedgerow.strategies.exchange import (
     weighted_metrics,
 )
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import Layout, PayloadError, nominal_bits, payload_bytes
@@ -93,9 +93,9 @@ class _Settings:
 
     def __post_init__(self) -> None:
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
-        at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
-        at_least(1, min_available_nodes=self.min_available_nodes)
-        at_least(0, max_repeats=self.max_repeats)
+        int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
+        int_at_least(1, min_available_nodes=self.min_available_nodes)
+        int_at_least(0, max_repeats=self.max_repeats)
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:

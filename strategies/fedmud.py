@@ -19,7 +19,7 @@ from hedgerow.strategies.compressed_layers import CompressedLayers, TrainingOpti
 from hedgerow.strategies.fedmud_sync import UpdateLog
 from hedgerow.strategies.layer_method import Compression, Scalar
 from hedgerow.strategies.vectors import WeightedMean, arrays, joined, split, tensors
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 from hedgerow.wire.records import Layout, to_record
 
@@ -206,9 +206,8 @@ class FedMUD(CompressedLayers):
         measure_bias: bool = False,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        at_least(1, reset_interval=reset_interval)
-        if variant not in UPDATE_VARIANTS:
-            raise ValueError(f"variant is {variant!r}; valid is one of {', '.join(UPDATE_VARIANTS)}")
+        int_at_least(1, reset_interval=reset_interval)
+        one_of("variant", variant, UPDATE_VARIANTS)
         compression = Compression(variant, ratio, budget, init_a, layout, tight, skip_front, skip_back)
         plan = compression.plan(layers, num_parameters)
         method = FactorAveraging(plan, options.get("seed", 0), reset_interval, measure_bias)

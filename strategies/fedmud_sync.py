@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.wire.checks import one_of
 from hedgerow.wire.records import payload_bytes, to_record, view
 
 __all__ = ["SYNCS", "Downlink", "Download", "Post", "Sync", "UpdateLog"]
@@ -139,8 +140,7 @@ class Downlink:
     """
 
     def __init__(self, sync: Sync, num_clients: int, log: UpdateLog) -> None:
-        if sync not in SYNCS:
-            raise ValueError(f"sync is {sync!r}; valid is one of {', '.join(SYNCS)}")
+        one_of("sync", sync, SYNCS)
         self.sync = sync
         self.num_clients = num_clients
         self.log = log

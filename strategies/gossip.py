@@ -35,7 +35,7 @@ from hedgerow.strategies.monitor import DIVERGED, DivergenceError, Monitor, Sigh
 from hedgerow.strategies.payload_sizes import PayloadSizes
 from hedgerow.strategies.rounds import EvaluateFn, Progress, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import GraphAt, Router
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, payload_bytes, view
 
@@ -170,7 +170,7 @@ class Gossip(Strategy):
         **options: Unpack[FederationOptions],
     ) -> None:
         if num_iterations is not None:
-            at_least(1, num_iterations=num_iterations)
+            int_at_least(1, num_iterations=num_iterations)
         options.setdefault("max_repeats", _MAX_LOST)
         options["min_available_nodes"] = method.num_nodes
         self.method = method
@@ -287,7 +287,7 @@ class Gossip(Strategy):
         DivergenceError
             If the nodes' models grow without bound.
         """
-        at_least(0, num_rounds=num_rounds)
+        int_at_least(0, num_rounds=num_rounds)
         _check_empty(initial_arrays)
         if not self.federation.begin(timeout):
             self._forget()

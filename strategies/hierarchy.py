@@ -21,7 +21,7 @@ from hedgerow.strategies.federation import Federation, FederationOptions, only_a
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.sd_feel_relayed import EdgeFederation
 from hedgerow.strategies.sd_feel_theory import Scheme, System, inter_seconds, preset, round_seconds
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.edge_servers import cluster_means
@@ -94,7 +94,7 @@ class ClusteredStrategy(Strategy):
         edge_nodes: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
-        at_least(1, num_servers=num_servers, local_steps=local_steps)
+        int_at_least(1, num_servers=num_servers, local_steps=local_steps)
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers = num_servers
         self.local_steps = local_steps
@@ -272,7 +272,7 @@ class ClusteredStrategy(Strategy):
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError if a run of that many rounds would end in the middle of a block."""
-        at_least(0, num_rounds=num_rounds)
+        int_at_least(0, num_rounds=num_rounds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -47,7 +47,7 @@ from hedgerow.strategies.hsgd_setup import (
 )
 from hedgerow.strategies.hsgd_waves import Waves
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.ledger import Ledger
 
@@ -137,8 +137,8 @@ class HSGD(Strategy):
     ) -> None:
         require_intervals(P=global_interval, Q=local_interval)
         in_range("participation", participation, 0.0, 1.0, open_below=True)
-        at_least(0, halving_period=halving_period)
-        at_least(1, original_groups=original_groups)
+        int_at_least(0, halving_period=halving_period)
+        int_at_least(1, original_groups=original_groups)
         for key, number in (
             ("learning_rate", learning_rate),
             ("mu", mu),
@@ -147,14 +147,13 @@ class HSGD(Strategy):
             ("raw_seconds", raw_seconds),
         ):
             in_range(key, number, 0.0, 1e300)
-        if method not in list(Method):
-            raise ValueError(f"method is {method!r}; valid is one of {', '.join(Method)}")
+        one_of("method", method, Method)
         self.method = Method(method)
         check_combination(self.method, aggregate, original_groups, raw_bytes + raw_seconds, adaptive)
         if adaptive is not None:
             in_range("learning_rate", learning_rate, 0.0, 1e300, open_below=True)
         if num_groups is not None:
-            at_least(1, num_groups=num_groups)
+            int_at_least(1, num_groups=num_groups)
         if options.setdefault("fraction_evaluate", 0.0) != 0.0:
             raise ValueError(f"fraction_evaluate is {options['fraction_evaluate']!r}; valid is 0 in HSGD")
         self.participation = participation
@@ -289,7 +288,7 @@ class HSGD(Strategy):
         TooFewRepliesError
             If too few groups are left in a round however often it is repeated.
         """
-        at_least(0, num_rounds=num_rounds)
+        int_at_least(0, num_rounds=num_rounds)
         if not self.federation.begin(timeout):
             self._forget()
         self._set_up(initial_arrays, grid)

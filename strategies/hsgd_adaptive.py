@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from hedgerow.strategies.hsgd_probes import Probing, Seen
 from hedgerow.strategies.hsgd_theory import choose_eta, choose_same_interval, eta_max, interval_max
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least
 
 __all__ = ["Adaptive", "Choice"]
 
@@ -56,8 +56,8 @@ class Adaptive:
     probing: Probing = field(default_factory=Probing)
 
     def __post_init__(self) -> None:
-        at_least(1, iterations=self.iterations)
-        at_least(0, replan_every=self.replan_every)
+        int_at_least(1, iterations=self.iterations)
+        int_at_least(0, replan_every=self.replan_every)
         if self.eta not in ("keep", "strategy3"):
             raise ValueError(f"eta is {self.eta!r}; valid is 'keep' or 'strategy3'")
         if self.eta_power not in (2, 3):

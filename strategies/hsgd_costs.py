@@ -10,7 +10,7 @@ saying what they hold, and prints no cost of the baselines: both follow here fro
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from hedgerow.wire.checks import at_least, not_negative
+from hedgerow.wire.checks import at_least, not_negative, one_of
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.sparse_rows import row_bytes
 
@@ -296,8 +296,7 @@ def _ratio(method: Method) -> float:
 
 
 def _valid_method(method: str) -> Method:
-    if method not in list(Method):
-        raise ValueError(f"method is {method!r}; valid is one of {', '.join(Method)}")
+    one_of("method", method, Method)
     return Method(method)
 
 

@@ -20,7 +20,7 @@ from hedgerow.strategies.hsgd_books import Books
 from hedgerow.strategies.hsgd_estimates import Estimates, estimate, gradient_variance
 from hedgerow.strategies.hsgd_groups import Group, draw
 from hedgerow.strategies.hsgd_interval import GroupRound, LocalInterval, Terms
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose
 
 __all__ = ["LostProbeError", "Prober", "Probing", "Seen"]
@@ -68,9 +68,9 @@ class Probing:
     final_loss: float | None = None
 
     def __post_init__(self) -> None:
-        at_least(1, steps=self.steps, batches=self.batches)
+        int_at_least(1, steps=self.steps, batches=self.batches)
         if self.batch is not None:
-            at_least(1, batch=self.batch)
+            int_at_least(1, batch=self.batch)
         if self.aggregate not in ("max", "mean"):
             raise ValueError(f"aggregate is {self.aggregate!r}; valid is 'max' or 'mean'")
         if self.final_loss is not None:

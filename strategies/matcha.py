@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from hedgerow.strategies.topology import laplacian
-from hedgerow.wire.checks import at_least, in_range
+from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Activation", "activation_probabilities", "matchings"]
@@ -162,7 +162,7 @@ class Activation:
     budget: float = 0.5
 
     def __post_init__(self) -> None:
-        at_least(2, num_nodes=len(self.graph))
+        int_at_least(2, num_nodes=len(self.graph))
         in_range("budget", self.budget, 0.0, 1.0, open_below=True)
 
     @cached_property

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least
 
 __all__ = ["DivergenceError", "Look", "Monitor", "Sight"]
 
@@ -99,7 +99,7 @@ class Monitor:
     """
 
     def __init__(self, sparsity: int, *, tol: float | None = None, measures_loss: bool = True) -> None:
-        at_least(1, sparsity=sparsity)
+        int_at_least(1, sparsity=sparsity)
         if tol is not None and not tol > 0:
             raise ValueError(f"tol is {tol!r}; valid is a number > 0, or None")
         self.sparsity = sparsity

@@ -8,7 +8,7 @@ A relay counts by this table alone: it must not be able to decode what it carrie
 import re
 from dataclasses import dataclass
 
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least
 
 __all__ = ["PayloadSizes"]
 
@@ -47,13 +47,13 @@ class PayloadSizes:
     per_receiver: bool = False
 
     def __post_init__(self) -> None:
-        at_least(1, dim=self.dim, vectors=self.vectors)
+        int_at_least(1, dim=self.dim, vectors=self.vectors)
         if self.sparsity is not None:
-            at_least(1, sparsity=self.sparsity)
+            int_at_least(1, sparsity=self.sparsity)
             if self.sparsity > self.dim:
                 raise ValueError(f"sparsity is {self.sparsity!r}; valid is 1 to dim = {self.dim}")
         if self.measurements is not None:
-            at_least(1, measurements=self.measurements)
+            int_at_least(1, measurements=self.measurements)
         _ = self.message_bits
 
     def bits(self, payload: bytes) -> int:

@@ -17,7 +17,7 @@ from typing import Literal, Self, get_args
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from hedgerow.wire.checks import at_least, positive, probability
+from hedgerow.wire.checks import int_at_least, one_of, positive, probability
 
 __all__ = [
     "Privacy",
@@ -75,8 +75,7 @@ class Privacy:
     def __post_init__(self) -> None:
         if self.noise_source not in (None, "entropy", "seed"):
             raise ValueError(f"noise_source is {self.noise_source!r}; valid is 'entropy', 'seed' or None")
-        if self.mode not in get_args(PrivacyMode):
-            raise ValueError(f"mode is {self.mode!r}; valid is one of {', '.join(get_args(PrivacyMode))}")
+        one_of("mode", self.mode, get_args(PrivacyMode))
         positive(epsilon=self.epsilon)
         probability(delta=self.delta)
         positive(sensitivity=self.sensitivity, clip=self.clip)
@@ -122,7 +121,7 @@ class Privacy:
         """
         if self.mode == "none":
             raise ValueError("mode is 'none'; valid is 'paper' or 'sound': there is no noise to account for")
-        at_least(1, count=count)
+        int_at_least(1, count=count)
         delta = self.delta if delta is None else delta
         probability(delta=delta)
         claimed_epsilon, claimed_delta = claimed_total(self.epsilon, self.delta, count)
@@ -206,7 +205,7 @@ class PrivacyReport:
 
 def releases(iterations: int, kappa: int) -> int:
     """Return how many gradients a node releases in K iterations, 1 + floor((K - 1) / kappa)."""
-    at_least(1, iterations=iterations, kappa=kappa)
+    int_at_least(1, iterations=iterations, kappa=kappa)
     return 1 + (iterations - 1) // kappa
 
 
@@ -291,7 +290,7 @@ def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
     """
     positive(epsilon=epsilon)
     probability(delta=delta)
-    at_least(1, count=count)
+    int_at_least(1, count=count)
     low, high = 1e-12, 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2

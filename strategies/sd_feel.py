@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hedgerow.strategies.hierarchy import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel_theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["EDGE_SERVERS", "FedAvg", "Feel", "HierFAvg", "SDFeel"]
@@ -88,8 +88,8 @@ class SDFeel(ClusteredStrategy):
         edge_servers: str = "emulated",
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        at_least(1, tau2=tau2)
-        at_least(0, alpha=alpha)
+        int_at_least(1, tau2=tau2)
+        int_at_least(0, alpha=alpha)
         if edge_servers not in EDGE_SERVERS:
             raise ValueError(
                 f"edge_servers is {edge_servers!r}; valid is {' or '.join(map(repr, EDGE_SERVERS))}"
@@ -188,7 +188,7 @@ class HierFAvg(ClusteredStrategy):
         clusters: Sequence[int] | None = None,
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        at_least(1, tau2=tau2)
+        int_at_least(1, tau2=tau2)
         super().__init__(clusters=clusters, num_servers=num_servers, local_steps=tau1, **options)
         self.tau2 = tau2
 

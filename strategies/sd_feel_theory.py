@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hedgerow.wire.checks import at_least, not_negative, positive, require
+from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
 from hedgerow.wire.clock import Compute, Rates
 
 __all__ = [
@@ -142,8 +142,7 @@ def preset(name: str, *, num_params: int | None = None, flops_per_iteration: flo
     ValueError
         If the name is unknown, or ``"honest"`` lacks a number.
     """
-    if name not in PRESETS:
-        raise ValueError(f"preset is {name!r}; valid is one of {', '.join(PRESETS)}")
+    one_of("preset", name, PRESETS)
     if name == "honest":
         if num_params is None or flops_per_iteration is None:
             raise ValueError(
@@ -156,8 +155,7 @@ def preset(name: str, *, num_params: int | None = None, flops_per_iteration: flo
 
 
 def _valid_scheme(scheme: str) -> Scheme:
-    if scheme not in list(Scheme):
-        raise ValueError(f"scheme is {scheme!r}; valid is one of {', '.join(Scheme)}")
+    one_of("scheme", scheme, Scheme)
     return Scheme(scheme)
 
 

@@ -23,7 +23,7 @@ from hedgerow.strategies.exchange import ExchangeReport, Node
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.schedules import Schedule
-from hedgerow.wire.checks import at_least, one_of
+from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
@@ -67,7 +67,7 @@ class InnerSolver:
     batch: Literal["fixed", "fresh"] = "fixed"
 
     def __post_init__(self) -> None:
-        at_least(1, steps=self.steps)
+        int_at_least(1, steps=self.steps)
         if not 0 <= self.tol < 1:
             raise ValueError(f"tol is {self.tol!r}; valid is a number in [0, 1)")
         if self.batch not in ("fixed", "fresh"):
@@ -143,8 +143,8 @@ class SimilarityFree(Strategy):
         probe_rounds: int = 0,
         **options: Unpack[FederationOptions],
     ) -> None:
-        at_least(1, local_iters=local_iters, batch_size=batch_size)
-        at_least(0, probe_rounds=probe_rounds)
+        int_at_least(1, local_iters=local_iters, batch_size=batch_size)
+        int_at_least(0, probe_rounds=probe_rounds)
         one_of("operator", operator, ("gradient", "prox"))
         one_of("schedule_drives", schedule_drives, ("local", "round"))
         one_of("weighting", weighting, ("uniform", "examples"))
@@ -259,7 +259,7 @@ class SimilarityFree(Strategy):
         TooFewRepliesError
             If a round stays under ``min_train_nodes`` however often it is repeated.
         """
-        at_least(0, num_rounds=num_rounds)
+        int_at_least(0, num_rounds=num_rounds)
         if not self.federation.begin(timeout):
             self._forget()
         return run_rounds(

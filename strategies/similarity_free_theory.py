@@ -744,7 +744,7 @@ def fedprox_similarity_margin(
     ValueError
         If the form is unknown or a number is out of range.
     """
-    require("form", form, "one of as-quoted, original", form in ("as-quoted", "original"))
+    one_of("form", form, ("as-quoted", "original"))
     positive(mu=mu, mu_bar=mu_bar, L=L)
     not_negative(dissimilarity=dissimilarity)
     require("inexactness", inexactness, "a number in [0, 1]", 0 <= inexactness <= 1)

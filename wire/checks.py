@@ -1,11 +1,22 @@
 """Checks of parameters: an error names the parameter, its value and what is valid."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-__all__ = ["at_least", "in_range", "is_real", "not_negative", "one_of", "positive", "probability", "require"]
+__all__ = [
+    "at_least",
+    "in_range",
+    "int_at_least",
+    "is_real",
+    "not_negative",
+    "one_of",
+    "positive",
+    "probability",
+    "require",
+]
 
 
 def require(key: str, value: object, valid: str, holds: bool) -> None:
@@ -16,9 +27,12 @@ def require(key: str, value: object, valid: str, holds: bool) -> None:
 
 def at_least(least: int, **numbers: int) -> None:
     """Raise ValueError unless each number is an integer >= ``least``, Python's or numpy's."""
-    for key, number in numbers.items():
-        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        require(key, number, f"an integer >= {least}", whole and number >= least)
+    _integers(int | np.integer, least, numbers)
+
+
+def int_at_least(least: int, **numbers: int) -> None:
+    """Raise ValueError unless each is Python's integer >= ``least``: messages and records take no other."""
+    _integers(int, least, numbers)
 
 
 def is_real(value: object) -> bool:
@@ -55,3 +69,9 @@ def one_of(key: str, value: object, names: Iterable[str]) -> None:
     """Raise ValueError unless ``value`` is one of the names."""
     known = tuple(names)
     require(key, value, f"one of {', '.join(known)}", value in known)
+
+
+def _integers(kinds: Any, least: int, numbers: Mapping[str, object]) -> None:
+    for key, number in numbers.items():
+        whole = isinstance(number, kinds) and not isinstance(number, bool)
+        require(key, number, f"an integer >= {least}", whole and number >= least)  # type: ignore[operator]

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hedgerow.wire.checks import at_least, in_range, is_real, not_negative, one_of, positive, probability
+from hedgerow.wire.checks import (
+    at_least,
+    in_range,
+    int_at_least,
+    is_real,
+    not_negative,
+    one_of,
+    positive,
+    probability,
+)
 
 NO_NUMBERS: list[Any] = [math.nan, math.inf, -math.inf, True, "1", None, np.float32("nan"), 1j]
 
@@ -22,6 +31,13 @@ def test_integers_from_the_least_on_are_valid(value: int) -> None:
 def test_what_is_no_integer_or_too_small_is_named(value: Any) -> None:
     with pytest.raises(ValueError, match=r"^rounds is .*; valid is an integer >= 2$"):
         at_least(2, ok=2, rounds=value)
+
+
+@pytest.mark.parametrize("value", [1, 2.0, np.int64(2), *NO_NUMBERS])
+def test_what_travels_is_pythons_integer(value: Any) -> None:
+    int_at_least(2, rounds=2)
+    with pytest.raises(ValueError, match=r"^rounds is .*; valid is an integer >= 2$"):
+        int_at_least(2, rounds=value)
 
 
 @pytest.mark.parametrize(
