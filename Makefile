@@ -7,7 +7,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 .PHONY: run test test-slow test-faults lint
 
 run: .venv/.runtime
-	$(BIN)/hedgerow run flower_apps/sd_feel --engine flower
+	$(BIN)/hedgerow run flower_apps/sd-feel --engine flower
 
 test: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest

@@ -29,9 +29,9 @@ from unittest import mock
 
 from flwr.app import Message
 
-from hedgerow.sim import launch
-from hedgerow.sim.deploy import Deployment, SuperNode
-from hedgerow.sim.engine import InProcessGrid
+from hedgerow.sim.deploy.launcher import Deployment, SuperNode
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs import launch
 
 HERE = Path(__file__).parent
 APPS = HERE.parent / "flower_apps"

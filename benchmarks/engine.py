@@ -20,7 +20,7 @@ import numpy as np
 import typer
 from processes import Measured, measure
 
-from hedgerow.sim.recording import read_rounds
+from hedgerow.sim.runs.recorder import read_rounds
 
 HERE = Path(__file__).resolve().parent
 APPS = HERE.parent / "flower_apps"
@@ -62,7 +62,7 @@ def overhead(repeats: Repeats = 3) -> None:
 def app_run(engine: str, config: str) -> tuple[Measured, float]:
     """Return the whole process and the median seconds of a round after the first."""
     with tempfile.TemporaryDirectory() as folder:
-        measured = hedgerow(APPS / "sd_feel", engine, f"{config} output-dir='{folder}'")
+        measured = hedgerow(APPS / "sd-feel", engine, f"{config} output-dir='{folder}'")
         rounds = read_rounds(next(Path(folder).iterdir()))
     return measured, median(record["wall_seconds"] for record in rounds[2:])
 

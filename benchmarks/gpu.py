@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from hedgerow.clients.looping import train_one
-from hedgerow.clients.stack_memory import chunk_size, node_bytes
-from hedgerow.clients.stacked_layers import StackedLayers, stacked_layers
-from hedgerow.clients.stacking import train_stack
-from hedgerow.clients.work import LocalWork
+from hedgerow.clients.training.loop import train_one
+from hedgerow.clients.training.memory import chunk_size, node_bytes
+from hedgerow.clients.training.stack import train_stack
+from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
+from hedgerow.clients.training.work import LocalWork
 from hedgerow.tasks import build_model, count_parameters
 
 IMAGES = (1, 28, 28)

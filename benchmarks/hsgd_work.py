@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from hedgerow.clients.hsgd_step import (
+from hedgerow.clients.hsgd.step import (
     DeviceStack,
     HospitalStack,
     block_size,

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.clients.looping import train_loop, train_one
-from hedgerow.clients.stacking import train_stack, train_stacks
-from hedgerow.clients.work import LocalWork, cross_entropy
+from hedgerow.clients.training.loop import train_loop, train_one
+from hedgerow.clients.training.stack import train_stack, train_stacks
+from hedgerow.clients.training.work import LocalWork, cross_entropy
 from hedgerow.tasks import MODELS, build_model
 
 IMAGES = (1, 28, 28)

@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import Privacy, noise, noise_root, privacy_of
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
-from hedgerow.clients.problems import Problem
 from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
 from hedgerow.wire.onebit import OneBit

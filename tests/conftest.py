@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hedgerow.sim._compat import flower_identity as identity
+from hedgerow.sim.engine._compat import flower_identity as identity
 
 
 @pytest.fixture

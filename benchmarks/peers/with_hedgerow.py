@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord
 from task import BATCH, CLIENTS, COHORT, LR, Rounds, read_task
 
 from hedgerow.clients import sd_feel, sd_feel_client
-from hedgerow.sim._compat import flower_identity
-from hedgerow.sim.engine import InProcessGrid
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import Feel
 from hedgerow.tasks import build_model, evaluate, federated
 from hedgerow.wire.records import to_record

@@ -21,7 +21,7 @@ from hedgerow.clients.error_feedback import (
     compressed,
     feed_back,
 )
-from hedgerow.sim.engine import InProcessGrid
+from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import Compressor, parse_compressor, unpack_update
 from hedgerow.wire.records import to_record, to_state_dict

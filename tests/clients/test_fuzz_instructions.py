@@ -7,29 +7,28 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients.ceps.federation import squares
+from tests.clients.fedmud.test_client import message as fedmud_message
+from tests.clients.fedmud.test_client import perceptron, plan_of
+from tests.clients.hsgd.federation import half_square, scalar_model
+from tests.clients.similarity_free.test_client import GRADIENT, PROX
+from tests.clients.training.cases import torch_seeded
 from tests.wire.fuzzing import Decoder, Rng, garbage_bytes, hunt, mutated_bytes
 from torch import nn
 
 from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.ceps import ceps_client
-from hedgerow.clients.fedmud import fedmud_client
+from hedgerow.clients.ceps.client import ceps_client
+from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.gossip import _decode_many
-from hedgerow.clients.hsgd import hsgd_client
-from hedgerow.clients.hsgd_party import Party
+from hedgerow.clients.hsgd.client import hsgd_client
+from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.instructions import local_steps
 from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.similarity_free import similarity_free_client
+from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.wire.calls import NODE_RECORD, RESTORE, STATE, Call
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.records import finite_views, to_record
 from hedgerow.wire.vector_codecs import parse_codec
-
-from .gossip_federation import squares
-from .hsgd_federation import half_square, scalar_model
-from .test_fedmud import message as fedmud_message
-from .test_fedmud import perceptron, plan_of
-from .test_similarity_free import GRADIENT, PROX
-from .training_cases import torch_seeded
 
 RNG = np.random.default_rng(5)
 X = torch.as_tensor(RNG.standard_normal((12, 3)), dtype=torch.float32)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hedgerow.sim.deploy import THREADS
+from hedgerow.sim.deploy.launcher import THREADS
 
 PYPROJECT = """
 [project]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tests.deployment.leftovers import left_running
 
-from hedgerow.sim.deploy import Deployment
-from hedgerow.sim.recording import read_rounds
+from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim.runs.recorder import read_rounds
 
 pytestmark = pytest.mark.slow
 
-APP = Path(__file__).parents[2] / "flower_apps" / "sd_feel"
+APP = Path(__file__).parents[2] / "flower_apps" / "sd-feel"
 ROLES = [{"role": "client"}] * 2 + [{"role": "edge"}] * 2
 CONFIG = (
     "edge-servers=nodes num-servers=2 topology=path tau1=2 tau2=1 alpha=2 iterations=4 batch-size=5 "

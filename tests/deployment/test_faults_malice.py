@@ -70,7 +70,7 @@ CONFIG = f"method=fedavg tau1=1 tau2=1 iterations={len(REASONS)} batch-size=5 mo
 def app(tmp_path: Path) -> Path:
     """The app ``sd_feel`` with the client above in its client's place."""
     folder = tmp_path / "app"
-    shutil.copytree(APPS / "sd_feel", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(APPS / "sd-feel", folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "sd_feel" / "liar.py").write_text(LIAR)
     project = (folder / "pyproject.toml").read_text()
     assert "sd_feel.client_app:app" in project

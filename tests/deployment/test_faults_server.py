@@ -18,7 +18,7 @@ CONFIG = (
 
 def test_a_run_whose_server_was_killed_goes_on_to_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     out = tmp_path / "there"
-    with trial(APPS / "similarity_free", 2, f"{CONFIG} checkpoint-nodes=always", out) as one:
+    with trial(APPS / "similarity-free", 2, f"{CONFIG} checkpoint-nodes=always", out) as one:
         one.wait_for_round(2)
         assert one.folder is not None
         wait_for((one.folder / "checkpoint" / "latest.npz").exists, "the checkpoint")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.deployment.trials import APPS, Lapse, different, engine, trial
 
-from hedgerow.sim.recording import read_rounds
+from hedgerow.sim.runs.recorder import read_rounds
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ CONFIG = "num-servers=2 topology=path tau1=1 tau2=1 iterations=5 batch-size=5 mo
 
 
 def test_a_node_that_hangs_costs_a_round_its_deadline_and_its_late_answer_is_not_used(tmp_path: Path) -> None:
-    with trial(APPS / "sd_feel", 2, f"{CONFIG} round-timeout={TIMEOUT}", tmp_path / "there") as one:
+    with trial(APPS / "sd-feel", 2, f"{CONFIG} round-timeout={TIMEOUT}", tmp_path / "there") as one:
         node = one.deployment.nodes[1]
         one.wait_for_round(1)
         one.wait_until_at_work(node)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.deployment.trials import APPS, Trial, trial
 
-from hedgerow.sim.certificates import make_credentials
-from hedgerow.sim.deploy import SuperNode
-from hedgerow.sim.flower_cli import environment
-from hedgerow.sim.processes import StartError, free_ports
+from hedgerow.sim.deploy.certificates import make_credentials
+from hedgerow.sim.deploy.flower_cli import environment
+from hedgerow.sim.deploy.launcher import SuperNode
+from hedgerow.sim.deploy.processes import StartError, free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def refusal(one: Trial, name: str, ca: Path, key: Path) -> str:
 
 def test_a_wrong_ca_and_an_unknown_key_are_refused_with_a_reason_and_the_run_goes_on(tmp_path: Path) -> None:
     others = make_credentials(tmp_path / "others", 1)
-    with trial(APPS / "sd_feel", 2, CONFIG, tmp_path / "out", tls=True) as one:
+    with trial(APPS / "sd-feel", 2, CONFIG, tmp_path / "out", tls=True) as one:
         ours, own_key = one.deployment.home / "keys", one.deployment.home / "keys" / "node1"
         distrust = refusal(one, "distrusting", others.ca, own_key)
         unknown = refusal(one, "unknown", ours / "ca.crt", others.nodes[0].private)

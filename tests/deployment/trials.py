@@ -21,11 +21,11 @@ from flwr.app import RecordDict
 from tests.deployment.leftovers import left_running
 
 from hedgerow.clients.app import BatchClientApp
-from hedgerow.sim.deploy import Deployment, SuperNode
-from hedgerow.sim.faults import Fate, FaultModel
-from hedgerow.sim.flower_cli import FlowerRun
-from hedgerow.sim.launch import load_app, plan_run, run_app
-from hedgerow.sim.recording import read_rounds
+from hedgerow.sim.deploy.flower_cli import FlowerRun
+from hedgerow.sim.deploy.launcher import Deployment, SuperNode
+from hedgerow.sim.engine.faults import Fate, FaultModel
+from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.wire.calls import Call
 
 APPS = Path(__file__).parents[2] / "flower_apps"

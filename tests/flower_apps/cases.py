@@ -13,8 +13,8 @@ import fedmud.settings
 import hsgd.settings
 import sd_feel.settings
 import similarity_free.settings
-from hedgerow.sim.launch import AppSpec, LoadedApp, find_app, load_app, plan_run, run_app
-from hedgerow.sim.recording import read_rounds
+from hedgerow.sim.runs.launch import AppSpec, LoadedApp, find_app, load_app, plan_run, run_app
+from hedgerow.sim.runs.recorder import read_rounds
 
 APPS = Path(__file__).parents[2] / "flower_apps"
 

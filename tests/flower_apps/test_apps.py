@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.flower_apps.cases import CASES, AppCase, Run, losses
 
-from hedgerow.sim.launch import plan_run, run_app
-from hedgerow.sim.settings import SettingsError
-from hedgerow.sim.sweep import plan_sweep
-from hedgerow.sim.sweep_file import read_sweep
+from hedgerow.sim.runs.launch import plan_run, run_app
+from hedgerow.sim.runs.settings import SettingsError
+from hedgerow.sim.runs.sweep import plan_sweep
+from hedgerow.sim.runs.sweep_file import read_sweep
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 every_bad_value = pytest.mark.parametrize(

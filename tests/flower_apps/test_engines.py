@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.sim.recording import read_rounds
+from hedgerow.sim.runs.recorder import read_rounds
 
 APPS = Path(__file__).parents[2] / "flower_apps"
 

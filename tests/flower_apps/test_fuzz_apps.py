@@ -88,7 +88,7 @@ def run(
 ) -> tuple[list[Any], int]:
     """Return each round's replies and losses, and what was lost by reason in all."""
     folder.mkdir()
-    monkeypatch.setattr("hedgerow.sim.engine.corrupted", corrupted)
+    monkeypatch.setattr("hedgerow.sim.engine.grid.corrupted", corrupted)
     faults = {
         "fault-corrupt": "nan",
         "fault-corrupt-rate": _RATES.get(case.name, 0.15),

@@ -13,20 +13,20 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.common.serde import recorddict_to_proto
-from tests.clients.hsgd_federation import half_square, parties, scalar_model, tanh_model
+from tests.clients.hsgd.federation import half_square, parties, scalar_model, tanh_model
 from tests.flower_apps.cases import HSGD as CASE
 from tests.flower_apps.cases import Run
 from tests.oracles.hsgd import Theta, central_sgd, merged, pairs, top_k
 from tests.oracles.hsgd import run as oracle
 from tests.oracles.test_hsgd_oracle import CENTRAL_1, FINALS, START, TOY, flat, network, shrinking, subsets
-from tests.strategies.hsgd_nodes import Spy
-from tests.strategies.hsgd_nodes import run as play
+from tests.strategies.hsgd.nodes import Spy
+from tests.strategies.hsgd.nodes import run as play
 
 from hedgerow.clients import Party, hsgd_client
-from hedgerow.sim.settings import SettingsError
+from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.strategies import HSGD
-from hedgerow.strategies import hsgd as module
-from hedgerow.strategies.hsgd_groups import Group, batch_size, draw
+from hedgerow.strategies.hsgd import strategy as module
+from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
 from hedgerow.tasks import DatasetNotFound, evaluate_split, split_loss
 from hsgd import settings
 from hsgd.evaluation import SplitMetrics

@@ -14,12 +14,12 @@ from tests.flower_apps.cases import SD_FEEL, Run, losses
 from tests.flower_apps.test_apps import problems
 from tests.flower_apps.test_engines import Job, assert_same_run, finish, kill_in_a_run, start
 
-from hedgerow.sim._compat import flower_identity, read_toml
-from hedgerow.sim.engine import InProcessGrid
-from hedgerow.sim.launch import plan_run, run_app
-from hedgerow.sim.recording import read_config, read_rounds
+from hedgerow.sim.engine._compat import flower_identity, read_toml
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.launch import plan_run, run_app
+from hedgerow.sim.runs.recorder import read_config, read_rounds
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
-from hedgerow.strategies.sd_feel_theory import PRESETS, latency, preset, traffic
+from hedgerow.strategies.sd_feel.theory import PRESETS, latency, preset, traffic
 from sd_feel import settings
 
 DEFAULTS, SMALL, METHODS = SD_FEEL.defaults, SD_FEEL.small, SD_FEEL.methods

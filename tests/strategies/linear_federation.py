@@ -14,10 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from hedgerow.sim._compat import flower_identity
-from hedgerow.sim.engine import InProcessGrid
-from hedgerow.sim.faults import FaultModel
-from hedgerow.strategies.compressed_layers import CompressedLayers
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.lowrank import Factorisation, LayerShape

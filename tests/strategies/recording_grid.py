@@ -5,7 +5,7 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 
-from hedgerow.sim.engine import App, InProcessGrid
+from hedgerow.sim.engine.grid import App, InProcessGrid
 
 
 class RecordingGrid(InProcessGrid):

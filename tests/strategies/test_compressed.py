@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
 from torch import nn
 
 from hedgerow.clients.error_feedback import compress_reply
-from hedgerow.sim.checkpoint import load_checkpoint, save_checkpoint
-from hedgerow.sim.engine import InProcessGrid
-from hedgerow.sim.faults import FaultModel
+from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.checkpoint import load_checkpoint, save_checkpoint
 from hedgerow.strategies import SDFeel, TooFewRepliesError
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.wire.records import payload_bytes, to_record

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.sim.engine import InProcessGrid
-from hedgerow.sim.faults import Delay, FaultModel
+from hedgerow.sim.engine.faults import Delay, FaultModel
+from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies.exchange import (
     Exchange,
     Node,

@@ -12,19 +12,19 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from tests.strategies.linear_federation import COMPRESSED, LAYERS, MODEL
 from tests.wire.fuzzing import Decoder, hunt
 
-from hedgerow.sim._compat import flower_identity
+from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.ef21p import EF21P
 from hedgerow.strategies.exchange import Node, _introduced, checked_metrics
-from hedgerow.strategies.fedbat import FedBAT
-from hedgerow.strategies.fedmud import FedMUD
-from hedgerow.strategies.gossip import _Appointment, _next_communication, _seen
-from hedgerow.strategies.gossip import _introduced as _greeted
-from hedgerow.strategies.hsgd_messages import Introduction, Schema, introduction
-from hedgerow.strategies.payload_sizes import PayloadSizes
+from hedgerow.strategies.fedmud.ef21p import EF21P
+from hedgerow.strategies.fedmud.fedbat import FedBAT
+from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.strategy import _Appointment, _next_communication, _seen
+from hedgerow.strategies.gossip.strategy import _introduced as _greeted
+from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.schedules import Fixed
-from hedgerow.strategies.similarity_free import SimilarityFree
+from hedgerow.strategies.similarity_free.strategy import SimilarityFree
 from hedgerow.wire.compress import pack_update, parse_compressor, record_payload
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.limits import MAX_EXAMPLES

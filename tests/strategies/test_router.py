@@ -8,13 +8,13 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.gossip_nodes import Nodes, Spy, payloads_within
+from tests.strategies.gossip.nodes import Nodes, Spy, payloads_within
 
-from hedgerow.sim._compat import flower_identity
-from hedgerow.sim.faults import Delay, FaultModel
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.engine.faults import Delay, FaultModel
 from hedgerow.strategies.exchange import Roster
-from hedgerow.strategies.gossip import HELLO
-from hedgerow.strategies.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.strategy import HELLO
 from hedgerow.strategies.router import NODE_TO_NODE, PUBLISH, Bundles, Router
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from hedgerow.sim._compat import through_the_wire
+from hedgerow.sim.engine._compat import through_the_wire
 from hedgerow.wire.records import (
     Layout,
     LazyArray,

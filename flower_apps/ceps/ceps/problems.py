@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from hedgerow.clients.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
+from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
 from hedgerow.tasks import FederatedData, build_model, federated
 from hedgerow.tasks.regression import LinearData, binary_images, binary_libsvm, linear_part
 

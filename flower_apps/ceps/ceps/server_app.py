@@ -7,8 +7,8 @@ from torch import Tensor
 from ceps import settings
 from ceps.client_app import app as client_app
 from ceps.problems import dimension, network_accuracy
-from hedgerow.sim.serverapp import run_strategy
-from hedgerow.strategies.monitor import Monitor
+from hedgerow.sim.runs.serverapp import run_strategy
+from hedgerow.strategies.gossip.monitor import Monitor
 
 app = ServerApp()
 

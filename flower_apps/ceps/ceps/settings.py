@@ -7,8 +7,8 @@ from typing import Any
 from flwr.app import UserConfigValue
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.serverapp import RUN_SETTINGS
-from hedgerow.sim.settings import (
+from hedgerow.sim.runs.serverapp import RUN_SETTINGS
+from hedgerow.sim.runs.settings import (
     Setting,
     choice,
     flag,
@@ -19,10 +19,10 @@ from hedgerow.sim.settings import (
     text,
     whole,
 )
-from hedgerow.strategies.ceps import CEPS, OneBitCode
-from hedgerow.strategies.decentralised import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
-from hedgerow.strategies.gossip import Gossip
-from hedgerow.strategies.monitor import Monitor
+from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
+from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
+from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import RoundCallback
 

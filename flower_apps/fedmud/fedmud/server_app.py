@@ -6,7 +6,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedmud import settings
 from fedmud.client_app import app as client_app
 from hedgerow.clients import global_task
-from hedgerow.sim.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import run_strategy
 from hedgerow.tasks import CentralMetrics
 from hedgerow.wire.records import to_record
 

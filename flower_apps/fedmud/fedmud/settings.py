@@ -8,8 +8,8 @@ from flwr.app import UserConfigValue
 from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.serverapp import RUN_SETTINGS
-from hedgerow.sim.settings import (
+from hedgerow.sim.runs.serverapp import RUN_SETTINGS
+from hedgerow.sim.runs.settings import (
     Setting,
     choice,
     flag,
@@ -21,7 +21,7 @@ from hedgerow.sim.settings import (
     whole,
 )
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.compressed_layers import CompressedLayers
+from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS
 

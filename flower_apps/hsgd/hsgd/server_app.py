@@ -6,7 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from hedgerow.sim.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import run_strategy
 from hedgerow.strategies import HSGD
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.records import to_record, to_state_dict

@@ -7,11 +7,11 @@ from typing import Any
 
 from flwr.app import UserConfigValue
 
-from hedgerow.sim.serverapp import RUN_SETTINGS
-from hedgerow.sim.settings import Setting, choice, in_range, number, read_settings, refuse, text, whole
+from hedgerow.sim.runs.serverapp import RUN_SETTINGS
+from hedgerow.sim.runs.settings import Setting, choice, in_range, number, read_settings, refuse, text, whole
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
-from hedgerow.strategies.hsgd_costs import Method, Sizes
-from hedgerow.strategies.hsgd_groups import batch_size
+from hedgerow.strategies.hsgd.costs import Method, Sizes
+from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS
 from hsgd.parties import Parties, deal, merges

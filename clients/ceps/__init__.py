@@ -1,0 +1,14 @@
+"""CEPS and its baselines: nodes."""
+
+from hedgerow.clients.ceps.baselines import decentralised_client
+from hedgerow.clients.ceps.client import ceps_client
+from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
+
+__all__ = [
+    "LinearRegression",
+    "LogisticRegression",
+    "Problem",
+    "TorchProblem",
+    "ceps_client",
+    "decentralised_client",
+]

@@ -1,0 +1,123 @@
+"""The client of CEPS and of the methods it is compared with.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithms 1 and 2 at
+one node. ``step.py`` has the iteration, ``gossip.py`` the messages.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients.ceps.baselines import BASELINES
+from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state, neighbour_mean
+from hedgerow.clients.gossip import Memory, Metrics, Node, ProblemFn, Vector, gossip_app
+from hedgerow.clients.instructions import choice, positive, whole
+
+__all__ = ["ceps_client", "penalty"]
+
+
+def ceps_client(problem: ProblemFn) -> BatchClientApp:
+    """Return the ClientApp of CEPS and its baselines.
+
+    It answers ``query.whoami``, ``query.hello``, ``query.publish``, ``train.update`` and, unless the
+    node's own config has ``monitor`` = false, ``query.monitor``. The config of ``query.hello`` holds
+
+    - ``method``: ``ceps`` or one of ``BASELINES``; ``run-seed``; ``num-nodes``; ``neighbours``, a list;
+    - ``codec``, and what it needs: ``s``, ``d``, ``gamma``, ``expand``, ``compand``, ``decoder``,
+      ``phi-density``; ``phi-owner`` (absent: ``sender``);
+    - ``kappa-low`` and ``kappa-high``, between which the node draws its kappa; ``r`` in (0, 1];
+    - ``privacy`` and what ``gradient_noise.privacy_of`` and ``noise_root`` read;
+    - for ``ceps``: ``s``, ``mu``, ``sigma-rule``: ``paper`` with ``sigma-d``, ``samples`` (absent) or
+      ``bits`` (then ``d``), or ``fixed_c`` with ``c``, the only one in the mode ``sound``;
+    - for the others, what ``decentralised_client`` says.
+
+    A second ``query.hello`` of the same run and config changes nothing; it answers where the node is. The
+    state lives in ``context.state``; a node that lost it refuses all but ``query.hello``, and then begins
+    anew at iteration 0, from where the next message takes it to its own.
+
+    Parameters
+    ----------
+    problem : Callable[[Context], Problem]
+        Finds a node's objective. It is asked in each call: keep what is dear to make.
+    """
+    return gossip_app(problem, {"ceps": _CEPS(), **BASELINES})
+
+
+def penalty(largest_eigenvalue: float, num_nodes: int, r: float, d: int) -> float:
+    """Return the paper's sigma_i = lambda_max(A_i^T A_i) / (m (2 r + 0.1) d_i), Section V-B."""
+    return largest_eigenvalue / (num_nodes * (2 * r + 0.1) * d)
+
+
+class _CEPS:
+    """Algorithm 1."""
+
+    def begin(self, node: Node) -> Memory:
+        rules = self._rules(node, self._sigma(node))
+        return _memory(initial_state(node.problem, rules, node.noise(0)), rules.sigma)
+
+    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
+        rules = self._rules(node, memory.counts["sigma"])
+        return _memory(advance(_state(memory), k, rules), rules.sigma)
+
+    def message(self, node: Node, memory: Memory) -> Vector:
+        return memory.arrays["w"]
+
+    def update(
+        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+    ) -> tuple[Memory, Metrics]:
+        state, own = _state(memory), node.place.own
+        rules = self._rules(node, memory.counts["sigma"])
+        after = communicate(state, own, received, node.problem, rules, node.noise(state.iteration))
+        metrics: Metrics = {}
+        if node.privacy.mode != "sound":
+            mean = neighbour_mean(own, state.w, received)
+            metrics["disagreement"] = float(np.sum((state.w - mean) ** 2)) / rules.s
+            metrics["change"] = _relative_change(state.w, after.w)
+        return _memory(after, rules.sigma), metrics
+
+    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+        memory = self.prepare(node, memory, k)
+        return memory, memory.arrays["w"]
+
+    def _rules(self, node: Node, sigma: float) -> Rules:
+        config, place = node.config, node.place
+        fixed_c = choice(config, "sigma-rule", ("paper", "fixed_c")) == "fixed_c"
+        s, mu = whole(config, "s", 1), positive(config, "mu")
+        return Rules(s, mu, place.kappa, sigma, len(place.neighbours), fixed_c, node.privacy)
+
+    def _sigma(self, node: Node) -> float:
+        """Return sigma_i, or c where that is fixed. lambda_max is dear: this is done once a run."""
+        config, place, problem = node.config, node.place, node.problem
+        if choice(config, "sigma-rule", ("paper", "fixed_c")) == "fixed_c":
+            return positive(config, "c")
+        if node.privacy.mode == "sound":
+            raise ValueError(
+                "sigma-rule is 'paper' with privacy 'sound' in the message's config; valid is 'fixed_c': "
+                "the paper's rule reads the data and nothing accounts for it"
+            )
+        by_bits = "sigma-d" in config and choice(config, "sigma-d", ("samples", "bits")) == "bits"
+        d = whole(config, "d", 1) if by_bits else problem.num_examples
+        return penalty(problem.largest_eigenvalue, place.num_nodes, place.r, d)
+
+
+def _state(memory: Memory) -> NodeState:
+    counts = (memory.count(key) for key in ("participants", "gradients", "missed"))
+    return NodeState(memory.arrays["w"], memory.arrays["u"], memory.iteration, *counts)
+
+
+def _memory(state: NodeState, sigma: float) -> Memory:
+    counts = {
+        "participants": state.participants,
+        "gradients": state.gradients,
+        "missed": state.missed,
+        "sigma": sigma,
+    }
+    return Memory({"w": state.w, "u": state.u}, state.iteration, counts)
+
+
+def _relative_change(before: NDArray[np.float64], after: NDArray[np.float64]) -> float:
+    """Return ||after - before|| / ||before||; 1 from zero to anything else."""
+    change, norm = float(np.linalg.norm(after - before)), float(np.linalg.norm(before))
+    return change / norm if norm > 0 else float(change > 0)

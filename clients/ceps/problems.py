@@ -1,0 +1,276 @@
+"""Smooth objectives f_i of one node over one vector: linear and logistic regression, and any PyTorch model.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Section V, Examples 1
+and 2. Ours: gradients clipped record by record, for which the paper's Assumption 5 only hopes; and neural
+networks, whose parameters are flattened to the vector.
+"""
+
+from functools import cached_property
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hedgerow.clients.training.sgd import Loss, cross_entropy
+
+__all__ = ["LinearRegression", "LogisticRegression", "Problem", "TorchProblem"]
+
+Vector = NDArray[np.float64]
+
+# Floats of per-record gradients that a TorchProblem holds at once.
+_CHUNK = 1 << 24
+
+
+class Problem(Protocol):
+    """What a node minimises."""
+
+    @property
+    def n(self) -> int:
+        """The dimension of w."""
+
+    @property
+    def num_examples(self) -> int:
+        """Records, m_i."""
+
+    @property
+    def largest_eigenvalue(self) -> float:
+        """lambda_max(A_i^T A_i), of which the paper makes its sigma_i."""
+
+    @property
+    def curvature(self) -> float:
+        """A Lipschitz constant of the gradient, or an estimate."""
+
+    def value(self, w: Vector) -> float:
+        """Return f_i(w)."""
+
+    def gradient(self, w: Vector, clip: float = inf) -> Vector:
+        """Return the gradient (n,) at w (n,).
+
+        With a finite ``clip`` C > 0 each record's gradient g_t becomes g_t min(1, C / ||g_t||): exchanging
+        one record moves the mean by at most 2 C / m_i. A regulariser, which reads no data, is not clipped.
+        """
+
+
+class _Records:
+    """The records' matrix A (records, n), dense or sparse, of an objective that sees w as A w alone."""
+
+    def __init__(self, A: Any, targets: Vector, name: str) -> None:
+        self._sparse = hasattr(A, "tocsr")
+        self.A: Any = A.tocsr() if self._sparse else np.ascontiguousarray(A, np.float64)
+        self.targets = np.asarray(targets, np.float64)
+        if self.A.ndim != 2 or not min(self.A.shape):
+            raise ValueError(f"A has the shape {self.A.shape}; valid is (records, n), both >= 1")
+        if self.targets.shape != self.A.shape[:1]:
+            raise ValueError(f"{name} has the shape {self.targets.shape}; valid is ({self.A.shape[0]},)")
+        values = self.A.data if self._sparse else self.A
+        if not (np.isfinite(values).all() and np.isfinite(self.targets).all()):
+            raise ValueError(f"A or {name} has NaN or infinite entries; valid are finite numbers")
+
+    def products(self, w: Vector) -> Vector:
+        return np.asarray(self.A @ w)
+
+    def mean_gradient(self, residuals: Vector, clip: float) -> Vector:
+        """Return the mean of a_t r_t, each clipped to the norm ``clip``."""
+        if clip < inf:
+            norms = self.row_norms * np.abs(residuals)
+            residuals = residuals * np.minimum(1.0, clip / np.maximum(norms, clip))
+        return np.asarray(self.A.T @ residuals) / len(residuals)
+
+    @cached_property
+    def row_norms(self) -> Vector:
+        squares = self.A.multiply(self.A).sum(1) if self._sparse else np.square(self.A).sum(1)
+        return np.sqrt(np.asarray(squares, np.float64).ravel())
+
+    @cached_property
+    def largest_eigenvalue(self) -> float:
+        """lambda_max(A^T A); no n x n matrix is made."""
+        # A device starts a process for every message, most of which do without it.
+        from scipy.sparse.linalg import svds  # noqa: PLC0415
+
+        smaller = min(self.A.shape)
+        if not self.row_norms.any():
+            return 0.0
+        if smaller < 3:  # Too small for Lanczos.
+            return float(np.linalg.norm(self.A.toarray() if self._sparse else self.A, 2)) ** 2
+        start = np.random.default_rng(0).standard_normal(smaller)
+        return float(svds(self.A, k=1, v0=start, return_singular_vectors=False)[0]) ** 2
+
+
+class LinearRegression:
+    """f(w) = ||A w - b||^2 / (2 m), Example 1.
+
+    Parameters
+    ----------
+    A : ndarray or scipy.sparse matrix (m, n)
+        The records.
+    b : ndarray (m,)
+        The targets.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit or a number is not finite.
+    """
+
+    def __init__(self, A: Any, b: Vector) -> None:
+        self._records = _Records(A, b, "b")
+        self.num_examples, self.n = (int(size) for size in self._records.A.shape)
+
+    @property
+    def largest_eigenvalue(self) -> float:
+        """lambda_max(A^T A)."""
+        return self._records.largest_eigenvalue
+
+    @property
+    def curvature(self) -> float:
+        """lambda_max(A^T A) / m."""
+        return self.largest_eigenvalue / self.num_examples
+
+    def value(self, w: Vector) -> float:
+        """Return f(w)."""
+        residuals = self._records.products(w) - self._records.targets
+        return float(residuals @ residuals) / (2 * self.num_examples)
+
+    def gradient(self, w: Vector, clip: float = inf) -> Vector:
+        """Return A^T (A w - b) / m, each record's part clipped to the norm ``clip``."""
+        return self._records.mean_gradient(self._records.products(w) - self._records.targets, clip)
+
+
+class LogisticRegression:
+    """f(w) = mean(ln(1 + exp(a_t w)) - y_t a_t w) + lam ||w||^2 / 2, Example 2.
+
+    Parameters
+    ----------
+    A : ndarray or scipy.sparse matrix (m, n)
+        The records.
+    y : ndarray (m,)
+        Labels, 0 or 1.
+    lam : float (default: 0.001)
+        Weight of the regulariser, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a shape does not fit, a number is not finite, or a label is neither 0 nor 1.
+    """
+
+    def __init__(self, A: Any, y: Vector, lam: float = 0.001) -> None:
+        self._records = _Records(A, y, "y")
+        if strange := set(np.unique(self._records.targets)) - {0.0, 1.0}:
+            raise ValueError(f"y has the label {strange.pop()!r}; valid are 0 and 1")
+        if not 0 <= lam < inf:
+            raise ValueError(f"lam is {lam!r}; valid is a finite number >= 0")
+        self.lam = lam
+        self.num_examples, self.n = (int(size) for size in self._records.A.shape)
+
+    @property
+    def largest_eigenvalue(self) -> float:
+        """lambda_max(A^T A)."""
+        return self._records.largest_eigenvalue
+
+    @property
+    def curvature(self) -> float:
+        """lambda_max(A^T A) / (4 m) + lam, which bounds the Hessian."""
+        return self.largest_eigenvalue / (4 * self.num_examples) + self.lam
+
+    def value(self, w: Vector) -> float:
+        """Return f(w)."""
+        products = self._records.products(w)
+        losses = np.logaddexp(0.0, products) - self._records.targets * products
+        return float(losses.mean()) + self.lam / 2 * float(w @ w)
+
+    def gradient(self, w: Vector, clip: float = inf) -> Vector:
+        """Return A^T (sigmoid(A w) - y) / m + lam w, each record's part clipped to the norm ``clip``."""
+        # The sigmoid as a tanh: exp would overflow.
+        sigmoid = (1.0 + np.tanh(self._records.products(w) / 2)) / 2
+        return self._records.mean_gradient(sigmoid - self._records.targets, clip) + self.lam * w
+
+
+class TorchProblem:
+    """The mean loss of a PyTorch model over its flattened trainable parameters, in their order.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Used in evaluation mode, with the buffers it has; its own parameters stay as they are.
+    x, y : Tensor (records, ...), (records,)
+        The data, on the model's device.
+    loss : Loss (default: cross_entropy)
+        ``(predictions, targets) -> losses``, one a record.
+
+    Raises
+    ------
+    ValueError
+        If there are no records, or not as many targets, or nothing to train.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, loss: Loss = cross_entropy) -> None:
+        if not len(x) or len(x) != len(y):
+            raise ValueError(f"x has {len(x)} records and y {len(y)}; valid are equal numbers >= 1")
+        self._model, self._x, self._y, self._loss = model.eval(), x, y, loss
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ValueError("the model has no trainable parameters; valid is one at least")
+        self._shapes = {name: p.shape for name, p in trained.items()}
+        self._own = torch.cat([p.flatten() for p in trained.values()])
+        self.num_examples, self.n = len(x), self._own.numel()
+
+    @property
+    def largest_eigenvalue(self) -> float:
+        """The curvature times the number of records: what A^T A is for a linear model."""
+        return self.curvature * self.num_examples
+
+    @cached_property
+    def curvature(self) -> float:
+        """The largest modulus of the Hessian's eigenvalues at the model's own parameters, an estimate."""
+        v = torch.from_numpy(np.random.default_rng(0).standard_normal(self.n)).to(self._own)
+        modulus = 0.0
+        for _ in range(30):
+            # The derivative of the gradient along v.
+            direction = (v / v.norm(),)
+            product: Tensor = torch.func.jvp(torch.func.grad(self._mean_loss), (self._own,), direction)[1]
+            v, modulus = product, float(product.norm())
+            if modulus == 0:
+                break
+        return modulus
+
+    def value(self, w: Vector) -> float:
+        """Return the mean loss."""
+        with torch.no_grad():
+            return float(self._mean_loss(self._parameters(w)))
+
+    def gradient(self, w: Vector, clip: float = inf) -> Vector:
+        """Return the gradient, each record's clipped to the norm ``clip``."""
+        parameters = self._parameters(w)
+        if clip == inf:
+            return _numpy(torch.func.grad(self._mean_loss)(parameters))
+        total = torch.zeros_like(parameters)
+        of_records = torch.func.vmap(torch.func.grad(self._record_loss), in_dims=(None, 0, 0))
+        rows = max(1, _CHUNK // self.n)
+        for x, y in zip(torch.split(self._x, rows), torch.split(self._y, rows), strict=True):
+            gradients = of_records(parameters, x, y)  # (records, n)
+            total += (clip / gradients.norm(dim=1).clamp(min=clip)) @ gradients
+        return _numpy(total) / self.num_examples
+
+    def _parameters(self, w: Vector) -> Tensor:
+        return torch.from_numpy(np.asarray(w, np.float64)).to(self._own)
+
+    def _mean_loss(self, parameters: Tensor) -> Tensor:
+        return self._losses(parameters, self._x, self._y).mean()
+
+    def _record_loss(self, parameters: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self._losses(parameters, x[None], y[None])[0]
+
+    def _losses(self, parameters: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        parts = torch.split(parameters, [shape.numel() for shape in self._shapes.values()])
+        named = {
+            name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+        }
+        return self._loss(torch.func.functional_call(self._model, named, (x,)), y)
+
+
+def _numpy(tensor: Tensor) -> Vector:
+    return tensor.detach().cpu().numpy().astype(np.float64)

@@ -1,0 +1,208 @@
+"""One node of CEPS: state in, state out.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, (3)
+and (4). Ours: in the mode ``sound`` the noise stays in u, where the paper's is in one model and gone after a
+few local steps; a node that wanted neighbours and got none keeps still, where (3) would take a huge step from
+itself alone; and ties of the projection go to the smallest index.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.clients.ceps.problems import Problem
+from hedgerow.clients.gradient_noise import Privacy
+from hedgerow.wire.checks import at_least, positive
+from hedgerow.wire.thresholding import largest, project
+
+__all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step", "neighbour_mean"]
+
+Vector = NDArray[np.float64]
+
+_PRIVATE_IN_NOTHING = Privacy()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A node's constants.
+
+    Parameters
+    ----------
+    s : int
+        Nonzeros of a model, >= 1.
+    mu : float
+        Proximal weight of the local steps, > 0.
+    kappa : int
+        Iterations between two communications, >= 1: they are at kappa, 2 kappa, ...
+    sigma : float
+        sigma_i > 0; with ``fixed_c`` it is c, from which sigma_i = c / m_i^k follows at each communication.
+    neighbours : int
+        |N_i| without the node itself, >= 0.
+    fixed_c : bool (default: False)
+        Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
+    privacy : Privacy (default: none)
+        What happens to gradients.
+    """
+
+    s: int
+    mu: float
+    kappa: int
+    sigma: float
+    neighbours: int
+    fixed_c: bool = False
+    privacy: Privacy = _PRIVATE_IN_NOTHING
+
+    def __post_init__(self) -> None:
+        at_least(1, s=self.s, kappa=self.kappa)
+        positive(mu=self.mu, sigma=self.sigma)
+
+    def c(self, participants: int) -> float:
+        """Return c_i = sigma_i m_i^k, the inverse of the step size."""
+        return self.sigma if self.fixed_c else self.sigma * participants
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node at the start of an iteration. The arrays are never changed in place.
+
+    Parameters
+    ----------
+    w, u : NDArray (n,)
+        The model and the frozen drift. u tells as much as a gradient does: it must not leave the node.
+    iteration : int
+        k, >= 0.
+    participants : int
+        m_i of the last communication, with the node itself.
+    gradients : int (default: 1)
+        How often the data were read, which is the number of releases.
+    missed : int (default: 0)
+        Communications that did not take place.
+    """
+
+    w: Vector
+    u: Vector
+    iteration: int
+    participants: int
+    gradients: int = 1
+    missed: int = 0
+
+
+def initial_state(problem: Problem, rules: Rules, xi: Vector) -> NodeState:
+    """Return the state at k = 0, Algorithm 1, initialisation.
+
+    Parameters
+    ----------
+    problem : Problem
+        f_i.
+    rules : Rules
+        The node's constants.
+    xi : NDArray (n,)
+        Noise, which only the mode ``sound`` adds to u^{-1}.
+    """
+    w = np.zeros(problem.n)
+    u = -problem.gradient(w, rules.privacy.clip)
+    if rules.privacy.mode == "sound":
+        u = u + xi
+    return NodeState(w, u, 0, rules.neighbours + 1)
+
+
+def neighbour_mean(own: int, w: Vector, received: Mapping[int, Vector]) -> Vector:
+    """Return the mean of a node's model and those it received, summed in the order of their ids."""
+    total = np.zeros_like(w)
+    for j in sorted({own, *received}):
+        total += w if j == own else received[j]
+    return total / (1 + len(received))
+
+
+def communicate(
+    state: NodeState, own: int, received: Mapping[int, Vector], problem: Problem, rules: Rules, xi: Vector
+) -> NodeState:
+    """Return the state after a communication step, (3).
+
+    Parameters
+    ----------
+    state : NodeState
+        At the iteration k of the communication.
+    own : int
+        i, the node's id.
+    received : Mapping[int, NDArray]
+        z_j (n,) of the participants other than i. None of them is one's own; if there are none, though the
+        node has neighbours, this is a local step, counted as missed.
+    problem : Problem
+        f_i.
+    rules : Rules
+        The node's constants.
+    xi : NDArray (n,)
+        The noise of this communication.
+
+    Raises
+    ------
+    ValueError
+        If the update is not finite.
+    """
+    if not received and rules.neighbours:
+        return replace(local_step(state, rules), missed=state.missed + 1)
+    participants = 1 + len(received)
+    c = rules.c(participants)
+    mean = neighbour_mean(own, state.w, received)
+    u = c * mean - problem.gradient(mean, rules.privacy.clip)  # (3)
+    if rules.privacy.mode == "sound":
+        u = u + xi
+    noisy = u + xi if rules.privacy.mode == "paper" else u
+    if not np.isfinite(noisy).all():
+        raise ValueError(f"c is {c:g} and the update is not finite; valid is a larger sigma")
+    w = project(noisy / c, rules.s)  # (3)
+    return NodeState(w, u, state.iteration + 1, participants, state.gradients + 1, state.missed)
+
+
+def local_step(state: NodeState, rules: Rules) -> NodeState:
+    """Return the state after a local step, (4)."""
+    c = rules.c(state.participants)
+    w = project((state.u + rules.mu * state.w) / (c + rules.mu), rules.s)  # (4)
+    return replace(state, w=w, iteration=state.iteration + 1)
+
+
+def advance(state: NodeState, k: int, rules: Rules) -> NodeState:
+    """Return the state at iteration k: local steps only, bit for bit those of ``local_step``.
+
+    A communication that lies between is lost: it was a local step, and is counted as missed.
+
+    Raises
+    ------
+    ValueError
+        If k is past.
+    """
+    if k < state.iteration:
+        raise ValueError(f"iteration is {k}; valid is {state.iteration} or later, where the node is")
+    missed = _communications_before(k, rules) - _communications_before(state.iteration, rules)
+    w = _local_steps(state, k - state.iteration, rules)
+    return replace(state, w=w, iteration=k, missed=state.missed + missed)
+
+
+def _communications_before(k: int, rules: Rules) -> int:
+    return max(k - 1, 0) // rules.kappa
+
+
+def _local_steps(state: NodeState, steps: int, rules: Rules) -> Vector:
+    """Return the model after so many local steps (4)."""
+    w, u, mu, divisor = state.w, state.u, rules.mu, rules.c(state.participants) + rules.mu
+    while steps > 0:
+        v = (u + mu * w) / divisor
+        kept = largest(v, rules.s)
+        outside = np.abs(u) / divisor
+        outside[kept] = 0.0
+        bar, own, values = outside.max(initial=0.0), u[kept], v[kept]
+        steps -= 1
+        # Off the support w is 0 and nothing moves: as long as the support holds, (4) is about s numbers,
+        # and these soon stand still.
+        while steps > 0:
+            moved = (own + mu * values) / divisor
+            if not np.abs(moved).min() > bar:
+                break
+            steps = 0 if np.array_equal(moved, values) else steps - 1
+            values = moved
+        w = np.zeros_like(u)
+        w[kept] = values
+    return w

@@ -1,0 +1,209 @@
+"""The client of FedMUD and the methods that it is compared with: some layers compressed, the rest FedAvg's.
+
+Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning", eqs. (3) to (9) and the set-up of Section 6: local SGD, without momentum, on the factors of the
+compressed layers and on all that is not compressed. Differs: the server merges, and the node replays its
+merges (``frozen_base.py``); in the authors' code nodes merge, and are sent the dense model all the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from torch import nn
+
+from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.evaluation import evaluate_on_part
+from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
+from hedgerow.clients.fedmud.frozen_base import Bases
+from hedgerow.clients.fedmud.methods import Instruction, Method, Work
+from hedgerow.clients.instructions import only_config, whole
+from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
+from hedgerow.clients.training.sgd import (
+    LocalWork,
+    Loss,
+    State,
+    Trained,
+    TrainingMode,
+    cross_entropy,
+    local_sgd,
+)
+from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.records import to_record
+
+__all__ = ["fedmud_client"]
+
+
+def fedmud_client(
+    task: LocalTaskFn = local_task, training_mode: TrainingMode | None = None, loss: Loss = cross_entropy
+) -> BatchClientApp:
+    """Return the ClientApp of FedMUD, FedLMT, FedHM, FedPara, EF21-P, FedBAT and their FedAvg.
+
+    It answers ``train``, ``query.merge``, ``evaluate`` and ``query.whoami``. A ``train`` message holds
+
+    - ``arrays``: parameters and buffers that are not compressed, under their plain keys;
+    - ``factors`` for the method ``factored``, under ``"<layer key>:<name>"``; absent right after a reset of
+      an update, when the node draws them;
+    - ``base``, or ``merges`` (``factored``) or ``updates`` (``ef21p``, ``fedbat``) from ``from-version``
+      on, or neither where the node holds the current version;
+    - ``config``: ``method`` is ``factored``, ``dense``, ``ef21p`` or ``fedbat``; ``variant``, ``ratio``,
+      ``budget``, ``init-a``, ``layout``, ``tight``, ``skip-front`` and ``skip-back`` plan the factors, whose
+      ``fingerprint`` must come out the same; ``version``, ``from-version`` and ``keep-base`` are about the
+      base; ``run-seed`` draws the factors, ``seed`` and ``server-round`` all else; ``learning-rate``,
+      ``local-epochs``, ``batch-size``; for ``ef21p`` ``keep``, the K of Rand-K.
+
+    The reply's ``arrays`` are what was trained: the factors, ``values`` (``ef21p``), or ``"<key>:bits"`` and
+    ``"<key>:alpha"`` (``fedbat``), and all that is not compressed. Neither base nor frozen factors are ever
+    sent. Its ``metrics`` are ``num-examples``, ``num-batches`` (of one epoch), ``train-loss``,
+    ``base-version`` and ``need-base``: 1, with no arrays and no examples, where the node cannot come by the
+    base. ``query.merge`` takes updates and config alone, and gives metrics alone.
+
+    Parameters
+    ----------
+    task : Callable[[Context], LocalTask] (default: local_task)
+        Finds a node's model and data; the default reads the run config.
+    training_mode : {"auto", "loop", "stack"} or None (default: None)
+        How nodes train; None is the run config's ``training-mode``, or ``auto``. The run config's
+        ``stack-nodes`` bounds how many train at once. ``fedbat`` always trains node by node.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample in training; ``evaluate`` reports cross-entropy and accuracy.
+    """
+
+    def train(calls: Sequence[Call]) -> list[RecordDict | Exception]:
+        answers: dict[int, RecordDict | Exception] = {}
+        rounds: dict[int, _Round] = {}
+        bases = Bases()
+        for position, call in enumerate(calls):
+            try:
+                ready = _Round.of(call, task(call.context), bases)
+                if ready is None:
+                    answers[position] = _needs_base(call)
+                else:
+                    rounds[position] = ready
+            except Exception as error:  # One node's bad task or message must not fail the others.
+                answers[position] = error
+        if rounds:
+            run_config = calls[0].context.run_config
+            mode = training_mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
+            max_nodes = int(run_config.get("stack-nodes", 0)) or None
+            for position, outcome in _trained(rounds, loss, mode, max_nodes).items():
+                answers[position] = rounds[position].reply(outcome)
+        return [answers[position] for position in range(len(calls))]
+
+    def listen(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
+        bases = Bases()
+        return each(lambda call: _listen(call, task(call.context), bases))(calls)
+
+    handlers: dict[str, BatchHandler] = {
+        "train": train,
+        "query.merge": listen,
+        "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
+        "query.whoami": whoami(lambda context: len(task(context).part)),
+    }
+    return BatchClientApp(handlers)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What one node does in one round, read and checked before anything is computed."""
+
+    instruction: Instruction
+    method: Method
+    base: State
+    work: Work
+
+    @classmethod
+    def of(cls, call: Call, task: LocalTask, bases: Bases) -> "_Round | None":
+        """Return the round, or None if the node must be sent the base first."""
+        instruction = Instruction.of(call, task)
+        method = instruction.method()
+        if (base := _base(instruction, method, bases)) is None:
+            return None
+        work = method.work(instruction.rest(method.compressed), base)
+        return cls(instruction, method, base, work)
+
+    def reply(self, outcome: Trained | Exception) -> RecordDict | Exception:
+        """Return what is sent, or what is wrong with it: a model that is not finite is no answer."""
+        if isinstance(outcome, Exception):
+            return outcome
+        arrays = self.method.sent(outcome.state, self.base)
+        if not all(torch.isfinite(value).all() for value in arrays.values()):
+            rate = self.instruction.learning_rate
+            return ValueError(
+                f"learning-rate is {rate:g} and makes the model not finite; valid is a smaller one"
+            )
+        samples = len(self.instruction.task.part)
+        metrics = {
+            "num-examples": samples,
+            "num-batches": math.ceil(samples / self.instruction.batch_size),
+            "train-loss": outcome.mean_loss,
+            "base-version": self.instruction.version,
+            "need-base": 0,
+        }
+        return RecordDict({"arrays": to_record(arrays), "metrics": MetricRecord({**metrics})})
+
+
+def _base(instruction: Instruction, method: Method, bases: Bases) -> State | None:
+    """Return the node's base, {} for a method without one, or None if it cannot be had."""
+    if method.evolution is None:
+        return {}
+    return bases.current(instruction.call, instruction.config, method.evolution)
+
+
+def _trained(
+    rounds: Mapping[int, _Round], loss: Loss, mode: TrainingMode, max_nodes: int | None
+) -> dict[int, Trained | Exception]:
+    """Return what every node learnt, or why it did not; those of one model are trained together."""
+    together: dict[nn.Module, list[int]] = {}
+    for position, one in rounds.items():
+        together.setdefault(one.method.model, []).append(position)
+
+    def train(model: nn.Module, positions: list[int]) -> dict[int, Trained | Exception]:
+        works = [rounds[position].work for position in positions]
+        try:
+            return dict(zip(positions, _train(model, works, loss, mode, max_nodes), strict=True))
+        except Exception as error:  # A batch that a model does not take: its other nodes may have none.
+            if len(positions) == 1:
+                return {positions[0]: error}
+            return {key: outcome for p in positions for key, outcome in train(model, [p]).items()}
+
+    return {key: outcome for group in together.items() for key, outcome in train(*group).items()}
+
+
+def _train(
+    model: nn.Module, works: Sequence[Work], loss: Loss, mode: TrainingMode, max_nodes: int | None
+) -> list[Trained]:
+    """Return what nodes of one model learnt."""
+    sgd = [work for work in works if isinstance(work, LocalWork)]
+    trained = iter(local_sgd(model, sgd, loss, mode, max_nodes=max_nodes))
+    return [
+        train_binarised(model, work, loss) if isinstance(work, BinarisedWork) else next(trained)
+        for work in works
+    ]
+
+
+def _listen(call: Call, task: LocalTask, bases: Bases) -> RecordDict:
+    """Bring the base up to date without training."""
+    instruction = Instruction.of(call, task)
+    lost = _base(instruction, instruction.method(), bases) is None
+    metrics = {
+        "num-examples": 0 if lost else len(task.part),
+        "base-version": instruction.version,
+        "need-base": int(lost),
+    }
+    return RecordDict({"metrics": MetricRecord({**metrics})})
+
+
+def _needs_base(call: Call) -> RecordDict:
+    """Return the answer of a node that cannot train: it has no base, and asks for it."""
+    metrics = {
+        "num-examples": 0,
+        "num-batches": 0,
+        "train-loss": 0.0,
+        "base-version": whole(only_config(call), "version", 0),
+        "need-base": 1,
+    }
+    return RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord({**metrics})})

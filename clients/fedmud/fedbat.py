@@ -1,0 +1,173 @@
+"""FedBAT at a node: the second half of local training learns what one bit a weight can tell.
+
+Paper: S. Li et al., "FedBAT: Communication-Efficient Federated Learning via Learnable Binarization", 2024:
+the update M of frozen weights w is trained as it is at first, then through the stochastic binariser S(M,
+alpha), whose step size alpha of each layer is learnt too. As in the experiments of Y. Li et al. (FedMUD), the
+server's own update comes back as one bit a weight. Ours: of an odd number of steps the middle one still is
+warm-up, so that alpha always has an M to start from; draws come from a stream of the node's own.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hedgerow.clients.training.loop import train_one
+from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
+
+__all__ = ["BinarisedWork", "binarise", "moved_by_signs", "step_size", "train_binarised"]
+
+# phi_0, and the bounds of alpha.
+_COEFFICIENT = 6.0
+_LEAST, _MOST = 5e-4, 5e-2
+
+
+@dataclass(frozen=True)
+class BinarisedWork:
+    """One node's local training.
+
+    Parameters
+    ----------
+    sgd : LocalWork
+        Start, data, batches and step size; the first half of the batches, rounded up, is warm-up.
+    base : Mapping[str, Tensor]
+        w, the weights whose update is binarised; ``sgd.start`` holds the same.
+    stream : torch.Generator
+        What the binariser draws from, on the CPU.
+    """
+
+    sgd: LocalWork
+    base: Mapping[str, Tensor]
+    stream: torch.Generator
+
+
+def train_binarised(model: nn.Module, work: BinarisedWork, loss: Loss = cross_entropy) -> Trained:
+    """Train one node.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The architecture, on the training device; scratch space.
+    work : BinarisedWork
+        The node's.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+
+    Returns
+    -------
+    Trained
+        Its state holds the model without the base's keys, and for each of these ``"<key>:bits"``, uint8
+        (ceil(d / 8),), a set bit for +alpha, and ``"<key>:alpha"``, float32 (1,).
+    """
+    sgd = work.sgd
+    warm_up = math.ceil(len(sgd.batches) / 2)
+    first = train_one(model, LocalWork(sgd.start, sgd.x, sgd.y, sgd.batches[:warm_up], sgd.lr), loss)
+    base = {key: value.to(first.state[key]) for key, value in work.base.items()}
+    update = {key: first.state[key] - value for key, value in base.items()}  # M
+    start = {key: M.abs().mean() for key, M in update.items()}  # alpha_0
+    theta = {key: torch.zeros_like(alpha) for key, alpha in start.items()}
+    dense = [p for name, p in model.named_parameters() if p.requires_grad and name not in base]
+    leaves = [*(value.requires_grad_() for part in (update, theta) for value in part.values()), *dense]
+
+    def binarised() -> State:
+        return {
+            key: binarise(M, step_size(start[key], theta[key]), _draw(M, work.stream))
+            for key, M in update.items()
+        }
+
+    losses = [first.mean_loss * warm_up]
+    for batch in sgd.batches[warm_up:]:
+        index = torch.as_tensor(batch).to(sgd.x.device)
+        weights = {key: base[key] + S for key, S in binarised().items()}  # w + S(M, alpha)
+        mean = loss(functional_call(model, weights, (sgd.x[index],)), sgd.y[index]).mean()
+        gradients = torch.autograd.grad(mean, leaves, materialize_grads=True)
+        with torch.no_grad():
+            torch._foreach_add_(leaves, list(gradients), alpha=-sgd.lr)
+        losses.append(float(mean.detach()))
+    state = {key: value.detach().clone() for key, value in model.state_dict().items() if key not in base}
+    with torch.no_grad():
+        for key, S in binarised().items():
+            state[f"{key}:bits"] = torch.from_numpy(np.packbits(S.cpu().numpy() > 0))
+            state[f"{key}:alpha"] = step_size(start[key], theta[key]).detach().reshape(1).float()
+    return Trained(state, math.fsum(losses) / max(1, len(sgd.batches)))
+
+
+def step_size(start: Tensor, theta: Tensor) -> Tensor:
+    """Return alpha = clip(alpha_0 e^(6 theta), 5e-4, 5e-2)."""
+    return (start * torch.exp(_COEFFICIENT * theta)).clamp(_LEAST, _MOST)
+
+
+def binarise(x: Tensor, alpha: Tensor, uniform: Tensor) -> Tensor:
+    """Return S(x, alpha): +alpha with probability clip((x / alpha + 1) / 2, 0, 1), else -alpha.
+
+    The mean is x within [-alpha, alpha]. The gradient of x is passed on there and is zero beyond; that of
+    alpha is 2 b - (x / alpha + 1) there, with b 1 for +alpha and 0 for -alpha, and the sign of x beyond.
+
+    Parameters
+    ----------
+    x : Tensor
+        Any shape.
+    alpha : Tensor
+        The step size, a scalar > 0.
+    uniform : Tensor
+        Draws from [0, 1), of the shape of x.
+    """
+    return cast(Tensor, _Binarise.apply(x, alpha, uniform))  # type: ignore[no-untyped-call]
+
+
+class _Binarise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, uniform: Tensor) -> Tensor:
+        scaled = x / alpha
+        b = torch.floor((scaled + 1) / 2 + uniform).clamp(0, 1)
+        ctx.save_for_backward(scaled, b)
+        return (2 * b - 1) * alpha
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        scaled, b = ctx.saved_tensors
+        within = scaled.abs() <= 1
+        slope = torch.where(within, 2 * b - (scaled + 1), scaled.sign())
+        return gradient * within, (gradient * slope).sum(), None
+
+
+def moved_by_signs(weights: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> State:
+    """Return the weights moved by the server's update: +alpha or -alpha an entry, alpha of each layer.
+
+    Parameters
+    ----------
+    weights : Mapping[str, Tensor]
+        w, float32 on the CPU.
+    update : Mapping[str, Tensor]
+        ``"<key>:bits"``, uint8 (ceil(d / 8),), and ``"<key>:alpha"``, float32 (1,), of each weight.
+
+    Raises
+    ------
+    ValueError
+        If the update is none of these weights.
+    """
+    sizes = {f"{key}:bits": -(-value.numel() // 8) for key, value in weights.items()}
+    valid = sizes | {f"{key}:alpha": 1 for key in weights}
+    found = {key: value.numel() for key, value in update.items()}
+    if found != valid:
+        raise ValueError(f"the update has the lengths {found}; valid is {valid}")
+    dtypes = {key: torch.uint8 if key.endswith(":bits") else torch.float32 for key in valid}
+    if wrong := [key for key, value in update.items() if value.dtype != dtypes[key]]:
+        raise ValueError(f"{wrong[0]} is {update[wrong[0]].dtype}; valid is {dtypes[wrong[0]]}")
+    return {key: value + _signed(update, key, value.shape) for key, value in weights.items()}
+
+
+def _signed(update: Mapping[str, Tensor], key: str, shape: torch.Size) -> Tensor:
+    alpha = update[f"{key}:alpha"].reshape(())
+    up = np.unpackbits(update[f"{key}:bits"].numpy().ravel(), count=shape.numel())
+    return torch.where(torch.from_numpy(up).bool(), alpha, -alpha).reshape(shape)
+
+
+def _draw(like: Tensor, stream: torch.Generator) -> Tensor:
+    return torch.rand(like.shape, generator=stream).to(like.device)

@@ -1,0 +1,291 @@
+"""What the methods of the FedMUD family train at a node, and what they send of it.
+
+Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), eqs. (3) to (9) and, for the methods that it is compared with, its Section 6.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from torch import Tensor, nn
+
+from hedgerow.clients.fedmud.ef21p import moved_by_largest, random_values
+from hedgerow.clients.fedmud.factored_model import FactoredModel, plan_for
+from hedgerow.clients.fedmud.fedbat import BinarisedWork, moved_by_signs
+from hedgerow.clients.fedmud.frozen_base import Evolution
+from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
+from hedgerow.clients.local_task import LocalTask
+from hedgerow.clients.training.epochs import epoch_batches
+from hedgerow.clients.training.work import LocalWork, State
+from hedgerow.wire.calls import Call
+from hedgerow.wire.compress import rand_k
+from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, Factorisation
+from hedgerow.wire.records import finite_views, received_state
+from hedgerow.wire.seeds import Purpose, torch_generator
+
+__all__ = ["METHODS", "Instruction", "Method", "Work"]
+
+Work = LocalWork | BinarisedWork
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A message to one node, and the task that it is about.
+
+    Parameters
+    ----------
+    call : Call
+        The message and the node's context.
+    config : ConfigRecord
+        The message's one.
+    task : LocalTask
+        The node's.
+    """
+
+    call: Call
+    config: ConfigRecord
+    task: LocalTask
+
+    @classmethod
+    def of(cls, call: Call, task: LocalTask) -> "Instruction":
+        """Read a message; ValueError unless it has one ConfigRecord."""
+        return cls(call, only_config(call), task)
+
+    def method(self) -> "Method":
+        """Return the method that is asked for; ValueError if its keys are not in order."""
+        return METHODS[choice(self.config, "method", tuple(METHODS))](self)
+
+    @property
+    def version(self) -> int:
+        """The base's version nu."""
+        return whole(self.config, "version", 0)
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return whole(self.config, "batch-size", 1)
+
+    @property
+    def learning_rate(self) -> float:
+        """The step size of local SGD."""
+        return positive(self.config, "learning-rate")
+
+    @property
+    def stream(self) -> dict[str, int]:
+        """What all draws of this node in this round come from."""
+        return {
+            "seed": whole(self.config, "seed", 0),
+            "round": whole(self.config, "server-round", 0),
+            "partition_id": self.call.partition_id,
+        }
+
+    def plan(self) -> Factorisation:
+        """Return the factors that the message names, of this node's model.
+
+        Raises
+        ------
+        ValueError
+            If a key is missing or out of range, or the server has planned other factors.
+        """
+        config = self.config
+        plan = _plan(
+            self.task.model,
+            variant=choice(config, "variant", VARIANTS),
+            ratio=positive(config, "ratio"),
+            budget=choice(config, "budget", BUDGETS),
+            init_a=positive(config, "init-a"),
+            layout=choice(config, "layout", LAYOUTS),
+            tight=flag(config, "tight"),
+            **self._skipped(),
+        )
+        if (sent := string(config, "fingerprint")) != plan.fingerprint:
+            raise ValueError(
+                f"fingerprint is {sent!r} in the message's config; valid is {plan.fingerprint!r}, that of "
+                "this node's model: server and node have different models"
+            )
+        return plan
+
+    def compressed_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the compressed layers of a method without factors, by key."""
+        self.plan()  # The same model on both sides.
+        # Which layers are compressed depends on no more than how many are skipped.
+        layers = _plan(self.task.model, variant="lmt", budget="layer", **self._skipped()).layers
+        return {layer.key: layer.shape for layer in layers}
+
+    def rest(self, compressed: Collection[str]) -> State:
+        """Return what is sent as it is: copied, on the task's device, of the model's dtypes.
+
+        Raises
+        ------
+        ValueError
+            If keys or shapes are not those of the model without what is compressed, or a value is not finite.
+        """
+        own = {k: v for k, v in self.task.model.state_dict().items() if k not in compressed}
+        shapes = {key: tuple(value.shape) for key, value in own.items()}
+        sent = received_state(self._record("arrays"), shapes, self.task.x.device)
+        return {key: value.to(own[key].dtype) for key, value in sent.items()}
+
+    def factors(self, plan: Factorisation) -> State:
+        """Return the factors to start from: the message's, or freshly drawn ones.
+
+        Raises
+        ------
+        ValueError
+            If they are not the plan's, not finite, or missing where nodes cannot draw them.
+        """
+        if plan.has_base and "factors" not in self.call.content.array_records:
+            return plan.init(whole(self.config, "run-seed", 0), self.version)
+        factors = {key: torch.tensor(values) for key, values in finite_views(self._record("factors")).items()}
+        plan.check(factors)
+        return factors
+
+    def local_work(self, start: Mapping[str, Tensor]) -> LocalWork:
+        """Return the local epochs from a start."""
+        batches = epoch_batches(
+            self.task.part,
+            **self.stream,
+            epochs=local_steps(self.config, "local-epochs", len(self.task.part)),
+            batch_size=self.batch_size,
+        )
+        return LocalWork(start, self.task.x, self.task.y, batches, self.learning_rate)
+
+    def _skipped(self) -> dict[str, int]:
+        return {f"skip_{side}": whole(self.config, f"skip-{side}", 0) for side in ("front", "back")}
+
+    def _record(self, name: str) -> ArrayRecord:
+        records = self.call.content.array_records
+        if name not in records:
+            raise ValueError(f"the message has the ArrayRecords {sorted(records)}; valid is with {name!r}")
+        return records[name]
+
+
+class Method(Protocol):
+    """A method at one node in one round.
+
+    Made of an instruction; ValueError if keys of its config are missing or out of range.
+    """
+
+    @property
+    def compressed(self) -> Collection[str]:
+        """The keys of the weights that do not travel as they are."""
+
+    @property
+    def evolution(self) -> Evolution | None:
+        """How the base moves; None where there is none."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained, on the training device; scratch space."""
+
+    def work(self, rest: State, base: State) -> Work:
+        """Return the local training, from what travels as it is and the base."""
+
+    def sent(self, state: State, base: State) -> State:
+        """Return what travels of the trained state."""
+
+
+class _Dense:
+    """The model as it is: FedAvg."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        instruction.plan()
+        self.instruction = instruction
+        self.model = instruction.task.model
+        self.compressed: Collection[str] = ()
+        self.evolution: Evolution | None = None
+
+    def work(self, rest: State, base: State) -> Work:
+        return self.instruction.local_work(rest)
+
+    def sent(self, state: State, base: State) -> State:
+        return state
+
+
+class _Factored:
+    """Factors, of updates of the base or of the weights themselves."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction = instruction
+        self.plan = instruction.plan()
+        self.run_seed = whole(instruction.config, "run-seed", 0)
+        self.model = _wrapped(instruction.task.model, self.plan)
+        self.compressed = {layer.key: layer.shape for layer in self.plan.layers}
+        self.evolution = Evolution(self.compressed, "merges", self._merged) if self.plan.has_base else None
+
+    def work(self, rest: State, base: State) -> Work:
+        frozen = self.plan.frozen(self.run_seed, self.instruction.version)
+        factors = self.instruction.factors(self.plan)
+        return self.instruction.local_work(self.model.state_from(rest, factors, frozen, base))
+
+    def sent(self, state: State, base: State) -> State:
+        return self.model.factors_of(state) | self.model.rest_of(state)
+
+    def _merged(self, base: State, version: int, factors: Mapping[str, Tensor]) -> State:
+        self.plan.check(factors)
+        return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
+
+
+class _EF21P:
+    """Weights, K entries of whose change travel."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction = instruction
+        self.model = instruction.task.model
+        self.compressed = instruction.compressed_shapes()
+        self.evolution = Evolution(
+            self.compressed, "updates", lambda base, version, update: moved_by_largest(base, update)
+        )
+        size, keep = sum(map(math.prod, self.compressed.values())), whole(instruction.config, "keep", 1)
+        self.kept = rand_k(size, keep, **instruction.stream)
+
+    def work(self, rest: State, base: State) -> Work:
+        return self.instruction.local_work(rest | base)
+
+    def sent(self, state: State, base: State) -> State:
+        rest = {key: value for key, value in state.items() if key not in base}
+        return rest | {"values": random_values(base, state, self.kept)}
+
+
+class _FedBAT:
+    """Weights, a learnt bit of each one's change of which travels."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction = instruction
+        self.model = instruction.task.model
+        self.compressed = instruction.compressed_shapes()
+        self.evolution = Evolution(
+            self.compressed, "updates", lambda base, version, update: moved_by_signs(base, update)
+        )
+
+    def work(self, rest: State, base: State) -> Work:
+        stream = torch_generator(**self.instruction.stream, purpose=Purpose.COMPRESSION)
+        return BinarisedWork(self.instruction.local_work(rest | base), base, stream)
+
+    def sent(self, state: State, base: State) -> State:
+        return state
+
+
+METHODS: Mapping[str, Callable[[Instruction], Method]] = {
+    "factored": _Factored,
+    "dense": _Dense,
+    "ef21p": _EF21P,
+    "fedbat": _FedBAT,
+}
+
+
+# A model's plans and wrapped copies are made once a process, not once a node and round.
+
+
+@lru_cache(maxsize=16)
+def _plan(model: nn.Module, **arguments: Any) -> Factorisation:
+    return plan_for(model, **arguments)
+
+
+@lru_cache(maxsize=4)
+def _wrapped(model: nn.Module, plan: Factorisation) -> FactoredModel:
+    return FactoredModel(model, plan)

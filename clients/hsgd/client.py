@@ -1,0 +1,131 @@
+"""The nodes of HSGD: hospitals, devices, and edge nodes that host all devices of a group.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 13 to 26, and its baselines JFL
+and TDCD, which are other groupings of the same steps. Differs: all Q steps of a local interval are one
+message; encodings can be clipped and made noisy before they leave a node. ``step.py`` has the
+arithmetic, ``work.py`` what becomes of a message, ``messages.py`` the records.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, config_of
+from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
+from hedgerow.wire.calls import BatchHandler, Call
+
+__all__ = ["hsgd_client"]
+
+Answer = RecordDict | Exception
+Request = TypeVar("Request")
+
+
+class _Job(Protocol):
+    def answer(self) -> RecordDict: ...
+
+
+Job = TypeVar("Job", bound=_Job)
+LoadParty = Callable[[Context], Party]
+
+
+def hsgd_client(load: LoadParty) -> BatchClientApp:
+    """Return the ClientApp of HSGD, C-HSGD, JFL, TDCD and C-TDCD, for every role.
+
+    ===============  ========  ===================================================  =======================
+    type             to        config; arrays                                       reply
+    ===============  ========  ===================================================  =======================
+    query.whoami     all                                                            as ``whoami`` says
+    query.pair       all                                                            config ``pair``: role,
+                                                                                    group, ids, encoding
+    train.exchange   hospital  t, ids, grouping, compress; head, hospital *         head, zeta1
+                     device    t, compress; device                                  zeta2 (1, e2)
+                     edge      t, ids, grouping, compress; device *                 zeta2 (a, e2)
+    train.update     hospital  t, steps, eta0, eta-period, mu, ids, upload; zeta2   head, hospital +; loss
+                     device    t, steps, eta0, eta-period, mu; head, zeta1          device
+                     edge      t, steps, eta0, eta-period, mu, ids, upload; head,   device +
+                               zeta1
+    ===============  ========  ===================================================  =======================
+
+    - ``*`` where a round starts, and there alone: the node takes the model as that of iteration t. Without
+      it the node goes on from its state, and refuses if that is not of iteration t.
+    - ``+`` with ``upload``, which ends the node's part in the round: it forgets its state.
+    - ``ids`` is the batch, in the order of the rows of zeta1 and zeta2; those of an update are a part of the
+      exchange's. The records are ``config``, ``arrays``, and ``metrics`` in replies to updates, with
+      ``num-examples``.
+    - eta_t = ``eta0`` / 2^floor(t / ``eta-period``), constant if that is 0 or absent; ``mu`` may be absent.
+    - ``grouping`` is ``group`` (absent) or ``pairs``, where head (a, n0) and hospital (a, n1) have a row a
+      pair. An edge's reply is the mean of its devices, summed one by one in the order of ids in float64.
+    - ``compress``: head and encodings are in the ConfigRecord ``payload`` instead: ``head`` as bytes, the
+      encodings as lists of bytes, one a row (``hedgerow.wire.sparse_rows``). What comes back so is recognised
+      by itself.
+    - ``clip`` bounds each encoding's L2 norm before it leaves the node, and ``noise-multiplier`` times it is
+      the deviation of the Gaussian noise that is added then; ``noise-source`` is ``seed`` (absent), where
+      the noise comes from (``seed`` of this config or of the run's, t, partition), for simulations, or
+      ``entropy``, the operating system's; the node's own config can demand ``entropy``.
+
+    Only models, encodings and a hospital's mean loss leave a node; features and labels never do. What a node
+    keeps between messages is theta and the ids of its batch; a device keeps theta_2 from the exchange to the
+    update.
+
+    Parameters
+    ----------
+    load : Callable[[Context], Party]
+        Finds a node's party. It is asked in each call: keep what is dear to make.
+    """
+    return BatchClientApp(
+        {
+            "query.whoami": whoami(lambda context: len(load(context).ids)),
+            "query.pair": each(lambda call: _pair(load(call.context))),
+            "train.exchange": _handler(load, ExchangeRequest.of, Exchange.of, encode_all),
+            "train.update": _handler(load, UpdateRequest.of, update_of, step_all),
+        }
+    )
+
+
+def _pair(party: Party) -> RecordDict:
+    about = ConfigRecord({"role": party.role, "group": party.group, "ids": list(party.places)})
+    about["encoding"] = party.encoding
+    return RecordDict({"pair": about})
+
+
+def _handler(
+    load: LoadParty,
+    read: Callable[[ConfigRecord], Request],
+    prepare: Callable[[Call, Party, Request], Job],
+    work: Callable[[list[Job]], None],
+) -> BatchHandler:
+    """Return a handler that prepares call by call, works on all at once, and answers call by call."""
+
+    def handle(calls: Sequence[Call]) -> list[Answer]:
+        requests: dict[int, Request] = {}  # nodes that were told the same were sent the same object
+        answers: list[Answer | None] = [None] * len(calls)
+        jobs: dict[int, Job] = {}
+        for number, call in enumerate(calls):
+            try:
+                config = config_of(call)
+                if id(config) not in requests:
+                    requests[id(config)] = read(config)
+                jobs[number] = prepare(call, load(call.context), requests[id(config)])
+            except Exception as error:  # Whatever is wrong with one node is that node's answer.
+                answers[number] = error
+        try:
+            work(list(jobs.values()))
+        except Exception:  # A job whose state fits no model: the others are worked on without it.
+            for number in list(jobs):
+                try:
+                    work([jobs[number]])
+                except Exception as error:
+                    answers[number] = error
+                    del jobs[number]
+        for number, job in jobs.items():
+            try:
+                answers[number] = job.answer()
+            except Exception as error:
+                answers[number] = error
+        return [one for one in answers if one is not None]
+
+    return handle

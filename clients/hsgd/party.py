@@ -1,0 +1,102 @@
+"""What one node of HSGD holds: a hospital's, a device's or an edge's part of its people's features."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hedgerow.clients.hsgd.step import Loss
+from hedgerow.tasks.split_models import SplitModel, split_loss
+from hedgerow.wire.checks import one_of
+
+__all__ = ["Party"]
+
+ROLES = ("hospital", "device", "edge")
+
+
+@dataclass(frozen=True, eq=False)
+class Party:
+    """What one node holds: its part of its people's features, their labels, and the model's architecture.
+
+    Parameters
+    ----------
+    role : {"hospital", "device", "edge"}
+        A device has exactly one person; an edge hosts the devices of a whole group.
+    group : int
+        m, >= 0.
+    ids : sequence of str
+        The people, each once, in the order of the rows of ``x``.
+    x : Tensor, (n, ...)
+        X_1 at a hospital, else X_2; of the model's dtype and on its device.
+    y : Tensor, (n,)
+        Labels.
+    model : SplitModel
+        The architecture; parameters come by message, and this one's stay as they are. Parties that share
+        the object are worked on together.
+    loss : Loss (default: split_loss)
+        f of (logits, labels), one value a sample.
+
+    Raises
+    ------
+    ValueError
+        A value is not as above.
+    """
+
+    role: str
+    group: int
+    ids: Sequence[str]
+    x: Tensor
+    y: Tensor
+    model: SplitModel
+    loss: Loss = split_loss
+
+    def __post_init__(self) -> None:
+        one_of("role", self.role, ROLES)
+        if self.group < 0:
+            raise ValueError(f"group is {self.group!r}; valid is an integer >= 0")
+        if not len(self.ids) == len(self.x) == len(self.y) or not len(self.ids):
+            raise ValueError(
+                f"ids, x and y have {len(self.ids)}, {len(self.x)} and {len(self.y)} rows; valid is as many, "
+                "and at least one"
+            )
+        if self.role == "device" and len(self.ids) != 1:
+            raise ValueError(f"a device has {len(self.ids)} people; valid is one")
+        if len(self.places) < len(self.ids):
+            raise ValueError(f"ids has {len(self.ids) - len(self.places)} twice; valid is each once")
+        if self.x.dtype != (dtype := next(self.model.parameters()).dtype):
+            raise ValueError(f"x is {self.x.dtype}; valid is the model's {dtype}")
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The row of each id."""
+        return {str(name): row for row, name in enumerate(self.ids)}
+
+    @property
+    def encoding(self) -> int:
+        """The length of this party's encodings, e_1 or e_2."""
+        hospital = self.role == "hospital"
+        return self.model.hospital_encoding if hospital else self.model.device_encoding
+
+    @property
+    def dtype(self) -> Any:
+        """The model's dtype, NumPy's."""
+        return torch.empty(0, dtype=self.x.dtype).numpy().dtype
+
+    def rows(self, ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return x and y of these people.
+
+        Raises
+        ------
+        ValueError
+            If the party does not hold one of them.
+        """
+        if lacking := [name for name in ids if name not in self.places]:
+            raise ValueError(
+                f"ids has {lacking[:3]} in the message's config, {len(lacking)} in all; valid are the "
+                f"{len(self.ids)} people of this {self.role} of group {self.group}"
+            )
+        places = [self.places[name] for name in ids]
+        return self.x[places], self.y[places]

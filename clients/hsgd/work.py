@@ -1,0 +1,276 @@
+"""What becomes of a message of HSGD at its node: from its records to a member of a stack, and to the reply.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 13 to 26.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import MetricRecord, RecordDict
+from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.clients.hsgd.messages import ExchangeRequest, Memory, UpdateRequest, has_arrays, received, reply
+from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.step import (
+    DeviceStack,
+    HospitalStack,
+    block_size,
+    device_steps,
+    encodings,
+    hospital_steps,
+)
+from hedgerow.wire.calls import Call
+
+__all__ = ["Exchange", "encode_all", "step_all", "update_of"]
+
+Vector = NDArray[Any]
+Job = TypeVar("Job")
+
+# Lines 13 to 18: encodings of the batch under the model of iteration t.
+
+
+@dataclass
+class Exchange:
+    """One node's share of an exchange; members of its stack are those with a model of their own."""
+
+    call: Call
+    party: Party
+    request: ExchangeRequest
+    memory: Memory
+    theta: Tensor  # (members, n)
+    x: Tensor  # (members, batch, ...)
+    zeta: Tensor = field(default_factory=lambda: torch.empty(0))  # (members, batch, e)
+
+    @classmethod
+    def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "Exchange":
+        """Prepare one call."""
+        ids = _ids_of(party, request.ids)
+        x, _ = party.rows(ids)
+        if party.role == "device" or has_arrays(call):
+            known = Memory(request.t, _sent_model(call, party))
+        else:
+            known = Memory.at(call.context, request.t)
+            if known.pairs != request.pairs:
+                raise ValueError("grouping is not what the round began with; valid is the same in a round")
+        arrays = known.of_pairs(ids) if request.pairs else known.arrays
+        memory = Memory(request.t, arrays, ids, request.pairs)
+        theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
+        if party.role == "hospital" and not request.pairs:
+            return cls(call, party, request, memory, theta[None], x[None])
+        # A device is a member of its own, also where an edge hosts it: its numbers are the same anywhere.
+        return cls(call, party, request, memory, theta.expand(len(ids), theta.shape[-1]), x[:, None])
+
+    def terms(self) -> Hashable:
+        """Return what the members of one stack have in common."""
+        return id(self.party.model), self.party.role == "hospital", self.x.shape[1:]
+
+    def answer(self) -> RecordDict:
+        """Keep the model of iteration t and return what the other side needs."""
+        zeta = self.zeta.flatten(0, 1).cpu().numpy()  # (batch, e)
+        released = self.request.release(zeta, self.request.t, self.call)
+        arrays = {"zeta2": released}
+        if self.party.role == "hospital":
+            arrays = {"head": self.memory.arrays["head"], "zeta1": released}
+        content = reply(arrays, compress=self.request.compress)
+        self.memory.keep(self.call.context)
+        return content
+
+
+def encode_all(jobs: Sequence[Exchange]) -> None:
+    """Encode the batches of all jobs."""
+    for stack in _stacks(jobs, Exchange.terms):
+        party = stack[0].party
+        encoder = party.model.hospital if party.role == "hospital" else party.model.device
+        theta, x = (torch.cat(parts) for parts in zip(*((job.theta, job.x) for job in stack), strict=True))
+        if party.role != "hospital":
+            _warn_of_revealing(party.encoding, x[0, 0].numel())
+        zeta = encodings(encoder, theta, x)  # (members, batch, e)
+        if zeta.shape[2:] != (party.encoding,):
+            raise ValueError(f"the encoder gives {tuple(zeta.shape[2:])}; valid is ({party.encoding},)")
+        for job, rows in zip(stack, torch.split(zeta, [len(job.theta) for job in stack]), strict=True):
+            job.zeta = rows
+
+
+@lru_cache(maxsize=64)
+def _warn_of_revealing(encoding: int, features: int) -> None:
+    if encoding >= features:
+        log(
+            logging.WARNING,
+            "a device's encoding has %d numbers and its features %d: where the encoder can be inverted it "
+            "reveals them; a shorter encoding, or clip and noise-multiplier, hides more",
+            encoding,
+            features,
+        )
+
+
+def _sent_model(call: Call, party: Party) -> dict[str, Vector]:
+    """Return the blocks that a round starts from."""
+    model = party.model
+    blocks = {"head": model.head, "hospital": model.hospital}
+    if party.role != "hospital":
+        blocks = {"device": model.device}
+    return {key: received(call, key, (block_size(block),), party.dtype) for key, block in blocks.items()}
+
+
+# Lines 22 to 26: Q steps with what was exchanged.
+
+
+@dataclass
+class HospitalUpdate:
+    """One hospital's steps (5) and (6); a pair of JFL is a member of its own, with its one sample."""
+
+    call: Call
+    party: Party
+    request: UpdateRequest
+    ids: tuple[str, ...]
+    pairs: bool
+    stack: HospitalStack
+    after: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
+        """Prepare one call."""
+        ids, memory = _batch_of(call, party, request)
+        x1, y = party.rows(ids)
+        z2 = _tensor(received(call, "zeta2", (len(ids), party.model.device_encoding), party.dtype), party)
+        arrays = memory.of_pairs(ids) if memory.pairs else {k: v[None] for k, v in memory.arrays.items()}
+        head, hospital = _tensor(arrays["head"], party), _tensor(arrays["hospital"], party)
+        # Of a pair the batch is its one sample, of a group it is all of them.
+        x1, z2, y = (part[:, None] if memory.pairs else part[None] for part in (x1, z2, y))
+        return cls(call, party, request, ids, memory.pairs, HospitalStack(head, hospital, x1, z2, y))
+
+    def answer(self) -> RecordDict:
+        """Keep the model of iteration t + Q, or return it where the round ends."""
+        head, hospital, losses = (value.cpu().numpy() for value in self.after)
+        arrays = {"head": head, "hospital": hospital}
+        if not self.pairs:
+            arrays = {key: block[0] for key, block in arrays.items()}
+        return _answered(self, arrays, {"loss": float(losses.mean(dtype=np.float64))})
+
+
+@dataclass
+class DeviceUpdate:
+    """One device's steps (7), or those of all that an edge hosts, each a member."""
+
+    call: Call
+    party: Party
+    request: UpdateRequest
+    ids: tuple[str, ...]
+    pairs: bool
+    stack: DeviceStack
+    after: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(cls, call: Call, party: Party, request: UpdateRequest) -> "DeviceUpdate":
+        """Prepare one call."""
+        ids, memory = _batch_of(call, party, request)
+        x2, y = party.rows(ids)
+        a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
+        own_heads = memory.pairs and party.role == "edge"
+        head = _tensor(received(call, "head", (a, n0) if own_heads else (n0,), party.dtype), party)
+        z1 = _tensor(received(call, "zeta1", (a, e1), party.dtype), party)
+        theta = _tensor(memory.of_pairs(ids)["device"], party)
+        stack = DeviceStack(theta, head.expand(a, n0), z1[:, None], x2[:, None], y[:, None])
+        return cls(call, party, request, ids, memory.pairs, stack)
+
+    def answer(self) -> RecordDict:
+        """Return a device's model; keep an edge's, or return its mean where the round ends."""
+        theta = self.after[0].cpu().numpy()  # (a, n2)
+        if self.party.role == "device":
+            Memory.forget(self.call.context)
+            return RecordDict({**reply({"device": theta[0]}), "metrics": MetricRecord({"num-examples": 1})})
+        keeps_all = self.pairs and not self.request.upload
+        return _answered(self, {"device": theta if keeps_all else _mean(theta)}, {})
+
+
+Update = HospitalUpdate | DeviceUpdate
+
+
+def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
+    """Prepare one call of ``train.update``."""
+    kind = HospitalUpdate if party.role == "hospital" else DeviceUpdate
+    return kind.of(call, party, request)
+
+
+def step_all(jobs: Sequence[Update]) -> None:
+    """Make the steps of all jobs."""
+    hospitals = [job for job in jobs if isinstance(job, HospitalUpdate)]
+    for alike in _stacks(hospitals, _terms):
+        party, request = alike[0].party, alike[0].request
+        stack = HospitalStack(*map(torch.cat, zip(*(job.stack for job in alike), strict=True)))
+        after = hospital_steps(party.model, party.loss, stack, request.rates, request.mu)
+        _hand_out(alike, after)
+    devices = [job for job in jobs if isinstance(job, DeviceUpdate)]
+    for same in _stacks(devices, _terms):
+        party, request = same[0].party, same[0].request
+        stacked = DeviceStack(*map(torch.cat, zip(*(job.stack for job in same), strict=True)))
+        _hand_out(same, [device_steps(party.model, party.loss, stacked, request.rates, request.mu)])
+
+
+def _terms(job: Update) -> Hashable:
+    """Return what the members of one stack have in common."""
+    shapes = tuple(value.shape[1:] for value in job.stack)
+    return id(job.party.model), job.party.loss, shapes, job.request.rates, job.request.mu
+
+
+def _hand_out(jobs: Sequence[Update], after: Sequence[Tensor]) -> None:
+    sizes = [len(job.stack.y) for job in jobs]
+    for job, *own in zip(jobs, *(torch.split(value, sizes) for value in after), strict=True):
+        job.after = own
+
+
+def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], Memory]:
+    """Return the batch, of those who took part in the exchange, and what the node knows since."""
+    ids, memory = _ids_of(party, request.ids), Memory.at(call.context, request.t)
+    memory.places(ids)
+    return ids, memory
+
+
+def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float]) -> RecordDict:
+    """Keep the model at iteration t + Q, or send it and forget it; with the metrics."""
+    context, request = job.call.context, job.request
+    told = MetricRecord({"num-examples": len(job.ids), **metrics})
+    if request.upload:
+        Memory.forget(context)
+        return RecordDict({**reply(arrays), "metrics": told})
+    Memory(request.t + len(request.rates), arrays, job.ids, job.pairs).keep(context)
+    return RecordDict({"metrics": told})
+
+
+def _mean(theta: Vector) -> Vector:
+    """Return (1), summed in the order of ids, which is the order of whoever averages devices elsewhere."""
+    total = np.zeros(theta.shape[1:])
+    for own in theta:
+        total += own
+    mean: Vector = (total / len(theta)).astype(theta.dtype)
+    return mean
+
+
+def _ids_of(party: Party, ids: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the batch: a device's is its one person."""
+    if party.role == "device":
+        return (str(party.ids[0]),)
+    if ids is None:
+        raise ValueError(f"ids is None in the message's config; valid for a {party.role} is a list of ids")
+    return ids
+
+
+def _tensor(array: Vector, party: Party) -> Tensor:
+    """Return an array on the party's device; of a message or state, so that it may not be written into."""
+    return torch.tensor(array, device=party.x.device)
+
+
+def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> list[list[Job]]:
+    """Return the jobs that can be worked on as one, in the order in which they came."""
+    stacks: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        stacks.setdefault(terms(job), []).append(job)
+    return list(stacks.values())

@@ -1,0 +1,266 @@
+"""The client of FedAvg, FedProx and their error-feedback forms: one local operator, then the uplink.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", the worker's lines of Algorithms 1 to 4. The proximal point, which the paper takes
+as given, is approximated by ``proximal.py``; the error memory is kept by ``error_feedback.py``. A
+mini-batch is a function of (seed, client, step of the whole run) alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.error_feedback import Update, compress_updates
+from hedgerow.clients.evaluation import evaluate_on_part
+from hedgerow.clients.instructions import (
+    choice,
+    flag,
+    local_steps,
+    nonnegative,
+    only_config,
+    positive,
+    sent_state,
+    string,
+    whole,
+)
+from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
+from hedgerow.clients.similarity_free.probes import Probe, probe, probe_stream
+from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
+from hedgerow.clients.training.batches import batch_indices
+from hedgerow.clients.training.sgd import (
+    LocalWork,
+    Loss,
+    State,
+    Trained,
+    TrainingMode,
+    cross_entropy,
+    local_sgd,
+)
+from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.compress import Compressor, Identity, parse_compressor
+from hedgerow.wire.records import to_record
+
+__all__ = ["similarity_free_client"]
+
+Work = LocalWork | ProximalWork
+Outcome = Trained | Proximal | ValueError
+
+
+def similarity_free_client(
+    task: LocalTaskFn = local_task, training_mode: TrainingMode | None = None, loss: Loss = cross_entropy
+) -> BatchClientApp:
+    """Return the ClientApp of FedAvg, FedProx, EF-FedAvg, EF-FedProx and FedPAQ.
+
+    It answers ``train``, ``evaluate``, ``query.whoami`` and ``query.probe``. The config of ``train`` names
+
+    - ``operator``: ``gradient`` (``local-iters`` steps of SGD) or ``prox`` (``local-iters`` is 1);
+    - ``local-step``: gamma^k, what multiplies a gradient, or the proximal parameter;
+    - ``round-index`` k, ``local-iters`` T, ``batch-size`` and ``seed``;
+    - for ``prox``: ``inner-lr``, ``inner-steps``, ``inner-tol`` and ``inner-batch``: ``fixed`` is one
+      mini-batch a round, as in the paper, ``fresh`` one an inner step, which never stops early and whose
+      residual is that of the last batch;
+    - ``compressor``, ``error-feedback`` and ``acknowledged``: as ``error_feedback.py`` reads them;
+    - ``probe`` (absent: false): also estimate ``curvature`` and ``gradient-variance`` at x^k.
+
+    The reply holds the model as ``arrays``, or its compressed change as ``update``, and ``metrics``.
+    ``query.probe`` takes a model and ``round-index``, ``batch-size`` and ``seed``, and gives the estimates.
+
+    Parameters
+    ----------
+    task : Callable[[Context], LocalTask] (default: local_task)
+        Finds a node's model and data; the default reads the run config.
+    training_mode : {"auto", "loop", "stack"} or None (default: None)
+        How nodes train; None is the run config's ``training-mode``, or ``auto``. The run config's
+        ``stack-nodes`` bounds how many train at once (0 or none: what memory and caches hold).
+    loss : Loss (default: cross_entropy)
+        Loss of each sample in training and probes; ``evaluate`` reports cross-entropy and accuracy.
+    """
+
+    def train(calls: Sequence[Call]) -> list[RecordDict | Exception]:
+        answers: dict[int, RecordDict | Exception] = {}
+        rounds: dict[int, _Round] = {}
+        for position, call in enumerate(calls):
+            try:
+                rounds[position] = _Round.of(call, task(call.context), loss)
+            except Exception as error:  # One node's bad task or message must not fail the others.
+                answers[position] = error
+        if rounds:
+            run_config = calls[0].context.run_config
+            mode = training_mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
+            max_nodes = int(run_config.get("stack-nodes", 0)) or None
+            works = {position: round.work for position, round in rounds.items()}
+            model = next(iter(rounds.values())).task.model
+            learnt: dict[int, _Learnt] = {}
+            for position, outcome in _apply_operators(model, works, loss, mode, max_nodes).items():
+                try:
+                    learnt[position] = rounds[position].learnt(outcome)
+                except ValueError as error:
+                    answers[position] = error
+            answers |= _replies(calls, learnt)
+        return [answers[position] for position in range(len(calls))]
+
+    def answer_probe(call: Call) -> RecordDict:
+        own = task(call.context)
+        found = _probe(call, own, loss)
+        metrics = {"num-examples": len(own.part), "loss": found.loss, **_estimates(found)}
+        return RecordDict({"metrics": MetricRecord({**metrics})})
+
+    handlers: dict[str, BatchHandler] = {
+        "train": train,
+        "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
+        "query.whoami": whoami(lambda context: len(task(context).part)),
+        "query.probe": each(answer_probe),
+    }
+    return BatchClientApp(handlers)
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What one node does in one round, read and checked before anything is computed."""
+
+    task: LocalTask
+    work: Work
+    compressor: Compressor
+    estimates: Mapping[str, float]
+
+    @classmethod
+    def of(cls, call: Call, task: LocalTask, loss: Loss) -> "_Round":
+        config = only_config(call)
+        prox = choice(config, "operator", ("gradient", "prox")) == "prox"
+        work: Work = (_proximal_work if prox else _gradient_work)(call, config, task)
+        compressor = parse_compressor(string(config, "compressor"))
+        estimates = _estimates(_probe(call, task, loss)) if flag(config, "probe", default=False) else {}
+        return cls(task, work, compressor, estimates)
+
+    def learnt(self, outcome: Outcome) -> "_Learnt":
+        """Return the operator's outcome with what the reply tells of it.
+
+        Raises
+        ------
+        ValueError
+            If the local model is not finite.
+        """
+        if isinstance(outcome, ValueError):
+            raise outcome
+        drift = _distance(self.task.model, outcome.state, self.work.start)
+        if not isfinite(drift):
+            step = self.work.lr if isinstance(self.work, LocalWork) else self.work.gamma
+            raise ValueError(f"local-step is {step:g} and makes the model not finite; valid is a smaller one")
+        metrics = {
+            "num-examples": len(self.task.part),
+            "train-loss": outcome.mean_loss,
+            "drift-norm": drift,
+            **self.estimates,
+        }
+        if isinstance(outcome, Proximal):
+            metrics["prox-residual"] = outcome.relative_residual
+            metrics["inner-steps-taken"] = outcome.steps_taken
+        return _Learnt(self, outcome.state, metrics)
+
+
+@dataclass(frozen=True)
+class _Learnt:
+    """x_i^k of one node."""
+
+    round: _Round
+    state: State
+    metrics: Mapping[str, float]
+
+
+def _replies(calls: Sequence[Call], learnt: Mapping[int, _Learnt]) -> dict[int, RecordDict | Exception]:
+    """Return x_i^k itself where nothing compresses it, else q_i^k, Algorithm 2, steps 3 and 4."""
+    replies: dict[int, RecordDict | Exception] = {}
+    changes: dict[int, Update] = {}
+    for position, one in learnt.items():
+        if one.round.compressor == Identity():
+            replies[position] = _reply("arrays", to_record(one.state), one.metrics)
+        else:
+            changes[position] = Update.between(one.round.work.start, one.state)
+    sent = compress_updates([calls[position] for position in changes], list(changes.values()))
+    for position, answer in zip(changes, sent, strict=True):
+        if isinstance(answer, Exception):
+            replies[position] = answer
+        else:
+            record, metrics = answer
+            replies[position] = _reply("update", record, {**learnt[position].metrics, **metrics})
+    return replies
+
+
+def _reply(key: str, record: ArrayRecord, metrics: Mapping[str, float]) -> RecordDict:
+    return RecordDict({key: record, "metrics": MetricRecord({**metrics})})
+
+
+def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWork:
+    batches = _batches(call, config, task, "local-iters")
+    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"))
+
+
+def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> ProximalWork:
+    if (T := whole(config, "local-iters", 1)) != 1:
+        raise ValueError(f"local-iters is {T} in the message's config; valid is 1 with operator 'prox'")
+    gamma, steps = positive(config, "local-step"), local_steps(config, "inner-steps")
+    fresh = choice(config, "inner-batch", ("fixed", "fresh")) == "fresh"
+    return ProximalWork(
+        sent_state(call, task),
+        task.x,
+        task.y,
+        _batches(call, config, task, "inner-steps" if fresh else "local-iters"),
+        gamma,
+        parse_inner_lr(string(config, "inner-lr")).at(gamma),
+        steps,
+        nonnegative(config, "inner-tol", below=1.0),
+    )
+
+
+def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> list[NDArray[np.int64]]:
+    """Return the round's mini-batches, of the steps k T + 1, ..., (k + 1) T; the config's ``key`` has T."""
+    seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
+    count = local_steps(config, key, min(batch_size, len(task.part)))
+    done = whole(config, "round-index", 0) * count
+    return [
+        task.part[batch_indices(seed, call.partition_id, step, len(task.part), batch_size)]
+        for step in range(done + 1, done + count + 1)
+    ]
+
+
+def _apply_operators(
+    model: nn.Module, works: Mapping[int, Work], loss: Loss, mode: TrainingMode, max_nodes: int | None
+) -> dict[int, Outcome]:
+    """Return x_i^k of every node; nodes that were asked for the same operator are computed together."""
+    gradient = {i: work for i, work in works.items() if isinstance(work, LocalWork)}
+    prox = {i: work for i, work in works.items() if isinstance(work, ProximalWork)}
+    sgd = local_sgd(model, list(gradient.values()), loss, mode, max_nodes=max_nodes)
+    points = proximal_steps(model, list(prox.values()), loss, mode, max_nodes=max_nodes)
+    return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))
+
+
+def _probe(call: Call, task: LocalTask, loss: Loss) -> Probe:
+    """Return the estimates at the model that was sent."""
+    config = only_config(call)
+    seed, round_index = whole(config, "seed", 0), whole(config, "round-index", 0)
+    batch_size = whole(config, "batch-size", 1)
+    task.model.load_state_dict(sent_state(call, task))
+    stream = probe_stream(seed, round_index, call.partition_id)
+    return probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream, loss=loss)
+
+
+def _estimates(found: Probe) -> dict[str, float]:
+    return {"curvature": found.curvature, "gradient-variance": found.gradient_variance}
+
+
+def _distance(model: nn.Module, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Return ||a - b|| over the trainable parameters, in float64."""
+    norms = [
+        torch.linalg.vector_norm(a[name].double() - b[name].double())
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    return float(torch.stack(norms).norm()) if norms else 0.0

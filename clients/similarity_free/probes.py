@@ -1,0 +1,204 @@
+"""Estimates of what the planner's bounds take as given: L and sigma^2, at one node and one point.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", assumptions A1 and A2. There they are bounds over all points; what is measured
+here is at the model at hand, on samples: a convenience outside of the paper, and no bound.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hedgerow.clients.training.work import Loss, cross_entropy
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["Probe", "curvature", "gradient_variance", "probe", "probe_stream"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Estimates at one model, on one node's samples.
+
+    Parameters
+    ----------
+    curvature : float
+        Largest absolute eigenvalue of the local loss's Hessian, from below: an estimate of L, >= 0.
+    gradient_variance : float
+        E ||grad F(w; xi) - grad f(w)||^2 of mini-batches xi: an estimate of sigma^2, >= 0.
+    loss : float
+        Mean local loss, on the samples that the curvature is measured on.
+    """
+
+    curvature: float
+    gradient_variance: float
+    loss: float
+
+
+def probe_stream(seed: int, round_index: int, partition_id: int) -> np.random.Generator:
+    """Return the generator of one node's probe in one round."""
+    return generator(seed, round=round_index, partition_id=partition_id, purpose=Purpose.PROBE)
+
+
+def probe(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    part: NDArray[np.int64],
+    *,
+    batch_size: int,
+    stream: np.random.Generator,
+    loss: Loss = cross_entropy,
+    max_samples: int = 128,
+    products: int = 10,
+    batches: int = 8,
+) -> Probe:
+    """Return the estimates at the model's current parameters, in evaluation mode.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the device of ``x``. Its parameters and modes are left as they are.
+    x, y : Tensor
+        The data, (samples, ...) and (samples,).
+    part : NDArray[int64]
+        The node's own samples, as indices into ``x`` and ``y``, at least one.
+    batch_size : int
+        Samples of a training mini-batch, >= 1: the variance depends on it.
+    stream : np.random.Generator
+        Draws the samples, the first direction and the mini-batches.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+    max_samples : int (default: 128)
+        The most samples in the fixed batch of curvature and loss, >= 1.
+    products : int (default: 10)
+        Hessian-vector products, >= 1.
+    batches : int (default: 8)
+        Mini-batches of the variance, >= 2.
+    """
+    with _evaluation_mode(model):
+        fixed = _drawn(stream, part, max_samples)
+        largest, value = curvature(model, x[fixed], y[fixed], stream, loss, products)
+        drawn = [_drawn(stream, part, batch_size) for _ in range(batches)]
+        variance = gradient_variance(model, x, y, drawn, loss)
+    return Probe(largest, variance, value)
+
+
+def curvature(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    stream: np.random.Generator,
+    loss: Loss = cross_entropy,
+    products: int = 10,
+) -> tuple[float, float]:
+    """Return the Hessian's largest absolute eigenvalue by power iteration, and the loss, on one batch.
+
+    The estimate ||H v||, ||v|| = 1, never exceeds the eigenvalue and rises with each product. For a loss of
+    second order zero it is 0.
+
+    Parameters
+    ----------
+    model : nn.Module
+        At the point in question.
+    x, y : Tensor
+        The batch, (samples, ...) and (samples,).
+    stream : np.random.Generator
+        Draws the first direction.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+    products : int (default: 10)
+        Hessian-vector products, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If ``products`` is under 1.
+    """
+    if products < 1:
+        raise ValueError(f"products is {products}; valid is an integer >= 1")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    mean = loss(model(x), y).mean()
+    gradient = torch.autograd.grad(mean, parameters, create_graph=True, materialize_grads=True)
+    # Where a gradient is constant, autograd has no graph, and its rows of H are zero.
+    varying = [g for g in gradient if g.requires_grad]
+    v = [torch.as_tensor(stream.normal(size=tuple(p.shape))).to(p) for p in parameters]
+    largest = 0.0
+    for _ in range(products if varying else 0):
+        scale = _norm(v)
+        v = [part / scale for part in v]
+        along = [part for part, g in zip(v, gradient, strict=True) if g.requires_grad]
+        v = list(
+            torch.autograd.grad(varying, parameters, along, retain_graph=True, materialize_grads=True)
+        )  # H v
+        if (largest := _norm(v)) == 0:
+            break
+    return largest, float(mean.detach())
+
+
+def gradient_variance(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    batches: Sequence[NDArray[np.int64]],
+    loss: Loss = cross_entropy,
+) -> float:
+    """Return the sample variance of mini-batch gradients, unbiased where batches are drawn independently.
+
+    sum_j ||g_j - mean(g)||^2 / (batches - 1): the full gradient is never computed.
+
+    Parameters
+    ----------
+    model : nn.Module
+        At the point in question.
+    x, y : Tensor
+        The data that ``batches`` index, (samples, ...) and (samples,).
+    batches : Sequence[NDArray[int64]]
+        The mini-batches, at least 2.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 2 batches.
+    """
+    if len(batches) < 2:
+        raise ValueError(f"batches are {len(batches)}; valid is at least 2")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    mean = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+    squares = 0.0
+    for j, batch in enumerate(batches, start=1):
+        gradients = torch.autograd.grad(
+            loss(model(x[batch]), y[batch]).mean(), parameters, materialize_grads=True
+        )
+        # Welford's update: equal gradients have a variance of exactly zero.
+        apart = [g.double() - m for g, m in zip(gradients, mean, strict=True)]
+        mean = [m + a / j for m, a in zip(mean, apart, strict=True)]
+        squares += (1 - 1 / j) * _norm(apart) ** 2
+    return squares / (len(batches) - 1)
+
+
+def _drawn(stream: np.random.Generator, part: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    return part if len(part) <= most else stream.choice(part, most, replace=False)
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    return float(torch.stack(norms).norm())
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Let no layer draw or write statistics, and put every module back as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,276 @@
+"""The proximal step of many nodes at once, by gradient descent on the inner objective.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", the proximal operator of Algorithms 1 and 2 with T = 1:
+p = argmin_y F(y; xi) + ||y - x||^2 / (2 gamma). The paper names only the inner solver's learning rate, 0.1,
+which diverges once gamma < 0.05. The default here follows gamma: eta = gamma / 3 below a maximum.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from logging import WARNING
+from math import inf, isfinite
+from typing import Literal
+
+import numpy as np
+import torch
+from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hedgerow.clients.training.sgd import (
+    LocalWork,
+    Loss,
+    State,
+    Trained,
+    TrainingMode,
+    cross_entropy,
+    local_sgd,
+)
+from hedgerow.wire.checks import at_least, positive
+
+__all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
+
+
+@dataclass(frozen=True)
+class InnerLR:
+    """The inner solver's step size eta, which may follow the proximal parameter gamma.
+
+    Parameters
+    ----------
+    kind : {"auto", "fixed"}
+        ``auto`` is gamma / 3 and at most ``value``; ``fixed`` is ``value`` whatever gamma.
+    value : float
+        A finite number > 0.
+    """
+
+    kind: Literal["auto", "fixed"]
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.value:g}"
+
+    def at(self, gamma: float) -> float:
+        """Return eta for a proximal parameter."""
+        return min(gamma / 3, self.value) if self.kind == "auto" else self.value
+
+
+def parse_inner_lr(text: str) -> InnerLR:
+    """Return the step size that a setting describes: ``auto:<max>`` or ``fixed:<value>``.
+
+    Raises
+    ------
+    ValueError
+        If it is neither, or its number is not finite and > 0.
+    """
+    kind, _, number = text.partition(":")
+    try:
+        value = float(number)
+    except ValueError:
+        value = inf
+    if kind not in ("auto", "fixed") or not 0 < value < inf:
+        raise ValueError(
+            f"inner-lr is {text!r}; valid is 'auto:<max>' or 'fixed:<value>' with a finite number > 0"
+        )
+    return InnerLR("auto" if kind == "auto" else "fixed", value)
+
+
+@dataclass(frozen=True)
+class ProximalWork:
+    """One node's proximal step.
+
+    Parameters
+    ----------
+    start : Mapping[str, Tensor]
+        x^k, as a state dict. Not changed.
+    x, y : Tensor
+        The data that ``batches`` index, as in ``LocalWork``.
+    batches : Sequence[NDArray[int64]]
+        One mini-batch that all inner steps share (the proximal operator of the paper), or one for each of
+        the ``steps``.
+    gamma : float
+        The proximal parameter gamma^k, > 0.
+    inner_lr : float
+        eta, > 0. On a flat loss the iteration multiplies y - x^k by 1 - eta / gamma: it diverges for
+        eta > 2 gamma.
+    steps : int
+        The most inner steps S, >= 1.
+    tol : float (default: 1e-3)
+        Stop once the residual is at most this share of ||grad F(x^k; xi)||; 0 takes all steps. Without
+        effect where every step has its own batch: there the residual is that of a batch, not of F.
+
+    Raises
+    ------
+    ValueError
+        If a number is outside of its range, or ``batches`` are neither one nor ``steps``.
+    """
+
+    start: Mapping[str, Tensor]
+    x: Tensor
+    y: Tensor
+    batches: Sequence[NDArray[np.int64]]
+    gamma: float
+    inner_lr: float
+    steps: int
+    tol: float = 1e-3
+
+    def __post_init__(self) -> None:
+        positive(gamma=self.gamma, inner_lr=self.inner_lr)
+        at_least(1, steps=self.steps)
+        if not 0 <= self.tol < 1:
+            raise ValueError(f"tol is {self.tol}; valid is 0 <= tol < 1")
+        if len(self.batches) not in (1, self.steps):
+            raise ValueError(f"batches are {len(self.batches)}; valid is 1 or one a step, {self.steps}")
+
+    @property
+    def shares_a_batch(self) -> bool:
+        """Whether all steps see the same mini-batch."""
+        return len(self.batches) == 1
+
+    def gradient_step(self, point: Mapping[str, Tensor], step: int) -> LocalWork:
+        """Return the work y - eta grad F(y; xi) on the batch of a step; past the last, on the last."""
+        batch = self.batches[min(step, len(self.batches) - 1)]
+        return LocalWork(point, self.x, self.y, [batch], self.inner_lr)
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The approximate proximal point of one node.
+
+    Parameters
+    ----------
+    state : dict[str, Tensor]
+        p, as a state dict.
+    relative_residual : float
+        ||grad F(p; xi) + (p - x^k) / gamma|| / ||grad F(x^k; xi)||, xi the batch of the last step; 0 is
+        the exact proximal point of F(.; xi), 1 is x^k itself.
+    steps_taken : int
+        Inner steps up to p, 0 (x^k is the proximal point) to ``steps``.
+    mean_loss : float
+        Mean mini-batch loss over the steps taken, before each; the loss at x^k if none was.
+    """
+
+    state: State
+    relative_residual: float
+    steps_taken: int
+    mean_loss: float
+
+
+def proximal_steps(
+    model: nn.Module,
+    works: Sequence[ProximalWork],
+    loss: Loss = cross_entropy,
+    mode: TrainingMode = "auto",
+    *,
+    max_nodes: int | None = None,
+) -> list[Proximal | ValueError]:
+    """Take every node's proximal step: S inner steps, or fewer where the residual is small before.
+
+    y_{s+1} = y_s - eta [grad F(y_s; xi) + (y_s - x^k) / gamma], y_0 = x^k, p = y_S.
+
+    Each inner step is one call of ``local_sgd`` over the nodes that have not stopped. The residual at y_s is
+    ||y_{s+1} - y_s|| / eta, so that the reported one costs a gradient beyond the last step, and a first one
+    at x^k where batches are fresh. Loop and stack agree to float tolerance, except that a residual within
+    rounding of the tolerance may stop one of them a step earlier.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The architecture, on the training device. Its parameters serve as scratch space.
+    works : Sequence[ProximalWork]
+        One entry a node.
+    loss, mode, max_nodes
+        As ``local_sgd`` takes them.
+
+    Returns
+    -------
+    list[Proximal | ValueError]
+        In the order of ``works``; an error in place of a node whose inner solver ended in values that are
+        not finite.
+    """
+    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    solvers = [_Solver(work, trainable) for work in works]
+
+    def gradient_steps(of: Sequence[LocalWork]) -> list[Trained]:
+        return local_sgd(model, of, loss, mode, max_nodes=max_nodes)
+
+    for work in works:
+        if work.inner_lr > 2 * work.gamma:
+            _warn(work.inner_lr, work.gamma)
+    firsts = gradient_steps([work.gradient_step(work.start, work.steps) for work in works])
+    for solver, first in zip(solvers, firsts, strict=True):
+        solver.refer_to(first)
+    while active := [solver for solver in solvers if solver.outcome is None]:
+        steps = gradient_steps([solver.work.gradient_step(solver.y, solver.step) for solver in active])
+        for solver, trained in zip(active, steps, strict=True):
+            solver.advance(trained)
+    return [solver.outcome for solver in solvers if solver.outcome is not None]
+
+
+class _Solver:
+    """One node's inner iteration: y_s, and what has been seen on the way."""
+
+    def __init__(self, work: ProximalWork, trainable: Sequence[str]) -> None:
+        self.work = work
+        self.trainable = trainable
+        self.y: State = dict(work.start)
+        self.step = 0
+        self.loss = 0.0
+        self.reference = 0.0
+        self.outcome: Proximal | ValueError | None = None
+
+    def refer_to(self, first: Trained) -> None:
+        """Take eta ||grad F(x^k; xi)|| as the unit of residuals; where xi is shared, it is also step 0."""
+        self.reference = self._distance(first.state)
+        if self.work.shares_a_batch:
+            self._decide(first.state, first.mean_loss, self.reference)
+
+    def advance(self, trained: Trained) -> None:
+        """Complete the gradient step from y_s by the proximal term, and stop or go to y_{s+1}."""
+        x, y, after = (self._values(state) for state in (self.work.start, self.y, trained.state))
+        pulled = torch._foreach_add(
+            after, torch._foreach_sub(y, x), alpha=-self.work.inner_lr / self.work.gamma
+        )
+        following = {**trained.state, **dict(zip(self.trainable, pulled, strict=True))}
+        self._decide(following, trained.mean_loss, self._distance(following))
+
+    def _decide(self, following: State, loss: float, distance: float) -> None:
+        work, s = self.work, self.step
+        converged = work.shares_a_batch and distance <= work.tol * self.reference
+        if not isfinite(distance):
+            self.outcome = _diverged(work, s)
+        elif s == work.steps or converged:
+            residual = distance / self.reference if self.reference else (inf if distance else 0.0)
+            self.outcome = Proximal(self.y, residual, s, self.loss / s if s else loss)
+        else:
+            self.y, self.step, self.loss = following, s + 1, self.loss + loss
+
+    def _distance(self, state: State) -> float:
+        """Return the distance from y_s over the trainable parameters."""
+        change = torch._foreach_sub(self._values(state), self._values(self.y))
+        return float(torch.stack(torch._foreach_norm(change)).double().norm()) if change else 0.0
+
+    def _values(self, state: Mapping[str, Tensor]) -> list[Tensor]:
+        return [state[name] for name in self.trainable]
+
+
+def _diverged(work: ProximalWork, step: int) -> ValueError:
+    return ValueError(
+        f"local-step (gamma) is {work.gamma:g} and inner-lr gives eta = {work.inner_lr:g}: inner step "
+        f"{step + 1} ended in values that are not finite; eta > 2 gamma = {2 * work.gamma:g} diverges, and "
+        "for a loss of smoothness L so does eta > 2 / (1 / gamma + L); valid is inner-lr = 'auto:<max>', or "
+        "'fixed:<value>' below both"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _warn(eta: float, gamma: float) -> None:
+    log(
+        WARNING,
+        "inner-lr gives eta = %g > 2 gamma = %g: the inner solver moves away from the proximal point by a "
+        "factor of %.3g a step where the loss is flat; inner-lr = 'auto:<max>' follows gamma",
+        eta,
+        2 * gamma,
+        eta / gamma - 1,
+    )

@@ -1,0 +1,163 @@
+"""Local SGD of one node or of many: ``w <- w - lr (g(batch; w) + correction)``, no momentum, no decay.
+
+Two forms do the same ragged work (each node its own number of steps, each step its own batch) and agree to
+float tolerance. The *loop* trains every node by the model's own forward pass: any model, and the stack's
+oracle. The *stack* trains many nodes as one model with a leading node axis (``stack.py``).
+
+On CPUs both spread nodes over torch's threads and run each node's arithmetic on one: small operations gain
+nothing from several and lose tenfold where another process holds a core. A node's bits then depend on
+neither the number of cores nor the nodes beside it. Two exceptions keep to float tolerance: a loop over a
+single node, which uses all threads, and a model that only ``vmap`` stacks. What ``auto`` takes is
+``_prefers_stack``'s rule.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+from hedgerow.clients.training.loop import train_loop
+from hedgerow.clients.training.stack import can_vmap, train_stacks
+from hedgerow.clients.training.stacked_layers import stacked_layers
+from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
+
+__all__ = [
+    "Correction",
+    "LocalWork",
+    "Loss",
+    "State",
+    "Trained",
+    "TrainingMode",
+    "cross_entropy",
+    "local_sgd",
+    "stackable",
+]
+
+TrainingMode = Literal["auto", "loop", "stack"]
+
+# With more parameters vmap loses to the loop, and one node alone gains from threads within an operation.
+_SMALL = 100_000
+
+
+def local_sgd(
+    model: nn.Module,
+    works: Sequence[LocalWork],
+    loss: Loss = cross_entropy,
+    mode: TrainingMode = "auto",
+    *,
+    correction: Correction | None = None,
+    max_nodes: int | None = None,
+) -> list[Trained]:
+    """Train every node's model on its own batches.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The architecture, on the training device. Its parameters serve as scratch space.
+    works : Sequence[LocalWork]
+        One entry a node.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample; a step's loss is its mean over the batch.
+    mode : {"auto", "loop", "stack"} (default: "auto")
+        ``loop`` runs the model's own forward pass node by node, ``stack`` many nodes at once with a
+        leading node axis. ``auto`` decides by device, architecture and number of nodes, never by a clock,
+        so that a run's bits do not depend on the load of the machine.
+    correction : Correction or None (default: None)
+        Added to the gradients of each step, from the parameters and their start; both carry a leading
+        node axis in either mode. FedProx is ``lambda w, w0: {k: mu * (w[k] - w0[k]) for k in w}``.
+    max_nodes : int or None (default: None)
+        The most nodes in one stack, >= 1; None takes what caches (CPU) or free memory (CUDA) hold. On
+        CPUs the split does not change a bit of the result. On CUDA the kernels may depend on the number
+        of nodes, and free memory on who else uses the device: fix it where a run must repeat there.
+
+    Raises
+    ------
+    ValueError
+        If a work's start does not fit the model, or ``stack`` is asked for and the model cannot stack.
+    RuntimeError
+        If the device's memory does not hold a stack.
+    """
+    if mode not in ("auto", "loop", "stack"):
+        raise ValueError(f"training mode={mode!r}: valid are 'auto', 'loop', 'stack'")
+    if max_nodes is not None and max_nodes < 1:
+        raise ValueError(f"max_nodes is {max_nodes}; valid is an integer >= 1")
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
+    for position, work in enumerate(works):
+        _check_start(shapes, work, position)
+    if not works:
+        return []
+    reason = stackable(model)
+    if mode == "stack" and reason is not None:
+        raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
+    if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works)):
+        return train_stacks(model, works, loss, correction, max_nodes)
+    return train_loop(model, works, loss, correction)
+
+
+def stackable(model: nn.Module) -> str | None:
+    """Return why a model cannot be trained as a stack, or None if it can.
+
+    A stack assumes that a model treats each sample by itself, writes no buffers and draws nothing.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and (
+            isinstance(module, nn.modules.batchnorm._BatchNorm) or module.track_running_stats
+        ):
+            return f"{name!r} takes statistics over a batch, which a stack pads (GroupNorm stacks)"
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return f"{name!r} drops units by the global generator, in another order than a loop over nodes"
+        if isinstance(module, nn.RNNBase) and module.dropout > 0:
+            return f"{name!r} drops units by the global generator, in another order than a loop over nodes"
+    if (buffer := next((name for name, _ in model.named_buffers()), None)) is not None:
+        return f"buffer {buffer!r} would be shared between the nodes of a stack"
+    if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
+        return "parameters shared between layers have two names in a state dict, and one value in a stack"
+    return None
+
+
+def _prefers_stack(model: nn.Module, works: Sequence[LocalWork]) -> bool:
+    """Decide by device, architecture and number of nodes, as ``benchmarks/training.py`` measures.
+
+    Milliseconds a node-step on two CPU cores (medians), against one model on all nodes' batches (big):
+
+    =============  =====  =====  =====  =====  =====  =====
+    model          nodes  batch   loop  stack   vmap    big
+    =============  =====  =====  =====  =====  =====  =====
+    lenet              1     10   1.67   2.12   2.72   1.66
+    lenet             10     10   1.27   1.00   1.26   0.69
+    lenet             20     10   1.25   1.02   1.20   0.66
+    lenet             50     10   1.27   0.90   1.16   0.68
+    lenet            100     10   1.33   0.86   1.17   0.80
+    cnn-431k           1     64   11.6   23.8   14.2   11.7
+    cnn-431k          10     64   11.4   11.1   15.1   13.0
+    logistic          50     10   0.24   0.03   0.03   0.01
+    mlp               50     10   0.47   0.17   0.35   0.06
+    groupnorm         50     10   1.07   0.60   0.60   0.30
+    layernorm-mlp     50     10   0.44   0.12   0.10   0.03
+    =============  =====  =====  =====  =====  =====  =====
+
+    With both cores also wanted by others, the loop of one node on two threads took up to 110 ms for lenet
+    and the stack 5, so a small model is a stack also where it is alone; its bits are then also the same
+    whether an engine sends one node a call or all. ``groupnorm`` and ``layernorm-mlp`` have no stacked
+    layers and are stacked by vmap. Nothing was measured on a GPU, where ``benchmarks/gpu.py`` does.
+    """
+    first = works[0]
+    several = len(works) > 1
+    small = sum(p.numel() for p in model.parameters()) < _SMALL
+    on_cpu = first.x.device.type == "cpu"
+    if stacked_layers(model, first.x.dim() - 1) is not None:
+        return several or (on_cpu and small)
+    return several and (small or not on_cpu) and can_vmap(model, first)
+
+
+def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:
+    if {key: value.shape for key, value in work.start.items()} == shapes:
+        return
+    wrong = [
+        f"{key}: {tuple(work.start[key].shape) if key in work.start else 'missing'}"
+        for key, shape in shapes.items()
+        if key not in work.start or work.start[key].shape != shape
+    ] + [f"{key}: not in the model" for key in work.start if key not in shapes]
+    valid = {key: tuple(shape) for key, shape in shapes.items()}
+    raise ValueError(f"works[{position}].start has {', '.join(wrong)}; valid is {valid}")

@@ -1,0 +1,228 @@
+"""Local SGD of many nodes as one model with a leading node axis, in chunks that memory holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hedgerow.clients.training.memory import chunk_size, node_bytes
+from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
+from hedgerow.clients.training.threads import train_on_threads
+from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
+
+__all__ = ["can_vmap", "split", "train_stack", "train_stacks"]
+
+
+def train_stacks(
+    model: nn.Module,
+    works: Sequence[LocalWork],
+    loss: Loss = cross_entropy,
+    correction: Correction | None = None,
+    max_nodes: int | None = None,
+) -> list[Trained]:
+    """Train all nodes in stacks, as ``local_sgd`` describes.
+
+    A CPU's stacks hold only nodes whose batches are equally long, so that no padding enters a node's sums;
+    a GPU's are padded, and sorted so that little is.
+    """
+    device = works[0].x.device
+    on_cpu = device.type == "cpu"
+    longest = max((len(batch) for work in works for batch in work.batches), default=0)
+    size = chunk_size(len(works), node_bytes(model, works[0].x[:1], longest), device, max_nodes)
+    chunks = split(works, size, pad=not on_cpu)
+    layers = stacked_layers(model, works[0].x.dim() - 1)
+
+    def train(own: nn.Module, chunk: list[int]) -> list[Trained]:
+        try:
+            return train_stack(own, [works[i] for i in chunk], loss, correction, layers)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            raise RuntimeError(
+                f"out of memory on {device} with {len(chunk)} nodes in one stack: set the run config's "
+                f"stack-nodes below {len(chunk)}, a smaller batch-size, or device = 'cpu'"
+            ) from error
+
+    if on_cpu:
+        threads = min(torch.get_num_threads(), len(chunks))
+        outcomes = train_on_threads(train, model, chunks, threads)
+    else:
+        outcomes = [train(model, chunk) for chunk in chunks]
+    trained = dict(zip((i for chunk in chunks for i in chunk), (t for o in outcomes for t in o), strict=True))
+    return [trained[i] for i in range(len(works))]
+
+
+def can_vmap(model: nn.Module, work: LocalWork) -> bool:
+    """Return whether ``vmap`` takes the model's forward pass, by a dry run of two nodes.
+
+    It refuses draws from the global generator and a flow of control that depends on values.
+    """
+    parameters = {name: torch.stack([p.detach()] * 2) for name, p in model.named_parameters()}
+    x = torch.stack([work.x[: len(work.batches[0]) if work.batches else 1]] * 2)
+    try:
+        with torch.no_grad():
+            vmap(lambda p, x: functional_call(model, p, (x,)), randomness="error")(parameters, x)
+    except RuntimeError:
+        return False
+    return True
+
+
+def split(works: Sequence[LocalWork], size: int, *, pad: bool) -> list[list[int]]:
+    """Return positions in chunks of at most ``size``, the nodes with most steps first in each.
+
+    Without ``pad``, the nodes of a chunk have equally long batches in every step that they both have.
+    """
+    lengths = [tuple(len(batch) for batch in work.batches) for work in works]
+    if pad:
+        order = sorted(range(len(works)), key=lambda i: (-len(lengths[i]), -max(lengths[i], default=0)))
+        return [order[i : i + size] for i in range(0, len(order), size)]
+    chunks: list[list[int]] = []
+    for i in sorted(range(len(works)), key=lambda i: lengths[i], reverse=True):
+        longest = lengths[chunks[-1][0]] if chunks else ()
+        if chunks and len(chunks[-1]) < size and lengths[i] == longest[: len(lengths[i])]:
+            chunks[-1].append(i)
+        else:
+            chunks.append([i])
+    return chunks
+
+
+def train_stack(
+    model: nn.Module,
+    works: Sequence[LocalWork],
+    loss: Loss = cross_entropy,
+    correction: Correction | None = None,
+    layers: StackedLayers | None = None,
+) -> list[Trained]:
+    """Train one stack: nodes ordered by falling number of steps, so that those still training are a prefix.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The architecture: its names, what is frozen, and its forward pass where ``layers`` is None.
+    works : Sequence[LocalWork]
+        The nodes, those with most steps first.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+    correction : Correction or None (default: None)
+        Added to the gradients.
+    layers : StackedLayers or None (default: None)
+        The model's stacked form; None takes ``vmap`` over the model itself.
+    """
+    steps = [len(work.batches) for work in works]
+    device = works[0].x.device
+    model.train()
+    stack = {
+        name: torch.stack([work.start[name] for work in works]).to(p)  # (nodes, *shape)
+        for name, p in model.named_parameters()
+    }
+    trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+    start = {name: stack[name].clone() for name in trainable} if correction else {}
+    rate = {
+        name: torch.tensor([work.lr for work in works], dtype=stack[name].dtype, device=device).view(
+            -1, *[1] * (stack[name].dim() - 1)
+        )
+        for name in trainable
+    }
+    batches = _Batches.of(works, next(iter(stack.values())).dtype)
+    losses = []
+    for step in range(max(steps, default=0)):
+        active = sum(1 for n in steps if n > step)
+        x, y = batches.gather(step, active)
+        values = stack
+        if active < len(works):
+            values = {name: value[:active] for name, value in stack.items()}
+        values = values | {name: values[name].detach().requires_grad_() for name in trainable}
+        each = _forward(model, layers, loss, values, x, y)  # (active, batch)
+        mean = batches.mean(each, step)  # (active,)
+        losses.append(nn.functional.pad(mean.detach(), (0, len(works) - active)))
+        if not trainable:
+            continue
+        leaves = [values[name] for name in trainable]
+        gradients = dict(
+            zip(trainable, torch.autograd.grad(mean.sum(), leaves, materialize_grads=True), strict=True)
+        )
+        with torch.no_grad():
+            if correction:
+                current = {name: values[name].detach() for name in trainable}
+                first = {name: value[:active] for name, value in start.items()}
+                for name, term in correction(current, first).items():
+                    gradients[name] = gradients[name] + term
+            torch._foreach_addcmul_(
+                leaves,
+                [gradients[name] for name in trainable],
+                [rate[name][:active] for name in trainable],
+                value=-1,
+            )
+
+    total = torch.stack(losses).sum(0).tolist() if losses else [0.0] * len(works)
+    return [
+        Trained({name: value[row] for name, value in stack.items()}, total[row] / max(steps[row], 1))
+        for row in range(len(works))
+    ]
+
+
+def _forward(
+    model: nn.Module, layers: StackedLayers | None, loss: Loss, parameters: State, x: Tensor, y: Tensor
+) -> Tensor:
+    """Return one loss a sample, (nodes, batch)."""
+    if layers is not None:
+        outputs = layers(parameters, x)
+        return loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(x.shape[:2])
+
+    def node(parameters: State, x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(model, parameters, (x,)), y)
+
+    return vmap(node, randomness="error")(parameters, x, y)
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """All steps' samples as indices on the device; shorter batches repeat a sample at weight 0."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor  # (steps, nodes, longest batch)
+    weight: Tensor  # (steps, nodes, longest batch)
+    widths: list[int]
+    padded: list[bool]
+
+    @classmethod
+    def of(cls, works: Sequence[LocalWork], dtype: torch.dtype) -> "_Batches":
+        sources = {(id(work.x), id(work.y)): work for work in works}
+        offsets = dict(zip(sources, np.cumsum([0, *(len(w.x) for w in sources.values())]), strict=False))
+        lengths = np.zeros((max(len(work.batches) for work in works), len(works)), np.int64)
+        for row, work in enumerate(works):
+            lengths[: len(work.batches), row] = [len(batch) for batch in work.batches]
+        index = np.zeros((*lengths.shape, lengths.max(initial=0)), np.int64)
+        for row, work in enumerate(works):
+            for step, batch in enumerate(work.batches):
+                index[step, row, : len(batch)] = batch + offsets[id(work.x), id(work.y)]
+        real = np.arange(index.shape[2]) < lengths[:, :, None]
+        widths = lengths.max(1)
+        device = works[0].x.device
+        return cls(
+            _joined([work.x for work in sources.values()]),
+            _joined([work.y for work in sources.values()]),
+            torch.as_tensor(index).to(device),
+            torch.as_tensor(real / np.maximum(lengths, 1)[:, :, None]).to(device, dtype),
+            widths.tolist(),
+            ((lengths > 0) & (lengths < widths[:, None])).any(1).tolist(),
+        )
+
+    def gather(self, step: int, active: int) -> tuple[Tensor, Tensor]:
+        """Return the inputs (active, batch, ...) and targets (active, batch) of a step."""
+        rows = self.index[step, :active, : self.widths[step]]
+        return self.x[rows], self.y[rows]
+
+    def mean(self, each: Tensor, step: int) -> Tensor:
+        """Return each node's mean over its real samples, (active,), of losses (active, batch)."""
+        if not self.padded[step]:
+            return each.mean(1)
+        return (each * self.weight[step, : each.shape[0], : each.shape[1]]).sum(1)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

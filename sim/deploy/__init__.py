@@ -1,0 +1,1 @@
+"""Flower's own programs: SuperLink, SuperNodes, and its command line."""

@@ -1,0 +1,484 @@
+"""A real deployment on loopback: a SuperLink, SuperNodes, and an app that runs on them.
+
+The same programs as on devices, over HTTP, with TLS and node authentication if asked: nothing is simulated
+but the network. Each program has a home of its own, as on a machine of its own (Flower installs the app
+into it, and two nodes that share one may see half an app). Everything lies in one private folder and ends
+with the deployment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from flwr.app import UserConfig, UserConfigValue
+
+from hedgerow.sim.deploy.certificates import Credentials, make_credentials
+from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
+from hedgerow.sim.deploy.processes import (
+    Program,
+    StartError,
+    cores,
+    free_ports,
+    program,
+    stop_all,
+    uninterrupted,
+)
+from hedgerow.sim.runs.launch import (
+    AppSpec,
+    Plan,
+    absolute_output,
+    find_app,
+    follow,
+    parse_overrides,
+    plan_run,
+    toml_text,
+    toml_value,
+)
+from hedgerow.sim.runs.recorder import sigterm_raises
+
+__all__ = ["FAST", "THREADS", "Deployment", "SuperNode", "deploy_local", "node_configs"]
+
+CONNECTION = "deployment"
+
+# Public settings that make an exchange faster. A SuperExec asks every second for work, and each message
+# waits for one on its way into a ClientApp.
+FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+
+# Threads of a node's torch. Nodes that share a machine share its cores: more threads than cores wait for each
+# other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
+THREADS = "OMP_NUM_THREADS"
+
+_NODE_ID = re.compile(r"SuperNode ID: (\d+)")
+_SCOPED = re.compile(r"\s*(\d+)(?:-(\d+))?\s*:\s*(.*)", re.DOTALL)
+
+
+class SuperNode(Program):
+    """One node, which may be killed and started again.
+
+    Parameters
+    ----------
+    partition_id : int
+        Its place in the federation.
+    config : Mapping[str, bool | int | float | str]
+        Its node config, ``partition-id`` and ``num-partitions`` included.
+    arguments : Sequence[str]
+        How it finds the SuperLink and proves who it is.
+    env, log_file
+        As for ``Program``.
+    """
+
+    def __init__(
+        self,
+        partition_id: int,
+        config: UserConfig,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log_file: Path,
+    ) -> None:
+        self.partition_id = partition_id
+        self.config = dict(config)
+        pairs = " ".join(f"{key}={toml_value(value)}" for key, value in config.items())
+        command = [program("flower-supernode"), *arguments, "--node-config", pairs]
+        super().__init__(f"the SuperNode of partition {partition_id}", command, env, log_file)
+
+    @property
+    def node_id(self) -> int | None:
+        """Flower's id of the node, None until the SuperLink has taken it."""
+        found = _NODE_ID.search(self.log()) if self.log_file.exists() else None
+        return int(found[1]) if found else None
+
+    def join(self, patience: float) -> None:
+        """Return when the SuperLink has taken the node.
+
+        Raises
+        ------
+        StartError
+            If the node ends, or is not taken within ``patience`` seconds.
+        """
+        self.wait_until(lambda: self.node_id is not None, patience)
+
+    def restart(self, patience: float = 120.0, *, delay: float = 10.0) -> None:
+        """Start the node again, as often as it takes: stopped first where it runs.
+
+        With authentication a SuperLink refuses a node that it still counts as online, which a killed one is
+        for up to a minute. A new process knows nothing of what the old one kept in ``context.state``.
+
+        Parameters
+        ----------
+        patience : float (default: 120.0)
+            Seconds until it must be taken.
+        delay : float (default: 10.0)
+            Seconds between two starts; a shorter one is refused more often and comes back no sooner.
+
+        Raises
+        ------
+        StartError
+            If it was not taken in time.
+        """
+        self.stop()
+        end = time.monotonic() + patience
+        while True:
+            self.start()
+            try:
+                return self.join(max(end - time.monotonic(), 1.0))
+            except StartError:
+                self.stop()
+                if time.monotonic() + delay > end:
+                    raise
+            time.sleep(delay)
+
+
+class Deployment:
+    """A SuperLink and SuperNodes on this machine, for the length of a ``with`` block.
+
+    SIGTERM ends the block as Ctrl-C does (in the main thread): programs that outlive their owner go on, and a
+    ServerApp that nobody waits for keeps all nodes at work. Nothing helps against SIGKILL of the owner.
+
+    Parameters
+    ----------
+    app : AppSpec or str or Path
+        The app: its folder, or a module inside it.
+    num_nodes : int
+        SuperNodes, >= 1; node i serves partition i.
+    tls : bool (default: False)
+        Encrypt with a certificate made for this deployment, and let only nodes in whose key was registered.
+    node_config : Sequence[Mapping] or None (default: None)
+        What each node's config says beside its partition, ``role`` or ``data-dir`` for example.
+    env : Mapping[str, str] or None (default: None)
+        Added to the environment of every program.
+    superlink_options : Sequence[str] (default: ())
+        Added to the SuperLink's command, ``("--database", "state.db")`` for example.
+    home : Path or None (default: None)
+        The private folder, which then stays. None: a temporary one.
+    keep_logs : Path or None (default: None)
+        Where the folder of logs is copied at the end.
+    fast : bool (default: True)
+        Set what ``FAST`` says, and ``OMP_NUM_THREADS`` to each node's share of the cores, where the
+        environment does not.
+    patience : float (default: 180.0)
+        Seconds that each program has to start; one that ends is noticed at once.
+
+    Attributes
+    ----------
+    superlink : Program
+        The SuperLink.
+    nodes : list of SuperNode
+        The nodes, in the order of partition ids.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or ``node_config`` has not one entry a node.
+    """
+
+    def __init__(
+        self,
+        app: AppSpec | str | Path,
+        num_nodes: int,
+        *,
+        tls: bool = False,
+        node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
+        env: Mapping[str, str] | None = None,
+        superlink_options: Sequence[str] = (),
+        home: Path | None = None,
+        keep_logs: Path | None = None,
+        fast: bool = True,
+        patience: float = 180.0,
+    ) -> None:
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes is {num_nodes}; valid is an integer >= 1")
+        extra = [{}] * num_nodes if node_config is None else node_config
+        if len(extra) != num_nodes:
+            raise ValueError(f"node_config has {len(extra)} entries; valid is one a node: {num_nodes}")
+        self.spec = app if isinstance(app, AppSpec) else find_app(app)
+        self.num_nodes = num_nodes
+        self.tls = tls
+        self.patience = patience
+        self.nodes: list[SuperNode] = []
+        self._configs: list[UserConfig] = [
+            {"partition-id": i, "num-partitions": num_nodes, **more} for i, more in enumerate(extra)
+        ]
+        self._more_env = {**(FAST if fast else {}), **_chosen(FAST), **(env or {})}
+        share = max(1, cores() // num_nodes)
+        self._node_env = {THREADS: str(share)} if fast else {}
+        self._superlink_options = list(superlink_options)
+        self._runs: list[FlowerRun] = []
+        self._keep_logs = keep_logs
+        self._signals = ExitStack()
+        self._temporary = home is None
+        self._given_home = home
+
+    # Start and end
+
+    def __enter__(self) -> Self:
+        self._signals.enter_context(sigterm_raises())
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that was started here, nodes first; a second signal does not stop it."""
+        with uninterrupted(), ExitStack() as steps:
+            if self._temporary and hasattr(self, "home"):
+                steps.callback(shutil.rmtree, self.home, ignore_errors=True)
+            if self._keep_logs and hasattr(self, "home") and self.logs.is_dir():
+                steps.callback(shutil.copytree, self.logs, self._keep_logs, dirs_exist_ok=True)
+            if hasattr(self, "superlink"):
+                steps.callback(self.superlink.stop)
+            # A node that was told to go has nothing to save; a ServerApp has its checkpoint.
+            steps.callback(stop_all, self.nodes, 8.0)
+            for run in self._runs:
+                steps.callback(run.close)
+        self._signals.close()
+
+    def _start(self) -> None:
+        self.home = Path(self._given_home or tempfile.mkdtemp(prefix="hedgerow-deploy-")).absolute()
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+        keys = make_credentials(self.home / "keys", self.num_nodes) if self.tls else None
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self._ca = keys.ca if keys else None
+        self._write_connection()
+        self.superlink = self._superlink(port, keys)
+        self.superlink.start()
+        self.superlink.wait_until(lambda: healthy(port, self._ca), self.patience)
+        if keys:
+            self._register(keys)
+        for i, port in enumerate(free_ports(self.num_nodes)):
+            self.nodes.append(self._supernode(i, port, keys))
+            self.nodes[i].start()
+        for node in self.nodes:
+            node.join(self.patience)
+
+    def _superlink(self, port: int, keys: Credentials | None) -> Program:
+        command = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--disable-runtime-dependency-installation"]
+        if keys is None:
+            command += ["--insecure"]
+        else:
+            command += ["--ssl-ca-certfile", str(keys.ca), "--ssl-certfile", str(keys.server_certificate)]
+            command += ["--ssl-keyfile", str(keys.server_key), "--enable-supernode-auth"]
+        command += self._superlink_options
+        return Program("the SuperLink", command, self._env("superlink"), self.logs / "superlink.log")
+
+    def _supernode(self, i: int, port: int, keys: Credentials | None) -> SuperNode:
+        arguments = ["--superlink", self.address, "--port", str(port)]
+        if keys is None:
+            arguments += ["--insecure"]
+        else:
+            arguments += ["--root-certificates", str(keys.ca)]
+            arguments += ["--auth-supernode-private-key", str(keys.nodes[i].private)]
+        name = f"node{i}"
+        env = {**self._node_env, **self._env(name)}
+        return SuperNode(i, self._configs[i], arguments, env, self.logs / f"{name}.log")
+
+    def _register(self, keys: Credentials) -> None:
+        def register(i: int) -> tuple[int, str]:
+            key, name = str(keys.nodes[i].public), f"partition-{i}"
+            try:
+                shown = self.flwr(
+                    "supernode", "register", key, CONNECTION, "--name", name, timeout=self.patience
+                )
+            except subprocess.TimeoutExpired as error:
+                return 1, str(error)
+            return shown.returncode, shown.stdout
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            for i, (code, shown) in enumerate(pool.map(register, range(self.num_nodes))):
+                if code:
+                    raise StartError(f"the key of partition {i} was not registered:\n{shown.strip()}")
+
+    # Where things are
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the logs: ``superlink.log``, ``node0.log`` and so on."""
+        return self.home / "logs"
+
+    def _env(self, name: str) -> dict[str, str]:
+        return {**environment(self.home / name), **self._more_env}
+
+    def _write_connection(self) -> None:
+        folder = self.home / "cli"
+        folder.mkdir(exist_ok=True)
+        trust = f"root-certificates = {toml_value(str(self._ca))}" if self._ca else "insecure = true"
+        text = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n'
+        (folder / "config.toml").write_text(text, encoding="utf-8")
+
+    # Runs
+
+    def flwr(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run Flower's command line against this deployment; the connection's name is ``CONNECTION``."""
+        return subprocess.run(
+            [program("flwr"), *arguments],
+            env=self._env("cli"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+
+    def plan(self, *overrides: str) -> Plan:
+        """Return a plan for this federation's size; overrides as in ``plan_run``.
+
+        Raises
+        ------
+        ValueError
+            As ``plan_run``, and if the plan has faults, which are the engine's to play.
+        """
+        plan = plan_run(self.spec, overrides, num_nodes=self.num_nodes)
+        if plan.faults is not None:
+            raise ValueError("fault-*: a deployment plays no faults; use the engine inprocess")
+        return plan
+
+    def submit(self, plan: Plan | None = None, *, echo: bool = True) -> FlowerRun:
+        """Submit a run and return at once; it is followed until the deployment ends.
+
+        Parameters
+        ----------
+        plan : Plan or None (default: None)
+            From ``plan``. None: the app's defaults.
+        echo : bool (default: True)
+            Print the run's log as it comes.
+        """
+        run_config = absolute_output((plan or self.plan()).run_config)
+        arguments = [str(self.spec.folder), CONNECTION]
+        if run_config:
+            overrides = self.home / f"run-config-{len(self._runs)}.toml"
+            overrides.write_text(toml_text(run_config), encoding="utf-8")
+            arguments += ["--run-config", str(overrides)]
+        if echo:
+            print("$", shlex.join(["flwr", "run", *arguments, "--stream"]), flush=True)
+        run = FlowerRun(arguments, self._env("cli"), superlink=CONNECTION, echo=echo)
+        self._runs.append(run)
+        return run
+
+    def run(self, plan: Plan | None = None, *, echo: bool = True, timeout: float | None = None) -> RunEnd:
+        """Submit a run and follow it to its end.
+
+        Raises
+        ------
+        TimeoutError
+            If it goes on after ``timeout`` seconds.
+        """
+        return self.submit(plan, echo=echo).wait(timeout)
+
+
+def deploy_local(
+    spec: AppSpec,
+    plan: Plan,
+    *,
+    tls: bool = False,
+    node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
+    keep_logs: bool = False,
+) -> int:
+    """Run an app on a loopback deployment of its own, and return the run's true exit status.
+
+    Parameters
+    ----------
+    spec, plan : AppSpec, Plan
+        The app, and what the user asks of its run, without faults. A ``data-dir`` of the run config goes into
+        the node configs, absolute.
+    tls, node_config
+        As for ``Deployment``.
+    keep_logs : bool (default: False)
+        Leave the logs in ``logs-<time>`` beside the run folder.
+
+    Returns
+    -------
+    int
+        0 if Flower says that the run completed, 1 if not.
+
+    Raises
+    ------
+    StartError
+        If a program does not start.
+    """
+    run_config = absolute_output(plan.run_config)
+    configs = [{**_data_dir(run_config), **more} for more in node_config or [{}] * plan.num_nodes]
+    logs = None
+    if keep_logs:
+        logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
+    deployment = Deployment(spec, plan.num_nodes, tls=tls, node_config=configs, keep_logs=logs)
+    with ExitStack() as after:
+        if logs:
+            after.callback(print, f"Logs: {logs}", flush=True)
+        started = time.monotonic()
+        with deployment:
+            guarded = "TLS, authenticated" if tls else "no TLS"
+            print(
+                f"SuperLink on {deployment.address}, {plan.num_nodes} SuperNodes ({guarded}), "
+                f"up after {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+            code = follow(deployment.submit(plan))
+            for node in deployment.nodes:
+                if not node.running:
+                    print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)
+            return code
+
+
+def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:
+    """Return each node's config as the command line says it.
+
+    Parameters
+    ----------
+    texts : Sequence[str]
+        ``'key=value ...'`` for every node, ``'2: key=value ...'`` for one, ``'0-3: key=value ...'`` for
+        several. Later ones win.
+    num_nodes : int
+        Nodes of the federation.
+
+    Raises
+    ------
+    ValueError
+        If a text is not of that form, or names a partition that is not there.
+    """
+    configs: list[UserConfig] = [{} for _ in range(num_nodes)]
+    for text in texts:
+        scoped = _SCOPED.fullmatch(text)
+        first, last, pairs = (
+            (int(scoped[1]), int(scoped[2] or scoped[1]), scoped[3]) if scoped else (0, -1, text)
+        )
+        last = num_nodes - 1 if last < 0 else last
+        if not first <= last < num_nodes:
+            raise ValueError(f"node config {text!r}: valid partitions are 0 to {num_nodes - 1}")
+        for config in configs[first : last + 1]:
+            config.update(parse_overrides([pairs], {}))
+    return configs
+
+
+def _chosen(keys: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user's own environment says of settings."""
+    return {key: os.environ[key] for key in keys if key in os.environ}
+
+
+def _data_dir(run_config: UserConfig) -> UserConfig:
+    folder = run_config.get("data-dir")
+    return (
+        {"data-dir": str(Path(folder).expanduser().absolute())} if folder and isinstance(folder, str) else {}
+    )

@@ -1,0 +1,1 @@
+"""The engine: a grid that runs the nodes in this process."""

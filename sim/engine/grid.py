@@ -1,0 +1,624 @@
+"""A federation in one process: the same ServerApp and ClientApp objects, no Ray, no serialisation.
+
+``InProcessGrid`` is a Flower Grid. What it adds to Flower's own two is speed (one batched call for all
+nodes that got a message of the same type) and a virtual clock (late replies cost no waiting). What it
+keeps of theirs is listed in the class's notes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import ERROR, WARNING
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
+from flwr.serverapp import Grid
+
+from hedgerow.sim.engine._compat import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    NodeInfo,
+    Record,
+    Run,
+    copy_records,
+    delivered,
+    empty_run,
+    flower_identity,
+    has_wrappers,
+    log,
+    set_message_id,
+    through_the_wire,
+)
+from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
+from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.wire.calls import Batched, BatchHandler, Call
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["InProcessGrid"]
+
+# Arrays of the messages that are worked on at once, where max_in_flight does not say.
+MEMORY_BUDGET = 1 << 30
+# A deployment notices a dead node when its heartbeat of 30 s was missed twice.
+HEARTBEAT_LAPSE = 60.0
+
+# What a ClientApp is to an engine.
+App = Callable[[Message, Context], Message]
+
+
+@dataclass(slots=True)
+class _Node:
+    node_id: int
+    partition_id: int
+    config: UserConfig
+    state: RecordDict
+    received: int = 0
+    busy_until: float = 0.0
+    offline_at: float = inf
+
+
+@dataclass(slots=True)
+class _Job:
+    """One message under way. Its fate is known when it is pushed; its work is done when it is due."""
+
+    message: Message
+    node: _Node | None
+    due: float
+    deadline: float
+    runs: bool = False
+    verdict: Error | None = None  # the answer, whatever the node does
+    corrupt: str | None = None
+    size: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.message.metadata.message_id
+
+
+@dataclass(slots=True)
+class _Copies:
+    """What one push copied, by the id of what it copied: shared before, shared after.
+
+    The server may change a record after the push; what travels is what it was.
+    """
+
+    contents: dict[int, tuple[RecordDict, int]] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)
+
+
+class InProcessGrid(Grid):
+    """Run a ClientApp's nodes in this process.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        Any Flower ClientApp. One that is ``hedgerow.wire.calls.Batched`` gets one call for all messages
+        of a type, unless mods or a lifespan stand around its handler.
+    num_nodes : int
+        Number of nodes, >= 1.
+    run_config : dict or None (default: None)
+        The run config that handlers see in ``context.run_config``; each call gets a copy.
+    node_configs : sequence of dict or None (default: None)
+        For each partition, what its node config holds beside ``partition-id`` and ``num-partitions``.
+    faults : FaultModel, mapping of int to FaultModel, or None (default: None)
+        One model for all nodes, or one for each partition id that is named.
+    strict : bool (default: False)
+        Serialise every message and every node's state, as a deployment does; what would not survive
+        raises ValueError with the name of the record, at the push (server's) or at the pull (client's).
+    seed : int (default: 0)
+        Keys the node ids and the faults.
+    max_in_flight : int or None (default: None)
+        Nodes that are worked on at once, >= 1. None: as many as keep the arrays of their messages
+        within 1 GiB.
+
+    Notes
+    -----
+    - Work is done when replies are pulled, a chunk of nodes at a pull, so that pulling as replies
+      arrive keeps memory bounded. A node handles its messages in the order in which they were pushed.
+    - Keys, values and lists of records are each side's own: both sides get copies. Arrays are shared
+      and must not be written into. A batched handler's ``content`` is one object for all nodes that
+      were sent the same one.
+    - A handler works on a copy of the node's state, which is kept only when it returns a reply: an
+      exception rolls the state back. (A deployment keeps what was written before the exception.)
+    - An exception, ``None``, or anything else that is no reply to the message becomes an error reply
+      with code 2; an unknown node, or an expired TTL, one with code 3; a dead node one with code 5.
+    - Time is virtual, starts at 0, and passes only in ``sleep`` and ``send_and_receive``. A message's TTL
+      counts from its push, in virtual time.
+    - Not safe for use by several threads.
+    """
+
+    def __init__(
+        self,
+        client_app: App,
+        num_nodes: int,
+        *,
+        run_config: UserConfig | None = None,
+        node_configs: Sequence[UserConfig] | None = None,
+        faults: FaultModel | Mapping[int, FaultModel] | None = None,
+        strict: bool = False,
+        seed: int = 0,
+        max_in_flight: int | None = None,
+    ) -> None:
+        if num_nodes < 1:
+            raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
+        if node_configs is not None and len(node_configs) != num_nodes:
+            raise ValueError(f"node_configs: {len(node_configs)} configs for {num_nodes} nodes")
+        if max_in_flight is not None and max_in_flight < 1:
+            raise ValueError(f"max_in_flight: {max_in_flight} is not >= 1 (None chooses)")
+        self._app = client_app
+        self._run = empty_run(run_id=1 + seed)
+        self._run_config = dict(run_config or {})
+        self._faults = faults
+        self._strict = strict
+        self._seed = seed
+        self._max_in_flight = max_in_flight
+        self._clock = 0.0
+        self._pushed = 0
+        self._queue: list[tuple[float, int, _Job]] = []
+        self._replies: dict[str, tuple[Message, _Job]] = {}
+        self._waiting: dict[str, _Job] = {}
+        extras = node_configs or [{} for _ in range(num_nodes)]
+        self._nodes = {
+            node_id: _Node(
+                node_id=node_id,
+                partition_id=partition_id,
+                config={**extras[partition_id], "partition-id": partition_id, "num-partitions": num_nodes},
+                state=RecordDict(),
+            )
+            for partition_id, node_id in enumerate(_node_ids(num_nodes, seed))
+        }
+
+    @classmethod
+    def inside(
+        cls,
+        grid: Grid,
+        client_app: App,
+        context: Context,
+        *,
+        num_nodes: int | None = None,
+        timeout: float = 60.0,
+        strict: bool = False,
+        max_in_flight: int | None = None,
+    ) -> InProcessGrid:
+        """Take over from a grid that Flower handed to the ServerApp: same run, same node ids.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid; nothing is sent over it. An InProcessGrid is given back as it is.
+        client_app : ClientApp
+            What the nodes run.
+        context : Context
+            The ServerApp's context. Its run config is the nodes' too, and gives ``seed`` and ``fault-*``.
+        num_nodes : int or None (default: None)
+            How many nodes to wait for. None: run-config key ``num-clients``; without it, the number
+            that has not changed for a second.
+        timeout : float (default: 60.0)
+            Seconds to wait for them.
+        strict, max_in_flight
+            As in the class.
+
+        Raises
+        ------
+        ValueError
+            If the nodes are not there in time.
+        """
+        if isinstance(grid, cls):
+            return grid
+        if num_nodes is None:
+            num_nodes = int(context.run_config.get("num-clients", 0)) or None
+        node_ids = _wait_for_nodes(grid, num_nodes, timeout)
+        out = cls(
+            client_app,
+            len(node_ids),
+            run_config=context.run_config,
+            faults=FaultModel.from_run_config(context.run_config),
+            strict=strict,
+            seed=int(context.run_config.get("seed", 0)),
+            max_in_flight=max_in_flight,
+        )
+        out.set_run(grid.run)
+        nodes = list(out._nodes.values())
+        for node, node_id in zip(nodes, node_ids, strict=True):
+            node.node_id = node_id
+        out._nodes = {node.node_id: node for node in nodes}
+        return out
+
+    # Flower's Grid
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that messages belong to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that messages belong to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Build a message of this run (Flower prefers its ``Message`` constructor)."""
+        with flower_identity(self._run.run_id):
+            return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes that are online, by id: no order of partitions can be read off."""
+        return sorted(node.node_id for node in self._nodes.values() if node.offline_at > self._clock)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return what is known of the nodes that are online: their ids."""
+        return [NodeInfo(node_id=node_id, status="online") for node_id in self.get_node_ids()]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand messages over for delivery.
+
+        Returns
+        -------
+        list of str
+            Their ids, in the same order.
+
+        Raises
+        ------
+        TypeError
+            If given an iterator: Flower's grid for deployments reads the messages twice.
+        ValueError
+            If a message is a reply, or has no TTL; in strict mode, if one would not survive the wire.
+        """
+        if isinstance(messages, Iterator):
+            raise TypeError(
+                f"messages: a list is needed, not a {type(messages).__name__}; "
+                "Flower's grid for deployments reads the messages twice"
+            )
+        messages = list(messages)
+        for message in messages:
+            _check_instruction(message)
+        copies = _Copies()
+        return [self._push(message, copies) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there, each once; works on one chunk of nodes where none is.
+
+        Ids that are unknown, or whose reply was given out already, are ignored.
+        """
+        wanted = list(message_ids)
+        while True:
+            ready = [message_id for message_id in wanted if message_id in self._replies]
+            if ready or not self._due():
+                return [self._collect(message_id) for message_id in ready]
+            self._work()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Push messages and return their replies; the virtual clock runs until all came or time is up.
+
+        Replies that come later can still be pulled.
+        """
+        pending = dict.fromkeys(self.push_messages(messages))
+        end = inf if timeout is None else self._clock + timeout
+        replies: list[Message] = []
+        while pending:
+            pulled = self.pull_messages(pending)
+            for reply in pulled:
+                del pending[reply.metadata.reply_to_message_id]
+            replies += pulled
+            if not pulled:
+                next_due = min(self._waiting[message_id].due for message_id in pending)
+                self._clock = min(next_due, end)
+                if next_due > end:
+                    break
+        return replies
+
+    # Virtual time
+
+    def now(self) -> float:
+        """Return the virtual time in seconds."""
+        return self._clock
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass, at no cost in real time."""
+        if not seconds >= 0:
+            raise ValueError(f"seconds: {seconds!r} is not >= 0")
+        self._clock += seconds
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the nodes are between two rounds: states, messages received, virtual time.
+
+        Messages under way are not in it: a reply that was late at a checkpoint never comes.
+        """
+        return {
+            "clock": self._clock,
+            "nodes": {
+                str(node.partition_id): {
+                    "received": node.received,
+                    "busy_until": node.busy_until,
+                    "offline_at": None if node.offline_at == inf else node.offline_at,
+                    "state": pack_records(node.state),
+                }
+                for node in self._nodes.values()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the nodes of a checkpoint.
+
+        Raises
+        ------
+        ValueError
+            If it was written with another number of nodes.
+        """
+        if len(state["nodes"]) != len(self._nodes):
+            raise ValueError(f"state of {len(state['nodes'])} nodes; valid here is {len(self._nodes)}")
+        self._clock = float(state["clock"])
+        for node in self._nodes.values():
+            stored = state["nodes"][str(node.partition_id)]
+            node.received = int(stored["received"])
+            node.busy_until = float(stored["busy_until"])
+            node.offline_at = inf if stored["offline_at"] is None else float(stored["offline_at"])
+            node.state = unpack_records(stored["state"])
+
+    # A message's way
+
+    def _push(self, message: Message, copies: _Copies) -> str:
+        self._pushed += 1
+        message_id = f"{self._run.run_id:x}-{self._pushed:x}"
+        set_message_id(message, message_id)
+        key = id(message.content)
+        if key not in copies.contents:
+            if self._strict:  # what was read back is nobody else's
+                metadata = message.metadata
+                content = through_the_wire(
+                    message.content, f"message {metadata.message_type} to node {metadata.dst_node_id}"
+                )
+            else:
+                content = copy_records(message.content, copies.records)
+            copies.contents[key] = content, _array_bytes(content)
+        content, size = copies.contents[key]
+        job = self._schedule(delivered(message, content))
+        job.size = size
+        self._waiting[message_id] = job
+        heapq.heappush(self._queue, (job.due, self._pushed, job))
+        return message_id
+
+    def _schedule(self, message: Message) -> _Job:
+        """Decide when a message is answered, and whether its node gets to work on it at all."""
+        node = self._nodes.get(message.metadata.dst_node_id)
+        deadline = self._clock + message.metadata.ttl
+        if node is None:
+            return _Job(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
+        expired = _Job(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
+        start = max(self._clock, node.busy_until)
+        fate = self._fate(node)
+        if fate.crashed:
+            node.offline_at = min(node.offline_at, start + HEARTBEAT_LAPSE)
+            noticed = max(self._clock, node.offline_at)
+            dead = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node.node_id} is dead")
+            return _Job(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
+        if fate.dropped or start >= deadline:
+            return expired
+        node.busy_until = start + fate.delay
+        if node.busy_until > deadline:
+            # The node works on it all the same, and its state moves on: only the reply comes too late.
+            expired.runs = True
+            return expired
+        return _Job(message, node, node.busy_until, deadline, runs=True, corrupt=fate.corrupt)
+
+    def _fate(self, node: _Node) -> Fate:
+        node.received += 1
+        model = self._faults.get(node.partition_id) if isinstance(self._faults, Mapping) else self._faults
+        return Fate() if model is None else model.draw(self._seed, node.partition_id, node.received)
+
+    def _due(self) -> bool:
+        return bool(self._queue) and self._queue[0][0] <= self._clock
+
+    def _work(self) -> None:
+        """Answer one chunk of the messages that are due, those of one type together."""
+        by_type: dict[str, list[_Job]] = {}
+        for job in self._chunk():
+            if job.runs:
+                by_type.setdefault(job.message.metadata.message_type, []).append(job)
+            elif job.verdict is not None:
+                self._answer(job, job.verdict)
+        for message_type, jobs in by_type.items():
+            handler = self._batch_handler(message_type)
+            if handler is None or not self._call_batch(handler, message_type, jobs):
+                for job in jobs:
+                    self._call_one(job)
+
+    def _chunk(self) -> list[_Job]:
+        chunk: list[_Job] = []
+        nodes: set[int] = set()
+        size = 0
+        while self._due():
+            job = self._queue[0][2]
+            node_id = job.message.metadata.dst_node_id
+            # A node's second message waits for its first.
+            if chunk and (node_id in nodes or self._is_full(len(chunk), size + job.size)):
+                break
+            heapq.heappop(self._queue)
+            chunk.append(job)
+            nodes.add(node_id)
+            size += job.size
+        return chunk
+
+    def _is_full(self, count: int, size: int) -> bool:
+        if self._max_in_flight is not None:
+            return count >= self._max_in_flight
+        return size > MEMORY_BUDGET
+
+    def _batch_handler(self, message_type: str) -> BatchHandler | None:
+        if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
+            return None
+        return self._app.batch_handler(message_type)
+
+    def _call_batch(self, handler: BatchHandler, message_type: str, jobs: list[_Job]) -> bool:
+        """Answer all jobs with one call; False, and nothing done, where the call itself fails."""
+        contexts = [self._context(job) for job in jobs]
+        calls = [
+            Call(job.message.content, context, message_type)
+            for job, context in zip(jobs, contexts, strict=True)
+        ]
+        try:
+            answers = list(handler(calls))
+            if len(answers) != len(calls):
+                raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
+        except Exception as error:
+            log(
+                WARNING,
+                "Batched %s of %d nodes failed (%s: %s): one call a node instead",
+                message_type,
+                len(calls),
+                type(error).__name__,
+                error,
+            )
+            return False
+        for job, context, answer in zip(jobs, contexts, answers, strict=True):
+            if isinstance(answer, RecordDict):
+                self._keep(job, context)
+                self._answer(job, answer)
+            elif isinstance(answer, Exception):
+                self._answer(job, _exception(job, answer))
+            else:
+                self._answer(job, _raised(f"the batch handler answered with a {type(answer).__name__}"))
+        return True
+
+    def _call_one(self, job: _Job) -> None:
+        context = self._context(job)
+        # A handler may pop records as it reads them (keep_input=False): others share this content.
+        message = delivered(job.message, copy_records(job.message.content))
+        try:
+            reply = self._app(message, context)
+        except Exception as error:
+            self._answer(job, _exception(job, error))
+            return
+        if not isinstance(reply, Message):
+            self._answer(job, _raised(f"the handler returned a {type(reply).__name__}, not a Message"))
+        elif reply.metadata.reply_to_message_id != job.id or reply.metadata.dst_node_id != SUPERLINK_NODE_ID:
+            self._answer(job, _raised("the handler returned a Message that is no reply to the one it got"))
+        else:
+            self._keep(job, context)
+            self._answer(job, reply.error if reply.has_error() else reply.content)
+
+    def _context(self, job: _Job) -> Context:
+        node = job.node
+        assert node is not None
+        return Context(
+            run_id=self._run.run_id,
+            node_id=node.node_id,
+            node_config=node.config.copy(),
+            state=copy_records(node.state),
+            run_config=self._run_config.copy(),
+        )
+
+    def _keep(self, job: _Job, context: Context) -> None:
+        assert job.node is not None
+        state = context.state
+        if self._strict:
+            state = through_the_wire(state, f"state of partition {job.node.partition_id}")
+        job.node.state = state
+
+    def _answer(self, job: _Job, answer: RecordDict | Error) -> None:
+        answer = job.verdict or answer
+        if isinstance(answer, RecordDict):
+            # What the node keeps in its state and sends at once must be two things from here on.
+            answer = copy_records(answer)
+            if job.corrupt is not None:
+                answer = corrupted(answer, job.corrupt)
+            if self._strict:
+                node = job.node.partition_id if job.node else "?"
+                answer = through_the_wire(
+                    answer, f"reply {job.message.metadata.message_type} of partition {node}"
+                )
+        reply = Message(answer, reply_to=job.message)
+        set_message_id(reply, f"{job.id}-reply")
+        self._replies[job.id] = (reply, job)
+        del self._waiting[job.id]
+
+    def _collect(self, message_id: str) -> Message:
+        reply, job = self._replies.pop(message_id)
+        if self._clock <= job.deadline or reply.has_error():
+            return reply
+        late = Message(_unavailable("the reply was pulled after the message's TTL"), reply_to=job.message)
+        set_message_id(late, f"{message_id}-reply")
+        return late
+
+
+def _node_ids(num_nodes: int, seed: int) -> list[int]:
+    """Draw ids as Flower's: 64 random bits, here never in partition order, so that bugs of order show."""
+    rng = generator(seed, purpose=Purpose.FAULT)
+    ids: dict[int, None] = {}
+    while len(ids) < num_nodes:
+        ids.setdefault(int(rng.integers(2, 2**64, dtype=np.uint64)))
+    out = list(ids)
+    return out[::-1] if out == sorted(out) else out
+
+
+def _wait_for_nodes(grid: Grid, num_nodes: int | None, timeout: float) -> list[int]:
+    """Return the ids of a grid's nodes, by id, when all have registered."""
+    end = time.monotonic() + timeout
+    settled, seen = time.monotonic(), -1
+    while True:
+        node_ids = sorted(grid.get_node_ids())
+        if len(node_ids) != seen:
+            settled, seen = time.monotonic(), len(node_ids)
+        if num_nodes is not None and len(node_ids) >= num_nodes:
+            return node_ids[:num_nodes]
+        if num_nodes is None and node_ids and time.monotonic() - settled >= 1.0:
+            return node_ids
+        if time.monotonic() >= end:
+            raise ValueError(
+                f"num_nodes: {len(node_ids)} nodes are there after {timeout:g} s, "
+                f"{num_nodes if num_nodes is not None else 'at least 1'} are needed; "
+                'flwr run sets their number: --federation-config "num-supernodes=N"'
+            )
+        time.sleep(0.1)
+
+
+def _check_instruction(message: Message) -> None:
+    metadata = message.metadata
+    if metadata.reply_to_message_id:
+        raise ValueError(f"message to node {metadata.dst_node_id}: a reply cannot be pushed by the server")
+    if not metadata.ttl > 0:
+        raise ValueError(f"ttl: {metadata.ttl} is not > 0 (message to node {metadata.dst_node_id})")
+    if not message.has_content():
+        raise ValueError(f"message to node {metadata.dst_node_id}: it has no content")
+
+
+def _array_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays, from dtypes and shapes: lazy arrays are not serialised."""
+    arrays = (a for record in content.values() if isinstance(record, ArrayRecord) for a in record.values())
+    return sum(prod(array.shape) * _itemsize(array.dtype) for array in arrays)
+
+
+def _itemsize(dtype: str) -> int:
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:
+        return 4
+
+
+def _exception(job: _Job, error: Exception) -> Error:
+    partition_id = job.node.partition_id if job.node else "?"
+    reason = f"{type(error).__name__}: {error}"
+    log(
+        ERROR, "Partition %s, %s: %s", partition_id, job.message.metadata.message_type, reason, exc_info=error
+    )
+    return _raised(reason)
+
+
+def _raised(reason: str) -> Error:
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+
+
+def _unavailable(reason: str) -> Error:
+    return Error(ErrorCode.MESSAGE_UNAVAILABLE, reason)

@@ -1,0 +1,211 @@
+"""Variants compared: what each reached at a budget, what it paid for a target, and paired differences.
+
+Variants of a sweep share their random numbers seed by seed (data, initial model, mini-batches), so the
+difference of two variants varies less over seeds than either does. Differences are therefore paired by
+seed, with a Student t interval of their mean. The intervals are not corrected for several variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isclose, nan, sqrt
+from statistics import fmean
+
+import numpy as np
+from scipy.stats import t as student
+
+from hedgerow.sim.runs.results import Point, Results, Run
+
+__all__ = [
+    "NOTE",
+    "Paired",
+    "at_budget",
+    "budget_table",
+    "common_budget",
+    "higher_is_better",
+    "paired_difference",
+    "t_interval",
+    "target_table",
+    "to_target",
+]
+
+CONFIDENCE = 0.95
+# Everything else (losses, errors, distances) is better when it is lower.
+_HIGHER = ("accuracy", "auc", "auroc", "f1", "precision", "recall")
+
+NOTE = (
+    "Means and sample standard deviations over seeds. A value at a budget is that of the last evaluation "
+    "within it. Differences are paired by seed, with a 95 % Student t interval of their mean, not corrected "
+    "for several variants; one seed gives no interval."
+)
+
+
+def higher_is_better(y: str) -> bool:
+    """Tell whether a metric is a score: its name ends with accuracy, auc, auroc, f1, precision or recall."""
+    return y.lower().endswith(_HIGHER)
+
+
+def at_budget(run: Run, x: str, budget: float, y: str) -> Point | None:
+    """Return the last evaluated point that cost at most ``budget``; None if the run ended before it."""
+    within = [point for point in run.series(x, y) if _at_most(point.x, budget)]
+    return within[-1] if within and _at_most(budget, run.costs(x)[-1]) else None
+
+
+def to_target(run: Run, x: str, y: str, target: float) -> float | None:
+    """Return the cost of the first evaluated point that reaches ``target``; None if none does."""
+    sign = 1 if higher_is_better(y) else -1
+    return next((point.x for point in run.series(x, y) if sign * point.y >= sign * target), None)
+
+
+def common_budget(results: Results, x: str) -> float:
+    """Return the largest budget that every run has spent."""
+    return min(run.costs(x)[-1] for run in results.runs)
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % Student t interval of a mean; the whole line for fewer than two values."""
+    if len(values) < 2:
+        return -inf, inf
+    half = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * _deviation(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The paired difference of a variant from a reference.
+
+    Parameters
+    ----------
+    mean : float
+        Mean over the common seeds; NaN without any.
+    low, high : float
+        95 % interval of the mean; infinite below two seeds.
+    seeds : int
+        Number of common seeds.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval leaves out zero; never so for a single seed."""
+        return self.seeds > 1 and (self.low > 0 or self.high < 0)
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired:
+    """Return the mean of ``values[seed] - reference[seed]`` over the seeds that both have."""
+    differences = [value - reference[seed] for seed, value in values.items() if seed in reference]
+    if not differences:
+        return Paired(nan, -inf, inf, 0)
+    return Paired(fmean(differences), *t_interval(differences), len(differences))
+
+
+def budget_table(results: Results, x: str, y: str, budget: float) -> str:
+    """Return a markdown table: each variant's ``y`` at a budget of ``x``, and its difference from the first.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is no cost or a run lacks ``y``.
+    """
+    points = {
+        label: {seed: at_budget(run, x, budget, y) for seed, run in seeds.items()}
+        for label, seeds in results.variants().items()
+    }
+    values = {label: _known({s: p and p.y for s, p in ps.items()}) for label, ps in points.items()}
+    evaluated = {label: _known({s: p and p.x for s, p in ps.items()}) for label, ps in points.items()}
+    reference = next(iter(values))
+    lines = [
+        f"### {y} at {x} = {_number(budget)}",
+        "",
+        f"| variant | {y}, mean ± sd | evaluated at | difference from {_text(reference)} [95 % interval] "
+        "| differs | seeds |",
+        "|---|---:|---:|---:|---|---:|",
+    ]
+    for label, value in values.items():
+        at = _number(fmean(evaluated[label].values())) if evaluated[label] else "n/a"
+        difference = _difference(value, values[reference], label == reference)
+        seeds = f"{len(value)} of {len(points[label])}"
+        lines.append(f"| {_text(label)} | {_mean(value)} | {at} | {difference} | {seeds} |")
+    return "\n".join(lines)
+
+
+def target_table(results: Results, x: str, y: str, target: float) -> str:
+    """Return a markdown table: what each variant paid in ``x`` until ``y`` reached a target.
+
+    A mean is given only where every seed reached the target: a mean over the lucky ones would flatter.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is no cost or a run lacks ``y``.
+    """
+    reached = {
+        label: _known({seed: to_target(run, x, y, target) for seed, run in seeds.items()})
+        for label, seeds in results.variants().items()
+    }
+    counts = {label: len(seeds) for label, seeds in results.variants().items()}
+    reference = next(iter(reached))
+    relation = ">=" if higher_is_better(y) else "<="
+    lines = [
+        f"### {x} to {y} {relation} {_number(target)}",
+        "",
+        f"| variant | {x}, mean ± sd | difference from {_text(reference)} [95 % interval] "
+        "| differs | reached |",
+        "|---|---:|---:|---|---:|",
+    ]
+    for label, value in reached.items():
+        complete = len(value) == counts[label]
+        mean = _mean(value) if complete else "n/a"
+        if complete and len(reached[reference]) == counts[reference]:
+            difference = _difference(value, reached[reference], label == reference)
+        else:
+            difference = "n/a | n/a"
+        lines.append(f"| {_text(label)} | {mean} | {difference} | {len(value)} of {counts[label]} |")
+    return "\n".join(lines)
+
+
+def _at_most(a: float, b: float) -> bool:
+    return a <= b or isclose(a, b, rel_tol=1e-9)
+
+
+def _known(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _difference(values: Mapping[int, float], reference: Mapping[int, float], itself: bool) -> str:
+    """Return the cells 'difference' and 'differs'."""
+    if itself:
+        return "reference | "
+    paired = paired_difference(values, reference)
+    if not paired.seeds:
+        return "n/a | n/a"
+    if paired.seeds == 1:
+        return f"{paired.mean:+.4g} [n/a] | unknown: 1 seed"
+    interval = f"{paired.mean:+.4g} [{paired.low:+.4g}, {paired.high:+.4g}]"
+    return f"{interval} | {'yes' if paired.significant else 'no'}"
+
+
+def _mean(values: Mapping[int, float]) -> str:
+    if not values:
+        return "n/a"
+    mean = _number(fmean(values.values()))
+    return f"{mean} ± {_deviation(list(values.values())):.2g}" if len(values) > 1 else mean
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation; NaN if a run diverged."""
+    with np.errstate(invalid="ignore"):
+        return float(np.std(values, ddof=1))
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
+
+
+def _text(label: str) -> str:
+    return label.replace("|", "\\|")

@@ -1,0 +1,147 @@
+"""Progress of a run while it runs: a live line on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from logging import INFO, StreamHandler
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from hedgerow.sim.engine._compat import log
+
+__all__ = ["LiveProgress", "RoundProgress"]
+
+
+class RoundProgress(Protocol):
+    """What is told of a round: an object with these fields at least."""
+
+    @property
+    def round(self) -> int:
+        """The round, 0 before training."""
+
+    @property
+    def central(self) -> Mapping[str, Any]:
+        """Metrics of the central evaluation, empty where there was none."""
+
+    @property
+    def bits(self) -> int:
+        """Nominal bits since the start."""
+
+    @property
+    def sim_seconds(self) -> float:
+        """Simulated seconds since the start."""
+
+
+class LiveProgress:
+    """Shows how far a run is; give it to a strategy's ``on_round_end`` inside its ``with`` block.
+
+    On a terminal one line is rewritten after each round, below the log. Elsewhere each evaluated round is
+    a line of Flower's log. Metrics are those of the last evaluation.
+
+    Parameters
+    ----------
+    num_rounds : int
+        Rounds of the whole run, >= 1.
+    quiet : bool (default: False)
+        Show nothing.
+    console : Console or None (default: None)
+        Where the line goes; None: standard error, where Flower's log goes.
+
+    Raises
+    ------
+    ValueError
+        If ``num_rounds`` is not >= 1.
+    """
+
+    def __init__(self, num_rounds: int, quiet: bool = False, *, console: Console | None = None) -> None:
+        if num_rounds < 1:
+            raise ValueError(f"num_rounds = {num_rounds}; valid is an integer >= 1")
+        self.num_rounds = num_rounds
+        self.quiet = quiet
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+        self._moved: list[tuple[StreamHandler[Any], TextIO]] = []
+        self._central: Mapping[str, Any] = {}
+        # Round and time from which the pace is measured: a resumed run starts late.
+        self._first: tuple[int, float] | None = None
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        if not self.quiet and self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+            terminals = (sys.stdout, sys.stderr)
+            self._live.start()
+            self._move_logs(terminals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handler, stream in self._moved:
+            handler.setStream(stream)
+        self._moved.clear()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, end: RoundProgress) -> None:
+        """Take note of a round that ended."""
+        if end.central:
+            self._central = dict(end.central)
+        now = time.monotonic()
+        if self._first is None:
+            # The first round seen is already over; before round 1 nothing was trained.
+            self._first = (end.round, now) if end.round == 0 else (end.round - 1, self._started)
+        if self.quiet:
+            return
+        line = self._line(end, now)
+        if self._live is not None:
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif end.central:
+            log(INFO, "%s", line)
+
+    def _line(self, end: RoundProgress, now: float) -> str:
+        # What matters most comes first: a narrow terminal cuts the end off.
+        parts = [f"round {end.round}/{self.num_rounds}"]
+        left = self._seconds_left(end.round, now)
+        parts += [] if left is None else [f"{_duration(left)} left"]
+        parts += [
+            f"{name} {self._central[name]:.4f}" for name in ("loss", "accuracy") if name in self._central
+        ]
+        parts.append(f"{end.bits / 1e6:.1f} Mbit")
+        parts += [f"{end.sim_seconds:.1f} simulated s"] if end.sim_seconds else []
+        parts.append(f"{_duration(now - self._started)} real")
+        return " | ".join(parts)
+
+    def _seconds_left(self, current: int, now: float) -> float | None:
+        assert self._first is not None
+        first, since = self._first
+        if current == first or current >= self.num_rounds:
+            return None
+        return (now - since) / (current - first) * (self.num_rounds - current)
+
+    def _move_logs(self, terminals: tuple[TextIO, TextIO]) -> None:
+        """Let logs to the terminal pass above the live line.
+
+        A handler holds the stream that it was made with, so Live's own replacement of ``sys.stderr``
+        would not reach it, and line and log would overwrite each other.
+        """
+        for logger in (logging.getLogger("flwr"), logging.getLogger()):
+            for handler in logger.handlers:
+                if isinstance(handler, StreamHandler) and handler.stream in terminals:
+                    self._moved.append((handler, handler.stream))
+                    handler.setStream(sys.stderr)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

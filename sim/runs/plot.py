@@ -1,0 +1,188 @@
+"""Curves of a metric over its cost: a mean line and a band over seeds, a panel for each pair of axes.
+
+Lines differ in style and marker as well as in colour, so that a figure reads in black and white. Figures
+are built with Matplotlib's objects: nothing here touches pyplot or its global state.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from hedgerow.sim.runs.compare import t_interval
+from hedgerow.sim.runs.results import COSTS, Results, Run
+
+__all__ = ["Curve", "default_path", "draw", "mean_curve", "save"]
+
+# Below this many seeds the band is the whole range, from here on a 95 % interval of the mean.
+FEW_SEEDS = 5
+# Colours by Okabe and Ito: told apart with any colour vision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
+_MARKERS_A_LINE = 8
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A variant's mean over seeds, and its band; one entry for each round that every seed evaluated."""
+
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+def mean_curve(runs: Sequence[Run], x: str, y: str) -> Curve:
+    """Return mean and band of ``y`` over seeds, round by round, over the seeds' mean cost ``x``.
+
+    The band is minimum to maximum for 2 to 4 seeds, the 95 % t interval of the mean from 5 on, and the
+    line itself for one.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is no cost or a run lacks ``y``.
+    """
+    series = [{point.round: point for point in run.series(x, y)} for run in runs]
+    rounds = [number for number in series[0] if all(number in points for points in series)]
+    values = [[points[number].y for points in series] for number in rounds]
+    bands = [t_interval(v) if len(v) >= FEW_SEEDS else (min(v), max(v)) for v in values]
+    return Curve(
+        x=[fmean(points[number].x for points in series) for number in rounds],
+        mean=[fmean(v) for v in values],
+        low=[low for low, _ in bands],
+        high=[high for _, high in bands],
+    )
+
+
+def draw(
+    results: Results, xs: Sequence[str], ys: Sequence[str], *, log_y: bool = False, by: str = ""
+) -> Figure:
+    """Return a figure with one panel for each metric of ``ys`` over each cost of ``xs``.
+
+    Parameters
+    ----------
+    results : Results
+        What to draw, a line for each variant.
+    xs, ys : sequence of str
+        Costs (see ``results.COSTS``) and metrics.
+    log_y : bool (default: False)
+        Draw the metrics on a logarithmic scale.
+    by : str (default: "")
+        A run-config key: each of its values gets a column of panels of its own, with that value's variants.
+
+    Raises
+    ------
+    ValueError
+        If a cost is unknown, a run lacks a metric, or no run has the setting ``by``.
+    """
+    columns_of_lines = _columns(results, by)
+    pairs = list(product(ys, xs))
+    # One panel for each pair, side by side in twos; or one row for each pair, a column for each value.
+    panels = [(y, x, head, lines) for y, x in pairs for head, lines in columns_of_lines.items()]
+    columns = len(columns_of_lines) if by else min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.5 + 4.5 * columns, 1.6 + 3.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if by else False).flatten()
+    for ax, (y, x, head, lines) in zip(axes, panels, strict=False):
+        for number, (label, runs) in enumerate(lines.items()):
+            _line(ax, mean_curve(runs, x, y), label, number)
+        _dress(ax, x, y, log_y)
+        ax.set_title(head, fontsize="medium")
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    axes[0].legend(fontsize="small", handlelength=4)
+    figure.suptitle(results.title)
+    caption = textwrap.fill(_caption(results, xs), width=60 * columns)
+    figure.supxlabel(caption, fontsize="small", color="#333333")
+    return figure
+
+
+def _columns(results: Results, by: str) -> dict[str, dict[str, list[Run]]]:
+    """Return the runs of each line, by the column's head (empty for the only one) and the line's label."""
+    out: dict[str, dict[str, list[Run]]] = {}
+    for label, seeds in results.variants().items():
+        runs = list(seeds.values())
+        if by and by not in runs[0].settings:
+            raise ValueError(f"by = {by!r}; valid is a setting of the runs: {', '.join(runs[0].settings)}")
+        head = f"{by}={runs[0].settings[by]}" if by else ""
+        words = [word for word in label.split(", ") if word != head]
+        out.setdefault(head, {})[", ".join(words) or label] = runs
+    return out
+
+
+def save(figure: Figure, out: str | Path) -> list[Path]:
+    """Write ``<out>.png`` and ``<out>.svg`` (a suffix .png or .svg of ``out`` is dropped); return both."""
+    out = Path(out).expanduser()
+    stem = out.with_suffix("") if out.suffix.lower() in (".png", ".svg") else out
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    # Without a date and with fixed ids the same runs give the same file.
+    with mpl.rc_context({"svg.hashsalt": "hedgerow"}):
+        figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def default_path(results: Results, xs: Sequence[str], ys: Sequence[str]) -> Path:
+    """Return where a figure goes if the user does not say: into the sweep's folder, else here."""
+    return (results.folder or Path.cwd()) / f"{results.name}-{'-'.join(ys)}-over-{'-'.join(xs)}"
+
+
+def _line(ax: Axes, curve: Curve, label: str, number: int) -> None:
+    colour = _COLOURS[number % len(_COLOURS)]
+    every = max(1, len(curve.x) // _MARKERS_A_LINE)
+    ax.plot(
+        curve.x,
+        curve.mean,
+        label=label,
+        color=colour,
+        linestyle=_STYLES[number % len(_STYLES)],
+        marker=_MARKERS[number % len(_MARKERS)],
+        # Markers of different lines start at different points, so that they do not hide each other.
+        markevery=(number % every, every),
+        markersize=5,
+        linewidth=1.4,
+    )
+    ax.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _dress(ax: Axes, x: str, y: str, log_y: bool) -> None:
+    cost = COSTS[x]
+    ax.set_xlabel(f"{cost.label} ({cost.unit})" if cost.unit else cost.label)
+    ax.set_ylabel(y.replace("-", " "))
+    if cost.unit in ("bit", "B"):
+        ax.xaxis.set_major_formatter(EngFormatter())
+    if not cost.unit:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    if log_y:
+        ax.set_yscale("log")
+    ax.grid(alpha=0.3)
+
+
+def _caption(results: Results, xs: Sequence[str]) -> str:
+    counts = sorted({len(seeds) for seeds in results.variants().values()})
+    seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+    bands = []
+    if any(1 < count < FEW_SEEDS for count in counts):
+        bands.append("minimum to maximum")
+    if any(count >= FEW_SEEDS for count in counts):
+        bands.append("95 % t interval of the mean")
+    said = [f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band.")]
+    presets = sorted(
+        {str(r.settings["latency-preset"]) for r in results.runs if "latency-preset" in r.settings}
+    )
+    if "sim-seconds" in xs and presets:
+        said.append(f"Simulated time: latency preset {', '.join(presets)}.")
+    said.append(f"Realism: {results.realism or 'not stated'}.")
+    return " ".join(said)

@@ -1,0 +1,344 @@
+"""Runs and sweeps read back: labelled by what tells them apart, as series and as a tidy table.
+
+A run is a folder of ``recorder.RunRecorder``; a sweep is a folder with a ``sweep.json``. A series is what
+a run measured (loss, accuracy, ...) over what that had cost so far (rounds, iterations, simulated seconds,
+bits, ...). Only rounds that were evaluated are points of it: nothing is interpolated.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hedgerow.sim.runs.recorder import read_config, read_rounds
+
+__all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load", "tidy_rows", "write_csv"]
+
+# Keys of a run config that change where or how a run is computed, not what is computed.
+_NOT_THE_EXPERIMENT = frozenset(
+    (
+        "checkpoint-every",
+        "checkpoint-nodes",
+        "device",
+        "engine",
+        "output-dir",
+        "quiet",
+        "resume",
+        "seed",
+        "training-mode",
+    )
+)
+# Where a metric is looked for, in this order.
+SOURCES = ("central", "evaluate", "train")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run spends: an axis to draw a metric over.
+
+    Parameters
+    ----------
+    key : str
+        The field of a record of ``rounds.jsonl``.
+    label, unit : str
+        What it is, for people; an empty unit for a count.
+    cumulative : bool (default: True)
+        Whether the record holds the sum since the start, or the round's own share.
+    """
+
+    key: str
+    label: str
+    unit: str
+    cumulative: bool = True
+
+
+COSTS: Mapping[str, Cost] = {
+    "rounds": Cost("round", "rounds", ""),
+    "iterations": Cost("iterations", "local iterations", ""),
+    "sim-seconds": Cost("sim_seconds", "simulated time", "s"),
+    "bits": Cost("bits", "nominal traffic", "bit"),
+    "payload-bytes": Cost("payload_bytes", "serialised traffic", "B"),
+    "wall-seconds": Cost("wall_seconds", "real time", "s", cumulative=False),
+}
+
+
+class Point(NamedTuple):
+    """One evaluated round of a run: its cost so far and the metric's value."""
+
+    round: int
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, read from its folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where it lies.
+    label : str
+        What tells it from the other runs, seed aside; runs with one label are repetitions.
+    seed : int
+        The run config's ``seed``, 0 where there is none.
+    config : dict
+        ``config.json``.
+    rounds : sequence of dict
+        The records of ``rounds.jsonl``.
+    finished : bool
+        Whether the run ended by itself.
+    """
+
+    folder: Path
+    label: str
+    seed: int
+    config: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    finished: bool
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The run config."""
+        settings: Mapping[str, Any] = self.config.get("run", {})
+        return settings
+
+    def costs(self, x: str) -> list[float]:
+        """Return the cost at the end of each record, cumulative.
+
+        Raises
+        ------
+        ValueError
+            If ``x`` is not a cost, or the run did not record it.
+        """
+        if x not in COSTS:
+            raise ValueError(f"x = {x!r}; valid is one of {', '.join(COSTS)}")
+        cost = COSTS[x]
+        try:
+            values = [float(record[cost.key]) for record in self.rounds]
+        except KeyError:
+            raise ValueError(f"x = {x!r}: {self.folder} does not record {cost.key!r}") from None
+        return values if cost.cumulative else list(accumulate(values))
+
+    def series(self, x: str, y: str) -> list[Point]:
+        """Return metric ``y`` over cost ``x``, a point for each record that has the metric.
+
+        Raises
+        ------
+        ValueError
+            If ``x`` is no cost or no record has ``y``.
+        """
+        values = [_metric(record, y) for record in self.rounds]
+        points = [
+            Point(record["round"], cost, value)
+            for record, cost, value in zip(self.rounds, self.costs(x), values, strict=True)
+            if value is not None
+        ]
+        if not points:
+            known = sorted({name for record in self.rounds for name in _metrics(record)})
+            raise ValueError(f"y = {y!r}; valid in {self.folder} is one of {', '.join(known) or 'none'}")
+        return points
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was read: runs, and what is to be said of them.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        By variant in the order asked for, then by seed.
+    title, realism : str
+        What the sweep says of itself; the realism says what was emulated and what was real.
+    xs, ys : sequence of str
+        What to draw where the user does not say.
+    name : str
+        A short name for files.
+    folder : Path or None
+        The sweep's folder, None for single runs.
+    warnings : sequence of str
+        What a reader should know before believing a comparison.
+    by : str
+        The setting whose values get panels of their own where the user does not say; empty for none.
+    """
+
+    runs: Sequence[Run]
+    title: str
+    realism: str
+    xs: Sequence[str]
+    ys: Sequence[str]
+    name: str
+    folder: Path | None = None
+    warnings: Sequence[str] = ()
+    by: str = ""
+
+    def variants(self) -> dict[str, dict[int, Run]]:
+        """Return the runs by label, then by seed, in their order."""
+        out: dict[str, dict[int, Run]] = {}
+        for run in self.runs:
+            out.setdefault(run.label, {})[run.seed] = run
+        return out
+
+
+def load(paths: Sequence[str | Path]) -> Results:
+    """Read run folders and sweep folders into one comparison.
+
+    Runs of a sweep carry its labels (with the sweep's name before them if there are several sweeps).
+    Single runs are labelled by the settings in which they differ from one another.
+
+    Raises
+    ------
+    ValueError
+        If a path is neither, nothing was run yet, or two runs have the same label and seed.
+    """
+    folders = [Path(path).expanduser().resolve() for path in paths]
+    sweeps = [folder for folder in folders if (folder / "sweep.json").is_file()]
+    strangers = [f for f in folders if f not in sweeps and not (f / "rounds.jsonl").is_file()]
+    if strangers or not folders:
+        names = ", ".join(map(str, strangers)) or "no path"
+        raise ValueError(f"{names}: neither a run's folder (rounds.jsonl) nor a sweep's (sweep.json)")
+    parts = [_read_sweep(folder, prefix=len(folders) > 1) for folder in sweeps]
+    singles = _labelled([_read_run(folder) for folder in folders if folder not in sweeps])
+    everything = [run for part in parts for run in part.runs] + singles
+    runs = [run for run in everything if run.rounds]
+    if not runs:
+        raise ValueError(f"{', '.join(map(str, folders))}: no run is there yet")
+    _check_distinct(runs)
+    return Results(
+        runs=runs,
+        title=" / ".join(dict.fromkeys(part.title for part in parts))
+        or str(runs[0].config.get("app", "runs")),
+        realism=" / ".join(dict.fromkeys([part.realism for part in parts] + _realism(singles))),
+        xs=parts[0].xs if parts else ("rounds",),
+        ys=parts[0].ys if parts else ("loss",),
+        name=parts[0].name if parts else "runs",
+        folder=parts[0].folder if len(folders) == 1 and parts else None,
+        warnings=[warning for part in parts for warning in part.warnings] + _doubts(everything),
+        by=parts[0].by if parts else "",
+    )
+
+
+def tidy_rows(results: Results) -> Iterator[dict[str, Any]]:
+    """Yield one row for each measured value: its run, its costs so far, where it was measured, the value."""
+    for run in results.runs:
+        wall = run.costs("wall-seconds")
+        for number, record in enumerate(run.rounds):
+            row: dict[str, Any] = {"label": run.label, "seed": run.seed}
+            row |= {x: record.get(cost.key, "") for x, cost in COSTS.items()} | {"wall-seconds": wall[number]}
+            for source in SOURCES:
+                for metric, value in record.get(source, {}).items():
+                    yield row | {"source": source, "metric": metric, "value": value, "run": str(run.folder)}
+
+
+def write_csv(results: Results, path: str | Path) -> int:
+    """Write the tidy rows as CSV, aside and renamed; return how many."""
+    path = Path(path)
+    aside = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = ["label", "seed", *COSTS, "source", "metric", "value", "run"]
+    count = 0
+    with aside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        for count, row in enumerate(tidy_rows(results), start=1):  # noqa: B007
+            writer.writerow(row)
+    aside.replace(path)
+    return count
+
+
+def _metric(record: Mapping[str, Any], y: str) -> float | None:
+    for source in SOURCES:
+        value = record.get(source, {}).get(y)
+        if value is not None:
+            return float(value)
+    return None
+
+
+def _metrics(record: Mapping[str, Any]) -> set[str]:
+    return {name for source in SOURCES for name in record.get(source, {})}
+
+
+def _read_run(folder: Path, label: str = "") -> Run:
+    config = read_config(folder)
+    rounds = read_rounds(folder)
+    seed = int(config.get("run", {}).get("seed", 0))
+    return Run(folder, label, seed, config, rounds, (folder / "summary.json").is_file())
+
+
+def _read_sweep(folder: Path, *, prefix: bool) -> Results:
+    asked = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    runs, warnings = [], []
+    for variant in asked["variants"]:
+        label = f"{folder.name}: {variant['label']}" if prefix else variant["label"]
+        for seed in asked["seeds"]:
+            place = folder / variant["folder"] / f"seed-{seed}"
+            if (place / "summary.json").is_file():
+                runs.append(_read_run(place, label))
+            else:
+                warnings.append(f"{label}, seed {seed}: not finished, left out")
+    return Results(
+        runs,
+        asked["title"],
+        asked["realism"],
+        asked["x"],
+        asked["y"],
+        folder.name,
+        folder,
+        warnings,
+        asked.get("by", ""),
+    )
+
+
+def _labelled(runs: list[Run]) -> list[Run]:
+    """Label runs by the settings in which they differ."""
+    everything: dict[str, Any] = {}
+    differ: dict[str, None] = {}
+    for run in runs:
+        for key, value in run.settings.items():
+            if everything.setdefault(key, value) != value and key not in _NOT_THE_EXPERIMENT:
+                differ[key] = None
+
+    def label(run: Run) -> str:
+        said = [f"{key}={run.settings[key]}" for key in differ if key in run.settings]
+        return ", ".join(said) or str(run.config.get("app", run.folder.name))
+
+    return [replace(run, label=label(run)) for run in runs]
+
+
+def _check_distinct(runs: Sequence[Run]) -> None:
+    seen: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        twin = seen.setdefault((run.label, run.seed), run)
+        if twin is not run:
+            raise ValueError(
+                f"{twin.folder} and {run.folder}: the same settings ({run.label}) and seed {run.seed}; "
+                "name one of them"
+            )
+
+
+def _realism(runs: Sequence[Run]) -> list[str]:
+    return [str(run.config["realism"]) for run in runs if run.config.get("realism")]
+
+
+def _doubts(runs: Sequence[Run]) -> list[str]:
+    out = []
+    for run in runs:
+        if not run.rounds:
+            out.append(f"{run.folder}: no round yet, left out")
+        elif not run.finished:
+            last = run.rounds[-1]["round"]
+            out.append(f"{run.label}, seed {run.seed}: not finished, read as far as it got (round {last})")
+    codes = {json.dumps(_code(run), sort_keys=True) for run in runs}
+    if len(codes) > 1:
+        out.append(f"the runs come from {len(codes)} versions of the code (config.json: packages, git)")
+    return out
+
+
+def _code(run: Run) -> Any:
+    environment = run.config.get("environment", {})
+    return [environment.get("packages"), (environment.get("git") or {}).get("commit")]

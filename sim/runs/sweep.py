@@ -1,0 +1,378 @@
+"""Many runs from one sweep file: each run a process and a folder, several at once, finished ones kept.
+
+Common random numbers: an app keys data partition, initial model and mini-batches by the run config's
+``seed`` alone, so runs with one seed differ in nothing but their settings, and variants can be compared
+seed by seed. A sweep can be stopped and started again: an interrupted run goes on from its checkpoint,
+where the app has the key ``resume``.
+
+A sweep's folder holds ``sweep.json`` (what was asked, and how each run ended) and for each run
+``<variant>/seed-<seed>/`` (the run's folder, with ``settings.toml``, its whole run config, which
+``hedgerow run -c`` takes) and ``<variant>/seed-<seed>.log``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+
+from flwr.app import UserConfig
+
+from hedgerow.sim.engine._compat import read_toml
+from hedgerow.sim.runs.launch import AppSpec, find_app, parse_overrides, plan_run, toml_text
+from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim.runs.recorder import sigterm_raises, write_json
+from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
+
+__all__ = ["Job", "Outcome", "plan_sweep", "run_sweep"]
+
+# Settings that change no result: a finished run is kept whatever they are.
+_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "resume"))
+_SETTINGS = "settings.toml"
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Parameters
+    ----------
+    variant : Variant
+        What it is a repetition of.
+    seed : int
+        Its seed.
+    folder : Path
+        Where the finished run goes; beside it lie ``.partial`` (running, or interrupted and able to go
+        on), ``.failed`` and ``.log``.
+    settings : dict
+        The whole run config, defaults included.
+    kept : bool
+        Whether it is finished already.
+    """
+
+    variant: Variant
+    seed: int
+    folder: Path
+    settings: UserConfig
+    kept: bool
+
+    @property
+    def name(self) -> str:
+        """Label and seed."""
+        return f"{self.variant.label}, seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """Where the run's output goes."""
+        return _beside(self, "log")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: ``kept`` (from an earlier sweep), ``finished`` or ``failed``, and its real seconds."""
+
+    job: Job
+    status: str
+    seconds: float = 0.0
+    error: str = ""
+
+
+# Planning
+
+
+def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[Job]:
+    """Return every run of a sweep, checked against the app's keys, before any is started.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        From ``read_sweep``.
+    out : Path
+        The sweep's folder.
+    overrides : sequence of str
+        Run-config changes for all runs, as in ``plan_run``; they may not touch what the sweep varies.
+
+    Raises
+    ------
+    ValueError
+        If there is no app, a setting is not one of its keys, or a finished run in ``out`` had other
+        settings.
+    """
+    spec = find_app(sweep.app)
+    missing = [key for key in ("output-dir", "seed") if key not in spec.config]
+    if missing:
+        raise ValueError(f"app {spec.name!r} has no key {' and '.join(missing)}: a sweep needs both")
+    changes = parse_overrides(overrides, spec.config)
+    _check_overrides(sweep, changes)
+    jobs, problems = [], []
+    for variant, seed in product(sweep.variants, sweep.seeds):
+        asked = {**sweep.base, **changes, **variant.settings, "seed": seed}
+        folder = out.resolve() / variant.folder / f"seed-{seed}"
+        try:
+            settings = _whole_config(spec, asked)
+            jobs.append(Job(variant, seed, folder, settings, _is_kept(folder, settings)))
+        except ValueError as error:
+            problems.append(f"{variant.label}, seed {seed}: {error}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return jobs
+
+
+def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:
+    reserved = [key for key in changes if key in RESERVED]
+    if reserved:
+        raise ValueError(f"-c {', '.join(reserved)}: set by the sweep itself")
+    varied = {key for variant in sweep.variants for key in variant.settings}
+    clash = sorted(varied & set(changes))
+    if clash:
+        raise ValueError(f"-c {', '.join(clash)}: this sweep's variants set it; change the sweep file")
+
+
+def _whole_config(spec: AppSpec, asked: UserConfig) -> UserConfig:
+    """Return the run config with the app's defaults, checked as ``hedgerow run`` will check it."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / _SETTINGS
+        file.write_text(toml_text(asked), encoding="utf-8")
+        plan = plan_run(spec, [str(file)])
+    faults = {key: value for key, value in asked.items() if key not in plan.run_config}
+    return {**plan.run_config, **faults}
+
+
+def _is_kept(folder: Path, settings: UserConfig) -> bool:
+    if not folder.exists():
+        return False
+    if not (folder / "summary.json").is_file() or not (folder / _SETTINGS).is_file():
+        raise ValueError(f"{folder} is there and is no finished run of a sweep; remove it or choose --out")
+    changed = _changes(folder / _SETTINGS, settings)
+    if changed:
+        raise ValueError(f"{folder} was run with {'; '.join(changed)}; remove it or choose another --out")
+    return True
+
+
+def _changes(file: Path, settings: UserConfig) -> list[str]:
+    before = read_toml(file)
+    return [
+        f"{key} = {before.get(key)!r}, asked is {settings.get(key)!r}"
+        for key in sorted((set(before) | set(settings)) - _IRRELEVANT)
+        if before.get(key) != settings.get(key)
+    ]
+
+
+# Running
+
+
+def run_sweep(
+    sweep: Sweep,
+    plan: Sequence[Job],
+    out: Path,
+    *,
+    jobs: int,
+    on_end: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """Run what is not finished, several runs at once, and write ``sweep.json``.
+
+    Each run is a process of its own with ``cores() // jobs`` threads (at least one). A failure costs its
+    run only. If this is interrupted, by Ctrl-C or a termination signal, the processes started here are
+    stopped, and nothing else is.
+
+    Parameters
+    ----------
+    sweep, plan, out
+        As in ``plan_sweep``.
+    jobs : int
+        How many runs at once, >= 1.
+    on_end : Callable[[Outcome], None]
+        Told of each run that ended.
+
+    Returns
+    -------
+    list of Outcome
+        In the order of the plan.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs}; valid is an integer >= 1")
+    threads = max(1, cores() // jobs)
+    record = _Record(sweep, out, jobs, threads)
+    before = _seconds_before(out)
+    outcomes = {
+        job.name: Outcome(job, "kept", before.get((job.variant.label, job.seed), 0.0))
+        for job in plan
+        if job.kept
+    }
+    record.write(list(outcomes.values()))
+    for outcome in outcomes.values():
+        on_end(outcome)
+    todo = [job for job in plan if not job.kept]
+    with sigterm_raises(), closing(_run_all(todo, sweep.app, jobs=jobs, threads=threads)) as ended:
+        for outcome in ended:
+            outcomes[outcome.job.name] = outcome
+            record.write(list(outcomes.values()))
+            on_end(outcome)
+    return [outcomes[job.name] for job in plan]
+
+
+def _seconds_before(out: Path) -> dict[tuple[str, int], float]:
+    """Return what the runs took when they were made, from an earlier ``sweep.json``."""
+    file = out / "sweep.json"
+    runs = json.loads(file.read_text(encoding="utf-8"))["runs"] if file.is_file() else []
+    return {(run["label"], run["seed"]): run["seconds"] for run in runs}
+
+
+@dataclass
+class _Record:
+    """What ``sweep.json`` says, from the first moment on."""
+
+    sweep: Sweep
+    out: Path
+    jobs: int
+    threads: int
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    clock: float = field(default_factory=time.monotonic)
+
+    def write(self, outcomes: Sequence[Outcome]) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        sweep = self.sweep
+        seconds = [outcome.seconds for outcome in outcomes if outcome.status != "failed"]
+        write_json(
+            self.out / "sweep.json",
+            {
+                "file": str(sweep.file),
+                "app": str(sweep.app),
+                "title": sweep.title,
+                "realism": sweep.realism,
+                "x": sweep.xs,
+                "y": sweep.ys,
+                "by": sweep.by,
+                "seeds": sweep.seeds,
+                "base": sweep.base,
+                "variants": [asdict(variant) for variant in sweep.variants],
+                "runs": [
+                    {
+                        "label": outcome.job.variant.label,
+                        "seed": outcome.job.seed,
+                        "status": outcome.status,
+                        "seconds": round(outcome.seconds, 3),
+                        **({"error": outcome.error} if outcome.error else {}),
+                    }
+                    for outcome in outcomes
+                ],
+                "started": self.started,
+                "jobs": self.jobs,
+                "threads-a-job": self.threads,
+                "cores": cores(),
+                "wall-seconds": round(time.monotonic() - self.clock, 3),
+                "run-seconds": {
+                    "sum": round(sum(seconds), 3),
+                    "longest": round(max(seconds, default=0.0), 3),
+                },
+            },
+        )
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+
+def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Generator[Outcome, None, None]:
+    waiting, running = list(reversed(queue)), list[_Running]()
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    job = waiting.pop()
+                    # A plain path: an equals sign in a sweep's own would be taken for 'key=value'.
+                    running.append(
+                        _Running(job, _start(job, app, Path(place) / f"{len(waiting)}.toml", threads))
+                    )
+                time.sleep(_POLL_SECONDS)
+                for run in [run for run in running if run.process.poll() is not None]:
+                    running.remove(run)
+                    yield _ended(run)
+        finally:
+            _stop([run.process for run in running])
+
+
+def _start(job: Job, app: Path, settings: Path, threads: int) -> subprocess.Popen[bytes]:
+    partial = _beside(job, "partial")
+    begun = _interrupted_run(job)
+    if begun is None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / _SETTINGS).write_text(toml_text(job.settings), encoding="utf-8")
+    place = {"output-dir": str(partial)} if begun is None else {"resume": str(begun)}
+    settings.write_text(toml_text({**job.settings, **place}), encoding="utf-8")
+    with job.log.open("wb" if begun is None else "ab") as log:
+        return subprocess.Popen(
+            _command(app, settings),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
+            start_new_session=True,
+        )
+
+
+def _command(app: Path, settings: Path) -> list[str]:
+    return [sys.executable, "-m", "hedgerow.sim", "run", str(app), "--run-config", str(settings)]
+
+
+def _interrupted_run(job: Job) -> Path | None:
+    """Return the folder of a run of the same settings that can go on, where the app knows ``resume``."""
+    partial = _beside(job, "partial")
+    begun = [path.parents[1] for path in partial.glob("*/checkpoint/latest.npz")]
+    if "resume" not in job.settings or len(begun) != 1 or not (partial / _SETTINGS).is_file():
+        return None
+    return None if _changes(partial / _SETTINGS, job.settings) else begun[0]
+
+
+def _ended(run: _Running) -> Outcome:
+    """Put a finished run in its place; the rename is the moment from which it counts.
+
+    A failed one is put aside: the next start must not go on from what may be the cause.
+    """
+    job, seconds = run.job, time.monotonic() - run.started
+    partial = _beside(job, "partial")
+    made = [folder for folder in partial.iterdir() if (folder / "summary.json").is_file()]
+    if run.process.returncode == 0 and len(made) == 1:
+        (partial / _SETTINGS).replace(made[0] / _SETTINGS)
+        made[0].rename(job.folder)
+        shutil.rmtree(partial)
+        return Outcome(job, "finished", seconds)
+    shutil.rmtree(_beside(job, "failed"), ignore_errors=True)
+    partial.rename(_beside(job, "failed"))
+    code = run.process.returncode
+    why = f"exit code {code}" if code else f"{len(made)} finished run folders, not 1"
+    return Outcome(job, "failed", seconds, f"{why}, see {job.log}")
+
+
+def _beside(job: Job, suffix: str) -> Path:
+    return job.folder.with_name(f"{job.folder.name}.{suffix}")
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Stop processes started here, with all that they started: each leads a group of its own."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, sign)
+        end = time.monotonic() + _STOP_SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))

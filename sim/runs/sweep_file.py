@@ -1,0 +1,200 @@
+"""A sweep file: which settings to run, under which names, with which seeds.
+
+TOML, for example:
+
+    title = "Loss over simulated time"
+    app = "../"                      # the app's folder, relative to the file
+    realism = "what is emulated and what is real"
+    x = "sim-seconds"                # what to plot; a text or a list of texts
+    y = ["loss", "accuracy"]
+    by = "tau1"                      # optional: a column of panels for each value of this setting
+    seeds = [0, 1, 2]
+    [base]                           # run-config keys of every run
+    iterations = 600
+    [[variant]]                      # named methods: a label and run-config keys
+    label = "SD-FEEL"
+    method = "sd-feel"
+    [grid]                           # run-config keys with several values: every combination
+    tau1 = [1, 3, 20]
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flwr.app import UserConfig
+
+from hedgerow.sim.engine._compat import flatten_dict
+from hedgerow.sim.runs.results import COSTS
+
+__all__ = ["RESERVED", "Sweep", "Variant", "read_sweep"]
+
+_TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "base", "grid", "variant"}
+# The sweep sets these itself.
+RESERVED = ("output-dir", "resume", "seed")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One point of a sweep: what it is called, its folder's name, and the settings that make it."""
+
+    label: str
+    folder: str
+    settings: UserConfig
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep file asks for.
+
+    Parameters
+    ----------
+    file : Path
+        The file.
+    app : Path
+        The app's folder.
+    title, realism : str
+        For figures and tables.
+    xs, ys : tuple of str
+        What to plot.
+    by : str
+        The setting whose values get panels of their own; empty for none.
+    seeds : tuple of int
+        Each >= 0, no two alike.
+    base : dict
+        Run-config keys of every run.
+    variants : tuple of Variant
+        In the file's order, named variants outermost, the grid's last key innermost.
+    """
+
+    file: Path
+    app: Path
+    title: str
+    realism: str
+    xs: tuple[str, ...]
+    ys: tuple[str, ...]
+    by: str
+    seeds: tuple[int, ...]
+    base: UserConfig
+    variants: tuple[Variant, ...]
+
+
+def read_sweep(file: str | Path) -> Sweep:
+    """Read and check a sweep file.
+
+    Raises
+    ------
+    ValueError
+        One error with everything that is wrong in the file.
+    """
+    file = Path(file).expanduser().resolve()
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"sweep file {file}: {error}") from error
+    problems = [f"{key}: not a key of a sweep file; there are: {', '.join(sorted(_TABLES))}"
+                for key in raw if key not in _TABLES]  # fmt: skip
+    app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
+    if not app:
+        problems.append("app is missing; valid is a folder, relative to the file")
+    xs = _texts(raw, "x", ["rounds"], problems)
+    problems += [f"x = {x!r}; valid is one of {', '.join(COSTS)}" for x in xs if x not in COSTS]
+    seeds = raw.get("seeds", [0])
+    if not (isinstance(seeds, list) and seeds and all(type(s) is int and s >= 0 for s in seeds)) or len(
+        set(seeds)
+    ) < len(seeds):
+        problems.append(f"seeds = {seeds!r}; valid is a list of different integers >= 0")
+        seeds = [0]
+    base = _settings(raw.get("base", {}), "base", problems)
+    sweep = Sweep(
+        file=file,
+        app=(file.parent / app).resolve(),
+        title=_of_type(raw, "title", str, file.stem, "a text", problems),
+        realism=_of_type(raw, "realism", str, "", "a text", problems),
+        xs=xs,
+        ys=_texts(raw, "y", ["loss"], problems),
+        by=_of_type(raw, "by", str, "", "a run-config key", problems),
+        seeds=tuple(seeds),
+        base=base,
+        variants=_variants(raw, problems),
+    )
+    if problems:
+        raise ValueError(f"sweep file {file}:\n" + "\n".join(f"  - {problem}" for problem in problems))
+    return sweep
+
+
+def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...]:
+    named = []
+    for number, table in enumerate(_of_type(raw, "variant", list, [], "[[variant]] tables", problems)):
+        label = table.get("label") if isinstance(table, dict) else None
+        if not isinstance(label, str) or not label.strip():
+            problems.append(f"variant {number + 1}: label = {label!r}; valid is a text")
+            continue
+        keys = {key: value for key, value in table.items() if key != "label"}
+        named.append(([label], _settings(keys, f"variant {label!r}", problems)))
+    grid = _grid(_of_type(raw, "grid", dict, {}, "a table", problems), problems)
+    points = [list(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    out = []
+    for (words, settings), point in product(named or [([], {})], points):
+        label = ", ".join(words + [f"{key}={value}" for key, value in point]) or "all"
+        out.append(Variant(label, _folder_name(label), {**settings, **dict(point)}))
+    for what in ("label", "folder"):
+        counts = Counter(getattr(variant, what) for variant in out)
+        problems += [
+            f"{what} {name!r} of {n} variants; valid is one each" for name, n in counts.items() if n > 1
+        ]
+    return tuple(out)
+
+
+def _grid(raw: Mapping[str, Any], problems: list[str], prefix: str = "") -> dict[str, list[Any]]:
+    out: dict[str, list[Any]] = {}
+    for key, values in raw.items():
+        if isinstance(values, dict):
+            out |= _grid(values, problems, f"{prefix}{key}.")
+        elif not isinstance(values, list) or not values:
+            problems.append(f"grid: {prefix}{key} = {values!r}; valid is a list of values")
+        else:
+            for value in values:
+                _settings({prefix + key: value}, "grid", problems)
+            out[prefix + key] = values
+    return out
+
+
+def _settings(raw: Mapping[str, Any], where: str, problems: list[str]) -> UserConfig:
+    try:
+        settings = flatten_dict(dict(raw))
+    except (ValueError, AttributeError) as error:
+        problems.append(f"{where}: {error}")
+        return {}
+    problems += [f"{where}: {key} is set by the sweep itself" for key in RESERVED if key in settings]
+    return settings
+
+
+def _of_type(
+    raw: Mapping[str, Any], key: str, kind: type, default: Any, valid: str, problems: list[str]
+) -> Any:
+    value = raw.get(key, default)
+    if not isinstance(value, kind):
+        problems.append(f"{key} = {value!r}; valid is {valid}")
+        return default
+    return value
+
+
+def _texts(raw: Mapping[str, Any], key: str, default: list[str], problems: list[str]) -> tuple[str, ...]:
+    value = raw.get(key, default)
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        problems.append(f"{key} = {value!r}; valid is a text or a list of texts")
+        return tuple(default)
+    return tuple(texts)
+
+
+def _folder_name(label: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", label).strip("._") or "variant"

@@ -1,0 +1,312 @@
+"""CEPS: sparse decentralised federated learning with one-bit messages.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1.
+Differs: Flower's server relays the messages, and has no other part in the method: models, gradients and
+sensing matrices live on the nodes. A node uses its own model in addition to those of
+max(1, round(r |N_i|)) neighbours; the paper leaves open whether it counts among them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Literal, Unpack, get_args
+
+import networkx as nx
+from flwr.common import log
+
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, Scalar
+from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
+from hedgerow.strategies.router import GraphAt, graph_at
+from hedgerow.strategies.topology import as_graph
+from hedgerow.wire.checks import in_range, int_at_least, one_of
+
+__all__ = ["CEPS", "OneBitCode", "neighbourhood_graph", "participants"]
+
+SigmaRule = Literal["paper", "fixed_c"]
+SigmaDivisor = Literal["samples", "bits"]
+
+_SEED_BYTES = 8
+_GAMMA_BYTES = 8
+
+
+def participants(participation: float, degree: int) -> int:
+    """Return how many neighbours a node hears, max(1, round(r degree)); 0 for a node without any."""
+    return min(degree, max(1, round(participation * degree)))
+
+
+def neighbourhood_graph(
+    topology: str | nx.Graph | Sequence[tuple[int, int]] | None, num_nodes: int, seed: int
+) -> nx.Graph:
+    """Return a connected graph; without a topology a random regular one of degree m / 4, at least 2."""
+    if topology is not None:
+        return as_graph(topology, num_nodes, seed)
+    degree = max(2, round(num_nodes / 4))
+    if num_nodes <= 3:
+        return as_graph("complete", num_nodes, seed)
+    return as_graph(f"regular({degree + degree * num_nodes % 2})", num_nodes, seed)
+
+
+@dataclass(frozen=True)
+class OneBitCode:
+    """How one-bit messages are made and read; see ``hedgerow.wire.onebit.OneBit``.
+
+    Parameters
+    ----------
+    expand : {"consistent", "literal"} (default: "consistent")
+        Whether the scale that Algorithm 2 divides out is recovered, or the algorithm taken literally.
+    compand : {"log", "none"} (default: "log")
+        What is measured: sign(w) log(1 + |w|), or w.
+    gamma : float (default: 5.0)
+        Base of the literal expansion, > 1.
+    decoder : {"gpsp", "biht"} (default: "gpsp")
+        How problem (9) is solved.
+    phi_density : float (default: 1.0)
+        Fraction of nonzeros of Phi, in [0.5, 1].
+    phi_owner : {"sender", "receiver"} (default: "sender")
+        Whose Phi measures: the sender's, and it encodes once for all; or each receiver's.
+
+    Raises
+    ------
+    ValueError
+        If a value is not valid.
+    """
+
+    expand: str = "consistent"
+    compand: str = "log"
+    gamma: float = 5.0
+    decoder: str = "gpsp"
+    phi_density: float = 1.0
+    phi_owner: str = "sender"
+
+    def __post_init__(self) -> None:
+        for key, names in (
+            ("expand", ("consistent", "literal")),
+            ("compand", ("log", "none")),
+            ("decoder", ("gpsp", "biht")),
+            ("phi_owner", ("sender", "receiver")),
+        ):
+            one_of(key, getattr(self, key), names)
+        in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
+        in_range("phi_density", self.phi_density, 0.5, 1.0)
+
+    def instructions(self) -> dict[str, str | float]:
+        """Return the settings as keys of a message's config."""
+        return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
+
+
+class CEPS(Gossip):
+    """Communication-efficient, personalised and private: sparse models, exchanged as signs.
+
+    Node i averages what some neighbours sent, takes one hard-thresholded gradient step from the average,
+    and holds still until it communicates again, every kappa_i iterations. The nodes' models stay different:
+    what is solved is a penalised problem.
+
+    **The ClientApp must be** ``hedgerow.clients.ceps_client(problem)``.
+
+    Parameters
+    ----------
+    dim : int
+        Model dimension n, >= 1.
+    sparsity : int
+        s, how many entries of a model are not zero, 1 to n.
+    measurements : int or None (default: None)
+        d, signs of a one-bit message, >= 1; None is n / 2. The support needs d >= 25 s.
+    codec : str (default: "1bcs")
+        ``1bcs``, or one that sends the model itself: ``sparse16``, ``sparse32``, ``sparse64``, ``dense32``
+        or ``dense64``, the paper's "Perf".
+    code : OneBitCode (default: OneBitCode())
+        How one-bit messages are made and read.
+    topology : str, networkx.Graph, edges or None (default: None)
+        The neighbourhoods, a connected graph; None is a random regular graph of degree m / 4.
+    participation : float (default: 0.2)
+        r in (0, 1]: the share of its neighbours that a node hears in a communication.
+    interval : int or tuple[int, int] (default: (10, 15))
+        kappa_i >= 1, or the least and the largest of what each node draws.
+    stragglers : bool (default: False)
+        Whether a node hears the neighbours that reply first instead of some that it draws.
+    mu : float (default: 0.1)
+        Proximal weight of a local step, > 0.
+    sigma_rule : {"paper", "fixed_c"} (default: "paper")
+        sigma_i = lambda_max(A_i^T A_i) / (m (2 r + 0.1) d_i), or c / m_i^k at each communication.
+    sigma_d : {"samples", "bits"} (default: "samples")
+        What d_i is in that formula: the node's records, or the signs of a message.
+    c : float (default: 1.0)
+        Inverse step size of ``fixed_c``, > 0. Stable above half the curvature along sparse directions; one
+        to one and a half times the curvature is best.
+    privacy : Privacy (default: Privacy())
+        The noise on the gradients.
+    **options
+        See ``GossipOptions`` and ``Gossip``; ``min_available_nodes`` is the number of nodes m.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, naming it, its value and what is valid; or with mode ``sound`` and
+        the paper's sigma_i, which is computed from the data and would have to be accounted for.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        sparsity: int,
+        measurements: int | None = None,
+        codec: str = "1bcs",
+        code: OneBitCode | None = None,
+        topology: str | nx.Graph | Sequence[tuple[int, int]] | None = None,
+        participation: float = 0.2,
+        interval: int | tuple[int, int] = (10, 15),
+        stragglers: bool = False,
+        mu: float = 0.1,
+        sigma_rule: SigmaRule = "paper",
+        sigma_d: SigmaDivisor = "samples",
+        c: float = 1.0,
+        privacy: Privacy | None = None,
+        **options: Unpack[GossipOptions],
+    ) -> None:
+        code, privacy = code or OneBitCode(), privacy or Privacy()
+        in_range("participation", participation, 0.0, 1.0, open_below=True)
+        in_range("mu", mu, 0.0, 1e300, open_below=True)
+        in_range("c", c, 0.0, 1e300, open_below=True)
+        one_of("sigma_rule", sigma_rule, get_args(SigmaRule))
+        one_of("sigma_d", sigma_d, get_args(SigmaDivisor))
+        if privacy.mode == "sound" and sigma_rule == "paper":
+            raise ValueError(
+                "sigma_rule is 'paper'; valid with privacy mode 'sound' is 'fixed_c': the paper's is "
+                "computed from the data"
+            )
+        if codec.startswith("quantised"):
+            raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
+        num_nodes = options.get("min_available_nodes", 2)
+        int_at_least(1, min_available_nodes=num_nodes, sparsity=sparsity)
+        method = _Method(
+            num_nodes=num_nodes,
+            graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
+            sizes=PayloadSizes(
+                codec,
+                dim,
+                sparsity=sparsity,
+                measurements=-(-dim // 2) if measurements is None else measurements,
+                per_receiver=codec == "1bcs" and code.phi_owner == "receiver",
+            ),
+            code=code,
+            participation=participation,
+            interval=_checked_interval(interval),
+            stragglers=stragglers,
+            mu=mu,
+            sigma_rule=sigma_rule,
+            sigma_d=sigma_d,
+            c=c,
+            privacy=privacy,
+        )
+        super().__init__(method, **options)
+        self.participation = participation
+        self.privacy = privacy
+        self.interval = method.interval
+        self.graph = method.graph(0)
+        if privacy.mode == "sound" and self.monitor is not None:
+            log(WARNING, "The monitor sees all models: the privacy guarantee does not hold against it.")
+
+    def conclude(self) -> None:
+        """Log what the run cost in privacy."""
+        if self.privacy.mode != "none":
+            log(INFO, "Privacy: %s", self.privacy_report())
+
+    def privacy_report(self, delta: float | None = None) -> PrivacyReport:
+        """Account for the node that communicates most often, over the iterations so far, at a total delta.
+
+        The nodes' data are disjoint, so that their number does not enter.
+
+        Raises
+        ------
+        ValueError
+            If there is no noise.
+        """
+        count = releases(max(self.iterations, 1), self.interval[0]) + self._restarted
+        return self.privacy.report(count, delta, numerical=True)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        super().summary()
+        if self.privacy.mode == "paper":
+            log(WARNING, "Privacy mode 'paper' guarantees nothing: the noise does not stay in what is sent.")
+
+
+@dataclass(frozen=True)
+class _Method:
+    """What the relay is told of CEPS."""
+
+    num_nodes: int
+    graph: GraphAt
+    sizes: PayloadSizes
+    code: OneBitCode
+    participation: float
+    interval: tuple[int, int]
+    stragglers: bool
+    mu: float
+    sigma_rule: SigmaRule
+    sigma_d: SigmaDivisor
+    c: float
+    privacy: Privacy
+    name: str = "ceps"
+
+    @property
+    def set_up_bytes(self) -> int:
+        """A seed of Phi, and gamma where it is used, for each neighbour."""
+        literal = self.code.expand == "literal"
+        return (_SEED_BYTES + literal * _GAMMA_BYTES) if self.sizes.codec == "1bcs" else 0
+
+    def instructions(self, node: int) -> dict[str, Scalar]:
+        return {
+            "codec": self.sizes.codec,
+            "s": self.sizes.sparsity or 0,
+            "d": self.sizes.measurements or 0,
+            **self.code.instructions(),
+            "r": self.participation,
+            "ask": "all" if self.stragglers else "chosen",
+            "kappa-low": self.interval[0],
+            "kappa-high": self.interval[1],
+            "mu": self.mu,
+            "sigma-rule": self.sigma_rule,
+            "sigma-d": self.sigma_d,
+            "c": self.c,
+            **self.privacy.instructions(),
+            "neighbours": self._neighbours(node),
+            "num-nodes": self.num_nodes,
+        }
+
+    def event(self, node: int, k: int) -> dict[str, Scalar]:
+        return {}
+
+    def wants(self, node: int, k: int) -> Sequence[int] | None:
+        return self._neighbours(node) if self.stragglers else None
+
+    def first(self, node: int) -> int | None:
+        return participants(self.participation, len(self._neighbours(node))) if self.stragglers else None
+
+    def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
+        if self.privacy.mode == "none":
+            return {}
+        # A node that lost its state releases the gradient at W^0 again, with other noise.
+        return self.privacy.report(releases(iterations, self.interval[0]) + restarts).metrics()
+
+    def describe(self) -> Iterable[str]:
+        graph = self.graph(0)
+        degrees = sorted(degree for _, degree in graph.degree)
+        yield f"Neighbours: {degrees[0]} to {degrees[-1]}, heard: r = {self.participation:g}" + (
+            ", the first that reply" if self.stragglers else ""
+        )
+        low, high = self.interval
+        yield f"n = {self.sizes.dim}, s = {self.sizes.sparsity}, kappa: {low} to {high}"
+        yield f"mu = {self.mu:g}, sigma: {self.sigma_rule}, privacy: {self.privacy.mode}"
+
+    def _neighbours(self, node: int) -> list[int]:
+        return sorted(self.graph(0).neighbors(node))
+
+
+def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:
+    low, high = (interval, interval) if isinstance(interval, int) else interval
+    int_at_least(1, interval=low)
+    int_at_least(low, interval=high)
+    return low, high

@@ -1,0 +1,8 @@
+"""FedMUD: low-rank model updates, and the methods that it is compared with."""
+
+from hedgerow.strategies.fedmud.ef21p import EF21P
+from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara
+from hedgerow.strategies.fedmud.fedbat import FedBAT
+from hedgerow.strategies.fedmud.strategy import FedMUD
+
+__all__ = ["EF21P", "FedBAT", "FedHM", "FedLMT", "FedMUD", "FedPara"]

@@ -1,0 +1,161 @@
+"""EF21-P: the server sends the largest entries of what its nodes lack, and keeps the rest for later.
+
+Paper: K. Gruntkowska, A. Tyurin, P. Richtárik, "EF21-P and Friends: Improved Theoretical Communication
+Complexity for Distributed Optimization with Bidirectional Compression", 2023: w <- w + C(x - w) downwards
+with a contractive C, an unbiased compressor upwards.
+Differs: nodes send the change of several local epochs instead of a gradient, as in the experiments of Y. Li
+et al. (FedMUD); C is Top-K and the uplink Rand-K over all compressed layers at once. The indices of Rand-K
+come from the seed, so only values travel; those of Top-K travel.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
+from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
+from hedgerow.strategies.fedmud.sync import UpdateLog
+from hedgerow.strategies.vectors import joined, split, weighted_mean
+from hedgerow.wire.checks import in_range
+from hedgerow.wire.compress import TopK, rand_k
+from hedgerow.wire.lowrank import LayerShape
+from hedgerow.wire.records import Layout, PayloadError
+
+__all__ = ["EF21P", "BroadcastIterate"]
+
+
+class EF21P(CompressedLayers):
+    """EF21-P with Top-K downwards and Rand-K upwards.
+
+    The global model is the server's iterate x. ``memory-norm`` tells ||x - w|| each round, what the nodes do
+    not know yet.
+
+    Parameters
+    ----------
+    layers : Sequence[LayerShape]
+        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
+    num_parameters : int
+        Trainable scalars of the model.
+    ratio : float (default: 1 / 32)
+        K = ceil(ratio * D) of the compressed layers' D weights travel each way; in (0, 1].
+    scale : bool (default: True)
+        Whether what Rand-K keeps counts D / K times, which makes it unbiased.
+    skip_front, skip_back : int (default: 1, 1)
+        Layers at either end that travel as they are, >= 0.
+    **options
+        See ``CompressedLayers``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, naming it, its value and what is valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[LayerShape],
+        num_parameters: int,
+        ratio: float = 1 / 32,
+        scale: bool = True,
+        skip_front: int = 1,
+        skip_back: int = 1,
+        **options: Unpack[TrainingOptions],
+    ) -> None:
+        in_range("ratio", ratio, 0.0, 1.0, open_below=True)
+        compression = Compression("dense", ratio, "layer", skip_front=skip_front, skip_back=skip_back)
+        chosen = compression.compressed(layers, num_parameters)
+        method = BroadcastIterate(chosen, ratio, scale, options.get("seed", 0))
+        super().__init__(method, compression, compression.plan(layers, num_parameters), **options)
+
+
+class BroadcastIterate:
+    """The server's iterate x, and w, which the nodes hold.
+
+    Parameters
+    ----------
+    layers : Sequence[LayerShape]
+        The compressed layers; x and w are their weights one after the other, (D,).
+    ratio, scale
+        As in ``EF21P``.
+    seed : int
+        The run's seed.
+    """
+
+    update_record = "updates"
+
+    def __init__(self, layers: Sequence[LayerShape], ratio: float, scale: bool, seed: int) -> None:
+        self.layers = layers
+        self.scale = scale
+        self.seed = seed
+        self.size = sum(layer.size for layer in layers)
+        self.keep = math.ceil(ratio * self.size)
+        self.bits = 32 * self.keep
+        self.log = UpdateLog(64 * self.keep, 32 * self.size)
+        self._top = TopK(count=self.keep)
+        self._shapes = {layer.key: layer.shape for layer in layers}
+        self._x = self._w = np.zeros(0, np.float32)
+
+    def begin(self, weights: Mapping[str, Tensor]) -> None:
+        """Start from x = w."""
+        self._x = joined(weights, self._shapes)
+        self._w = self._x.copy()
+
+    def instructions(self) -> dict[str, Scalar]:
+        """Return the method's keys of a message's config."""
+        return {"method": "ef21p", "keep": self.keep, "scale": self.scale}
+
+    def down(self) -> dict[str, ArrayRecord]:
+        """Return nothing: all that changes is in the updates."""
+        return {}
+
+    def base(self) -> Mapping[str, Tensor]:
+        """Return w."""
+        return split(self._w, self._shapes)
+
+    def read(self, server_round: int, client: int, coded: ArrayRecord) -> NDArray[np.float32]:
+        """Return Q(Delta_i), (D,)."""
+        values = Layout(("values",), ((self.keep,),), ("float32",)).flatten(coded, np.float32)
+        change = np.zeros(self.size, np.float32)
+        with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+            factor = np.float32(self.size / self.keep if self.scale else 1.0)
+            kept = rand_k(self.size, self.keep, seed=self.seed, round=server_round, partition_id=client)
+            change[kept] = factor * values
+        if not np.isfinite(change).all():
+            raise PayloadError("non-finite", "a value overflows when it is scaled")
+        return change
+
+    def mean(self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]) -> NDArray[np.float64] | None:
+        """Return the mean of Q(Delta_i), (D,)."""
+        return weighted_mean(uplinks)
+
+    def move(self, server_round: int, mean: Any) -> dict[str, float]:
+        """Move x by the mean, and w by the largest entries of x - w."""
+        self._x = (self._x + mean).astype(np.float32)
+        update = self._top.encode(self._x - self._w)
+        self._w = self._w.copy()
+        self._w[update["indices"]] += update["values"]
+        self.log.append(update)
+        return {"memory-norm": float(np.linalg.norm(self._x - self._w))}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return x."""
+        return split(self._x, self._shapes)
+
+    def describe(self) -> str:
+        """Return the settings in one line."""
+        scaled = f" times {self.size / self.keep:g}" if self.scale else ""
+        return f"EF21-P, K = {self.keep} of {self.size}, Top-K down, Rand-K{scaled} up"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return x and w, for a checkpoint."""
+        return {"x": self._x, "w": self._w}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self._x, self._w = np.array(state["x"]), np.array(state["w"])

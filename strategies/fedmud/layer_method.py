@@ -1,0 +1,93 @@
+"""What sets the methods that compress layers apart: how the layers are coded, down and up."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from hedgerow.strategies.fedmud.sync import UpdateLog
+from hedgerow.wire.lowrank import Factorisation, LayerShape
+
+__all__ = ["Compression", "Method", "Scalar"]
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What is compressed and how far: the arguments of ``Factorisation.plan``, which both sides call.
+
+    Parameters
+    ----------
+    variant, ratio, budget, init_a, layout, tight, skip_front, skip_back
+        As there; ``variant`` is ``"dense"`` for methods without factors.
+    """
+
+    variant: str
+    ratio: float = 1 / 32
+    budget: str = "model"
+    init_a: float = 0.1
+    layout: str = "flat"
+    tight: bool = False
+    skip_front: int = 1
+    skip_back: int = 1
+
+    def plan(self, layers: Sequence[LayerShape], num_parameters: int) -> Factorisation:
+        """Return the factors of a model's layers; ValueError for what is out of range."""
+        return Factorisation.plan(layers, num_parameters=num_parameters, **self.__dict__)
+
+    def compressed(self, layers: Sequence[LayerShape], num_parameters: int) -> tuple[LayerShape, ...]:
+        """Return the layers between those that are skipped; ValueError for what is out of range."""
+        return Compression(**{**self.__dict__, "variant": "lmt"}).plan(layers, num_parameters).layers
+
+    def instructions(self) -> dict[str, Scalar]:
+        """Return the arguments as keys of a message's config."""
+        return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
+
+
+class Method(Protocol):
+    """How a method codes the compressed layers; ``CompressedLayers`` knows nothing else of it.
+
+    ``update_record`` is the name of the ArrayRecord in which the updates of the base travel; ``log`` holds
+    them, and with them the base's version. ``bits`` is the paper's count of one direction.
+    """
+
+    update_record: str
+    layers: Sequence[LayerShape]
+    log: UpdateLog
+    bits: int
+
+    def begin(self, weights: Mapping[str, Tensor]) -> None:
+        """Start from the dense weights of the compressed layers, float32."""
+
+    def instructions(self) -> dict[str, Scalar]:
+        """Return the method's keys of a message's config."""
+
+    def down(self) -> dict[str, ArrayRecord]:
+        """Return the records that every node is sent this round, whatever base it holds."""
+
+    def base(self) -> Mapping[str, Tensor]:
+        """Return the base by the layers' keys; empty where there is none."""
+
+    def read(self, server_round: int, client: int, coded: ArrayRecord) -> Any:
+        """Return what the compressed part of a reply stands for; PayloadError if it is none."""
+
+    def mean(self, uplinks: Iterable[tuple[float, Any]]) -> Any:
+        """Return the mean of (weight, what was read); nothing changes."""
+
+    def move(self, server_round: int, mean: Any) -> dict[str, float]:
+        """Move by the mean of a round, and return what is to be told of it as metrics."""
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the dense weights of the compressed layers, float32."""
+
+    def describe(self) -> str:
+        """Return the settings in one line."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the log, for a checkpoint."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""

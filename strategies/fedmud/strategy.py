@@ -1,0 +1,214 @@
+"""FedMUD: clients train low-rank updates of a frozen base, whose factors are averaged and merged.
+
+Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning", eqs. (3) to (9): model updates as factors, merged every s rounds; with Kronecker blocks (BKD) and
+with one frozen factor to each trained one (AAD).
+Differs: the server merges right after it has averaged, and nodes replay its merges; in the authors' code they
+merge at the start of the next round. The two are equal up to rounding.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
+from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
+from hedgerow.strategies.fedmud.sync import UpdateLog
+from hedgerow.strategies.vectors import WeightedMean, arrays, joined, split, tensors
+from hedgerow.wire.checks import int_at_least, one_of
+from hedgerow.wire.lowrank import Factorisation, LayerShape
+from hedgerow.wire.records import Layout, to_record
+
+__all__ = ["UPDATE_VARIANTS", "FactorAveraging", "FedMUD", "read_factors"]
+
+UPDATE_VARIANTS = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad", "dense")
+
+
+def read_factors(plan: Factorisation, coded: ArrayRecord) -> NDArray[np.float32]:
+    """Return a record of trained factors as one vector (C,); PayloadError if it is none."""
+    shapes = plan.shapes
+    layout = Layout(tuple(shapes), tuple(shapes.values()), ("float32",) * len(shapes))
+    return layout.flatten(coded, np.float32)
+
+
+class FactorAveraging:
+    """Factors that are averaged one by one, eq. (4), and merged into a base if there is one.
+
+    Parameters
+    ----------
+    plan : Factorisation
+        The factors.
+    run_seed : int
+        Keys all that is drawn.
+    reset_interval : int or None (default: None)
+        Rounds s between two merges, >= 1; None for never.
+    measure_bias : bool (default: False)
+        Tell ``aggregation-bias`` each round: the largest entry of W* - W, what eq. (7) misses of eq. (6),
+        which costs the reconstruction of every reply.
+    """
+
+    update_record = "merges"
+
+    def __init__(
+        self,
+        plan: Factorisation,
+        run_seed: int,
+        reset_interval: int | None = None,
+        measure_bias: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.layers: Sequence[LayerShape] = plan.layers
+        self.run_seed = run_seed
+        self.reset_interval = reset_interval
+        self.measure_bias = measure_bias
+        self.bits = 32 * plan.count
+        self.log = UpdateLog(self.bits, 32 * plan.dense_count if plan.has_base else 0)
+        self._keys = tuple(layer.key for layer in plan.layers)
+        self._base: dict[str, Tensor] = {}
+        self._factors: dict[str, Tensor] = {}
+        self._age = 0
+
+    def begin(self, weights: Mapping[str, Tensor]) -> None:
+        """Start from these bases, where there are any."""
+        self._base = dict(weights) if self.plan.has_base else {}
+        self._reset()
+
+    def instructions(self) -> dict[str, Scalar]:
+        """Return the method's keys of a message's config."""
+        return {"method": "factored" if self.plan.layers else "dense"}
+
+    def down(self) -> dict[str, ArrayRecord]:
+        """Return the factors, unless they are fresh from a reset: then nodes draw them."""
+        drawn = self.plan.has_base and not self._age
+        return {} if drawn or not self._factors else {"factors": to_record(self._factors)}
+
+    def base(self) -> Mapping[str, Tensor]:
+        """Return the bases W."""
+        return self._base
+
+    def read(self, server_round: int, client: int, coded: ArrayRecord) -> NDArray[np.float32]:
+        """Return a node's factors as one vector (C,)."""
+        return read_factors(self.plan, coded)
+
+    def mean(
+        self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]
+    ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+        """Return the mean of the factors (C,), and that of the updates they give (D,) if bias is measured."""
+        factors, updates = WeightedMean(), WeightedMean()
+        for weight, vector in uplinks:
+            factors.add(weight, vector)
+            if self.measure_bias:
+                updates.add(weight, self._update(split(vector, self.plan.shapes)))
+        return factors.value, updates.value
+
+    def move(self, server_round: int, mean: Any) -> dict[str, float]:
+        """Take the mean factors; merge them every ``reset_interval`` rounds that had a mean."""
+        factors, updates = mean
+        self._factors = split(factors, self.plan.shapes)  # eq. (4)
+        metrics = {}
+        if updates is not None:
+            bias = np.abs(updates - self._update(self._factors))  # eq. (6) - eq. (7)
+            metrics["aggregation-bias"] = float(bias.max(initial=0.0))
+        self._age += 1
+        if self._age == self.reset_interval:
+            self._base = self._merged()  # eq. (5)
+            self.log.append(self._factors)
+            self._reset()
+        return metrics
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return W + Delta, or what the factors give where there is no base."""
+        return self._merged() if self._age or not self.plan.has_base else self._base
+
+    def describe(self) -> str:
+        """Return the settings in one line."""
+        every = f", merged every {self.reset_interval} rounds" if self.plan.has_base else ""
+        return f"{self.plan.variant} of {len(self.layers)} layers, C = {self.plan.count}{every}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return bases, factors and rounds since the reset, for a checkpoint."""
+        return {"base": arrays(self._base), "factors": arrays(self._factors), "age": self._age}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self._base = tensors(state["base"])
+        self._factors = tensors(state["factors"])
+        self._age = int(state["age"])
+
+    def _reset(self) -> None:
+        self._factors = self.plan.init(self.run_seed, self.log.version)
+        self._age = 0
+
+    def _frozen(self) -> dict[str, Tensor]:
+        return self.plan.frozen(self.run_seed, self.log.version)
+
+    def _merged(self) -> dict[str, Tensor]:
+        return self.plan.merge(self._base, self._factors, self._frozen())
+
+    def _update(self, factors: Mapping[str, Tensor]) -> NDArray[np.float32]:
+        return joined(self.plan.deltas(factors, self._frozen()), self._keys)
+
+
+class FedMUD(CompressedLayers):
+    """FedMUD and its variants; ``dense`` is the family's FedAvg.
+
+    Parameters
+    ----------
+    layers : Sequence[LayerShape]
+        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
+    num_parameters : int
+        Trainable scalars of the model.
+    variant : str (default: "mud+bkd+aad")
+        One of ``UPDATE_VARIANTS``; see ``Factorisation``.
+    ratio : float (default: 1 / 32)
+        Target of what is sent each way, in (0, 1]; 1 for updates as large as the weights.
+    budget : {"model", "layer"} (default: "model")
+        Whether the ratio is the whole model's, as in the authors' code, or each compressed layer's.
+    reset_interval : int (default: 1)
+        Rounds s between two merges, >= 1. Above the number of rounds: one factorisation for the whole run.
+    init_a : float (default: 0.1)
+        Half width a of U(-a, a), > 0.
+    layout : {"flat", "tiled"} (default: "flat")
+        Kronecker blocks one after the other, as in the authors' code, or in a square, as in the text.
+    tight : bool (default: False)
+        Leave out the blocks that no weight reaches, which the authors' code transmits.
+    skip_front, skip_back : int (default: 1, 1)
+        Layers at either end that travel as they are, >= 0.
+    measure_bias : bool (default: False)
+        Tell the aggregation bias each round; see ``FactorAveraging``.
+    **options
+        See ``CompressedLayers``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, naming it, its value and what is valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[LayerShape],
+        num_parameters: int,
+        variant: str = "mud+bkd+aad",
+        ratio: float = 1 / 32,
+        budget: str = "model",
+        reset_interval: int = 1,
+        init_a: float = 0.1,
+        layout: str = "flat",
+        tight: bool = False,
+        skip_front: int = 1,
+        skip_back: int = 1,
+        measure_bias: bool = False,
+        **options: Unpack[TrainingOptions],
+    ) -> None:
+        int_at_least(1, reset_interval=reset_interval)
+        one_of("variant", variant, UPDATE_VARIANTS)
+        compression = Compression(variant, ratio, budget, init_a, layout, tight, skip_front, skip_back)
+        plan = compression.plan(layers, num_parameters)
+        method = FactorAveraging(plan, options.get("seed", 0), reset_interval, measure_bias)
+        super().__init__(method, compression, plan, **options)

@@ -1,0 +1,6 @@
+"""Methods whose nodes send each other messages along a graph."""
+
+from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
+from hedgerow.strategies.gossip.strategy import Gossip, GossipMethod
+
+__all__ = ["DivergenceError", "Gossip", "GossipMethod", "Monitor"]

@@ -1,0 +1,9 @@
+"""HSGD: hybrid vertical and horizontal learning of hospitals and devices, and its baselines."""
+
+from hedgerow.strategies.hsgd.adaptive import Adaptive
+from hedgerow.strategies.hsgd.groups import PairingError
+from hedgerow.strategies.hsgd.noise import EmbeddingNoise
+from hedgerow.strategies.hsgd.probes import Probing
+from hedgerow.strategies.hsgd.strategy import HSGD
+
+__all__ = ["HSGD", "Adaptive", "EmbeddingNoise", "PairingError", "Probing"]

@@ -1,0 +1,120 @@
+"""What HSGD books of each transfer: the bytes that a link carries, and what the paper counts of them.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning": cost (19), whose terms are the nominal bits.
+Differs: every transfer is booked with its payload's bytes, of which (19) counts neither downlinks, nor the
+device's hop of an encoding, nor head and device encoder of a global aggregation. In a run in which nobody
+fails the sums are those of ``costs.traffic`` and ``costs.paper_bytes``.
+"""
+
+from dataclasses import dataclass
+
+from hedgerow.strategies.hsgd.costs import Method
+from hedgerow.strategies.hsgd.messages import Schema
+from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.sparse_rows import row_bytes
+
+__all__ = ["Books"]
+
+_NOMINAL_BITS = 32
+_COMPRESSED_BITS = 7  # kappa 32 with kappa = 7 / 32
+
+
+@dataclass(frozen=True)
+class Books:
+    """Books one group's transfers; m is the group's number on all of its links.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Where to.
+    schema : Schema
+        How large what is sent is.
+    method : Method
+        TDCD books no link to the cloud.
+    aggregate : bool (default: True)
+        False: groups stay apart, and there is no cloud either.
+    original_groups : int (default: 1)
+        Groups that TDCD merged into this one: the paper states its cost per original group, each with a head.
+    """
+
+    ledger: Ledger
+    schema: Schema
+    method: Method = Method.HSGD
+    aggregate: bool = True
+    original_groups: int = 1
+
+    @property
+    def has_cloud(self) -> bool:
+        """Whether there are links to a cloud."""
+        return self.aggregate and self.method not in (Method.TDCD, Method.C_TDCD)
+
+    def model_to_devices(self, server_round: int, m: int, a: int) -> None:
+        """Book theta_2 on its way to a devices."""
+        self._book(server_round, "edge->device", m, self._dense(a * self.schema.device))
+
+    def encodings_to_edge(self, server_round: int, m: int, a: int) -> None:
+        """Book a devices' own encodings."""
+        self._book(server_round, "device->edge", m, a * self._coded(self.schema.zeta2))
+
+    def encodings_to_hospital(self, server_round: int, m: int, a: int) -> None:
+        """Book the batch's zeta2."""
+        zeta2 = self.schema.zeta2
+        self._book(
+            server_round, "edge->hospital", m, a * self._coded(zeta2), a * zeta2 * self._bits_of_encoding
+        )
+
+    def head_and_encodings_to_edge(self, server_round: int, m: int, a: int) -> None:
+        """Book the hospital's head, of JFL one a pair, and the batch's zeta1."""
+        heads = a if self.schema.pairs else 1
+        scalars = heads * self.schema.head * self.original_groups + a * self.schema.zeta1
+        payload = heads * self._coded(self.schema.head) + a * self._coded(self.schema.zeta1)
+        self._book(server_round, "hospital->edge", m, payload, scalars * self._bits_of_encoding)
+
+    def head_and_encodings_to_devices(self, server_round: int, m: int, a: int) -> None:
+        """Book the head and its own row of zeta1 for each of a devices."""
+        one = self._coded(self.schema.head) + self._coded(self.schema.zeta1)
+        self._book(server_round, "edge->device", m, a * one)
+
+    def models_to_edge(self, server_round: int, m: int, a: int) -> None:
+        """Book a devices' models."""
+        scalars = a * self.schema.device
+        self._book(server_round, "device->edge", m, self._dense(scalars), scalars * _NOMINAL_BITS)
+
+    def to_cloud(self, server_round: int, m: int, a: int) -> None:
+        """Book head and hospital's encoder, of JFL one each a pair, and theta_2, which the edge sends."""
+        if not self.has_cloud:
+            return
+        pairs = a if self.schema.pairs else 1
+        head, hospital = pairs * self.schema.head, pairs * self.schema.hospital
+        # (19) leaves the head out; the paper prints no cost of JFL, of which all is counted.
+        counted = hospital + head if self.schema.pairs else hospital
+        bits = counted * _NOMINAL_BITS
+        self._book(server_round, "hospital->cloud", m, self._dense(head + hospital), bits)
+        self._book(server_round, "edge->cloud", m, self._dense(self.schema.device))
+
+    def from_cloud(self, server_round: int, m: int) -> None:
+        """Book the global model."""
+        if not self.has_cloud:
+            return
+        down = self._dense(self.schema.head + self.schema.hospital)
+        self._book(server_round, "cloud->hospital", m, down)
+        self._book(server_round, "cloud->edge", m, self._dense(self.schema.device))
+
+    def raw_data(self, server_round: int, raw_bytes: float) -> None:
+        """Book the raw features that TDCD's merger moves once, ``raw_bytes`` for each original group."""
+        moved = round(raw_bytes * self.original_groups)
+        self.ledger.book(server_round, "hospital->hospital", 0, 0, 8 * moved, moved)
+
+    @property
+    def _bits_of_encoding(self) -> int:
+        return _COMPRESSED_BITS if self.schema.compressed else _NOMINAL_BITS
+
+    def _dense(self, scalars: int) -> int:
+        return scalars * self.schema.dtype.itemsize
+
+    def _coded(self, length: int) -> int:
+        return row_bytes(length) if self.schema.compressed else self._dense(length)
+
+    def _book(self, server_round: int, link: str, m: int, payload: int, bits: int = 0) -> None:
+        self.ledger.book(server_round, link, m, m, bits, payload)

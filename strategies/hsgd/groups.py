@@ -1,0 +1,147 @@
+"""Who belongs together in HSGD: one hospital a group, and each of its people's device, or an edge with all.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", section III and line 13 of Algorithm 1.
+Differs: the paper takes for granted that both sides know the same people; here it is checked before training.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hedgerow.strategies.hsgd.messages import Introduction
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["Group", "PairingError", "batch_size", "draw", "pair"]
+
+_SHOWN = 5
+
+
+class PairingError(ValueError):
+    """The parties do not make up groups: a side lacks people, or has them twice."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One hospital with its people.
+
+    Parameters
+    ----------
+    number : int
+        m, from 0.
+    hospital : int
+        The hospital's partition id.
+    ids : tuple[str, ...]
+        The people, in the order of the hospital's rows.
+    hosts : Mapping[str, int]
+        The partition id of the node that has each person's device.
+    hosted : bool
+        Whether that node is an edge, one for all, and no device of its own.
+    """
+
+    number: int
+    hospital: int
+    ids: tuple[str, ...]
+    hosts: Mapping[str, int]
+    hosted: bool
+
+    @property
+    def size(self) -> int:
+        """K_m, the group's people."""
+        return len(self.ids)
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partition ids of all of its nodes."""
+        return {self.hospital, *self.hosts.values()}
+
+
+def batch_size(participation: float, size: int) -> int:
+    """Return |A_m| = max(1, floor(alpha K_m)); an alpha of a / K_m is taken for a, whatever its rounding."""
+    return max(1, int(participation * size * (1 + 1e-12)))
+
+
+def draw(
+    group: Group, count: int, *, seed: int, t: int, purpose: Purpose = Purpose.PARTICIPATION, number: int = 0
+) -> list[str]:
+    """Return A_m of the interval that starts at t: ``count`` people, in the hospital's order.
+
+    It depends on seed, t and m alone, not on P, the order of nodes or what else was drawn. ``number``
+    tells several draws of one purpose at one t apart.
+    """
+    stream = generator(seed, round=t, partition_id=group.number, purpose=purpose)
+    for _ in range(number + 1):
+        chosen = stream.choice(group.size, count, replace=False)
+    return [group.ids[i] for i in sorted(chosen.tolist())]
+
+
+def pair(parties: Mapping[int, Introduction], num_groups: int | None = None) -> list[Group]:
+    """Return the groups, in the order of their numbers.
+
+    Parameters
+    ----------
+    parties : Mapping[int, Introduction]
+        Each node's introduction by its partition id.
+    num_groups : int or None (default: None)
+        How many groups there must be; None for as many as there are hospitals.
+
+    Raises
+    ------
+    PairingError
+        If a group has not exactly one hospital, or the two sides do not have the same people once each; all
+        groups' faults in one message.
+    """
+    hospitals = [party.group for party in parties.values() if party.role == "hospital"]
+    count = len(hospitals) if num_groups is None else num_groups
+    numbers = sorted({party.group for party in parties.values()} | set(range(count)))
+    faults: list[str] = []
+    groups = []
+    for m in numbers:
+        members = {i: parties[i] for i in sorted(parties) if parties[i].group == m}
+        found = _faults(members) if m < count else [f"no such group, valid is 0 to {count - 1}"]
+        faults += [f"group {m}: {fault}" for fault in found]
+        if not found:
+            groups.append(_group(m, members))
+    if faults or not groups:
+        raise PairingError("; ".join(faults) or "no hospital is there")
+    return groups
+
+
+def _group(m: int, members: Mapping[int, Introduction]) -> Group:
+    ((hospital, own),) = ((i, one) for i, one in members.items() if one.role == "hospital")
+    others = {i: one for i, one in members.items() if i != hospital}
+    hosts = {person: i for i, one in others.items() for person in one.ids}
+    return Group(m, hospital, own.ids, hosts, any(one.role == "edge" for one in others.values()))
+
+
+def _faults(members: Mapping[int, Introduction]) -> list[str]:
+    by_role = {
+        role: [one for one in members.values() if one.role == role] for role in ("hospital", "device", "edge")
+    }
+    if len(by_role["hospital"]) != 1:
+        return [f"{len(by_role['hospital'])} hospitals, valid is one"]
+    edges, devices = by_role["edge"], by_role["device"]
+    if len(edges) > 1 or (edges and devices):
+        return [f"{len(edges)} edges and {len(devices)} devices, valid is one edge or devices alone"]
+    faults = [f"a device has {len(one.ids)} people, valid is one" for one in devices if len(one.ids) != 1]
+    at_hospital = by_role["hospital"][0].ids
+    at_devices = [person for one in (*edges, *devices) for person in one.ids]
+    for where, ids in (("the hospital has", at_hospital), ("the devices have", at_devices)):
+        twice = [person for person, times in Counter(ids).items() if times > 1]
+        faults += [f"{where} twice {_shown(twice)}"] if twice else []
+    lacking = _missing(at_hospital, at_devices)
+    faults += [f"no device of {_shown(lacking)}"] if lacking else []
+    lacking = _missing(at_devices, at_hospital)
+    faults += [f"the hospital lacks {_shown(lacking)}"] if lacking else []
+    lengths = {one.encoding for one in (*edges, *devices)}
+    return faults + ([f"devices' encodings differ in length: {sorted(lengths)}"] if len(lengths) > 1 else [])
+
+
+def _shown(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return ", ".join(map(repr, ids[:_SHOWN])) + more
+
+
+def _missing(wanted: Sequence[str], there: Sequence[str]) -> list[str]:
+    known = set(there)
+    return [person for person in wanted if person not in known]

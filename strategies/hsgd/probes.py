@@ -1,0 +1,269 @@
+"""HSGD's constants from its own messages: rho, delta and F0 of a short run, without moving data.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning": "a small number of pre-training" steps.
+Ours: with P = Q = 1 what a group uploads is its start less eta times the gradient of its batch. At every
+point of a short central run a fixed batch of each group gives its gradient, whose secants bound rho from
+below, and random batches the size of A_m give the variance. Nothing of it enters the model.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.hsgd.aggregators import Theta
+from hedgerow.strategies.hsgd.books import Books
+from hedgerow.strategies.hsgd.estimates import Estimates, estimate, gradient_variance
+from hedgerow.strategies.hsgd.groups import Group, draw
+from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
+from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.seeds import Purpose
+
+__all__ = ["LostProbeError", "Prober", "Probing", "Seen"]
+
+Vector = NDArray[np.float64]
+
+# A power of two, by which a difference is divided without rounding.
+_PROBE_ETA = 1.0
+# Where the iterations of probes begin: noise is keyed by t, and must not be that of a training exchange.
+_PROBE_T = 1 << 40
+_PROBES_A_ROUND = 1 << 16
+
+
+class LostProbeError(RuntimeError):
+    """A group did not answer, or the short run stood still: there is nothing to estimate from."""
+
+
+@dataclass(frozen=True)
+class Probing:
+    """How the constants are estimated.
+
+    Parameters
+    ----------
+    steps : int (default: 5)
+        S, steps of the short run, >= 1.
+    batches : int (default: 4)
+        Random batches of each group at each point, >= 1.
+    batch : int or None (default: None)
+        People of a group's fixed batch, >= 1; None for all of them.
+    aggregate : {"max", "mean"} (default: "max")
+        What delta^2 is of the variances over points and groups.
+    final_loss : float or None (default: None)
+        E[F] at the end of the run, where known; None is 0.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+
+    steps: int = 5
+    batches: int = 4
+    batch: int | None = None
+    aggregate: Literal["max", "mean"] = "max"
+    final_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        int_at_least(1, steps=self.steps, batches=self.batches)
+        if self.batch is not None:
+            int_at_least(1, batch=self.batch)
+        if self.aggregate not in ("max", "mean"):
+            raise ValueError(f"aggregate is {self.aggregate!r}; valid is 'max' or 'mean'")
+        if self.final_loss is not None:
+            in_range("final_loss", self.final_loss, -1e300, 1e300)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The constants, and ||grad F||^2 at the model that they were estimated at."""
+
+    known: Estimates
+    gradient2: float
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures by name."""
+        known = self.known
+        return {"rho": known.rho, "delta-g": known.delta, "F0": known.F0, "gradient2": self.gradient2}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the figures, for a checkpoint."""
+        known = asdict(self.known)
+        return {"known": {**known, "assumed": list(known["assumed"])}, "gradient2": self.gradient2}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        """Return the figures of a checkpoint."""
+        known = dict(state["known"])
+        return cls(Estimates(**{**known, "assumed": tuple(known["assumed"])}), float(state["gradient2"]))
+
+
+class Prober:
+    """Makes the exchanges of an estimate.
+
+    Parameters
+    ----------
+    groups : Sequence[Group]
+        All groups.
+    counts : Sequence[int]
+        |A_m| of each.
+    ask : Callable[[LocalInterval], None]
+        Makes both exchanges of an interval.
+    books : Books
+        Where transfers go, with the schema of a method that compresses nothing and has no pairs.
+    terms : Terms
+        t, mu, noise and extra of the round at hand.
+    seed, server_round : int
+        Key the draws and the books.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        counts: Sequence[int],
+        ask: Callable[[LocalInterval], None],
+        books: Books,
+        terms: Terms,
+        *,
+        seed: int,
+        server_round: int,
+    ) -> None:
+        self._groups = groups
+        self._counts = counts
+        self._ask = ask
+        self._books = books
+        self._t = terms.t
+        first = _PROBE_T + server_round * _PROBES_A_ROUND
+        self._terms = replace(
+            terms, t=first, steps=1, starts=True, uploads=True, eta0=_PROBE_ETA, eta_period=0
+        )
+        self._seed = seed
+        self._round = server_round
+        self._weights = np.array([group.size for group in groups]) / sum(group.size for group in groups)
+
+    def estimate(self, probing: Probing, start: Theta, eta: float) -> Seen:
+        """Return what a run of S steps of ``eta`` from ``start`` shows.
+
+        Raises
+        ------
+        LostProbeError
+            If a group does not answer, or the run does not move.
+        ValueError
+            If F0 is not above the final loss.
+        """
+        fixed = [self._fixed_batch(group, probing.batch) for group in self._groups]
+        theta, losses, points, gradients, variances = start, [], [], [], []
+        for k in range(probing.steps + 1):
+            runs = self._step(theta, fixed)
+            own = np.stack([_flat(_gradient(run)) for run in runs])  # (groups, params)
+            whole = self._weights @ own
+            losses.append(float(self._weights @ [run.loss for run in runs]))
+            points.append(_flat(theta))
+            gradients.append(own)
+            variances.append(
+                self._variances(
+                    theta, own, whole, range(k * probing.batches + 1, (k + 1) * probing.batches + 1)
+                )
+            )
+            theta = _moved(theta, eta * whole)
+        if any(np.array_equal(one, other) for one, other in pairwise(points)):
+            raise LostProbeError("the gradient is zero: the short run stands still")
+        known = estimate(
+            losses[0],
+            np.stack(points),
+            np.stack(gradients),
+            np.array(variances),
+            final_loss=probing.final_loss,
+            aggregate=probing.aggregate,
+        )
+        first = self._weights @ gradients[0]
+        return Seen(replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first))
+
+    def _fixed_batch(self, group: Group, count: int | None) -> list[str]:
+        if count is None or count >= group.size:
+            return list(group.ids)
+        return draw(group, count, seed=self._seed, t=self._t, purpose=Purpose.PROBE)
+
+    def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> list[GroupRound]:
+        """Return what one step from a point makes of each group."""
+        runs = [GroupRound(group, theta) for group in self._groups]
+        for run, ids in zip(runs, batches, strict=True):
+            run.edge.choose(ids)
+        self._terms = replace(self._terms, t=self._terms.t + 1)
+        self._ask(LocalInterval(runs, self._terms, self._books.schema, self._books, self._round))
+        if lost := [run.group.number for run in runs if run.model is None]:
+            raise LostProbeError(f"groups {lost} did not answer")
+        return runs
+
+    def _variances(self, theta: Theta, own: Vector, whole: Vector, numbers: Sequence[int]) -> Vector:
+        """Return the variance of each block's stochastic gradient, (groups, 3), against the global one."""
+        drawn = []
+        for number in numbers:
+            batches = [
+                draw(group, count, seed=self._seed, t=self._t, purpose=Purpose.PROBE, number=number)
+                for group, count in zip(self._groups, self._counts, strict=True)
+            ]
+            drawn.append(self._step(theta, batches))
+        blocks = _blocks(whole, theta)
+        table = np.empty((len(self._groups), 3))
+        for m in range(len(self._groups)):
+            runs = [runs[m] for runs in drawn]
+            steps = [_gradient(run) for run in runs]
+            table[m, 0] = gradient_variance(np.stack([step.head for step in steps]), blocks.head)
+            table[m, 1] = gradient_variance(np.stack([step.hospital for step in steps]), blocks.hospital)
+            table[m, 2] = self._device_variance(m, runs, steps, _blocks(own[m], theta).device, blocks.device)
+        return table
+
+    def _device_variance(
+        self, m: int, runs: Sequence[GroupRound], steps: Sequence[Theta], own: Vector, whole: Vector
+    ) -> float:
+        """Return the variance of single devices' gradients.
+
+        Where a node is the edge, only means over its devices are told. Their spread about the group's
+        gradient is that of a sample without replacement, from which the single devices' follows.
+        """
+        group, a = self._groups[m], self._counts[m]
+        if not group.hosted:
+            told = [run.edge.device_variance(run.start.device, _PROBE_ETA, whole) for run in runs]
+            return sum(total for total, _ in told) / max(1, sum(count for _, count in told))
+        offset = float((own - whole) @ (own - whole))
+        if a == group.size:
+            return offset
+        spread = gradient_variance(np.stack([step.device for step in steps]), own)
+        return offset + spread * a * (group.size - 1) / (group.size - a)
+
+    def _assumed(self) -> tuple[str, ...]:
+        hosted = [group for group in self._groups if group.hosted]
+        blind = [m for m, group in enumerate(self._groups) if group.hosted and self._counts[m] == group.size]
+        return (
+            *(("single devices' variance follows from that of an edge's means",) if hosted else ()),
+            *((f"devices of groups {blind} do not vary: all take part in every mean",) if blind else ()),
+        )
+
+
+def _gradient(run: GroupRound) -> Theta:
+    """Return (start - uploaded) / eta, the stochastic gradient of the batch."""
+    assert run.model is not None
+    return Theta(
+        *(
+            (start.astype(np.float64) - end) / _PROBE_ETA
+            for start, end in zip(run.start, run.model, strict=True)
+        )
+    )
+
+
+def _flat(theta: Theta) -> Vector:
+    flat: Vector = np.concatenate(theta).astype(np.float64)
+    return flat
+
+
+def _blocks(flat: Vector, like: Theta) -> Theta:
+    return Theta(*np.split(flat, np.cumsum([len(block) for block in like])[:-1]))
+
+
+def _moved(theta: Theta, step: Vector) -> Theta:
+    parts = zip(theta, _blocks(step, theta), strict=True)
+    return Theta(*((block - part).astype(block.dtype) for block, part in parts))

@@ -1,0 +1,411 @@
+"""What HSGD's theorem says before a run: the bound, strategies 1 to 3 for P, Q and eta, and a plan.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning": Theorem 1 (17), (24), Propositions 1 to 3 with
+(20)-(26), and the halved learning rate of the experiments.
+Differs: Proposition 2 prints eta^2 in Q* where the root of its own (20) has eta^3; the root is the default,
+the print ``eta_power=2``. "Always P = Q" is replaced by a search, of which it is the usual result.
+
+The theorem's proof has gaps (stale points are exchanged, one block's move stands for both) and its
+assumptions mean iid groups: take (17) for a guide to how P, Q and eta trade, not for a guarantee.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hedgerow.strategies.hsgd.costs import (
+    PAPER_RATES,
+    Sizes,
+    paper_bytes,
+    require_intervals,
+    round_parts,
+    round_seconds,
+)
+from hedgerow.strategies.hsgd.estimates import Estimates
+from hedgerow.wire.checks import is_real, not_negative, positive, require
+from hedgerow.wire.clock import Rates
+
+__all__ = [
+    "Plan",
+    "bound",
+    "broken_conditions",
+    "choose_eta",
+    "choose_local_interval",
+    "choose_same_interval",
+    "descent",
+    "eta_2",
+    "eta_max",
+    "halved_eta",
+    "interval_max",
+    "iterations",
+    "lambda_min",
+    "plan",
+    "plans",
+    "q_star",
+]
+
+# A cap that is met up to rounding is met: 1 / (8 rho eta) of eta = 1 / (8 P rho) must give P again.
+_ROUNDING = 1e-12
+
+
+def eta_max(rho: float, P: float) -> float:
+    """Return Theorem 1's cap 1 / (8 P rho) on eta; it implies the lemmas' 1 / (2 P rho) and 1 / (2 Q rho)."""
+    positive(rho=rho)
+    require("P", P, "a finite number >= 1", is_real(P) and P >= 1)
+    return 1 / (8 * P * rho)
+
+
+def interval_max(rho: float, eta: float) -> int:
+    """Return the largest P that the cap admits at a learning rate, 0 where it admits none."""
+    positive(rho=rho, eta=eta)
+    return math.floor(1 / (8 * rho * eta) * (1 + _ROUNDING))
+
+
+def bound(known: Estimates, *, P: float, Q: float, eta: float, T: int) -> float:
+    """Return Gamma(P, Q), the right side of (17): a bound on the mean of ||grad F||^2 over the rounds.
+
+    It holds for eta <= ``eta_max``, and is evaluated beyond as well.
+
+    Parameters
+    ----------
+    known : Estimates
+        Delta F, rho and delta.
+    P, Q : float
+        Global and local interval in iterations, > 0; between integers (17) is still a formula.
+    eta : float
+        Learning rate, > 0.
+    T : int
+        Iterations, >= 1.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(P=P, Q=Q, eta=eta)
+    require_intervals(T=T)
+    return _floor(known, P, eta, T) + _staleness(known, eta) * Q**2  # (17)
+
+
+def _floor(known: Estimates, P: float, eta: float, T: int) -> float:
+    """Return the terms of (17) without Q."""
+    return 4 * known.loss_gap / (eta * T) + 12 * P * known.rho * eta * known.delta**2
+
+
+def _staleness(known: Estimates, eta: float) -> float:
+    return 96 * (known.rho * eta * known.delta) ** 2
+
+
+def descent(known: Estimates, *, P: int, Q: int, eta: float, gradient2: float) -> float:
+    """Return the most that F changes in one global interval, (24): negative where it must fall.
+
+    As a function of eta it is (26).
+
+    Parameters
+    ----------
+    known : Estimates
+        rho and delta.
+    P, Q : int
+        Intervals, >= 1, Q a divisor of P.
+    eta : float
+        Learning rate, > 0.
+    gradient2 : float
+        ||grad F||^2 at the interval's start, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(eta=eta)
+    a, b, c = _cubic(known, P, Q, gradient2)
+    return a * eta**3 + b * eta**2 - c * eta  # (26)
+
+
+def _cubic(known: Estimates, P: int, Q: int, gradient2: float) -> tuple[float, float, float]:
+    require_intervals(P=P, Q=Q)
+    not_negative(gradient2=gradient2)
+    variance = known.delta**2
+    return 24 * Q**2 * P * known.rho**2 * variance, 3 * P**2 * known.rho * variance, P / 4 * gradient2  # (25)
+
+
+def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -> tuple[str, ...]:
+    """Return a sentence for each of Q | P, P | T and eta <= 1 / (8 P rho) that a choice breaks.
+
+    They are what Theorem 1 asks; ``lambda_min`` is what a target asks on top.
+
+    Raises
+    ------
+    ValueError
+        If P, Q or T is not an integer >= 1, or eta not > 0.
+    """
+    for name, count in (("P", P), ("Q", Q), ("T", T)):
+        require_intervals(**{name: count})
+    positive(eta=eta)
+    cap = eta_max(known.rho, P)
+    conditions = (
+        (P % Q == 0, f"P is {P}; valid is a multiple of Q = {Q}"),
+        (T % P == 0, f"T is {T}; valid is a multiple of P = {P}"),
+        (_capped(known, P, eta), f"eta is {eta!r}; valid is at most 1 / (8 P rho) = {cap!r}"),
+    )
+    return tuple(message for holds, message in conditions if not holds)
+
+
+def _capped(known: Estimates, P: int, eta: float) -> bool:
+    return eta <= eta_max(known.rho, P) * (1 + _ROUNDING)
+
+
+def iterations(T: int, P: int) -> int:
+    """Return T (>= 1) rounded up to a multiple of P (>= 1)."""
+    require_intervals(T=T)
+    require_intervals(P=P)
+    return -(-T // P) * P
+
+
+def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float) -> float:
+    """Return the least Lambda = P / Q whose bound reaches a target (Strategy 1), inf where none does.
+
+    Parameters
+    ----------
+    known : Estimates
+        Delta F, rho and delta.
+    P : float
+        Global interval, > 0.
+    eta : float
+        Learning rate, > 0.
+    T : int
+        Iterations, >= 1.
+    target : float
+        Xi, the value that Gamma(P, P / Lambda) may take, > 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(P=P, eta=eta, target=target)
+    require_intervals(T=T)
+    left = target - _floor(known, P, eta, T)
+    return P * math.sqrt(_staleness(known, eta) / left) if left > 0 else math.inf
+
+
+def choose_local_interval(known: Estimates, *, P: int, eta: float, T: int, target: float) -> int | None:
+    """Return the cheapest Q at a given P, Strategy 1: the largest divisor of P whose bound reaches a target.
+
+    Returns
+    -------
+    int | None
+        Q, which is P wherever ``lambda_min`` <= 1; None where no Q reaches the target at this P. The
+        cap on eta is not looked at: see ``broken_conditions``.
+
+    Raises
+    ------
+    ValueError
+        If P is not an integer >= 1, or another number is out of range.
+    """
+    require_intervals(P=P)
+    least = lambda_min(known, P=P, eta=eta, T=T, target=target)
+    reaching = (P // ratio for ratio in range(1, P + 1) if P % ratio == 0 and ratio >= least)
+    return next(reaching, None)
+
+
+def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3) -> float:
+    """Return Q* of Strategy 2, the real P = Q that minimises bound times cost.
+
+    Parameters
+    ----------
+    known : Estimates
+        Delta F, rho and delta > 0.
+    eta : float
+        Learning rate, > 0.
+    T : int
+        Iterations, >= 1.
+    eta_power : int (default: 3)
+        3 is the root of (20); 2 is Proposition 2 as printed, smaller by sqrt(eta) and no minimum.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(eta=eta, delta=known.delta)
+    require_intervals(T=T)
+    if eta_power not in (2, 3):
+        raise ValueError(f"eta_power is {eta_power!r}; valid is 3 (the root of (20)) or 2 (as printed)")
+    return math.sqrt(known.loss_gap / (24 * (known.rho * known.delta) ** 2 * eta**eta_power * T))
+
+
+def choose_same_interval(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3) -> int:
+    """Return the integer P = Q of Strategy 2: Q* rounded to the better side, at least 1, within cap and T.
+
+    ``iterations`` gives the T to run with. Parameters as in ``q_star``.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or eta is too large for any P.
+    """
+    star = q_star(known, eta=eta, T=T, eta_power=eta_power)
+    largest = min(interval_max(known.rho, eta), T)
+    if largest < 1:
+        raise ValueError(f"eta is {eta!r}; valid is at most 1 / (8 rho) = {eta_max(known.rho, 1)!r}")
+    # At P = Q the cost (19) is inversely proportional to Q, whatever the sizes.
+    sides = {min(max(side, 1), largest) for side in (math.floor(star), math.ceil(star))}
+    return min(sorted(sides), key=lambda Q: bound(known, P=Q, Q=Q, eta=eta, T=T) / Q)
+
+
+def eta_2(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
+    """Return eta_2, the positive minimum of (26) over eta; inf where delta is 0 and nothing stops it.
+
+    Parameters as in ``descent``; ValueError if a number is out of range.
+    """
+    a, b, c = _cubic(known, P, Q, gradient2)
+    # The paper's fraction, multiplied out, so that it neither cancels nor divides by a = 0.
+    denominator = b + math.sqrt(b**2 + 3 * a * c)
+    return c / denominator if denominator > 0 else math.inf
+
+
+def choose_eta(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
+    """Return eta* of Strategy 3: ``eta_2``, or the cap of Theorem 1 where that is less.
+
+    Longer intervals ask for a smaller eta: at fixed P / Q it is inversely proportional to Q.
+
+    Parameters
+    ----------
+    known : Estimates
+        rho and delta.
+    P, Q : int
+        Intervals, >= 1, Q a divisor of P.
+    gradient2 : float
+        ||grad F||^2 at the current global model, > 0.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(gradient2=gradient2)
+    return min(eta_2(known, P=P, Q=Q, gradient2=gradient2), eta_max(known.rho, P))
+
+
+def halved_eta(t: int, *, eta0: float, period: int) -> float:
+    """Return the paper's learning rate of iteration t >= 0: eta0 (> 0) halved every ``period`` (>= 1)."""
+    positive(eta0=eta0)
+    require_intervals(period=period)
+    if t < 0:
+        raise ValueError(f"t is {t!r}; valid is an integer >= 0")
+    return math.ldexp(eta0, -(t // period))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice of intervals whose bound reaches a target, and what it costs.
+
+    Parameters
+    ----------
+    P, Q : int
+        Global and local interval in iterations.
+    bound : float
+        Gamma(P, Q), at most the target.
+    bytes : float
+        The paper's cost (19) of T iterations over all groups.
+    seconds : float
+        The slowest group's, for T iterations.
+    iterations : int
+        T rounded up to a multiple of P: what to run. Cost and bound are those of T itself.
+    """
+
+    P: int
+    Q: int
+    bound: float
+    bytes: float
+    seconds: float
+    iterations: int
+
+
+def plans(
+    target: float,
+    known: Estimates,
+    groups: Sequence[Sizes],
+    *,
+    eta: float,
+    T: int,
+    compute_seconds: float = 0.0,
+    rates: Rates = PAPER_RATES,
+) -> list[Plan]:
+    """Return every pair (P, Q) within the cap whose bound reaches the target, the cheapest by (19) first.
+
+    P = Q comes first wherever a local interval costs far more than the hospital's encoder; where that
+    encoder is large, P > Q does. Ties go to the smaller P.
+
+    Parameters
+    ----------
+    target : float
+        Xi, the mean squared gradient norm to reach, > 0.
+    known : Estimates
+        Delta F, rho and delta.
+    groups : Sequence[Sizes]
+        One entry a group, at least one.
+    eta : float
+        Learning rate, > 0.
+    T : int
+        Iterations, >= 1.
+    compute_seconds : float (default: 0)
+        t_c of one iteration, >= 0.
+    rates : Rates (default: PAPER_RATES)
+        Of the links.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    if not groups:
+        raise ValueError(f"groups is {groups!r}; valid is at least one group's sizes")
+    positive(target=target)
+    alike = Counter(groups)  # a run's groups are mostly of one size
+    parts = [round_parts(sizes, rates=rates) for sizes in alike]
+
+    def row(P: int, Q: int) -> Plan:
+        slowest = max(round_seconds(part, P=P, Q=Q, compute_seconds=compute_seconds) for part in parts)
+        cost = sum(count * paper_bytes(sizes, P=P, Q=Q, T=T) for sizes, count in alike.items())
+        gamma = bound(known, P=P, Q=Q, eta=eta, T=T)
+        return Plan(P, Q, gamma, cost, slowest * T / P, iterations(T, P))
+
+    largest = min(interval_max(known.rho, eta), T)
+    rows = [
+        row(P, Q)
+        for Q in range(1, largest + 1)
+        for P in range(Q, largest + 1, Q)
+        if bound(known, P=P, Q=Q, eta=eta, T=T) <= target
+    ]
+    return sorted(rows, key=lambda found: (found.bytes, found.P))
+
+
+def plan(
+    target: float,
+    known: Estimates,
+    groups: Sequence[Sizes],
+    *,
+    eta: float,
+    T: int,
+    compute_seconds: float = 0.0,
+    rates: Rates = PAPER_RATES,
+) -> Plan:
+    """Return the first of ``plans``, the cheapest pair.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or no pair reaches the target.
+    """
+    found = plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds, rates=rates)
+    if not found:
+        raise ValueError(
+            f"target is {target!r} at eta {eta!r} and T {T!r}; valid is a target that a pair within "
+            f"P <= {interval_max(known.rho, eta)} reaches: take a larger target, a smaller eta or a larger T"
+        )
+    return found[0]

@@ -1,0 +1,452 @@
+"""The mechanics that SD-FEEL and its baselines share: clients in clusters, a server to each cluster.
+
+One strategy round is one intra-cluster round. Unless a method has nodes for them, the edge servers are
+entries of the strategy's state ("emulated"): client-server messages are real, what servers tell each other is
+linear algebra here. On either level the ledger has it as the transfers of the modelled system.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from logging import INFO
+from typing import Any, Unpack
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
+from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.strategies.sd_feel.relayed import EdgeFederation
+from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
+from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.clock import Clock
+from hedgerow.wire.compress import compressed_keys
+from hedgerow.wire.edge_servers import cluster_means
+from hedgerow.wire.ledger import Ledger
+from hedgerow.wire.records import Layout, payload_bytes
+
+__all__ = ["ClusteredOptions", "ClusteredStrategy", "cluster_means", "contiguous_clusters"]
+
+
+class ClusteredOptions(FederationOptions, total=False):
+    """Options that every strategy of the family takes, by keyword; see ``ClusteredStrategy``."""
+
+    participation: float
+    system: System | None
+
+
+def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
+    """Return each client's server, floor(i D / C) for client i: clusters as equal as can be."""
+    if num_servers > num_clients:
+        raise ValueError(f"num_servers is {num_servers}; valid is 1 to the {num_clients} clients")
+    return tuple(i * num_servers // num_clients for i in range(num_clients))
+
+
+class ClusteredStrategy(Strategy):
+    """Rounds of local training, a weighted mean in each cluster, and an exchange between servers.
+
+    Subclasses say who takes part, how many local iterations a round has, and what the servers do.
+    **The ClientApp must take ``config["local-steps"]`` local iterations from ``config["first-step"]``
+    on, and reply with one ArrayRecord of the model's keys and one MetricRecord with
+    ``"num-examples"``, its number of local training examples** (not of samples processed).
+
+    Parameters
+    ----------
+    clusters : Sequence[int] or None
+        The server of each client, by partition id; None for equal contiguous clusters of
+        ``min_available_nodes`` clients.
+    num_servers : int
+        Servers D, >= 1.
+    local_steps : int
+        Local iterations a round, >= 1.
+    participation : float (default: 1.0)
+        Probability beta in (0, 1] that a client takes part in a round (independent draws; the same
+        uniform whatever beta, so that a lower beta takes nested subsets).
+    system : System or None (default: None)
+        Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
+        the model that is trained.
+    edge_nodes : bool (default: False)
+        Whether the servers are nodes; a method that says so gives ``exchanged`` for them.
+    **options
+        See ``FederationOptions``; ``min_available_nodes`` is the number of clients C.
+
+    Notes
+    -----
+    Flower's differential-privacy wrappers compare replies with the arrays of the round; here each
+    cluster trains on its server's model, so under them the clipping norm is not what they assume.
+    """
+
+    scheme: Scheme
+    up_link = "client->edge"
+    down_link = "edge->client"
+
+    def __init__(
+        self,
+        *,
+        clusters: Sequence[int] | None,
+        num_servers: int,
+        local_steps: int,
+        participation: float = 1.0,
+        system: System | None = None,
+        edge_nodes: bool = False,
+        **options: Unpack[FederationOptions],
+    ) -> None:
+        int_at_least(1, num_servers=num_servers, local_steps=local_steps)
+        in_range("participation", participation, 0.0, 1.0, open_below=True)
+        self.num_servers = num_servers
+        self.local_steps = local_steps
+        self.participation = participation
+        self.system = system
+        num_clients = None if clusters is None else len(clusters)
+        # Where edge servers are nodes of their own; None where they are emulated.
+        self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
+        self.federation = self.edges or Federation(num_clients, **options)
+        self.settings = self.federation.settings
+        self.clusters = self._checked_clusters(clusters)
+        self.on_round_end = self.settings.on_round_end
+        self.max_repeats = self.settings.max_repeats
+        self._models: NDArray[Any] | None = None
+
+    def _checked_clusters(self, clusters: Sequence[int] | None) -> tuple[int, ...]:
+        if clusters is None:
+            return contiguous_clusters(self.settings.min_available_nodes, self.num_servers)
+        if set(clusters) != set(range(self.num_servers)):
+            raise ValueError(
+                f"clusters names the servers {sorted(set(clusters))}; "
+                f"valid is each of 0 to {self.num_servers - 1}"
+            )
+        return tuple(int(server) for server in clusters)
+
+    # What a method of the family decides.
+
+    def participants(self, server_round: int) -> list[int]:
+        """Return the partition ids that take part in a round: Bernoulli(beta) draws, a stream a client."""
+        beta = self.participation
+        if beta == 1.0:  # Every draw is below it, and a round of many clients would make as many streams.
+            return list(range(self.num_clients))
+        return [i for i in range(self.num_clients) if self.federation.uniform(server_round, i) < beta]
+
+    def exchange_due(self, server_round: int) -> bool:
+        """Return whether the servers exchange their models at the end of a round."""
+        return False
+
+    def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
+        """Return the servers' models (D, M) after their exchange."""
+        return models
+
+    def server_links(self) -> list[tuple[str, int, int]]:
+        """Return the transfers of one exchange between servers: (link, from, to)."""
+        return []
+
+    def exchanged(
+        self, server_round: int, models: NDArray[Any]
+    ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
+        """Return the servers' models (D, M) after their exchange, and the transfers that it took."""
+        return self._mixed(models), self.server_links()
+
+    @property
+    def gossip_steps(self) -> int:
+        """Sequential transfers of one exchange between servers, for the clock."""
+        return 1
+
+    # State.
+
+    @property
+    def num_clients(self) -> int:
+        """Clients C."""
+        return len(self.clusters)
+
+    @property
+    def completed_rounds(self) -> int:
+        """Rounds aggregated so far."""
+        return self.federation.completed
+
+    @property
+    def report(self) -> ExchangeReport:
+        """What the last training exchange sent, got and lost, with those with edge servers that are nodes."""
+        if self.edges is None:
+            return self.federation.report
+        clients, edges = self.edges.report, self.edges.edge_report
+        return ExchangeReport(
+            clients.sent + edges.sent, clients.accepted + edges.accepted, clients.rejected + edges.rejected
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every transfer so far."""
+        return self.federation.ledger
+
+    @property
+    def clock(self) -> Clock:
+        """The simulated clock."""
+        return self.federation.clock
+
+    @property
+    def cluster_sizes(self) -> NDArray[np.float64]:
+        """Samples of each cluster (D,); a client whose size is not known yet counts as the mean client."""
+        known = list(self.federation.sizes.values())
+        typical = sum(known) / len(known) if known else 1.0
+        sizes = np.zeros(self.num_servers)
+        for client, server in enumerate(self.clusters):
+            sizes[server] += self.federation.sizes.get(client, typical)
+        return sizes
+
+    @property
+    def server_weights(self) -> NDArray[np.float64]:
+        """The clusters' shares of all samples (D,)."""
+        sizes = self.cluster_sizes
+        weights: NDArray[np.float64] = sizes / sizes.sum()
+        return weights
+
+    def server_models(self) -> list[ArrayRecord]:
+        """Return the servers' models."""
+        layout, models = self._trained()
+        return [layout.unflatten(model) for model in models]
+
+    def current_arrays(self) -> ArrayRecord | None:
+        """Return u, the data-weighted mean of the servers' models; None before the first round.
+
+        No single server owns u unless the servers agree.
+        """
+        if self._models is None:
+            return None
+        return self.federation.known_layout().unflatten(self._mean())
+
+    def consensus_error(self) -> float:
+        """Return the data-weighted mean squared distance of the servers' models to u."""
+        _, models = self._trained()
+        mean = self._mean()
+        squares = [float(np.sum((model - mean) ** 2, dtype=np.float64)) for model in models]
+        return float(np.dot(self.server_weights, squares))
+
+    def progress(self) -> Progress:
+        """Return iterations, traffic of the modelled links and simulated seconds since the start."""
+        total = self.ledger.total()
+        return Progress(
+            iterations=self.completed_rounds * self.local_steps,
+            bits=total.nominal_bits,
+            payload_bytes=total.payload_bytes,
+            sim_seconds=self.clock.seconds,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next round depends on: the federation's state and the models (D, M)."""
+        _, models = self._trained()
+        return {**self.federation.state_dict(), "models": models}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; the next ``start`` goes on after its round."""
+        self.federation.load_state_dict(state)
+        self._models = np.array(state["models"])
+
+    # Flower's interface.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the strategy; parameters as in Flower's ``Strategy.start``, ``timeout`` a round's deadline.
+
+        Raises
+        ------
+        RosterError
+            If the nodes do not come, or do not make up the federation.
+        TooFewRepliesError
+            If a round stays under ``min_train_nodes`` however often it is repeated.
+        """
+        self.check_num_rounds(num_rounds)
+        if not self.federation.begin(timeout):
+            self._models = None
+        return run_rounds(
+            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+        )
+
+    def check_num_rounds(self, num_rounds: int) -> None:
+        """Raise ValueError if a run of that many rounds would end in the middle of a block."""
+        int_at_least(0, num_rounds=num_rounds)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send each participant its server's model; one shared record a cluster."""
+        if server_round == 1 and self.completed_rounds:
+            self.federation.reset()
+            self._models = None
+        layout, models = self._initialised(arrays)
+        nodes, offline = self.federation.online(grid, self.participants(server_round))
+        work = {
+            "server-round": server_round,
+            "local-steps": self.local_steps,
+            "first-step": (server_round - 1) * self.local_steps,
+        }
+        config = ConfigRecord({**config, **work})
+        contents = {
+            server: RecordDict(
+                {
+                    self.settings.arrayrecord_key: layout.unflatten(models[server]),
+                    self.settings.configrecord_key: config,
+                }
+            )
+            for server in sorted({self.clusters[node.partition_id] for node in nodes})
+        }
+        self._book_downlinks(server_round, nodes, contents)
+        addressed = [(node, contents[self.clusters[node.partition_id]]) for node in nodes]
+        return self.federation.instruct(server_round, addressed, self._checked, offline=offline)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average each cluster, eq. (3), let the servers exchange if due, and return u.
+
+        Nothing changes, and None is returned, if fewer than ``min_train_nodes`` replies are valid, or if no
+        edge server answers where they are nodes.
+        """
+        contents: list[RecordDict] = []
+        accepted = self._weighed(server_round, self.federation.accept(replies), contents)
+        models = self._averaged(server_round, accepted)
+        if models is None:
+            return None, None
+        if self.exchange_due(server_round):
+            models, links = self.exchanged(server_round, models)
+            self._book_server_links(server_round, links)
+        self._models = models
+        self.federation.completed = server_round
+        self.clock.advance(self._round_seconds(server_round))
+        metrics = self.federation.train_metrics(contents)
+        metrics["consensus-error"] = self.consensus_error()
+        return self.current_arrays(), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send u to a share of the nodes."""
+        return self.federation.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the nodes' metrics."""
+        return self.federation.aggregate_evaluate(replies)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log(INFO, "\t├──> Federation:")
+        log(INFO, "\t│\t├── Clients: %d | servers: %d", self.num_clients, self.num_servers)
+        log(INFO, "\t│\t├── Local iterations a round: %d", self.local_steps)
+        log(INFO, "\t│\t└── Participation: %.3g", self.participation)
+        self.federation.log_keys()
+
+    # Mechanics.
+
+    def _trained(self) -> tuple[Layout, NDArray[Any]]:
+        layout = self.federation.known_layout()
+        if self._models is None:
+            raise RuntimeError("No model yet: configure_train or start comes first.")
+        return layout, self._models
+
+    def _initialised(self, arrays: ArrayRecord) -> tuple[Layout, NDArray[Any]]:
+        if self._models is None:
+            self._models = np.tile(self.federation.vector(arrays), (self.num_servers, 1))  # (D, M)
+        return self._trained()
+
+    def _checked(self, node: Node, content: RecordDict) -> tuple[float, NDArray[Any]]:
+        layout, models = self._trained()
+        arrays = only_arrays(content)
+        weight = self.federation.checked_weight(content)
+        return weight, layout.flatten(arrays, models.dtype)
+
+    def _weighed(
+        self, server_round: int, replies: Iterable[Reply], contents: list[RecordDict]
+    ) -> Iterator[tuple[int, float, NDArray[Any]]]:
+        """Yield (server, |S_i|, model) of each reply, booking it; keep its metrics for later."""
+        bits = self._model_bits()
+        for reply in replies:
+            client = reply.node.partition_id
+            server = self.clusters[client]
+            told, vector = reply.value
+            weight = self.federation.size_of(reply, told)
+            arrays = only_arrays(reply.content)
+            self.federation.book_up(server_round, self.up_link, client, server, bits, arrays, reply)
+            contents.append(RecordDict(dict(reply.content.metric_records)))
+            yield server, weight, vector
+
+    def _averaged(
+        self, server_round: int, accepted: Iterator[tuple[int, float, NDArray[Any]]]
+    ) -> NDArray[Any] | None:
+        """Return the servers' means, eq. (3); None if there were too few replies."""
+        _, previous = self._trained()
+        if self.edges is None:
+            models = cluster_means(accepted, previous)
+            return models if self.federation.enough() else None
+        bundles = list(accepted)
+        return self.edges.averaged(server_round, bundles, previous) if self.federation.enough() else None
+
+    def _mean(self) -> NDArray[Any]:
+        _, models = self._trained()
+        total = np.zeros(models.shape[1], np.float64)
+        for weight, model in zip(self.server_weights, models, strict=True):
+            total += weight * model
+        return total.astype(models.dtype)
+
+    def _mixed(self, models: NDArray[Any]) -> NDArray[Any]:
+        """Let the servers exchange; running statistics stay out of it.
+
+        A mixing matrix with a negative self-weight could make a variance negative.
+        """
+        columns = self._gossiped_columns()
+        if columns.all():
+            return self.between_servers(models)
+        mixed = models.copy()
+        mixed[:, columns] = self.between_servers(np.ascontiguousarray(models[:, columns]))
+        return mixed
+
+    def _gossiped_columns(self) -> NDArray[np.bool_]:
+        layout, models = self._trained()
+        columns = np.zeros(models.shape[1], bool)
+        for key in compressed_keys(layout):
+            columns[layout.slices[key]] = True
+        return columns
+
+    def _round_seconds(self, server_round: int) -> float:
+        system = self._system()
+        tau1 = self.local_steps
+        seconds = round_seconds(self.scheme, system, tau1=tau1)
+        if self.exchange_due(server_round):
+            seconds += inter_seconds(self.scheme, system, alpha=self.gossip_steps)
+        return seconds
+
+    def _system(self) -> System:
+        if self.system is not None:
+            return self.system
+        layout, _ = self._trained()
+        return System(layout.size, preset("paper-text").compute)
+
+    def _model_bits(self) -> int:
+        layout, _ = self._trained()
+        return 32 * layout.size
+
+    def _book_downlinks(
+        self, server_round: int, nodes: list[Node], contents: Mapping[int, RecordDict]
+    ) -> None:
+        bits = self._model_bits()
+        model = {
+            s: payload_bytes(c.array_records[self.settings.arrayrecord_key]) for s, c in contents.items()
+        }
+        message = {s: payload_bytes(c) for s, c in contents.items()}
+        for node in nodes:
+            client, server = node.partition_id, self.clusters[node.partition_id]
+            sizes = (model[server], message[server])
+            self.federation.book_down(server_round, self.down_link, server, client, bits, sizes)
+
+    def _book_server_links(self, server_round: int, links: Iterable[tuple[str, int, int]]) -> None:
+        layout, models = self._trained()
+        bits, size = self._model_bits(), payload_bytes(layout.unflatten(models[0]))
+        for link, source, target in links:
+            self.ledger.book(server_round, link, source, target, bits, size)

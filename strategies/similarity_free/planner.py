@@ -1,0 +1,372 @@
+"""What is known of a problem before or after a run, and a plan from it: steps, rounds and uplink to accuracy.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity": Theorems 1-3 and Propositions 1-4, which ``theory.py`` holds.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.strategies.similarity_free.theory import (
+    Algorithm,
+    Constants,
+    Mode,
+    best_c_fixed,
+    bound_any,
+    bound_diminishing,
+    bound_fixed,
+    bound_step_decay,
+    max_step,
+    rounds_any,
+    rounds_diminishing,
+    rounds_fixed,
+    rounds_step_decay,
+    system_constants,
+    uplink_bits_to_accuracy,
+)
+from hedgerow.wire.checks import at_least, not_negative, positive, require
+
+__all__ = ["Estimate", "Estimates", "Plan", "Source", "estimates", "estimates_from_rounds", "plan"]
+
+_BITS_PER_PARAMETER = 32
+
+
+class Source(StrEnum):
+    """Where an input of a plan comes from."""
+
+    GIVEN = "given"
+    MEASURED = "measured"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An input of a plan and where it comes from.
+
+    Parameters
+    ----------
+    value : float
+        The number.
+    source : Source
+        Given, measured in a run, or assumed.
+    rule : str (default: "")
+        How it was measured, or by which rule it was assumed.
+    """
+
+    value: float
+    source: Source
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What the theory must know of a problem, each number with its source.
+
+    Parameters
+    ----------
+    L : Estimate
+        Smoothness of every f_i, > 0.
+    sigma2 : Estimate
+        Variance bound of a mini-batch gradient, >= 0. Its mean over nodes is enough: it enters only so.
+    delta_inf : Estimate
+        Delta^inf, the mean over nodes of f^inf - f_i^inf, >= 0.
+    V0 : Estimate
+        f(x^0) - f^inf, > 0.
+    R : Estimate
+        Upper bound on every V_k, >= V0; the step-decay bound alone needs it.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    L: Estimate
+    sigma2: Estimate
+    delta_inf: Estimate
+    V0: Estimate
+    R: Estimate
+
+    def __post_init__(self) -> None:
+        positive(L=self.L.value, V0=self.V0.value)
+        not_negative(sigma2=self.sigma2.value, delta_inf=self.delta_inf.value)
+        valid = f"a finite number >= V0, {self.V0.value!r}"
+        require("R", self.R.value, valid, math.isfinite(self.R.value) and self.R.value >= self.V0.value)
+
+    def assumed(self) -> dict[str, str]:
+        """Return what was assumed: the rule by the input's name."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: one.rule for name, one in every.items() if one.source is Source.ASSUMED}
+
+
+def estimates(
+    L: float,
+    sigma2: float,
+    *,
+    initial_loss: float,
+    delta_inf: float | None = None,
+    V0: float | None = None,
+    R: float | None = None,
+) -> Estimates:
+    """Return what was given, completed by what a non-negative loss allows to assume.
+
+    Parameters
+    ----------
+    L, sigma2 : float
+        As in ``Estimates``.
+    initial_loss : float
+        f(x^0), finite, > 0. If no loss is negative, V0 = f(x^0) - f^inf and Delta^inf <= f^inf are at most
+        that.
+    delta_inf, V0, R : float | None (default: None)
+        As in ``Estimates``; None is assumed. R is then V0, which no theorem promises.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    positive(initial_loss=initial_loss)
+    gap = _given(V0) or Estimate(initial_loss, Source.ASSUMED, "V0 <= f(x^0), loss non-negative")
+    dip = _given(delta_inf) or Estimate(
+        initial_loss, Source.ASSUMED, "delta_inf <= f(x^0), loss non-negative"
+    )
+    return Estimates(
+        L=Estimate(L, Source.GIVEN),
+        sigma2=Estimate(sigma2, Source.GIVEN),
+        delta_inf=dip,
+        V0=gap,
+        R=_given(R) or Estimate(gap.value, Source.ASSUMED, "no V_k above V_0"),
+    )
+
+
+def _given(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, Source.GIVEN)
+
+
+def estimates_from_rounds(
+    rounds: Iterable[Mapping[str, Any]],
+    *,
+    L: float | None = None,
+    sigma2: float | None = None,
+    delta_inf: float | None = None,
+    V0: float | None = None,
+    R: float | None = None,
+) -> Estimates:
+    """Return what was given, completed by what a run with probing on measured.
+
+    L is the largest ``curvature``, sigma2 the largest ``gradient-variance`` of all rounds, both estimates
+    from below: they hold where the run has been. Losses are those of the central evaluation.
+
+    Parameters
+    ----------
+    rounds : iterable of mapping
+        The run's rounds: ``round``, and the metrics ``train`` and ``central``, as in ``RoundEnd``.
+    L, sigma2, delta_inf, V0, R : float | None (default: None)
+        As in ``Estimates``; None is measured, or bounded by measured losses: delta_inf by the smallest, V0
+        by that of round 0, R by the largest.
+
+    Raises
+    ------
+    ValueError
+        If the rounds lack what is needed (all of it is named), or a number is out of range.
+    """
+    rounds = list(rounds)
+    curvatures = _recorded(rounds, "train", "curvature")
+    variances = _recorded(rounds, "train", "gradient-variance")
+    losses = _recorded(rounds, "central", "loss")
+    first = _recorded([record for record in rounds if record["round"] == 0], "central", "loss")
+    needs = (
+        ("train 'curvature'", L is None and not curvatures),
+        ("train 'gradient-variance'", sigma2 is None and not variances),
+        ("central 'loss'", delta_inf is None and not losses),
+        ("central 'loss' of round 0", V0 is None and not first),
+    )
+    if missing := [what for what, lacks in needs if lacks]:
+        raise ValueError(
+            f"the rounds lack {', '.join(missing)}; valid is a run that was probed and evaluated centrally, "
+            'made with -c "probe-rounds=5"'
+        )
+    if min(losses, default=0.0) < 0:
+        raise ValueError(f"the smallest loss is {min(losses)!r}; valid is a loss that is never negative")
+    gap = _given(V0) or Estimate(first[0], Source.ASSUMED, "V0 <= loss of round 0, loss non-negative")
+    return Estimates(
+        L=_given(L) or Estimate(_most(curvatures), Source.MEASURED, _probed("curvature", curvatures)),
+        sigma2=_given(sigma2)
+        or Estimate(_most(variances), Source.MEASURED, _probed("gradient variance", variances)),
+        delta_inf=_given(delta_inf)
+        or Estimate(min(losses), Source.ASSUMED, "delta_inf <= smallest loss, loss non-negative"),
+        V0=gap,
+        R=_given(R) or Estimate(max([gap.value, *losses]), Source.ASSUMED, "no V_k above the largest loss"),
+    )
+
+
+def _recorded(rounds: Sequence[Mapping[str, Any]], source: str, metric: str) -> list[float]:
+    return [float(record[source][metric]) for record in rounds if metric in record.get(source, {})]
+
+
+def _most(values: Sequence[float]) -> float:
+    return float(np.max(values))  # NaN wins, and is refused
+
+
+def _probed(what: str, values: Sequence[float]) -> str:
+    return f"largest {what} of {len(values)} probed rounds, an estimate from below"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is guaranteed for one algorithm and one schedule.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Which of the four.
+    schedule : Schedule
+        The system's step: divide by T for the local step of the FedAvg family.
+    max_step, max_local_step : float
+        The largest admissible step of the system, and of a local iteration.
+    constants : Constants
+        Of recursion (1).
+    bound : float
+        ``bound_any`` after the planned rounds.
+    theorem : float
+        The bound of the schedule's own theorem.
+    rounds : int | float
+        To epsilon; inf if the formulas do not reach it.
+    uplink_bits : int | float | None
+        All nodes' uplink to epsilon; None where the bits of a message are not known.
+    estimates : Estimates
+        The inputs, each with its source: ``estimates.assumed()`` says what was assumed.
+    """
+
+    algorithm: Algorithm
+    schedule: Schedule
+    max_step: float
+    max_local_step: float
+    constants: Constants
+    bound: float
+    theorem: float
+    rounds: int | float
+    uplink_bits: int | float | None
+    estimates: Estimates
+
+
+def plan(
+    known: Estimates,
+    *,
+    num_rounds: int = 400,
+    epsilon: float = 0.1,
+    local_iters: int = 1,
+    contraction: float = 1.0,
+    nu: float = 0.75,
+    decay_factor: float = 2.0,
+    num_nodes: int = 10,
+    num_params: int | None = None,
+    message_bits: int | None = None,
+    mode: str = "corrected",
+) -> list[Plan]:
+    """Return what is guaranteed for each algorithm with each schedule, in the order of ``Algorithm``.
+
+    No argument says how dissimilar the nodes' data are: that no step size depends on it is the paper's
+    message. Heterogeneity enters the bounds through Delta^inf alone.
+
+    The fixed schedule takes the c that is best for K rounds, the others start at the largest admissible
+    step; a stage of the step-decay schedule is ``theory_stage_len`` rounds long. Rounds to epsilon are
+    those of Theorem 1 with the c that is best for many rounds, of Theorem 2 or ``rounds_any`` if fewer,
+    and of ``rounds_step_decay``.
+
+    Parameters
+    ----------
+    known : Estimates
+        L, sigma2, Delta^inf, V0 and R.
+    num_rounds : int (default: 400)
+        K, >= max(2, decay_factor^2), so that step-decay has a complete stage.
+    epsilon : float (default: 0.1)
+        Accuracy on min_k E||grad f(x^k)||^2, finite, > 0.
+    local_iters : int (default: 1)
+        T of the FedAvg family, >= 1.
+    contraction : float (default: 1.0)
+        alpha of the compressor of the error-feedback algorithms, in (0, 1].
+    nu, decay_factor : float (default: 0.75, 2.0)
+        Of the diminishing and of the step-decay schedule. With the 0.51 of the paper's experiments
+        Theorem 2 says nothing useful: e^{b1 s} is 10^9 for FedAvg.
+    num_nodes : int (default: 10)
+        n, >= 1.
+    num_params : int | None (default: None)
+        Trainable parameters, >= 1; a message without compression is 32 bits each.
+    message_bits : int | None (default: None)
+        Bits of one compressed message, >= 1.
+    mode : str (default: "corrected")
+        A ``Mode`` or its value: of the constants and of Theorem 3.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+    at_least(1, num_rounds=num_rounds, num_nodes=num_nodes)
+    stage_len = theory_stage_len(max(num_rounds, 2), decay_factor)
+    least = max(2, math.ceil(decay_factor**2))
+    require("num_rounds", num_rounds, f"an integer >= {least}", num_rounds >= least)
+    dense_bits = None if num_params is None else _BITS_PER_PARAMETER * num_params
+    V0, R = known.V0.value, known.R.value
+    plans = []
+    for algorithm in Algorithm:
+        T = 1 if algorithm.proximal else local_iters
+        limit = max_step(algorithm, known.L.value, contraction=contraction, mode=mode)
+        constants = system_constants(
+            algorithm,
+            known.L.value,
+            sigma2=known.sigma2.value,
+            delta_inf=known.delta_inf.value,
+            contraction=contraction,
+            local_iters=T,
+            mode=mode,
+        )
+        fixed = Fixed(best_c_fixed(constants, V0, max_step=limit, num_rounds=num_rounds), num_rounds)
+        c = best_c_fixed(constants, V0)
+        diminishing = Diminishing(limit, nu)
+        decay = StepDecay(limit, decay_factor, stage_len)
+        printed = Mode(mode) is Mode.PRINTED
+        found: list[tuple[Schedule, float, int | float]] = [
+            (
+                fixed,
+                bound_fixed(constants, V0, fixed),
+                rounds_fixed(constants, V0, c=c, epsilon=epsilon, max_step=limit),
+            ),
+            (
+                diminishing,
+                bound_diminishing(constants, V0, diminishing, num_rounds),
+                min(
+                    rounds_diminishing(constants, V0, diminishing, epsilon=epsilon, max_step=limit),
+                    rounds_any(constants, V0, diminishing, epsilon=epsilon),
+                ),
+            ),
+            (
+                decay,
+                bound_step_decay(constants, R, decay, num_rounds, printed=printed),
+                rounds_step_decay(constants, R, gamma0=limit, decay_factor=decay_factor, epsilon=epsilon),
+            ),
+        ]
+        bits = message_bits if algorithm.error_feedback else dense_bits
+        for schedule, theorem, rounds in found:
+            plans.append(
+                Plan(
+                    algorithm,
+                    schedule,
+                    limit,
+                    limit / T,
+                    constants,
+                    bound_any(constants, V0, schedule.values(num_rounds)),
+                    theorem,
+                    rounds,
+                    None if bits is None else uplink_bits_to_accuracy(rounds, num_nodes, bits),
+                    known,
+                )
+            )
+    return plans

@@ -1,0 +1,329 @@
+"""The methods that CEPS is compared with, through their real handlers, against plain loops."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from tests.clients.ceps.federation import Federation, squares
+from tests.oracles import decentralised as oracle
+
+from hedgerow.clients.ceps.baselines import BASELINES, decentralised_client, mix
+from hedgerow.clients.ceps.client import ceps_client
+from hedgerow.clients.gradient_noise import gaussian_variance, noise
+from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.vector_codecs import Quantised
+
+Array = npt.NDArray[np.float64]
+
+M, N, SEED, ETA, K = 5, 6, 4, 0.1, 3
+EDGES = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2))
+W = oracle.metropolis(EDGES, M)
+PROBLEMS = squares(1, M, N, 3)
+SETTINGS: dict[str, Any] = {
+    "run-seed": SEED,
+    "num-nodes": M,
+    "codec": "dense64",
+    "r": 1.0,
+    "privacy": "none",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "sens": 0.1,
+    "clip": 0.5,
+    "noise-source": "seed",
+    "eta": ETA,
+    "local-steps": K,
+    "theta": 0.9,
+    "rho-sam": 0.05,
+}
+CODE = Quantised(8)
+
+
+def gradients(X: Array) -> Array:
+    return np.stack([p.gradient(x) for p, x in zip(PROBLEMS, X, strict=True)])
+
+
+def row(matrix: Array, i: int) -> dict[str, Any]:
+    """Return a node's neighbours and weights, as messages have them."""
+    neighbours = [j for j in range(M) if j != i and matrix[i, j]]
+    return {"neighbours": neighbours, "weights": [float(matrix[i, j]) for j in [*neighbours, i]]}
+
+
+def federation(method: str, *, weights: bool = True, **changes: Any) -> Federation:
+    configs = [{**SETTINGS, "method": method, **row(W, i), **changes} for i in range(M)]
+    if not weights:
+        for config in configs:
+            del config["weights"]
+    return Federation(decentralised_client, PROBLEMS, configs)
+
+
+def zeros() -> Array:
+    return np.zeros((M, N))
+
+
+def coded(sent: Array, a: int, kappa: int = 1) -> Array:
+    """Return what is received of the a-th communication's messages, whoever reads them."""
+    received = []
+    for i, vector in enumerate(sent):
+        seed = (SEED, a * kappa, i, int(Purpose.COMPRESSION))
+        received.append(CODE.decode(CODE.encode(vector, seed), N))
+    return np.stack(received)
+
+
+def test_the_oracles_mixing_matrix_is_doubly_stochastic() -> None:
+    np.testing.assert_allclose([W.sum(axis=0), W.sum(axis=1)], np.ones((2, M)), atol=1e-15)
+
+
+def test_d_psgd_is_its_loop() -> None:
+    found = federation("d-psgd").run_until(4 * K + 1)
+    np.testing.assert_allclose(found, oracle.d_psgd(gradients, zeros(), [W] * 4, ETA, K), atol=1e-12)
+
+
+def test_d_psgd_may_mix_by_another_graph_each_time() -> None:
+    matrices = [
+        W,
+        oracle.metropolis(((0, 3), (3, 1), (1, 4), (4, 2)), M),
+        oracle.metropolis(((0, 4), (4, 1), (1, 3), (2, 0)), M),
+    ]
+    found = federation("d-psgd-dn")
+    models = found.run_until(3 * K + 1, extra=lambda k, i: row(matrices[k // K - 1], i))
+    np.testing.assert_allclose(models, oracle.d_psgd(gradients, zeros(), matrices, ETA, K), atol=1e-12)
+
+
+def test_d_psgd_with_partial_communication_averages_those_that_were_drawn() -> None:
+    found = federation("d-psgd-pc", weights=False, r=0.5)
+    matrices = []
+    for a in (1, 2, 3):
+        matrix = np.eye(M)
+        for i in range(M):
+            neighbours = row(W, i)["neighbours"]
+            stream = generator(SEED, round=a * K, partition_id=i, purpose=Purpose.SUBSET)
+            count = max(1, round(0.5 * len(neighbours)))
+            matrix[i, stream.choice(neighbours, count, replace=False)] = 1
+        matrices.append(matrix / matrix.sum(axis=1, keepdims=True))
+    models = found.run_until(3 * K + 1)
+    np.testing.assert_allclose(models, oracle.d_psgd(gradients, zeros(), matrices, ETA, K), atol=1e-12)
+
+
+def test_d_psgd_may_threshold_what_it_mixed() -> None:
+    found = federation("d-psgd", threshold=True, s=3)
+    assert (np.count_nonzero(found.run_until(K + 1), axis=1) <= 3).all()
+
+
+def locally(method: str) -> Callable[[Array], Array]:
+    if method == "dfedavgm":
+        return lambda X: oracle.local_momentum(gradients, X, ETA, 0.9, K)
+    if method == "dfedsam":
+        return lambda X: oracle.local_ascent(gradients, X, ETA, 0.05, K)
+    return lambda X: oracle.local_momentum(gradients, X, ETA, 0.0, K)
+
+
+@pytest.mark.parametrize("method", ["dfedavgm", "dfedsam", "matcha"])
+def test_adapt_then_combine_is_its_loop(method: str) -> None:
+    found = federation(method).run_until(4 * K + 1)
+    np.testing.assert_allclose(found, oracle.dfedavg(locally(method), zeros(), [W] * 4), atol=1e-12)
+
+
+def test_dfedsam_without_ascent_is_plain_local_training() -> None:
+    found = federation("dfedsam", **{"rho-sam": 0.0}).run_until(2 * K + 1)
+    np.testing.assert_allclose(found, oracle.dfedavg(locally("matcha"), zeros(), [W] * 2), atol=1e-12)
+
+
+def test_quantised_dfedavgm_is_its_loop() -> None:
+    found = federation("dfedavgm", codec="quantised8").run_until(4 * K + 1)
+    expected = oracle.dfedavg_quantised(
+        locally("dfedavgm"), zeros(), [W] * 4, lambda sent, a: coded(sent, a, K)
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_dcd_psgd_is_its_loop_and_every_replica_is_its_owner() -> None:
+    found = federation("dcd-psgd", codec="quantised8", **{"local-steps": 1})
+    models = found.run_until(21)
+    np.testing.assert_allclose(models, oracle.dcd_psgd(gradients, zeros(), W, ETA, 20, coded), atol=1e-12)
+    for i in range(M):
+        for j in row(W, i)["neighbours"]:
+            assert np.array_equal(found.arrays(i)[f"replica-{j}"], found.arrays(j)["x"])
+
+
+def test_dcd_psgd_gives_up_a_replica_whose_message_was_lost() -> None:
+    found = federation("dcd-psgd", codec="quantised8", **{"local-steps": 1})
+    found.event(1)
+    found.event(2, lost=lambda k, j, i: (j, i) == (1, 0))
+    assert "replica-1" not in found.arrays(0)
+    assert "replica-1" in found.arrays(2)
+    x, W0 = found.models(3), W[0].copy()
+    W0[0], W0[1] = W0[0] + W0[1], 0
+    found.publish(3, [0])
+    plus = found.arrays(0)["plus"]
+    np.testing.assert_allclose(plus, W0 @ x - ETA * PROBLEMS[0].gradient(x[0]), atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["none", "sound"])
+def test_dp_dsgt_is_its_loop_and_the_trackers_sum_to_the_gradients(mode: str) -> None:
+    clip = 0.5 if mode == "sound" else np.inf
+    variance = 0.0 if mode == "none" else gaussian_variance(1.0, 1e-5, 2 * 0.5 / PROBLEMS[0].num_examples)
+
+    def clipped(X: Array) -> Array:
+        return np.stack([p.gradient(x, clip) for p, x in zip(PROBLEMS, X, strict=True)])
+
+    def noises(a: int) -> Array:
+        return np.stack([noise(SEED, i, a, N, variance) for i in range(M)])
+
+    found = federation("dp-dsgt", privacy=mode, **{"local-steps": 1})
+    for steps in range(1, 12):
+        models = found.run_until(steps + 1)
+        state = [found.arrays(i) for i in range(M)]
+        sums = [sum(arrays[key] for arrays in state) for key in ("y", "g")]
+        np.testing.assert_allclose(sums[0], sums[1], atol=1e-12)
+    x, y, _ = oracle.dp_dsgt(clipped, zeros(), W, ETA, 11, noises)
+    np.testing.assert_allclose(models, x, atol=1e-12)
+    np.testing.assert_allclose([arrays["y"] for arrays in state], y, atol=1e-12)
+
+
+# MATCHA: the ring and its chord fall into three matchings; each is active with its probability.
+MATCHINGS = (((0, 1), (2, 3)), ((1, 2), (3, 4)), ((4, 0),), ((0, 2),))
+PROBABILITIES = (0.9, 0.6, 0.5, 0.3)
+ALPHA = 0.3
+
+
+def laplacian(edges: Sequence[tuple[int, int]]) -> Array:
+    L = np.zeros((M, M))
+    for i, j in edges:
+        L[[i, j], [i, j]] += 1
+        L[[i, j], [j, i]] -= 1
+    return L
+
+
+def activated(k: int) -> Array:
+    active = np.random.default_rng(k).random(len(MATCHINGS)) < PROBABILITIES
+    return np.eye(M) - ALPHA * sum(
+        (laplacian(m) for m, on in zip(MATCHINGS, active, strict=True) if on), zeros_square()
+    )
+
+
+def zeros_square() -> Array:
+    return np.zeros((M, M))
+
+
+def test_matcha_mixes_by_the_matchings_that_are_active() -> None:
+    found = federation("matcha", **{"local-steps": 1})
+    models = found.run_until(13, extra=lambda k, i: row(activated(k), i))
+    local = lambda X: X - ETA * gradients(X)  # noqa: E731
+    expected = oracle.dfedavg(local, zeros(), [activated(k) for k in range(1, 13)])
+    np.testing.assert_allclose(models, expected, atol=1e-12)
+
+
+def test_matchas_expected_mixing_is_that_of_the_mean_laplacian() -> None:
+    mean = np.mean([activated(k) for k in range(4000)], axis=0)
+    expected = np.eye(M) - ALPHA * sum(
+        (p * laplacian(m) for p, m in zip(PROBABILITIES, MATCHINGS, strict=True)), zeros_square()
+    )
+    np.testing.assert_allclose(mean, expected, atol=0.02)
+    np.testing.assert_allclose([mean.sum(axis=0), mean.sum(axis=1)], np.ones((2, M)), atol=1e-12)
+
+
+def test_matchas_messages_are_those_of_the_active_edges() -> None:
+    found = federation("matcha", **{"local-steps": 1})
+    found.run_until(11, extra=lambda k, i: row(activated(k), i))
+    edges = sum(np.count_nonzero(np.triu(activated(k), 1)) for k in range(1, 11))
+    assert len(found.payloads) == 2 * edges
+
+
+# All of them
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {} for name in BASELINES},
+    "dcd-psgd": {"codec": "quantised8", "local-steps": 1},
+    "dp-dsgt": {"local-steps": 1},
+    "matcha": {"local-steps": 1},
+}
+each = pytest.mark.parametrize("method", METHODS)
+
+
+@each
+def test_every_method_approaches_the_common_minimiser(method: str) -> None:
+    H = np.stack([np.mean([p.gradient(e) - p.gradient(0 * e) for p in PROBLEMS], axis=0) for e in np.eye(N)])
+    best = np.linalg.solve(H, -np.mean([p.gradient(np.zeros(N)) for p in PROBLEMS], axis=0))
+    changes = {**METHODS[method], "eta": 0.02 if method.startswith("dfedavgm") else 0.05}
+    models = federation(method, **changes).run_until(200)
+    assert np.linalg.norm(models.mean(axis=0) - best) < 0.1 * np.linalg.norm(best)
+
+
+@each
+def test_looking_changes_nothing(method: str) -> None:
+    looked, left = federation(method, **METHODS[method]), federation(method, **METHODS[method])
+    for k in range(14):
+        looked.run_until(k)
+    assert np.array_equal(looked.run_until(14), left.run_until(14))
+
+
+@each
+def test_publishing_twice_gives_the_same_bytes_and_costs_no_gradient(method: str) -> None:
+    found = federation(method, **METHODS[method])
+    k = found.next[0]
+    first, gradients_used = found.publish(k, range(M)), found.counts(0)["gradients"]
+    assert found.publish(k, range(M)) == first
+    assert found.counts(0)["gradients"] == gradients_used
+
+
+@each
+def test_an_event_that_a_node_missed_is_counted_and_the_run_goes_on(method: str) -> None:
+    found = federation(method, **METHODS[method])
+    k = found.next[0]
+    found.publish(k, range(M))
+    for i in found.next:
+        found.next[i] = 2 * k
+    models = found.run_until(3 * k + 1)
+    assert [found.counts(i)["missed"] for i in range(M)] == [1] * M
+    assert np.isfinite(models).all()
+
+
+@each
+def test_noise_is_on_every_gradient(method: str) -> None:
+    quiet = federation(method, **METHODS[method]).run_until(8)
+    noisy = federation(method, privacy="paper", **METHODS[method]).run_until(8)
+    assert not np.array_equal(quiet, noisy)
+
+
+def test_ceps_client_answers_for_the_baselines_too() -> None:
+    configs = [{**SETTINGS, "method": "d-psgd", **row(W, i)} for i in range(M)]
+    found = Federation(ceps_client, PROBLEMS, configs).run_until(8)
+    assert np.array_equal(found, federation("d-psgd").run_until(8))
+
+
+def test_who_does_not_answer_leaves_its_weight_to_the_node() -> None:
+    own, other = np.array([1.0, 2.0]), np.array([3.0, -1.0])
+    weights = {0: 0.5, 1: 0.3, 2: 0.2}
+    np.testing.assert_allclose(mix(0, own, {1: other}, weights), 0.7 * own + 0.3 * other)
+    np.testing.assert_allclose(mix(0, own, {}, weights), own)
+    np.testing.assert_allclose(mix(0, own, {1: other}, None), (own + other) / 2)
+
+
+def test_a_step_that_diverges_is_refused() -> None:
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="eta makes the model not finite"):
+        federation("dfedavgm", eta=1e200, **{"local-steps": 4}).run_until(9)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "text"),
+    [
+        ("d-psgd", {"eta": 0.0}, "eta is 0.0 .* valid is a finite number > 0"),
+        ("dfedavgm", {"theta": 1.0}, "theta is 1.0 .* valid is a number >= 0 and < 1"),
+        ("dfedsam", {"rho-sam": -0.1}, "rho-sam is -0.1"),
+        ("matcha", {"local-steps": 0}, "local-steps is 0 .* valid is an integer >= 1"),
+        ("d-psgd", {"kappa-low": 2, "kappa-high": 3}, "kappa-high is 3 .* valid is kappa-low, 2"),
+        ("d-psgd", {"threshold": True}, "s is None"),
+        ("ceps", {}, "method is 'ceps'"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(method: str, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        federation(method, **changes)
+
+
+def test_weights_that_do_not_fit_the_neighbours_are_refused() -> None:
+    found = federation("d-psgd")
+    with pytest.raises(ValueError, match="valid is 4 numbers, the neighbours' and the node's own"):
+        found.event(K, extra=lambda k, i: {**row(W, i), "weights": [1.0]})

@@ -1,0 +1,575 @@
+"""CEPS's client through its real handlers: event by event it is the synchronous loop, bit for bit."""
+
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+from tests.clients.ceps.federation import Federation, context, squares
+from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
+from tests.oracles import ceps as oracle
+
+from hedgerow.clients.ceps.client import ceps_client, penalty
+from hedgerow.clients.ceps.problems import LinearRegression, Problem
+from hedgerow.clients.gradient_noise import gaussian_variance, noise
+from hedgerow.tasks.regression import LinearData, linear_part, sparse_truth
+from hedgerow.wire.calls import Call
+from hedgerow.wire.records import to_record
+from hedgerow.wire.seeds import Purpose, generator
+
+Array = npt.NDArray[np.float64]
+
+SEED, M, N, S = 11, 8, 24, 4
+GRAPH = nx.random_regular_graph(4, M, seed=1)
+NEIGHBOURS = [sorted(GRAPH.neighbors(i)) for i in range(M)]
+SETTINGS: dict[str, Any] = {
+    "method": "ceps",
+    "run-seed": SEED,
+    "num-nodes": M,
+    "s": S,
+    "d": 200,
+    "codec": "dense64",
+    "r": 0.5,
+    "kappa-low": 2,
+    "kappa-high": 5,
+    "mu": 0.1,
+    "sigma-rule": "fixed_c",
+    "c": 2.0,
+    "privacy": "none",
+    "epsilon": 0.5,
+    "delta": 0.5,
+    "sens": 0.1,
+    "clip": 1.0,
+    "noise-source": "seed",
+}
+PRIVACY = ("none", "paper", "sound")
+
+
+def federation(problems: list[Any] | None = None, **changes: Any) -> Federation:
+    strict = changes.pop("strict", False)
+    problems = problems or squares(SEED, M, N, S)
+    settings = {**SETTINGS, **changes}
+    configs = [{**settings, "neighbours": NEIGHBOURS[i]} for i in range(M)]
+    return Federation(ceps_client, problems, configs, strict=strict)
+
+
+def kappas(**changes: Any) -> list[int]:
+    low, high = ({**SETTINGS, **changes}[key] for key in ("kappa-low", "kappa-high"))
+    return [
+        int(generator(SEED, partition_id=i, purpose=Purpose.SCHEDULE).integers(low, high + 1))
+        for i in range(M)
+    ]
+
+
+def subset(i: int, k: int, r: float = 0.5) -> list[int]:
+    count = max(1, round(r * len(NEIGHBOURS[i])))
+    stream = generator(SEED, round=k, partition_id=i, purpose=Purpose.SUBSET)
+    return [int(j) for j in stream.choice(NEIGHBOURS[i], count, replace=False)]
+
+
+def synchronous(problems: list[LinearRegression], mode: str, iterations: int, **changes: Any) -> list[Array]:
+    clip = 1.0 if mode == "sound" else np.inf
+    sensitivity = [2 * clip / p.num_examples if mode == "sound" else 0.1 for p in problems]
+    c = changes.pop("c", 2.0)
+    return oracle.trajectory(
+        oracle.Setting(
+            gradients=[lambda w, p=p: p.gradient(w, clip) for p in problems],  # type: ignore[misc]
+            n=N,
+            s=S,
+            mu=0.1,
+            kappa=kappas(),
+            sigma=c if isinstance(c, list) else [c] * M,
+            fixed_c=not isinstance(c, list),
+            neighbours=NEIGHBOURS,
+            select=subset,
+            noise=lambda i, k: noise(SEED, i, k, N, gaussian_variance(0.5, 0.5, sensitivity[i])),
+            privacy=mode,
+        ),
+        iterations,
+    )
+
+
+# Against the synchronous loop
+
+
+@pytest.mark.parametrize("mode", PRIVACY)
+def test_event_by_event_is_the_synchronous_loop_bit_for_bit(mode: str) -> None:
+    problems = squares(SEED, M, N, S)
+    found = federation(problems, privacy=mode)
+    history = synchronous(problems, mode, 60)
+    assert len(set(kappas())) > 1
+    for k in (1, 5, 17, 40, 60):
+        assert np.array_equal(found.run_until(k), history[k]), f"W^{k}"
+
+
+def test_looking_changes_nothing() -> None:
+    looked, left = federation(), federation()
+    for k in range(40):
+        looked.run_until(k)
+    assert np.array_equal(looked.run_until(40), left.run_until(40))
+
+
+def test_the_papers_sigma_gives_the_loop_with_that_sigma() -> None:
+    problems = squares(SEED, M, N, S)
+    sigma = [penalty(p.largest_eigenvalue, M, 0.5, p.num_examples) for p in problems]
+    found = federation(problems, **{"sigma-rule": "paper"}).run_until(30)
+    assert np.array_equal(found, synchronous(problems, "none", 30, c=sigma)[30])
+
+
+def test_sigma_by_bits_divides_by_the_measurements() -> None:
+    problems = squares(SEED, M, N, S)
+    found = federation(problems, **{"sigma-rule": "paper", "sigma-d": "bits"})
+    assert found.counts(3)["sigma"] == penalty(problems[3].largest_eigenvalue, M, 0.5, 200)
+
+
+@pytest.mark.parametrize("codec", ["sparse64", "dense64"])
+def test_what_a_serialised_run_computes_is_the_same(codec: str) -> None:
+    lazy, strict = federation(codec=codec), federation(codec=codec, strict=True)
+    assert np.array_equal(lazy.run_until(25), strict.run_until(25))
+
+
+def test_the_lossless_sparse_code_is_the_dense_one() -> None:
+    assert np.array_equal(federation(codec="sparse64").run_until(30), federation().run_until(30))
+
+
+def test_the_narrow_sparse_code_is_close() -> None:
+    np.testing.assert_allclose(
+        federation(codec="sparse32").run_until(30), federation().run_until(30), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("owner", ["sender", "receiver"])
+def test_one_bit_messages_lead_near_the_exact_ones(owner: str) -> None:
+    found = federation(codec="1bcs", d=600, **{"phi-owner": owner})
+    if owner == "receiver":
+        found.publish = lambda k, senders: {}  # type: ignore[method-assign]
+        models = _receiver_keyed(found, 30)
+    else:
+        models = found.run_until(30)
+    exact = federation().run_until(30)
+    assert np.linalg.norm(models - exact) / np.linalg.norm(exact) < 0.05
+
+
+def _receiver_keyed(found: Federation, iterations: int) -> Array:
+    while (k := min(found.next.values())) < iterations:
+        due = [i for i in sorted(found.next) if found.next[i] == k]
+        bundles: dict[int, dict[str, bytes]] = {i: {} for i in due}
+        for j in sorted({j for i in due for j in found.want[i]}):
+            readers = [i for i in due if j in found.want[i]]
+            request = {"config": ConfigRecord({"iteration": k, "receivers": readers})}
+            payloads = found.ask("query.publish", {j: request})[j].config_records["payload"]["bytes"]
+            assert isinstance(payloads, list)
+            for i, payload in zip(readers, payloads, strict=True):
+                bundles[i][str(j)] = payload  # type: ignore[assignment]
+        contents = {
+            i: {"config": ConfigRecord({"iteration": k}), "bundle": ConfigRecord({**bundles[i]})} for i in due
+        }
+        for i, answer in found.ask("train.update", contents).items():
+            told = answer.config_records["next"]
+            found.next[i], found.want[i] = told["next"], told["want"]  # type: ignore[assignment]
+    return found.models(iterations)
+
+
+def test_the_golden_trajectory_comes_out_of_the_handlers() -> None:
+    problems = [_WithEigenvalue(T[i], 3 * 2.1 * 4 * SIGMA[i]) for i in range(3)]
+    configs = [
+        {
+            **SETTINGS,
+            "num-nodes": 3,
+            "s": 2,
+            "r": 1.0,
+            "sigma-rule": "paper",
+            "kappa-low": KAPPA[i],
+            "kappa-high": KAPPA[i],
+            "neighbours": list(PATH[i]),
+        }
+        for i in range(3)
+    ]
+    found = Federation(ceps_client, problems, configs)
+    for k, expected in GOLDEN.items():
+        np.testing.assert_allclose(found.run_until(k)[:, [0, 3]], expected, atol=1e-8)
+
+
+class _WithEigenvalue(LinearRegression):
+    def __init__(self, target: Array, eigenvalue: float) -> None:
+        super().__init__(*(2 * x for x in (np.eye(4), target)))
+        self._eigenvalue = eigenvalue
+
+    @property
+    def largest_eigenvalue(self) -> float:
+        return self._eigenvalue
+
+
+# Reductions and invariants
+
+
+def test_without_sparsity_on_a_complete_graph_the_mean_descends_the_gradient() -> None:
+    problems, c, kappa = squares(3, 4, 6, 6), 3.0, 3
+    configs = [
+        {
+            **SETTINGS,
+            "num-nodes": 4,
+            "s": 6,
+            "r": 1.0,
+            "c": c,
+            "kappa-low": kappa,
+            "kappa-high": kappa,
+            "neighbours": [j for j in range(4) if j != i],
+        }
+        for i in range(4)
+    ]
+    found = Federation(ceps_client, problems, configs)
+    mean = found.run_until(kappa).mean(axis=0)
+    for a in range(1, 5):
+        mean = mean - np.mean([p.gradient(mean) for p in problems], axis=0) / c
+        np.testing.assert_allclose(found.run_until(a * kappa + 1).mean(axis=0), mean, atol=1e-12)
+
+
+def test_nodes_with_one_objective_agree_after_their_first_communication() -> None:
+    found = federation(squares(5, 1, N, S) * M, **{"kappa-low": 3, "kappa-high": 3})
+    models = found.run_until(10)
+    np.testing.assert_allclose(models, np.tile(models[0], (M, 1)), atol=1e-13)
+
+
+def test_names_do_not_matter() -> None:
+    """With all neighbours heard, nothing is drawn that depends on a name."""
+    order = np.random.default_rng(0).permutation(M)
+    problems = squares(SEED, M, N, S)
+    fixed = {**SETTINGS, "r": 1.0, "kappa-low": 3, "kappa-high": 3}
+    renamed = [sorted(int(np.flatnonzero(order == j)[0]) for j in NEIGHBOURS[i]) for i in order]
+    here = Federation(ceps_client, problems, [{**fixed, "neighbours": x} for x in NEIGHBOURS])
+    there = Federation(
+        ceps_client, [problems[i] for i in order], [{**fixed, "neighbours": x} for x in renamed]
+    )
+    np.testing.assert_allclose(there.run_until(25), here.run_until(25)[order], atol=1e-12)
+
+
+def test_the_order_of_nodes_within_an_event_does_not_matter() -> None:
+    ours, theirs = federation(), federation()
+    ask = theirs.ask
+    theirs.ask = lambda kind, contents: ask(kind, dict(reversed(contents.items())))  # type: ignore[method-assign]
+    assert np.array_equal(ours.run_until(30), theirs.run_until(30))
+
+
+def test_one_by_one_equals_the_batch() -> None:
+    together, alone = federation(codec="1bcs"), federation(codec="1bcs")
+    ask = alone.ask
+    alone.ask = lambda kind, contents: {  # type: ignore[method-assign]
+        i: answer for i in contents for answer in ask(kind, {i: contents[i]}).values()
+    }
+    assert np.array_equal(together.run_until(12), alone.run_until(12))
+
+
+def test_the_data_are_read_once_at_first_and_once_a_communication() -> None:
+    found = federation()
+    K = 41
+    found.run_until(K)
+    assert [found.counts(i)["gradients"] for i in range(M)] == [1 + (K - 1) // kappa for kappa in kappas()]
+
+
+def test_printed_noise_touches_nothing_before_the_first_communication() -> None:
+    first = min(kappas())
+    assert np.array_equal(federation(privacy="paper").run_until(first), federation().run_until(first))
+    assert not np.array_equal(
+        federation(privacy="paper").run_until(first + 1), federation().run_until(first + 1)
+    )
+
+
+def test_sound_noise_holds_still_between_communications() -> None:
+    found = federation(privacy="sound", **{"kappa-low": 6, "kappa-high": 6})
+    after = found.run_until(7)
+    np.testing.assert_allclose(found.run_until(12), after, rtol=1e-12, atol=1e-15)
+
+
+def test_the_mean_mixing_of_random_subsets_is_doubly_stochastic() -> None:
+    draws, mean = 2000, np.zeros((M, M))
+    for k in range(draws):
+        for i in range(M):
+            chosen = [i, *subset(i, k)]
+            mean[i, chosen] += 1 / len(chosen) / draws
+    np.testing.assert_allclose(mean.sum(axis=1), 1, atol=1e-12)
+    np.testing.assert_allclose(mean.sum(axis=0), 1, atol=0.02)
+
+
+def test_nodes_ask_for_the_subsets_that_their_stream_gives() -> None:
+    found = federation()
+    assert found.want == {i: sorted(subset(i, kappas()[i])) for i in range(M)}
+    assert found.next == dict(enumerate(kappas()))
+
+
+def test_one_bit_messages_have_their_length_and_only_wanted_ones_come() -> None:
+    found = federation(codec="1bcs", d=77)
+    found.run_until(12)
+    assert {len(payload) for _, _, payload in found.payloads} == {8 + 10}
+    used = sum(metrics["used"] - 1 for _, _, metrics in found.metrics)
+    assert used == len(found.payloads)
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    a, b = federation(codec="1bcs"), federation(codec="1bcs")
+    a.run_until(12)
+    b.run_until(12)
+    assert a.payloads == b.payloads
+
+
+@pytest.mark.parametrize("codec", ["dense64", "1bcs"])
+def test_the_truths_support_is_found_and_the_objective_is_that_of_the_truth(codec: str) -> None:
+    m, data = 16, LinearData(n=300, s=5, samples=(150, 250))
+    graph = nx.random_regular_graph(4, m, seed=0)
+    problems = [LinearRegression(*linear_part(data, i, 3)) for i in range(m)]
+    config = {
+        **SETTINGS,
+        "num-nodes": m,
+        "s": 5,
+        "d": 300,
+        "codec": codec,
+        "r": 0.2,
+        "kappa-low": 10,
+        "kappa-high": 15,
+        "sigma-rule": "paper",
+    }
+    configs = [{**config, "neighbours": sorted(graph.neighbors(i))} for i in range(m)]
+    models = Federation(ceps_client, problems, configs).run_until(80)
+    truth, mean = sparse_truth(data, 3), models.mean(axis=0)
+    assert np.mean([np.array_equal(w != 0, truth != 0) for w in models]) >= 0.95
+    assert np.mean([p.value(mean) for p in problems]) <= 1.01 * np.mean([p.value(truth) for p in problems])
+    assert np.linalg.norm(mean - truth) <= 0.02 * np.linalg.norm(truth)
+
+
+def test_a_node_without_neighbours_does_iterative_hard_thresholding() -> None:
+    (problem,) = squares(2, 1, N, S)
+    config = {**SETTINGS, "num-nodes": 1, "kappa-low": 3, "kappa-high": 3, "neighbours": []}
+    found = Federation(ceps_client, [problem], [config], strict=True)
+    w = found.run_until(3)[0]
+    for a in range(1, 6):
+        w = oracle.keep_largest(w - problem.gradient(w) / 2.0, S)
+        np.testing.assert_allclose(found.run_until(3 * a + 1)[0], w, atol=1e-12)
+
+
+# What goes wrong
+
+
+def test_a_lost_payload_leaves_its_sender_out() -> None:
+    problems = squares(SEED, M, N, S)
+    found = federation(problems)
+    models = found.run_until(30, lost=lambda k, j, i: j == 2)
+    history = oracle.trajectory(
+        oracle.Setting(
+            [p.gradient for p in problems], N, S, 0.1, kappas(), [2.0] * M, NEIGHBOURS,
+            lambda i, k: [j for j in subset(i, k) if j != 2], fixed_c=True,
+        ),
+        30,
+    )  # fmt: skip
+    alone = [i for i in range(M) if any(subset(i, k) == [2] for k in range(30))]
+    assert not alone
+    assert np.array_equal(models, history[30])
+
+
+def test_who_hears_nobody_keeps_still_and_says_so() -> None:
+    found = federation()
+    k = min(found.next.values())
+    before = found.models(k)
+    found.event(k, lost=lambda *_: True)
+    due = [i for i in range(M) if kappas()[i] == k]
+    assert [(i, m["missed"], m["used"]) for _, i, m in found.metrics] == [(i, 1, 1) for i in due]
+    after = found.models(k + 1)
+    assert np.linalg.norm(after - before) < 0.2 * np.linalg.norm(before)
+
+
+def test_broken_bytes_cost_their_sender_only() -> None:
+    found = federation(codec="1bcs")
+    publish = found.publish
+    found.publish = (
+        lambda k, senders: {  # type: ignore[method-assign]
+            j: payload[:-1] if j == senders[0] else payload for j, payload in publish(k, senders).items()
+        }
+    )
+    found.run_until(12)
+    rejected = sum(metrics["rejected"] for _, _, metrics in found.metrics)
+    assert 0 < rejected < len(found.payloads)
+
+
+def test_a_communication_that_never_came_was_a_local_step() -> None:
+    found = federation()
+    found.models(16)
+    assert [found.counts(i)["missed"] for i in range(M)] == [15 // kappa for kappa in kappas()]
+
+
+def test_a_node_that_lost_its_state_says_so_and_begins_anew() -> None:
+    found = federation()
+    found.run_until(9)
+    found.contexts[0].state = RecordDict()
+    with pytest.raises(ValueError, match=r"node 0 has no state of run 1; valid is 'query\.hello' first"):
+        found.publish(9, [0])
+    hello = {"config": ConfigRecord({**SETTINGS, "neighbours": NEIGHBOURS[0]})}
+    told = found.ask("query.hello", {0: hello})[0].config_records["hello"]
+    assert told["next"] == kappas()[0]
+    assert found.publish(9, [0])[0]
+    assert found.counts(0)["missed"] == 8 // kappas()[0]
+
+
+def test_a_state_of_another_run_is_none() -> None:
+    found = federation()
+    found.contexts[0] = Context(
+        run_id=2, node_id=100, node_config={"partition-id": 0}, state=found.contexts[0].state, run_config={}
+    )
+    with pytest.raises(ValueError, match="no state of run 2"):
+        found.publish(2, [0])
+
+
+def test_a_second_hello_changes_nothing() -> None:
+    found = federation()
+    found.run_until(9)
+    before = found.models(9)
+    hello = {i: {"config": ConfigRecord({**SETTINGS, "neighbours": NEIGHBOURS[i]})} for i in range(M)}
+    answers = found.ask("query.hello", hello)
+    assert {i: a.config_records["hello"]["next"] for i, a in answers.items()} == found.next
+    assert {i: a.config_records["hello"]["want"] for i, a in answers.items()} == found.want
+    assert np.array_equal(found.models(9), before)
+
+
+def test_publishing_twice_gives_the_same_bytes() -> None:
+    found = federation(codec="1bcs")
+    assert found.publish(2, [0, 1]) == found.publish(2, [0, 1])
+
+
+def test_one_nodes_error_does_not_fail_the_others() -> None:
+    found = federation(**{"kappa-low": 3, "kappa-high": 3})
+    k = min(found.next.values())
+    due = [i for i in range(M) if found.next[i] == k]
+    handler = found.app.batch_handler("train.update")
+    assert handler is not None
+    found.contexts[due[0]].state = RecordDict()
+    calls = [
+        Call(RecordDict({"config": ConfigRecord({"iteration": k})}), found.contexts[i], "train.update")
+        for i in due
+    ]
+    answers = handler(calls)
+    assert isinstance(answers[0], ValueError)
+    assert all(isinstance(answer, RecordDict) for answer in answers[1:])
+
+
+def test_payloads_of_strangers_are_refused() -> None:
+    found = federation()
+    k, i = found.next[0], 0
+    stranger = next(j for j in range(1, M) if j not in NEIGHBOURS[0])
+    content = {
+        "config": ConfigRecord({"iteration": k}),
+        "bundle": ConfigRecord({str(stranger): bytes(8 * N)}),
+    }
+    with pytest.raises(ValueError, match=rf"the bundle has the senders \[{stranger}\]; valid are neighbours"):
+        found.ask("train.update", {i: content})
+
+
+def test_a_node_communicates_at_its_own_times_only() -> None:
+    found = federation(**{"kappa-low": 4, "kappa-high": 4})
+    with pytest.raises(ValueError, match="iteration is 3; valid is a multiple of kappa = 4"):
+        found.ask("train.update", {0: {"config": ConfigRecord({"iteration": 3})}})
+
+
+def test_a_past_iteration_is_refused() -> None:
+    found = federation()
+    found.run_until(9)
+    with pytest.raises(ValueError, match="iteration is 2; valid is"):
+        found.publish(2, [0])
+
+
+def test_a_monitor_hears_the_objective_of_the_node_or_of_a_model_that_it_sends() -> None:
+    problems = squares(SEED, M, N, S)
+    found = federation(problems)
+    w, mean = found.models(4), np.linspace(-1, 1, N)
+    config = ConfigRecord({"iteration": 4})
+    own = found.ask("query.monitor", {2: {"config": config}})[2].metric_records["metrics"]
+    told = found.ask("query.monitor", {2: {"config": config, "arrays": to_record({"mean": mean})}})[2]
+    assert own["objective"] == problems[2].value(w[2])
+    assert told.metric_records["metrics"]["mean-objective"] == problems[2].value(mean)
+
+
+def test_a_model_of_another_size_is_refused() -> None:
+    config, arrays = ConfigRecord({"iteration": 4}), to_record({"mean": np.zeros(N + 1)})
+    with pytest.raises(ValueError, match=rf"the message's array has the shape \({N + 1},\); valid is"):
+        federation().ask("query.monitor", {2: {"config": config, "arrays": arrays}})
+
+
+def test_a_node_may_refuse_to_show_its_model() -> None:
+    configs = [{**SETTINGS, "neighbours": NEIGHBOURS[i]} for i in range(M)]
+    found = Federation(ceps_client, squares(SEED, M, N, S), configs, monitor=False)
+    with pytest.raises(ValueError, match="monitor is false in the node's own config"):
+        found.models(1)
+
+
+@pytest.mark.parametrize(("mode", "told"), [("none", True), ("paper", True), ("sound", False)])
+def test_sound_privacy_tells_no_scalars_of_the_model(mode: str, told: bool) -> None:
+    found = federation(privacy=mode)
+    found.run_until(6)
+    for _, _, metrics in found.metrics:
+        assert ("disagreement" in metrics, "change" in metrics) == (told, told)
+
+
+def test_sound_noise_comes_from_the_operating_system_unless_a_simulation_asks_for_the_seed() -> None:
+    configs = [
+        {**SETTINGS, "neighbours": NEIGHBOURS[i], "privacy": "sound", "noise-source": None} for i in range(M)
+    ]
+    configs = [{key: value for key, value in config.items() if value is not None} for config in configs]
+    problems = squares(SEED, M, N, S)
+    a, b = (Federation(ceps_client, problems, configs).run_until(6) for _ in range(2))
+    assert not np.array_equal(a, b)
+    assert np.array_equal(*(federation(privacy="sound").run_until(6) for _ in range(2)))
+
+
+def test_a_node_that_insists_on_entropy_never_uses_the_seed() -> None:
+    configs = [{**SETTINGS, "privacy": "sound", "neighbours": NEIGHBOURS[i]} for i in range(M)]
+    keyed = {"noise-source": "entropy"}
+    found = Federation(ceps_client, squares(SEED, M, N, S), configs, **keyed)
+    assert not np.array_equal(found.run_until(6), federation(privacy="sound").run_until(6))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("method", "fedavg", "method is 'fedavg' in the message's config; valid is 'ceps'"),
+        ("s", 0, "s is 0 .* valid is an integer >= 1"),
+        ("r", 1.5, r"r is 1.5 .* valid is a number in \(0, 1\]"),
+        ("mu", 0.0, "mu is 0.0 .* valid is a finite number > 0"),
+        ("kappa-high", 1, "kappa-high is 1 .* valid is kappa-low = 2 or more"),
+        ("sigma-rule", "best", "sigma-rule is 'best' .* valid is 'paper' or 'fixed_c'"),
+        ("c", -1.0, "c is -1.0 .* valid is a finite number > 0"),
+        ("privacy", "some", "privacy is 'some' .* valid is 'none' or 'paper' or 'sound'"),
+        ("codec", "morse", "codec is 'morse'; valid is one of"),
+        ("neighbours", [1, 1], r"neighbours is \[1, 1\] .* valid is a list of other nodes"),
+        ("neighbours", [0], r"neighbours is \[0\] .* valid is a list of other nodes"),
+        ("num-nodes", 0, "num-nodes is 0 .* valid is an integer >= 1"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(key: str, value: Any, text: str) -> None:
+    config = {**SETTINGS, "neighbours": [1, 2], key: value}
+    with pytest.raises(ValueError, match=text):
+        _greet(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"privacy": "paper", "epsilon": 0.0}, "epsilon is 0.0 .* valid is a finite number > 0"),
+        ({"privacy": "paper", "delta": 0.0}, r"delta is 0 .* valid is a number in \(0, 1\)"),
+        ({"privacy": "paper", "sens": -1.0}, "sens is -1.0"),
+        ({"privacy": "sound", "clip": 0.0}, "clip is 0.0"),
+        ({"privacy": "sound", "sigma-rule": "paper"}, "sigma-rule is 'paper' with privacy 'sound'"),
+        ({"privacy": "sound", "noise-source": "dice"}, "noise-source is 'dice'"),
+    ],
+)
+def test_bad_privacy_is_refused_by_name(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        _greet({**SETTINGS, "neighbours": [1, 2], **changes})
+
+
+def _greet(config: dict[str, Any]) -> None:
+    problem: Problem = quadratic(T[0])
+    handler = ceps_client(lambda own: problem).batch_handler("query.hello")
+    assert handler is not None
+    call = Call(RecordDict({"config": ConfigRecord(config)}), context(0), "query.hello")
+    (answer,) = handler([call])
+    if isinstance(answer, Exception):
+        raise answer

@@ -1,0 +1,608 @@
+"""The client of the FedMUD family through its real handlers, with the suite's own strategies on the other
+side, against the plain loop of eqs. (3) to (9) of FedMUD, Y. Li et al."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from tests.clients.training.cases import torch_seeded
+from tests.oracles import fedmud as oracle
+from torch import Tensor, nn
+
+from hedgerow.clients.fedmud.client import fedmud_client
+from hedgerow.clients.fedmud.factored_model import plan_for, wrap
+from hedgerow.clients.local_task import LocalTask, LocalTaskFn
+from hedgerow.clients.training.epochs import epoch_batches
+from hedgerow.clients.training.sgd import LocalWork, TrainingMode, local_sgd
+from hedgerow.clients.training.work import cross_entropy
+from hedgerow.sim.engine._compat import flower_identity, through_the_wire
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
+from hedgerow.strategies.fedmud.ef21p import EF21P
+from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara
+from hedgerow.strategies.fedmud.fedbat import FedBAT
+from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.tasks import build_model
+from hedgerow.wire.calls import Call
+from hedgerow.wire.lowrank import Factorisation
+from hedgerow.wire.records import to_record, to_state_dict
+
+NODES, CLASSES = 6, 3
+Make = Callable[..., CompressedLayers]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Operations this small gain nothing from several threads, and wait long for a core that is taken."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def third_party() -> nn.Module:
+    """Normalisation, groups and biases."""
+    return torch_seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 6, 3, groups=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(6 * 16, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, CLASSES),
+        )
+    )
+
+
+def perceptron() -> nn.Module:
+    return torch_seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.Linear(7, CLASSES)
+        )
+    )
+
+
+def samples(partition_id: int) -> int:
+    return 6 + 2 * partition_id
+
+
+def task_of(model: nn.Module) -> LocalTaskFn:
+    stream = np.random.default_rng(3)
+    x = torch.as_tensor(stream.normal(size=(NODES * 18, 1, 8, 8))).float()
+    y = torch.as_tensor(stream.integers(0, CLASSES, len(x)))
+
+    def task(context: Context) -> LocalTask:
+        i = int(context.node_config["partition-id"])
+        return LocalTask(model, x, y, np.arange(18 * i, 18 * i + samples(i)))
+
+    return task
+
+
+def context(partition_id: int = 1) -> Context:
+    return Context(
+        run_id=1,
+        node_id=100 + partition_id,
+        node_config={"partition-id": partition_id},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+# A message that the handlers take, as the server makes it.
+
+PLAN: dict[str, Any] = {
+    "variant": "mud+aad",
+    "ratio": 0.3,
+    "budget": "layer",
+    "init-a": 0.1,
+    "layout": "flat",
+    "tight": False,
+    "skip-front": 1,
+    "skip-back": 1,
+}
+
+
+def plan_of(model: nn.Module, config: Mapping[str, Any]) -> Factorisation:
+    return plan_for(model, **{key.replace("-", "_"): config[key] for key in PLAN})
+
+
+def config_of(model: nn.Module, **changes: Any) -> dict[str, Any]:
+    config = {
+        **PLAN,
+        "method": "factored",
+        "server-round": 1,
+        "version": 0,
+        "from-version": 0,
+        "run-seed": 5,
+        "seed": 5,
+        "keep-base": True,
+        "learning-rate": 0.1,
+        "local-epochs": 2,
+        "batch-size": 4,
+        **{key.replace("_", "-"): value for key, value in changes.items()},
+    }
+    return {"fingerprint": plan_of(model, config).fingerprint, **config}
+
+
+def message(
+    model: nn.Module, own: Context, kind: str = "train", drop: Sequence[str] = (), **changes: Any
+) -> Call:
+    """Everything that a node can be sent: drop what it is not."""
+    config = config_of(model, **changes)
+    method, variant = config["method"], config["variant"] if config["method"] == "factored" else "lmt"
+    plan = plan_of(model, {**config, "variant": variant})
+    keys = {layer.key for layer in plan.layers} if method != "dense" else set()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    records: dict[str, Any] = {
+        "arrays": to_record({key: value for key, value in state.items() if key not in keys}),
+        "base": to_record({key: value for key, value in state.items() if key in keys}),
+        "config": ConfigRecord({key: value for key, value in config.items() if value is not None}),
+    }
+    if not plan.has_base and method == "factored":
+        records["factors"] = to_record(plan.init(5, 0))
+    return Call(RecordDict({key: r for key, r in records.items() if key not in drop}), own, kind)
+
+
+def answers(model: nn.Module, calls: Sequence[Call], mode: TrainingMode = "loop") -> list[Any]:
+    handler = fedmud_client(task_of(model), mode).batch_handler(calls[0].message_type)
+    assert handler is not None
+    return list(handler(calls))
+
+
+def answer(model: nn.Module, one: Call) -> RecordDict:
+    (only,) = answers(model, [one])
+    assert isinstance(only, RecordDict), only
+    return only
+
+
+# Against the oracle: the suite's server and client on a linear regression.
+
+FORMS = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
+M, N = 4, 5
+
+
+def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().sum(-1) / 2
+
+
+@pytest.mark.parametrize("variant", FORMS)
+@pytest.mark.parametrize("reset_interval", [1, 3, 100])
+def test_rounds_are_those_of_the_plain_loop(variant: str, reset_interval: int) -> None:
+    stream = np.random.default_rng(8)
+    data = [(stream.normal(size=(4 + i, N)), stream.normal(size=(4 + i, M))) for i in range(NODES)]
+    x, y = (torch.as_tensor(np.concatenate(part)).float() for part in zip(*data, strict=True))
+    ends = np.cumsum([0, *(len(x_i) for x_i, _ in data)])
+    model = torch_seeded(lambda: nn.Linear(N, M))
+
+    def task(own: Context) -> LocalTask:
+        i = int(own.node_config["partition-id"])
+        return LocalTask(model, x, y, np.arange(ends[i], ends[i + 1]))
+
+    strategy = FedMUD.for_model(
+        model,
+        variant=variant,
+        ratio=0.5,
+        budget="layer",
+        init_a=0.5,
+        skip_front=0,
+        skip_back=0,
+        reset_interval=reset_interval,
+        min_available_nodes=NODES,
+        num_clients_per_round=3,
+        fraction_evaluate=0.0,
+        learning_rate=0.1,
+        local_epochs=4,
+        batch_size=100,
+        seed=2,
+    )
+    initial = {key: value.clone() for key, value in model.state_dict().items()}
+    with flower_identity(1):
+        grid = InProcessGrid(fedmud_client(task, "loop", half_square), NODES)
+        result = strategy.start(grid, to_record(initial), num_rounds=7)
+
+    (layer,) = strategy.plan.layers
+    form = oracle.Form(variant.replace("+bkd", ""), M, N, layer.rank, layer.blocks, layer.side)
+    expected = oracle.run(
+        form,
+        data,
+        initial["weight"].double().numpy(),
+        initial["bias"].double().numpy(),
+        strategy.participants,
+        rounds=7,
+        reset_interval=reset_interval,
+        eta=0.1,
+        steps=4,
+        a=0.5,
+        seed=2,
+    )[-1]
+    assert strategy.method.log.version == expected.version
+    assert np.abs(expected.effective - initial["weight"].numpy()).max() > 0.1
+    np.testing.assert_allclose(result.arrays["weight"].numpy(), expected.effective, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(result.arrays["bias"].numpy(), expected.b, rtol=0, atol=2e-5)
+
+
+# Federations with each method.
+
+METHODS: dict[str, tuple[Make, dict[str, Any]]] = {
+    "mud": (FedMUD.for_model, {"variant": "mud", "ratio": 0.3}),
+    "mud+bkd+aad": (FedMUD.for_model, {"variant": "mud+bkd+aad", "ratio": 0.3, "reset_interval": 2}),
+    "fedavg": (FedMUD.for_model, {"variant": "dense"}),
+    "fedlmt": (FedLMT.for_model, {"ratio": 0.3}),
+    "fedpara": (FedPara.for_model, {"ratio": 0.3}),
+    "fedhm": (FedHM.for_model, {"ratio": 0.3}),
+    "ef21p": (EF21P.for_model, {"ratio": 0.3}),
+    "fedbat": (FedBAT.for_model, {}),
+}
+
+
+def federation(
+    name: str, sync: str = "catchup", rounds: int = 6, strict: bool = False
+) -> tuple[dict[str, Any], CompressedLayers]:
+    make, options = METHODS[name]
+    model = third_party()
+    strategy = make(
+        model,
+        sync=sync,
+        min_available_nodes=NODES,
+        num_clients_per_round=2,
+        learning_rate=0.05,
+        local_epochs=2,
+        batch_size=4,
+        fraction_evaluate=0.0,
+        **options,
+    )
+    initial = to_record(copy.deepcopy(model.state_dict()))
+    with flower_identity(1):
+        grid = InProcessGrid(fedmud_client(task_of(model), "loop"), NODES, strict=strict)
+        result = strategy.start(grid, initial, num_rounds=rounds)
+    assert not strategy.report.rejected
+    return {key: array.numpy() for key, array in result.arrays.items()}, strategy
+
+
+def same_arrays(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in b)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_however_nodes_come_by_the_base_they_train_the_same_models(name: str) -> None:
+    catchup, dense, broadcast = (federation(name, sync)[0] for sync in ("catchup", "dense", "broadcast"))
+    assert same_arrays(catchup, dense)
+    assert same_arrays(catchup, broadcast)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_serialising_every_message_and_state_changes_no_bit(name: str) -> None:
+    assert same_arrays(federation(name, rounds=4)[0], federation(name, rounds=4, strict=True)[0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_node_that_lost_its_state_is_sent_the_base(name: str) -> None:
+    make, options = METHODS[name]
+    model = third_party()
+    strategy = make(
+        model,
+        min_available_nodes=2,
+        local_epochs=1,
+        batch_size=4,
+        fraction_evaluate=0.0,
+        max_repeats=0,
+        **options,
+    )
+    forgetful = fedmud_client(task_of(model), "loop")
+    inner = forgetful.batch_handler("train")
+    assert inner is not None
+    rounds = 0
+
+    def train(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
+        nonlocal rounds
+        rounds += 1
+        for call in calls:
+            if rounds == 2 and call.partition_id == 1:
+                for key in list(call.context.state):
+                    del call.context.state[key]
+        return inner(calls)
+
+    forgetful._handlers["train"] = train
+    rejected = []
+    strategy.on_round_end = [lambda end: rejected.append(dict(strategy.report.rejected))]
+    with flower_identity(1):
+        initial = to_record(copy.deepcopy(model.state_dict()))
+        strategy.start(InProcessGrid(forgetful, 2), initial, num_rounds=3)
+    lost = {"need base": 1} if strategy.method.log.base_bits else {}
+    assert rejected[1:] == [{}, lost, {}]
+
+
+# What a node answers.
+
+
+@pytest.mark.parametrize("variant", [*FORMS, "lmt", "para"])
+def test_a_reply_holds_factors_and_what_is_not_compressed_and_nothing_else(variant: str) -> None:
+    model = third_party()
+    own = context()
+    reply = answer(model, message(model, own, variant=variant))
+    plan = plan_of(model, {**PLAN, "variant": variant})
+    compressed = {layer.key for layer in plan.layers}
+    assert compressed == {"3.weight", "6.weight"}
+    assert reply["arrays"].keys() == plan.shapes.keys() | (model.state_dict().keys() - compressed)
+    assert {key: reply["arrays"][key].shape for key in plan.shapes} == plan.shapes
+    assert reply["metrics"].keys() == {
+        "num-examples",
+        "num-batches",
+        "train-loss",
+        "base-version",
+        "need-base",
+    }
+
+
+def test_a_reply_tells_of_examples_batches_loss_and_base() -> None:
+    model = third_party()
+    metrics = answer(model, message(model, context(), version=3, from_version=3, batch_size=3))["metrics"]
+    assert (metrics["num-examples"], metrics["num-batches"]) == (8, 3)
+    assert (metrics["base-version"], metrics["need-base"]) == (3, 0)
+    assert 0.5 < metrics["train-loss"] < 3
+
+
+def test_ef21p_sends_k_values() -> None:
+    model = third_party()
+    arrays = answer(model, message(model, context(), method="ef21p", variant="dense", keep=11))["arrays"]
+    assert arrays["values"].shape == (11,)
+    assert arrays.keys() - {"values"} == model.state_dict().keys() - {"3.weight", "6.weight"}
+
+
+def test_fedbat_sends_a_bit_a_weight() -> None:
+    model = third_party()
+    arrays = answer(model, message(model, context(), method="fedbat", variant="dense"))["arrays"]
+    assert arrays["3.weight:bits"].shape == (math.ceil(6 * 2 * 9 / 8),)
+    assert arrays["6.weight:bits"].dtype == "uint8"
+    coded = {f"{key}:{part}" for key in ("3.weight", "6.weight") for part in ("bits", "alpha")}
+    assert arrays.keys() == coded | (model.state_dict().keys() - {"3.weight", "6.weight"})
+
+
+@pytest.mark.parametrize("variant", ["mud", "mud+aad", "mud+bkd+aad", "lmt"])
+def test_a_node_trains_its_wrapped_model_by_plain_local_sgd(variant: str) -> None:
+    model = third_party()
+    task = task_of(model)(context(2))
+    reply = answer(model, message(model, context(2), variant=variant))
+    wrapped = wrap(model, plan_of(model, {**PLAN, "variant": variant}), run_seed=5)
+    batches = epoch_batches(task.part, seed=5, round=1, partition_id=2, epochs=2, batch_size=4)
+    work = LocalWork(copy.deepcopy(wrapped.state_dict()), task.x, task.y, batches, 0.1)
+    (trained,) = local_sgd(wrapped, [work], cross_entropy, "loop")
+    expected = wrapped.factors_of(trained.state) | wrapped.rest_of(trained.state)
+    sent = to_state_dict(reply["arrays"])
+    assert sent.keys() == expected.keys()
+    assert all(torch.equal(sent[key], value) for key, value in expected.items())
+
+
+def test_the_dense_method_is_local_sgd_of_the_model() -> None:
+    model = third_party()
+    task = task_of(model)(context(2))
+    reply = answer(model, message(model, context(2), method="dense", variant="dense", drop=["base"]))
+    batches = epoch_batches(task.part, seed=5, round=1, partition_id=2, epochs=2, batch_size=4)
+    work = LocalWork(copy.deepcopy(third_party().state_dict()), task.x, task.y, batches, 0.1)
+    (trained,) = local_sgd(third_party(), [work], cross_entropy, "loop")
+    sent = to_state_dict(reply["arrays"])
+    assert all(torch.equal(sent[key], value) for key, value in trained.state.items())
+
+
+def test_factors_in_the_message_are_where_training_starts() -> None:
+    model = third_party()
+    plan = plan_of(model, PLAN)
+    fresh, later = message(model, context()), message(model, context())
+    later.content["factors"] = to_record({key: value + 0.1 for key, value in plan.init(5, 0).items()})
+    drawn = message(model, context())
+    drawn.content["factors"] = to_record(plan.init(5, 0))
+    sent = [to_state_dict(answer(model, one)["arrays"]) for one in (fresh, later, drawn)]
+    assert all(torch.equal(sent[0][key], value) for key, value in sent[2].items())
+    assert not any(torch.equal(sent[0][key], sent[1][key]) for key in plan.shapes)
+
+
+def test_the_base_follows_the_servers_merges_bit_for_bit() -> None:
+    model, own = third_party(), context()
+    plan = plan_of(model, PLAN)
+    answer(model, message(model, own))
+    factors = {key: value + 0.1 for key, value in plan.init(5, 0).items()}
+    second = message(model, own, version=1, drop=["base"])
+    second.content["merges"] = to_record({f"0/{key}": value for key, value in factors.items()})
+    answer(model, second)
+    first = to_state_dict(message(model, own).content["base"])
+    merged = plan.merge(first, factors, plan.frozen(5, 0))
+    held = to_state_dict(own.state.array_records["base"])
+    assert all(torch.equal(held[key], value) for key, value in merged.items())
+
+
+def test_a_node_that_only_listens_follows_too() -> None:
+    model = third_party()
+    plan, trains, listens = plan_of(model, PLAN), context(1), context(2)
+    answer(model, message(model, trains))
+    reply = answer(model, message(model, listens, "query.merge"))
+    for own, kind in ((trains, "train"), (listens, "query.merge")):
+        one = message(model, own, kind, version=1, drop=["base"])
+        one.content["merges"] = to_record({f"0/{key}": value + 0.1 for key, value in plan.init(5, 0).items()})
+        reply = answer(model, one)
+    assert reply.array_records == {}
+    assert dict(reply["metrics"]) == {"num-examples": samples(2), "base-version": 1, "need-base": 0}
+    a, b = (to_state_dict(own.state.array_records["base"]) for own in (trains, listens))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("method", ["factored", "ef21p", "fedbat"])
+def test_a_node_without_a_base_says_so(method: str) -> None:
+    model, own = third_party(), context()
+    variant = "mud" if method == "factored" else "dense"
+    reply = answer(model, message(model, own, method=method, variant=variant, keep=3, drop=["base"]))
+    assert len(reply["arrays"]) == 0
+    assert (reply["metrics"]["need-base"], reply["metrics"]["num-examples"]) == (1, 0)
+    one = message(model, own, "query.merge", method=method, variant=variant, keep=3, drop=["base"])
+    assert answer(model, one)["metrics"]["need-base"] == 1
+    assert not own.state
+    assert (
+        answer(model, message(model, own, method=method, variant=variant, keep=3))["metrics"]["need-base"]
+        == 0
+    )
+    through_the_wire(reply, "reply")
+
+
+def test_the_message_is_not_changed() -> None:
+    model = third_party()
+    one = message(model, context())
+    before = {name: to_state_dict(record) for name, record in one.content.array_records.items()}
+    answer(model, one)
+    after = {name: to_state_dict(record) for name, record in one.content.array_records.items()}
+    assert all(torch.equal(after[n][key], value) for n, part in before.items() for key, value in part.items())
+
+
+@pytest.mark.parametrize("method", ["factored", "dense", "ef21p", "fedbat"])
+def test_a_node_answers_the_same_alone_and_among_others(method: str) -> None:
+    model = third_party()
+    variant = "mud+bkd" if method == "factored" else "dense"
+
+    def calls() -> list[Call]:
+        return [message(model, context(i), method=method, variant=variant, keep=3) for i in range(4)]
+
+    first, second = calls(), calls()
+    together = answers(model, first)
+    alone = [answer(model, one) for one in second]
+    for a, b in zip(together, alone, strict=True):
+        left, right = to_state_dict(a["arrays"]), to_state_dict(b["arrays"])
+        assert all(torch.equal(left[key], value) for key, value in right.items())
+        assert dict(a["metrics"]) == dict(b["metrics"])
+
+
+@pytest.mark.parametrize("variant", ["mud+aad", "lmt"])
+def test_a_stack_of_nodes_learns_what_a_loop_learns(variant: str) -> None:
+    model = perceptron()
+    calls = [message(model, context(i), variant=variant) for i in range(4)]
+    for a, b in zip(answers(model, calls, "loop"), answers(model, calls, "stack"), strict=True):
+        left, right = to_state_dict(a["arrays"]), to_state_dict(b["arrays"])
+        assert left.keys() == right.keys()
+        assert max(float((left[key] - right[key]).abs().max()) for key in left) < 1e-6
+
+
+def test_it_introduces_itself_and_evaluates_dense_models() -> None:
+    model = third_party()
+    app = fedmud_client(task_of(model))
+    handlers = {kind: app.batch_handler(kind) for kind in ("query.whoami", "evaluate")}
+    dense = RecordDict({"arrays": to_record(copy.deepcopy(model.state_dict()))})
+    (me,) = handlers["query.whoami"]([Call(RecordDict(), context(3), "query.whoami")])  # type: ignore[misc]
+    (result,) = handlers["evaluate"]([Call(dense, context(3), "evaluate")])  # type: ignore[misc]
+    assert (me["whoami"]["partition-id"], me["whoami"]["num-examples"]) == (3, samples(3))  # type: ignore[index]
+    assert result["metrics"]["num-examples"] == samples(3)  # type: ignore[index]
+
+
+# Errors: one clear message, of that node alone.
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("method", "fedsgd", "method is 'fedsgd' .* valid is 'factored' or 'dense'"),
+        ("variant", "svd", "variant is 'svd'"),
+        ("ratio", 0.0, "ratio is 0.0"),
+        ("ratio", 1.5, "ratio is 1.5"),
+        ("budget", "all", "budget is 'all'"),
+        ("init-a", -1.0, "init-a is -1.0"),
+        ("layout", "round", "layout is 'round'"),
+        ("tight", 1, "tight is 1"),
+        ("skip-front", -1, "skip-front is -1"),
+        ("skip-back", 4, "skip_back is 5"),
+        ("fingerprint", "0" * 16, "fingerprint is '0000000000000000' .* different models"),
+        ("version", None, "version is None"),
+        ("from-version", -1, "from-version is -1"),
+        ("keep-base", "yes", "keep-base is 'yes'"),
+        ("run-seed", -1, "run-seed is -1"),
+        ("seed", 0.5, "seed is 0.5"),
+        ("server-round", None, "server-round is None"),
+        ("learning-rate", 0.0, "learning-rate is 0.0"),
+        ("local-epochs", 0, "local-epochs is 0"),
+        ("batch-size", 0, "batch-size is 0"),
+    ],
+)
+def test_a_bad_config_fails_that_node_with_one_clear_error(key: str, value: Any, match: str) -> None:
+    model = third_party()
+    bad = message(model, context(1))
+    config = bad.content.config_records["config"]
+    if value is None:
+        del config[key]
+    else:
+        config[key] = value
+    first, second = answers(model, [bad, message(model, context(2))])
+    assert isinstance(first, ValueError)
+    with pytest.raises(ValueError, match=match):
+        raise first
+    assert isinstance(second, RecordDict)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"drop": ["arrays"]}, r"ArrayRecords \['base'\]; valid is with 'arrays'"),
+        ({"drop": ["config"]}, "0 ConfigRecords"),
+        ({"variant": "lmt", "drop": ["factors"]}, "valid is with 'factors'"),
+        ({"method": "ef21p", "variant": "dense"}, "keep is None"),
+        ({"method": "ef21p", "variant": "dense", "keep": 10**6}, "keep is 1000000; valid is 1 to"),
+        ({"learning_rate": 1e30}, "learning-rate is 1e[+]30 and makes the model not finite"),
+    ],
+)
+def test_a_bad_message_fails_that_node_with_one_clear_error(changes: dict[str, Any], match: str) -> None:
+    model = third_party()
+    first, second = answers(model, [message(model, context(1), **changes), message(model, context(2))])
+    assert isinstance(first, ValueError)
+    with pytest.raises(ValueError, match=match):
+        raise first
+    assert isinstance(second, RecordDict)
+
+
+def test_a_batch_that_the_model_does_not_take_fails_that_node_alone() -> None:
+    model = third_party()
+    # Batch normalisation refuses the one sample that is left of 10.
+    calls = [message(model, context(i), batch_size=batch_size) for i, batch_size in ((1, 4), (2, 9), (3, 4))]
+    first, second, third = answers(model, calls)
+    assert isinstance(second, ValueError)
+    assert "Expected more than 1 value per channel" in str(second)
+    assert isinstance(first, RecordDict)
+    assert isinstance(third, RecordDict)
+
+
+def test_factors_of_another_plan_are_refused() -> None:
+    model = third_party()
+    one = message(model, context())
+    one.content["factors"] = ArrayRecord()
+    (error,) = answers(model, [one])
+    assert isinstance(error, ValueError)
+    assert "factor 3.weight:U is missing; valid are" in str(error)
+
+
+def test_arrays_of_another_model_are_refused() -> None:
+    model = third_party()
+    one = message(model, context())
+    del one.content.array_records["arrays"]["1.running_mean"]
+    (error,) = answers(model, [one])
+    assert isinstance(error, ValueError)
+    assert "the message's arrays are" in str(error)
+
+
+def test_a_user_of_the_defaults_trains_the_run_configs_task() -> None:
+    run_config = {
+        "dataset": "mnist-5k",
+        "partition": "iid",
+        "num-clients": 40,
+        "model": "mlp",
+        "seed": 1,
+        "device": "cpu",
+    }
+    own = Context(1, 1, {"partition-id": 0}, RecordDict(), run_config)
+    model = build_model("mlp", (1, 28, 28), 10, 1)
+    sent = message(model, own, skip_back=0, ratio=0.2)
+    handler = fedmud_client().batch_handler("train")
+    assert handler is not None
+    (reply,) = handler([sent])
+    assert isinstance(reply, RecordDict), reply
+    assert any(key.endswith(":U") for key in reply["arrays"])

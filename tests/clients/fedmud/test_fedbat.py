@@ -1,0 +1,235 @@
+"""FedBAT at a node: goldens of the stochastic binariser, its gradients, and two halves of local training."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.clients.training.cases import torch_seeded
+from torch import Tensor, nn
+
+from hedgerow.clients.fedmud.fedbat import BinarisedWork, binarise, moved_by_signs, step_size, train_binarised
+from hedgerow.clients.training.sgd import LocalWork, Trained, local_sgd
+from hedgerow.strategies.fedmud import fedbat as server
+from hedgerow.wire.lowrank import LayerShape
+from hedgerow.wire.records import to_record, to_state_dict
+
+ALPHA = torch.tensor(0.01)
+# Golden: alpha = 0.01.
+X = torch.tensor([-0.02, -0.005, 0.0, 0.005, 0.02])
+MEAN = torch.tensor([-0.01, -0.005, 0.0, 0.005, 0.01])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Operations this small gain nothing from several threads, and wait long for a core that is taken."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_mean_is_the_entry_within_alpha_and_alpha_beyond() -> None:
+    n = 40_000
+    uniform = torch.rand(n, 5, generator=stream())
+    mean = binarise(X.expand(n, 5), ALPHA, uniform).mean(0)
+    assert (mean - MEAN).abs().max() < 4 * 0.01 / math.sqrt(n)
+
+
+@settings(deadline=None, max_examples=40)
+@given(x=st.floats(-3, 3, width=32), u=st.floats(0, 1, exclude_max=True, width=32))
+def test_values_are_one_alpha_up_or_down(x: float, u: float) -> None:
+    value = float(binarise(torch.tensor([x]), torch.tensor(0.5), torch.tensor([u])))
+    assert value in (-0.5, 0.5)
+    if abs(x) > 0.5:
+        assert math.copysign(1, value) == math.copysign(1, x)
+
+
+def test_the_gradient_of_x_is_passed_on_within_alpha_alone() -> None:
+    x = torch.tensor([-0.02, -0.01, -0.005, 0.0, 0.01, 0.0101], requires_grad=True)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    (binarise(x, ALPHA, torch.rand(6, generator=stream())) * weights).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.0, 2.0, 3.0, 4.0, 5.0, 0.0]
+
+
+def test_the_gradient_of_alpha_is_the_papers() -> None:
+    x, alpha = torch.tensor([-0.02, 0.02, 0.005, 0.005, -0.005]), torch.tensor(0.01, requires_grad=True)
+    uniform = torch.tensor([0.5, 0.5, 0.9, 0.1, 0.9])  # b = 0, 1, 1, 0, 1
+    weights = torch.tensor([1.0, 10.0, 100.0, 1000.0, 10000.0])
+    signs = binarise(x, alpha, uniform)
+    assert signs.sign().tolist() == [-1, 1, 1, -1, 1]
+    (signs * weights).sum().backward()
+    assert alpha.grad is not None
+    # -1 and +1 beyond alpha; 2 b - (x / alpha + 1) within: 2 - 1.5, 0 - 1.5, 2 - 0.5.
+    assert float(alpha.grad) == pytest.approx(-1 + 10 + 100 * 0.5 - 1000 * 1.5 + 10000 * 1.5, rel=1e-6)
+
+
+def test_the_step_size_starts_at_the_mean_magnitude_and_stays_in_its_bounds() -> None:
+    zero = torch.tensor(0.0)
+    assert float(step_size(torch.tensor(0.01), zero)) == pytest.approx(0.01)
+    assert float(step_size(torch.tensor(0.01), torch.tensor(0.1))) == pytest.approx(0.01 * math.exp(0.6))
+    assert float(step_size(torch.tensor(1.0), zero)) == pytest.approx(5e-2)
+    assert float(step_size(zero, zero)) == pytest.approx(5e-4)
+
+
+# Local training.
+
+
+def model() -> nn.Module:
+    return torch_seeded(
+        lambda: nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3)
+        )
+    )
+
+
+COMPRESSED = ("3.weight",)
+
+
+def work(steps: int, lr: float = 0.1, seed: int = 0) -> BinarisedWork:
+    rng = np.random.default_rng(4)
+    x = torch.as_tensor(rng.normal(size=(30, 6))).float()
+    y = torch.as_tensor(rng.integers(0, 3, 30))
+    start = {key: value.clone() for key, value in model().state_dict().items()}
+    batches = [rng.permutation(30)[:8] for _ in range(steps)]
+    base = {key: start[key] for key in COMPRESSED}
+    return BinarisedWork(LocalWork(start, x, y, batches, lr), base, stream(seed))
+
+
+def decoded(trained: Trained, key: str = "3.weight", shape: tuple[int, ...] = (7, 8)) -> Tensor:
+    bits = np.unpackbits(trained.state[f"{key}:bits"].numpy(), count=math.prod(shape))
+    signs = torch.from_numpy(bits.astype(np.float32)).reshape(shape) * 2 - 1
+    return signs * trained.state[f"{key}:alpha"]
+
+
+def test_it_sends_bits_a_step_size_and_what_is_not_compressed() -> None:
+    state = train_binarised(model(), work(6)).state
+    plain = model().state_dict().keys() - set(COMPRESSED)
+    assert state.keys() == plain | {"3.weight:bits", "3.weight:alpha"}
+    assert (state["3.weight:bits"].dtype, tuple(state["3.weight:bits"].shape)) == (torch.uint8, (7,))
+    assert (state["3.weight:alpha"].dtype, tuple(state["3.weight:alpha"].shape)) == (torch.float32, (1,))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_first_half_is_plain_sgd(steps: int) -> None:
+    task = work(steps)
+    warm_up = -(-steps // 2)
+    plain = LocalWork(task.sgd.start, task.sgd.x, task.sgd.y, task.sgd.batches[:warm_up], task.sgd.lr)
+    (expected,) = local_sgd(model(), [plain], mode="loop")
+    only_warm = BinarisedWork(plain, task.base, stream())
+    scratch = model()
+    train_binarised(scratch, BinarisedWork(task.sgd, task.base, stream()))
+    assert torch.equal(scratch.state_dict()["3.weight"], expected.state["3.weight"])
+    if steps == 1:  # Its one step is warm-up: the rest of the model is that of plain SGD to the bit.
+        state = train_binarised(model(), only_warm).state
+        assert all(torch.equal(state[key], expected.state[key]) for key in state if ":" not in key)
+
+
+def test_one_step_of_warm_up_sets_alpha_to_the_mean_magnitude_of_the_update() -> None:
+    task = work(1)
+    (plain,) = local_sgd(model(), [task.sgd], mode="loop")
+    update = plain.state["3.weight"] - task.sgd.start["3.weight"]
+    alpha = float(train_binarised(model(), task).state["3.weight:alpha"])
+    assert alpha == pytest.approx(min(max(float(update.abs().mean()), 5e-4), 5e-2), rel=1e-6)
+
+
+def test_what_is_sent_is_unbiased_for_an_update_within_alpha() -> None:
+    task = work(1)
+    (plain,) = local_sgd(model(), [task.sgd], mode="loop")
+    update = plain.state["3.weight"] - task.sgd.start["3.weight"]
+    n = 200
+    draws = torch.stack([decoded(train_binarised(model(), work(1, seed=i))) for i in range(n)])
+    alpha = float(draws.abs().max())
+    expected = update.clamp(-alpha, alpha)
+    assert (draws.mean(0) - expected).abs().max() < 5 * alpha / math.sqrt(n)
+
+
+def test_the_step_size_is_learnt() -> None:
+    before = float(train_binarised(model(), work(1)).state["3.weight:alpha"])
+    longer = work(1)
+    twice = LocalWork(
+        longer.sgd.start, longer.sgd.x, longer.sgd.y, list(longer.sgd.batches) * 2, longer.sgd.lr
+    )
+    after = float(
+        train_binarised(model(), BinarisedWork(twice, longer.base, stream())).state["3.weight:alpha"]
+    )
+    assert before != after
+
+
+def test_training_lowers_the_loss() -> None:
+    task = work(60)
+    state = train_binarised(model(), task).state
+    trained = model()
+    update = decoded(Trained(state, 0.0))
+    whole = {k: v for k, v in state.items() if ":" not in k} | {"3.weight": task.base["3.weight"] + update}
+
+    def loss(values: Any) -> float:
+        trained.load_state_dict(values)
+        with torch.no_grad():
+            return float(nn.functional.cross_entropy(trained.eval()(task.sgd.x), task.sgd.y))
+
+    assert loss(whole) < 0.8 * loss(task.sgd.start)
+
+
+def test_the_same_stream_gives_the_same_bits_and_the_base_stays() -> None:
+    task = work(6)
+    before = {key: value.clone() for key, value in task.base.items()}
+    first, second = train_binarised(model(), task), train_binarised(model(), work(6))
+    assert first.mean_loss == second.mean_loss
+    assert all(torch.equal(first.state[key], second.state[key]) for key in first.state)
+    assert all(torch.equal(task.base[key], value) for key, value in before.items())
+
+
+def test_another_stream_gives_other_bits() -> None:
+    one, other = (train_binarised(model(), work(6, seed=seed)).state["3.weight:bits"] for seed in (0, 1))
+    assert not torch.equal(one, other)
+
+
+def test_no_global_generator_is_read_or_moved() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    train_binarised(model(), work(4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# With the server.
+
+LAYERS = (LayerShape("3.weight", (7, 8)), LayerShape("5.weight", (3, 7)))
+
+
+def weights(seed: int = 0) -> dict[str, Tensor]:
+    rng = np.random.default_rng(seed)
+    return {layer.key: torch.from_numpy(rng.normal(size=layer.shape).astype(np.float32)) for layer in LAYERS}
+
+
+def test_the_server_reads_what_a_node_sends() -> None:
+    trained = train_binarised(model(), work(6))
+    coded = to_record({key: value for key, value in trained.state.items() if ":" in key})
+    read = server.SignUpdates(LAYERS[:1], 0).read(1, 0, coded)
+    assert torch.equal(torch.from_numpy(read).reshape(7, 8), decoded(trained))
+
+
+def test_a_node_that_follows_holds_the_servers_weights_bit_for_bit() -> None:
+    method = server.SignUpdates(LAYERS, 0)
+    method.begin(weights())
+    held = weights()
+    for t in range(12):
+        method.move(t, np.random.default_rng(t).normal(size=7 * 8 + 3 * 7))
+        update = {k.partition("/")[2]: v for k, v in to_state_dict(method.log.since(t)).items()}
+        held = moved_by_signs(held, update)
+    assert all(torch.equal(held[key], value) for key, value in method.weights().items())
+
+
+def test_an_update_of_other_weights_is_refused() -> None:
+    update = {"3.weight:bits": torch.zeros(7, dtype=torch.uint8), "3.weight:alpha": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"the update has the lengths .*; valid is .*5\.weight:bits"):
+        moved_by_signs(weights(), update)

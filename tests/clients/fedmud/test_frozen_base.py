@@ -1,0 +1,241 @@
+"""The base that a node keeps: whoever was away, for however long, comes back to the server's bits."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hedgerow.clients.fedmud.frozen_base import Bases, Evolution
+from hedgerow.wire.calls import Call
+from hedgerow.wire.lowrank import Factorisation, LayerShape
+from hedgerow.wire.records import lazy_array, to_record, view
+
+RUN_SEED, ROUNDS = 7, 12
+LAYERS = (LayerShape("a.weight", (6, 5)), LayerShape("b.weight", (4, 2, 3, 3)))
+VARIANTS = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+aad")
+PLANS = {
+    variant: Factorisation.plan(
+        LAYERS,
+        variant=variant,
+        ratio=0.5,
+        budget="layer",
+        num_parameters=102,
+        skip_front=0,
+        skip_back=0,
+    )
+    for variant in VARIANTS
+}
+
+
+def noise(shape: tuple[int, ...], *key: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(key).normal(size=shape).astype(np.float32))
+
+
+def first_base() -> dict[str, Tensor]:
+    return {layer.key: noise(layer.shape, 99, i) for i, layer in enumerate(LAYERS)}
+
+
+def factors(plan: Factorisation, version: int) -> dict[str, Tensor]:
+    return {key: noise(shape, version, i) for i, (key, shape) in enumerate(plan.shapes.items())}
+
+
+def evolution(plan: Factorisation) -> Evolution:
+    return Evolution(
+        {layer.key: layer.shape for layer in LAYERS},
+        "merges",
+        lambda base, version, update: plan.merge(base, update, plan.frozen(RUN_SEED, version)),
+    )
+
+
+@lru_cache
+def server_bases(plan: Factorisation) -> list[dict[str, Tensor]]:
+    bases = [first_base()]
+    for version in range(ROUNDS):
+        bases.append(plan.merge(bases[-1], factors(plan, version), plan.frozen(RUN_SEED, version)))
+    return bases
+
+
+def merges(plan: Factorisation, first: int, version: int) -> ArrayRecord:
+    return to_record(
+        {f"{v}/{key}": value for v in range(first, version) for key, value in factors(plan, v).items()}
+    )
+
+
+def context(run_id: int = 1) -> Context:
+    return Context(
+        run_id=run_id, node_id=9, node_config={"partition-id": 0}, state=RecordDict(), run_config={}
+    )
+
+
+def call(
+    own: Context,
+    version: int,
+    first: int | None = None,
+    plan: Factorisation = PLANS["mud"],
+    keep: bool = True,
+    **records: ArrayRecord,
+) -> Call:
+    """A message for a node at version ``first``; with no ``first`` it holds the base."""
+    content: dict[str, Any] = dict(records)
+    if first is None:
+        content["base"] = to_record(server_bases(plan)[version])
+    elif first < version:
+        content.setdefault("merges", merges(plan, first, version))
+    start = version if first is None else first
+    config = ConfigRecord({"version": version, "from-version": start, "keep-base": keep})
+    return Call(RecordDict({**content, "config": config}), own, "train")
+
+
+def current(one: Call, plan: Factorisation = PLANS["mud"]) -> dict[str, Tensor] | None:
+    return Bases().current(one, one.content.config_records["config"], evolution(plan))
+
+
+def same(a: Mapping[str, Tensor] | None, b: Mapping[str, Tensor]) -> bool:
+    return a is not None and a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in b)
+
+
+def at(version: int, plan: Factorisation = PLANS["mud"]) -> Context:
+    own = context()
+    assert current(call(own, version, plan=plan), plan) is not None
+    return own
+
+
+@settings(deadline=None, max_examples=40)
+@given(variant=st.sampled_from(VARIANTS), present=st.sets(st.integers(1, ROUNDS)))
+def test_whoever_missed_any_resets_holds_what_one_who_never_left_holds(
+    variant: str, present: set[int]
+) -> None:
+    plan, always, sometimes = PLANS[variant], at(0, PLANS[variant]), at(0, PLANS[variant])
+    held = 0
+    for version in range(1, ROUNDS + 1):
+        stayed = current(call(always, version, version - 1, plan), plan)
+        assert same(stayed, server_bases(plan)[version])
+        if version in present | {ROUNDS}:
+            assert same(current(call(sometimes, version, held, plan), plan), stayed or {})
+            held = version
+
+
+def test_adding_the_sum_of_the_updates_at_once_would_not_be_the_same() -> None:
+    plan = PLANS["mud"]
+    bases, zero = server_bases(plan), {key: torch.zeros_like(v) for key, v in first_base().items()}
+    updates = [plan.merge(zero, factors(plan, v), plan.frozen(RUN_SEED, v)) for v in range(ROUNDS)]
+    at_once = {key: bases[0][key] + sum(update[key] for update in updates) for key in bases[0]}
+    assert not same(at_once, bases[-1])
+
+
+def test_updates_that_the_node_has_are_skipped() -> None:
+    own = at(5)
+    assert same(current(call(own, 8, 2)), server_bases(PLANS["mud"])[8])
+
+
+def test_a_message_that_comes_twice_changes_nothing() -> None:
+    own = at(3)
+    message = call(own, 6, 3)
+    first = current(message)
+    assert same(current(message), first or {})
+    assert own.state.config_records["base-status"]["version"] == 6
+
+
+def test_a_node_at_the_current_version_needs_no_updates() -> None:
+    assert same(current(call(at(4), 4, 4)), server_bases(PLANS["mud"])[4])
+
+
+def test_a_base_in_the_message_is_taken_whatever_the_node_holds() -> None:
+    own = at(7)
+    assert same(current(call(own, 2)), server_bases(PLANS["mud"])[2])
+    assert own.state.config_records["base-status"]["version"] == 2
+
+
+def test_nothing_is_kept_where_nothing_is_to_be_kept() -> None:
+    own = context()
+    assert current(call(own, 3, keep=False)) is not None
+    assert not own.state
+
+
+def test_a_node_without_a_base_needs_one() -> None:
+    assert current(call(context(), 3, 0)) is None
+
+
+def test_a_base_of_another_run_does_not_count() -> None:
+    own = at(3)
+    later = context(run_id=2)
+    later.state = own.state
+    assert current(call(later, 4, 3)) is None
+
+
+@pytest.mark.parametrize(("version", "first"), [(6, 4), (2, 2)], ids=["updates too late", "node ahead"])
+def test_a_base_of_another_version_does_not_fit(version: int, first: int) -> None:
+    own = at(3)
+    assert current(call(own, version, first)) is None
+    assert own.state.config_records["base-status"]["version"] == 3
+
+
+def test_a_damaged_base_does_not_count() -> None:
+    own = at(3)
+    record = own.state.array_records["base"]
+    damaged = view(record["a.weight"]).copy()
+    damaged[0, 0] = np.nextafter(damaged[0, 0], np.float32(9))
+    record["a.weight"] = lazy_array(damaged)
+    assert current(call(own, 4, 3)) is None
+
+
+def test_a_base_of_another_model_does_not_count() -> None:
+    own = at(3)
+    del own.state.array_records["base"]["b.weight"]
+    assert current(call(own, 4, 3)) is None
+
+
+def test_the_base_that_is_asked_for_heals_the_node() -> None:
+    own = context()
+    assert current(call(own, 3, 0)) is None
+    assert current(call(own, 4)) is not None
+    assert same(current(call(own, 6, 4)), server_bases(PLANS["mud"])[6])
+
+
+def test_nodes_of_one_version_share_one_base_in_memory() -> None:
+    plan, bases, contexts = PLANS["mud+aad"], Bases(), [at(2, PLANS["mud+aad"]) for _ in range(3)]
+    shared = call(contexts[0], 5, 2, plan)
+    for own in contexts:
+        one = Call(shared.content, own, "train")
+        bases.current(one, one.content.config_records["config"], evolution(plan))
+    first, *others = (view(own.state.array_records["base"]["a.weight"]) for own in contexts)
+    assert all(np.shares_memory(first, other) for other in others)
+
+
+def test_a_base_survives_the_nodes_serialised_state() -> None:
+    own = at(3)
+    plain = RecordDict()
+    plain["base"] = ArrayRecord(
+        {k: torch.tensor(view(a)) for k, a in own.state.array_records["base"].items()}
+    )
+    plain["base-status"] = own.state.config_records["base-status"]
+    own.state = plain
+    assert same(current(call(own, 5, 3)), server_bases(PLANS["mud"])[5])
+
+
+def test_an_update_that_is_missing_is_named() -> None:
+    own = at(3)
+    with pytest.raises(ValueError, match=r"version 3 is not in the message's merges; valid here is \['4'\]"):
+        current(call(own, 5, 3, merges=merges(PLANS["mud"], 4, 5)))
+
+
+def test_a_base_of_another_shape_is_refused() -> None:
+    message = call(context(), 0)
+    del message.content.array_records["base"]["a.weight"]
+    with pytest.raises(ValueError, match="the message's base is"):
+        current(message)
+
+
+@pytest.mark.parametrize("key", ["version", "from-version", "keep-base"])
+def test_a_bad_config_is_named(key: str) -> None:
+    message = call(context(), 0)
+    message.content.config_records["config"][key] = -1
+    with pytest.raises(ValueError, match=rf"{key} is -1 in the message's config"):
+        current(message)

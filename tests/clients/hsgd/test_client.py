@@ -1,0 +1,513 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from tests.clients.hsgd.federation import (
+    Federation,
+    context,
+    got,
+    half_square,
+    metrics_of,
+    scalar_model,
+    sent,
+    tanh_model,
+)
+from tests.oracles import hsgd as oracle
+from tests.oracles.test_hsgd_oracle import (
+    EXCHANGES,
+    FINALS,
+    LAST_DEVICES,
+    TOY,
+    TRACE,
+    network,
+    shrinking,
+    subsets,
+)
+
+from hedgerow.clients import Party, hsgd_client
+from hedgerow.clients.hsgd.step import block_size
+from hedgerow.clients.hsgd.work import _warn_of_revealing
+from hedgerow.tasks.split_models import split_loss, split_model
+from hedgerow.wire.calls import Call
+from hedgerow.wire.records import view
+
+Array = np.ndarray
+TOLERANCE = 1e-9
+LAYOUTS = ("devices", "edges")
+START = {"head": np.array([1.0, 0.5]), "hospital": np.array([0.2]), "device": np.array([0.4])}
+
+
+def toy(method: str = "hsgd", **options: Any) -> Federation:
+    groups = oracle.merged(TOY) if method == "tdcd" else TOY
+    columns = [(g.x1[:, None], g.x2[:, None], g.y) for g in groups]
+    return Federation(
+        scalar_model(), columns, dict(START), loss=half_square, pairs=method == "jfl", **options
+    )
+
+
+def flat(theta: dict[str, Array]) -> Array:
+    return np.concatenate([theta[key] for key in ("head", "hospital", "device")])
+
+
+def golden(*values: float) -> Any:
+    return pytest.approx(values, abs=TOLERANCE, rel=0)
+
+
+def tanh_federation(seed: int = 0, **options: Any) -> Federation:
+    model, start, groups = network(seed)
+    split = tanh_model(groups[0].x1.shape[1], groups[0].x2.shape[1], model.e1, model.e2)
+    columns = [(g.x1, g.x2, g.y) for g in groups]
+    return Federation(split, columns, start._asdict(), loss=split_loss, **options)
+
+
+# Goldens, section 8.2.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("method", "P", "Q", "T", "final"), FINALS)
+def test_every_method_ends_at_its_golden_model(
+    method: str, P: int, Q: int, T: int, final: tuple[float, ...], layout: str
+) -> None:
+    assert flat(toy(method, layout=layout).run(P, Q, T)) == golden(*final)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_regulariser_pulls_both_encoders_and_not_the_head(layout: str) -> None:
+    final = toy(mu=0.1, layout=layout).run(2, 2, 2)
+    assert flat(final) == golden(1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_only_the_devices_of_the_batch_train(layout: str) -> None:
+    final = toy(layout=layout).run(4, 2, 4, subsets)
+    assert flat(final) == golden(1.1072338670, 0.5887990870, 0.4940853733, 0.5134378075)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_compressed_head_stops_the_devices_that_lost_their_weight(layout: str) -> None:
+    final = toy(layout=layout, exchange={"compress": True}).run(1, 1, 1)
+    # Compressed values travel in 32 bits.
+    assert flat(final) == pytest.approx((1.01675, 0.5185, 0.28375, 0.4), abs=1e-8, rel=0)
+
+
+@pytest.mark.parametrize("interval", [0, 1])
+def test_the_exchanged_encodings_are_golden(interval: int) -> None:
+    federation = toy()
+    federation.run(4, 2, 4)
+    for m, (Z1, Z2) in enumerate(EXCHANGES[2 * interval + 1]):
+        assert federation.trace[interval]["zeta1"][m].ravel() == golden(*Z1)
+        assert federation.trace[interval]["zeta2"][m].ravel() == golden(*Z2)
+
+
+def test_the_devices_after_each_interval_are_golden() -> None:
+    federation = toy()
+    federation.run(4, 2, 4)
+    for interval, devices in ((0, TRACE[2][1]), (1, LAST_DEVICES)):
+        for m in range(2):
+            assert np.ravel([*federation.trace[interval]["devices"][m].values()]) == golden(*devices[m])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_the_hospitals_steps_are_golden(steps: int) -> None:
+    # Hospitals show their model where a round ends; the third step's is inside the last interval.
+    federation = toy()
+    federation.run(*((steps, steps, steps) if steps < 4 else (4, 2, 4)))
+    last = [(1.1187769018, 0.5479071302, 0.5698395891), (0.9772225452, 0.6445696454, 0.0378579375)]
+    expected = TRACE[steps][0] if steps < 4 else last
+    for m, group in enumerate(federation.trace[-1]["groups"]):
+        assert np.concatenate([group["head"], group["hospital"]]) == golden(*expected[m])
+
+
+def test_a_hospitals_loss_is_that_of_its_batch_before_the_first_step() -> None:
+    federation = toy()
+    federation.run(2, 2, 2)
+    assert 0.75 * federation.losses[0] + 0.25 * federation.losses[1] == pytest.approx(0.4325, abs=TOLERANCE)
+
+
+# A network with random data, against the oracle.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("method", ["hsgd", "jfl"])
+def test_a_network_follows_the_oracle(method: str, layout: str) -> None:
+    model, start, groups = network(1)
+    choose = oracle.draw(7, 0.5, [len(g.y) for g in groups])
+    grouping: Any = oracle.pairs(groups, choose) if method == "jfl" else groups
+    within = None if method == "jfl" else choose
+    expected = oracle.run(model, start, grouping, P=4, Q=2, T=12, eta=shrinking, choose=within).final
+
+    options: dict[str, Any] = {"eta": (0.5, 4), "layout": layout, "pairs": method == "jfl", "strict": True}
+    final = tanh_federation(1, **options).run(4, 2, 12, choose)
+
+    assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_compressed_network_follows_the_oracle(layout: str) -> None:
+    model, start, groups = network(2)
+    choose = oracle.draw(5, 0.5, [len(g.y) for g in groups])
+
+    def squeeze(vector: Array) -> Array:
+        return oracle.top_k(vector).astype(np.float32).astype(np.float64)
+
+    expected = oracle.run(
+        model, start, groups, P=4, Q=2, T=8, eta=shrinking, choose=choose, squeeze=squeeze
+    ).final
+
+    federation = tanh_federation(2, eta=(0.5, 4), layout=layout, exchange={"compress": True}, strict=True)
+    final = federation.run(4, 2, 8, choose)
+
+    assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_both_layouts_give_the_same_bits(pairs: bool) -> None:
+    choose = oracle.draw(3, 0.5, [8, 4, 12])
+
+    devices, edges = (
+        tanh_federation(3, layout=layout, pairs=pairs, eta=0.3).run(4, 2, 8, choose) for layout in LAYOUTS
+    )
+
+    assert all(np.array_equal(devices[key], edges[key]) for key in devices)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_stack_is_the_loop(layout: str, pairs: bool) -> None:
+    stack, loop = (
+        tanh_federation(4, layout=layout, pairs=pairs, one_by_one=one_by_one).run(2, 1, 2)
+        for one_by_one in (False, True)
+    )
+
+    assert flat(stack) == pytest.approx(flat(loop), abs=1e-12, rel=0)
+
+
+# Invariants of section 8.1.
+
+
+def one_device(federation: Federation, node: int, head: Array, zeta1: Array) -> Array:
+    federation.ask("train.exchange", {node: sent({"device": federation.theta["device"]}, t=0)})
+    content = sent({"head": head, "zeta1": zeta1}, t=0, steps=3, eta0=0.1)
+    return got(federation.ask("train.update", {node: content})[node])["device"]
+
+
+def test_a_device_does_not_depend_on_the_others_of_its_batch() -> None:
+    # I6: all at once, or alone.
+    federation = tanh_federation(5)
+    rng = np.random.default_rng(0)
+    head, zeta1 = federation.theta["head"], rng.normal(size=(8, 3))
+    alone = [one_device(federation, federation.node(0, n), head, zeta1[[n]]) for n in range(8)]
+
+    nodes = [federation.node(0, n) for n in range(8)]
+    federation.ask(
+        "train.exchange",
+        {node: sent({"device": federation.theta["device"]}, t=0) for node in reversed(nodes)},
+    )
+    contents = {
+        node: sent({"head": head, "zeta1": zeta1[[n]]}, t=0, steps=3, eta0=0.1)
+        for n, node in reversed(list(enumerate(nodes)))
+    }
+    together = federation.ask("train.update", contents)
+
+    for n, node in enumerate(nodes):
+        assert np.array_equal(got(together[node])["device"], alone[n])
+
+
+def test_after_the_first_interval_the_devices_are_the_same_for_every_grouping() -> None:
+    # I7: they do not see the hospital's local steps.
+    finals = [toy(method).run(2, 2, 2)["device"] for method in ("hsgd", "jfl", "tdcd")]
+    assert finals[0] == pytest.approx(finals[1], abs=1e-15)
+    assert finals[0] == pytest.approx(finals[2], abs=1e-15)
+
+
+def test_one_step_of_all_devices_is_a_step_of_the_mean_gradient() -> None:
+    # I8.
+    model, start, groups = network(6)
+    g = groups[0]
+    Z1 = model.encode1(start.hospital, g.x1)
+    gradient = model.device(start.head, Z1, start.device, g.x2, g.y)
+
+    federation = tanh_federation(6, eta=0.2)
+    federation.run(1, 1, 1)
+
+    assert federation.trace[0]["average"][0] == pytest.approx(start.device - 0.2 * gradient, abs=1e-12)
+
+
+def test_without_a_learning_rate_nothing_moves() -> None:
+    # I10. The mean over groups rounds.
+    federation = tanh_federation(7, eta=0.0)
+    before = flat(federation.theta)
+    assert flat(federation.run(4, 2, 4)) == pytest.approx(before, abs=1e-15)
+
+
+def test_a_head_that_ignores_a_devices_encoding_leaves_it_to_the_regulariser() -> None:
+    # I10.
+    federation = tanh_federation(8, mu=0.5, eta=0.1)
+    federation.theta["head"][3:5] = 0.0
+    before = federation.theta["device"]
+    federation.run(1, 1, 1)
+    assert federation.trace[0]["average"][0] == pytest.approx(before * (1 - 0.1 * 0.5), abs=1e-15)
+
+
+# What a node keeps, and what it refuses.
+
+
+def test_a_node_keeps_nothing_after_a_round() -> None:
+    for layout in LAYOUTS:
+        federation = tanh_federation(layout=layout)
+        federation.run(4, 2, 4)
+        assert not any(len(own.state) for own in federation.contexts)
+
+
+def test_a_device_keeps_its_model_from_the_exchange_to_the_update_only() -> None:
+    federation = tanh_federation()
+    node = federation.node(0, 0)
+    federation.ask("train.exchange", {node: sent({"device": federation.theta["device"]}, t=0)})
+    kept = federation.contexts[node].state
+    assert set(kept["hsgd"]) == {"device"}
+    assert dict(kept["hsgd-at"]) == {"t": 0, "ids": ["0-0"], "pairs": False}
+
+    content = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
+    federation.ask("train.update", {node: content})
+    assert not federation.contexts[node].state
+
+
+def test_a_hospital_keeps_its_model_its_iteration_and_its_batch() -> None:
+    federation = tanh_federation()
+    blocks = {key: federation.theta[key] for key in ("head", "hospital")}
+    federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-1", "0-2"])})
+    content = sent({"zeta2": np.zeros((2, 2))}, t=4, steps=2, eta0=0.1, ids=["0-1", "0-2"])
+    answer = federation.ask("train.update", {0: content})[0]
+
+    state = federation.contexts[0].state
+    assert set(answer) == {"metrics"}
+    assert metrics_of(answer)["num-examples"] == 2
+    assert set(state) == {"hsgd", "hsgd-at"}
+    assert set(state["hsgd"]) == {"head", "hospital"}
+    assert dict(state["hsgd-at"]) == {"t": 6, "ids": ["0-1", "0-2"], "pairs": False}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_device_that_is_lost_after_the_exchange_leaves_the_batch(layout: str, pairs: bool) -> None:
+    grouping = "pairs" if pairs else "group"
+    federation = tanh_federation(9, layout=layout)
+    rng = np.random.default_rng(1)
+    head, zeta1, zeta2 = federation.theta["head"], rng.normal(size=(3, 3)), rng.normal(size=(3, 2))
+    blocks = {key: federation.theta[key] for key in ("head", "hospital")}
+
+    def trained(ids: list[str], survivors: list[int]) -> Array:
+        federation.ask("train.exchange", {0: sent(blocks, t=0, ids=ids, grouping=grouping)})
+        left = [ids[n] for n in survivors]
+        content = sent({"zeta2": zeta2[survivors]}, t=0, steps=2, eta0=0.1, ids=left, upload=True)
+        hospital = got(federation.ask("train.update", {0: content})[0])["hospital"]
+        if layout == "devices":
+            return hospital
+        node = federation.node(0, 0)
+        own = sent({"device": federation.theta["device"]}, t=0, ids=ids, grouping=grouping)
+        federation.ask("train.exchange", {node: own})
+        heads = np.stack([head] * len(left)) if pairs else head
+        content = sent({"head": heads, "zeta1": zeta1[survivors]}, t=0, steps=2, eta0=0.1, ids=left)
+        content["config"]["upload"] = True
+        edge = got(federation.ask("train.update", {node: content})[node])["device"]
+        return np.concatenate([hospital.ravel(), edge])
+
+    lost, never = trained(["0-0", "0-1", "0-2"], [0, 1]), trained(["0-0", "0-1"], [0, 1])
+    assert np.array_equal(lost, never)
+
+
+def ask_one(federation: Federation, kind: str, node: int, content: RecordDict) -> RecordDict | Exception:
+    handler = federation.app.batch_handler(kind)
+    assert handler is not None
+    (answer,) = handler([Call(content, federation.contexts[node], kind)])
+    return answer
+
+
+def test_without_the_model_of_its_iteration_a_node_refuses_to_go_on() -> None:
+    federation = tanh_federation()
+    update = sent({"zeta2": np.zeros((1, 2))}, t=2, steps=2, eta0=0.1, ids=["0-0"])
+    blocks = {key: federation.theta[key] for key in ("head", "hospital")}
+
+    for kind, content in (("train.exchange", sent({}, t=2, ids=["0-0"])), ("train.update", update)):
+        answer = ask_one(federation, kind, 0, content)
+        assert isinstance(answer, ValueError)
+        assert "t is 2 in the message's config" in str(answer)
+        assert "holds none" in str(answer)
+
+    federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-0"])})
+    assert "holds that of iteration 4" in str(ask_one(federation, "train.update", 0, update))
+
+
+def begin(head: Array | None = None, hospital: Array | None = None, **config: Any) -> RecordDict:
+    blocks = {"head": head, "hospital": hospital}
+    arrays = {key: block for key, block in blocks.items() if block is not None}
+    return sent(arrays, **{"t": 0, "ids": ["0-1"], **config})
+
+
+STEPS = {"t": 0, "steps": 1, "eta0": 0.1, "ids": ["0-1"]}
+STRANGERS = ["0-1", "x", "y"]
+REFUSED_EXCHANGES = [
+    (r"ids has \['x', 'y'\].*2 in all; valid are the 8 people of this hospital", begin(ids=STRANGERS)),
+    ("ids is None", sent({}, t=0)),
+    (r"ids is \[\]", begin(ids=[])),
+    ("ids has 1 twice", begin(ids=["0-1", "0-1"])),
+    ("t is -1", begin(t=-1)),
+    ("grouping is 'all'", begin(grouping="all")),
+    ("compress is true .* grouping 'pairs'", begin(grouping="pairs", compress=True)),
+    ("noise-multiplier is 1.0 .* without clip", begin(**{"noise-multiplier": 1.0})),
+    (r"wrong shape: 'head' has \(2,\), expected \(6,\)", begin(np.zeros(2), np.zeros(12))),
+    ("missing key: 'hospital'", begin(np.zeros(6))),
+    ("non-finite", begin(np.full(6, np.nan), np.zeros(12))),
+    ("wrong dtype", begin(np.zeros(6, int), np.zeros(12))),
+    ("valid is a ConfigRecord 'config'", RecordDict({"settings": ConfigRecord({"t": 0})})),
+]
+REFUSED_UPDATES = [
+    ("steps is 0", sent({}, **(STEPS | {"steps": 0}))),
+    ("eta0 is None", sent({}, t=0, steps=1, ids=["0-1"])),
+    ("mu is -1", sent({}, **STEPS, mu=-1.0)),
+]
+REFUSED = [
+    *((message, "exchange", content) for message, content in REFUSED_EXCHANGES),
+    *((message, "update", content) for message, content in REFUSED_UPDATES),
+]
+
+
+@pytest.mark.parametrize(("message", "kind", "content"), REFUSED)
+def test_a_bad_message_is_an_error_that_names_what_is_wrong(
+    message: str, kind: str, content: RecordDict
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        raise _error(ask_one(tanh_federation(), f"train.{kind}", 0, content))
+
+
+def _error(answer: RecordDict | Exception) -> Exception:
+    assert isinstance(answer, Exception)
+    return answer
+
+
+def test_a_person_who_was_not_in_the_exchange_cannot_be_in_the_update() -> None:
+    federation = tanh_federation()
+    blocks = {key: federation.theta[key] for key in ("head", "hospital")}
+    federation.ask("train.exchange", {0: sent(blocks, t=0, ids=["0-1"])})
+    content = sent({"zeta2": np.zeros((1, 2))}, t=0, steps=1, eta0=0.1, ids=["0-2"])
+    with pytest.raises(ValueError, match="valid are those of the batch at iteration 0"):
+        raise _error(ask_one(federation, "train.update", 0, content))
+
+
+def test_garbage_in_a_payload_fails_its_node_alone() -> None:
+    federation = tanh_federation()
+    nodes = [federation.node(0, n) for n in range(2)]
+    federation.ask(
+        "train.exchange", {node: sent({"device": federation.theta["device"]}, t=0) for node in nodes}
+    )
+    handler = federation.app.batch_handler("train.update")
+    assert handler is not None
+    good = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
+    bad = sent({}, {"head": b"garbage", "zeta1": [b"x"]}, t=0, steps=1, eta0=0.1)
+    contents = [good, bad]
+    calls = [
+        Call(content, federation.contexts[node], "train.update")
+        for content, node in zip(contents, nodes, strict=True)
+    ]
+
+    answers = handler(calls)
+
+    assert isinstance(answers[0], RecordDict)
+    with pytest.raises(ValueError, match="wrong shape: a row is not of 5 bytes"):
+        raise _error(answers[1])
+
+
+# Set-up.
+
+
+def test_a_party_introduces_itself_without_data_or_labels() -> None:
+    federation = tanh_federation()
+    answers = federation.ask("query.pair", {0: sent({}, seed=1), 3: sent({}, seed=1)})
+    assert dict(answers[0].config_records["pair"]) == {
+        "role": "hospital",
+        "group": 0,
+        "ids": [f"0-{n}" for n in range(8)],
+        "encoding": 3,
+    }
+    told = {"role": "device", "group": 0, "ids": ["0-0"], "encoding": 2}
+    assert dict(answers[3].config_records["pair"]) == told
+    assert all(set(answer) == {"pair"} for answer in answers.values())
+
+
+def test_whoami_tells_how_many_people_a_node_has() -> None:
+    federation = tanh_federation(layout="edges")
+    answer = federation.ask("query.whoami", {4: RecordDict()})[4]
+    assert answer.config_records["whoami"]["num-examples"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"role": "cloud"}, "role is 'cloud'; valid is one of hospital, device, edge"),
+        ({"group": -1}, "group is -1"),
+        ({"ids": ["a"]}, "1, 2 and 2 rows"),
+        ({"ids": ["a", "a"]}, "ids has 1 twice"),
+        ({"role": "device"}, "a device has 2 people; valid is one"),
+        ({"x": torch.zeros(2, 1)}, "x is torch.float32; valid is the model's torch.float64"),
+    ],
+)
+def test_a_bad_party_is_named_with_what_is_valid(change: dict[str, Any], message: str) -> None:
+    x = torch.zeros(2, 1, dtype=torch.float64)
+    valid: dict[str, Any] = {"role": "hospital", "group": 0, "ids": ["a", "b"], "x": x, "y": torch.zeros(2)}
+    with pytest.raises(ValueError, match=message):
+        Party(**(valid | change), model=scalar_model())
+
+
+def test_an_encoding_as_long_as_the_features_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _warn_of_revealing.cache_clear()
+    said: list[Any] = []
+    monkeypatch.setattr("hedgerow.clients.hsgd.work.log", lambda *words: said.append(words))
+    toy().run(2, 1, 2)
+    tanh_federation().run(2, 1, 2)  # e2 = 2 of 3 features
+    assert [words[2:] for words in said] == [(1, 1)]
+
+
+# Ordinary networks.
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "classes"),
+    [
+        ("cnn", ((1, 28, 28), (1, 28, 28)), 11),
+        ("lstm", ((12, 3), (12, 1)), 2),
+        ("mlp", ((15,), (15,)), 2),
+    ],
+)
+def test_the_papers_networks_train_in_stacks_as_in_a_loop(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], classes: int
+) -> None:
+    model = split_model(name, *shapes, classes, seed=0).double()
+    rng = np.random.default_rng(0)
+    groups = [
+        (*(rng.normal(size=(2, *shape)) for shape in shapes), rng.integers(0, classes, 2)) for _ in range(2)
+    ]
+    start = {
+        block: np.concatenate([p.detach().numpy().ravel() for p in getattr(model, block).parameters()])
+        for block in ("head", "hospital", "device")
+    }
+    finals = [
+        Federation(model, groups, dict(start), loss=split_loss, one_by_one=one_by_one).run(2, 2, 2)
+        for one_by_one in (False, True)
+    ]
+    assert flat(finals[0]) == pytest.approx(flat(finals[1]), abs=1e-12, rel=0)
+    assert not np.allclose(flat(finals[0]), flat(start))
+
+
+def test_a_models_dtype_travels() -> None:
+    model = split_model("mlp", (4,), (4,), 2, seed=0)
+    party = Party("device", 0, ["a"], torch.ones(1, 4), torch.zeros(1, dtype=torch.int64), model)
+    app = hsgd_client(lambda _: party)
+    theta = np.zeros(block_size(model.device), np.float32)
+    own = context(0)
+    handler: Callable[[Sequence[Call]], Sequence[Any]] | None = app.batch_handler("train.exchange")
+    assert handler is not None
+    (answer,) = handler([Call(sent({"device": theta}, t=0), own, "train.exchange")])
+    assert view(answer.array_records["arrays"]["zeta2"]).dtype == np.float32

@@ -1,0 +1,114 @@
+"""What leaves a node of HSGD, and what is done to encodings before."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_to_proto
+from tests.clients.hsgd.federation import Federation, context, sent, tanh_model
+
+from hedgerow.clients.hsgd.messages import Release, config_of
+from hedgerow.tasks.split_models import split_loss
+from hedgerow.wire.calls import Call
+
+Array = np.ndarray
+
+
+def federation(**options: Any) -> tuple[Federation, list[tuple[Array, Array, Array]]]:
+    """Return two groups whose features are numbers that nothing else is."""
+    rng = np.random.default_rng(11)
+    groups = [
+        (rng.normal(size=(K, 4)), rng.normal(size=(K, 3)), np.array([1.0, 0.0, 1.0])[:K] * 0.98765431)
+        for K in (3, 2)
+    ]
+    start = {"head": rng.normal(size=6), "hospital": rng.normal(size=12), "device": rng.normal(size=6)}
+    return Federation(tanh_model(4, 3, 3, 2), groups, start, loss=split_loss, **options), groups
+
+
+@pytest.mark.parametrize("layout", ["devices", "edges"])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_no_reply_and_no_state_has_a_feature_or_a_label_in_its_bytes(layout: str, pairs: bool) -> None:
+    nodes, groups = federation(layout=layout, pairs=pairs)
+    nodes.ask("query.whoami", {i: RecordDict() for i in range(len(nodes.parties))})
+    nodes.ask("query.pair", {i: sent({}, seed=0) for i in range(len(nodes.parties))})
+    nodes.run(2, 1, 4)
+
+    told = b"".join(recorddict_to_proto(answer).SerializeToString() for _, _, answer in nodes.log)
+    held = b"".join(recorddict_to_proto(own.state).SerializeToString() for own in nodes.contexts)
+
+    labels = {value for group in groups for value in group[2] if value}
+    features = {value for group in groups for part in group[:2] for value in part.ravel()}
+    for value in features | labels:
+        for form in (np.float64, np.float32):
+            assert form(value).tobytes() not in told + held
+    assert nodes.trace[0]["zeta2"][0][0, 0].tobytes() in told  # the scan finds what is there
+
+
+def test_a_devices_reply_holds_one_row_and_no_more() -> None:
+    nodes, _ = federation()
+    nodes.run(1, 1, 1)
+    for kind, node, answer in nodes.log:
+        if nodes.parties[node].role == "device":
+            shapes = {key: array.shape for key, array in answer.array_records["arrays"].items()}
+            assert shapes == ({"zeta2": (1, 2)} if kind == "train.exchange" else {"device": (6,)})
+
+
+def call(config: dict[str, Any], partition_id: int = 4, **node_config: Any) -> Call:
+    return Call(sent({}, **config), context(partition_id, **node_config), "train.exchange")
+
+
+def released(rows: Array, t: int = 0, one: Call | None = None, **config: Any) -> Array:
+    one = one or call({key.replace("_", "-"): value for key, value in config.items()})
+    return Release.of(config_of(one))(rows, t, one)
+
+
+ROWS = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+
+
+def test_a_row_is_scaled_to_the_clip_and_shorter_ones_are_left() -> None:
+    assert released(ROWS, clip=1.0) == pytest.approx(np.array([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
+
+
+def test_without_a_clip_rows_leave_as_they_are() -> None:
+    assert released(ROWS) is ROWS
+
+
+def test_noise_has_the_deviation_of_multiplier_times_clip() -> None:
+    noisy = released(np.zeros((200, 100)), clip=2.0, noise_multiplier=0.5, seed=1)
+    assert noisy.std() == pytest.approx(1.0, rel=0.02)
+    assert abs(noisy.mean()) < 0.03
+
+
+def test_seeded_noise_is_keyed_by_seed_iteration_and_node() -> None:
+    config = {"clip": 1.0, "noise-multiplier": 1.0, "seed": 1}
+    first = released(ROWS, 0, call(config))
+    assert np.array_equal(first, released(ROWS, 0, call(config)))
+    for other in (
+        released(ROWS, 1, call(config)),
+        released(ROWS, 0, call(config, 5)),
+        released(ROWS, 0, call(config | {"seed": 2})),
+    ):
+        assert not np.array_equal(first, other)
+
+
+def test_the_runs_seed_is_taken_where_the_message_has_none() -> None:
+    config = {"clip": 1.0, "noise-multiplier": 1.0}
+    own = released(ROWS, 0, call(config))
+    assert np.array_equal(own, released(ROWS, 0, call(config | {"seed": 3})))
+
+
+@pytest.mark.parametrize("asked_by", ["message", "node"])
+def test_noise_of_the_operating_system_never_repeats(asked_by: str) -> None:
+    config = {"clip": 1.0, "noise-multiplier": 1.0}
+    source = {"noise-source": "entropy"}
+    one = call(config | source) if asked_by == "message" else call(config, **source)
+    assert not np.array_equal(released(ROWS, 0, one), released(ROWS, 0, one))
+
+
+def test_a_noisy_run_is_the_same_again() -> None:
+    noise = {"clip": 0.5, "noise-multiplier": 1.0, "seed": 1}
+    finals = [federation(exchange=noise)[0].run(2, 1, 2) for _ in range(2)]
+    quiet = federation(exchange={"clip": 0.5})[0].run(2, 1, 2)
+    assert all(np.array_equal(finals[0][key], finals[1][key]) for key in quiet)
+    assert not np.allclose(finals[0]["device"], quiet["device"])

@@ -1,0 +1,728 @@
+"""The similarity-free family's client through its real handlers: goldens of two quadratics (Q2), invariants
+of error feedback and reductions, against the plain loop of Algorithms 1 to 4, Beikmohammadi et al."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from tests.clients.similarity_free.quadratic_cases import Q2_X, Q2_Y, Point, half_square, point
+from tests.oracles import similarity_free as oracle
+from tests.oracles.similarity_free import Q2
+from torch import nn
+
+from hedgerow.clients import LocalTask, batch_indices
+from hedgerow.clients.local_task import LocalTaskFn
+from hedgerow.clients.similarity_free.client import similarity_free_client
+from hedgerow.clients.similarity_free.probes import probe, probe_stream
+from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
+from hedgerow.clients.training.sgd import TrainingMode
+from hedgerow.clients.training.work import Loss, cross_entropy
+from hedgerow.sim.engine._compat import through_the_wire
+from hedgerow.wire.calls import Call
+from hedgerow.wire.compress import parse_compressor, unpack_update
+from hedgerow.wire.records import Layout, to_record, to_state_dict
+
+GRADIENT = {
+    "server-round": 1,
+    "round-index": 0,
+    "operator": "gradient",
+    "local-step": 0.1,
+    "local-iters": 2,
+    "batch-size": 4,
+    "seed": 5,
+    "compressor": "identity",
+    "error-feedback": False,
+    "acknowledged": -1,
+}
+PROX = {
+    **GRADIENT,
+    "operator": "prox",
+    "local-iters": 1,
+    "inner-lr": "auto:1.0",
+    "inner-steps": 100,
+    "inner-tol": 0.0,
+    "inner-batch": "fixed",
+}
+MODES: tuple[TrainingMode, ...] = ("loop", "stack")
+
+
+def context(partition_id: int) -> Context:
+    return Context(
+        run_id=1,
+        node_id=100 + partition_id,
+        node_config={"partition-id": partition_id},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
+def call(
+    arrays: Mapping[str, torch.Tensor] | ArrayRecord,
+    config: Mapping[str, Any],
+    own: Context,
+    kind: str = "train",
+) -> Call:
+    record = arrays if isinstance(arrays, ArrayRecord) else to_record(arrays)
+    held = ConfigRecord({key: value for key, value in config.items() if value is not None})
+    return Call(RecordDict({"arrays": record, "config": held}), own, kind)
+
+
+# The quadratics Q2, one a node
+
+
+def q2_task(dtype: torch.dtype = torch.float64) -> LocalTaskFn:
+    model, x = Point(dtype=dtype), Q2_X.to(dtype)
+    return lambda own: LocalTask(model, x, Q2_Y, np.array([int(own.node_config["partition-id"])]))
+
+
+def q2_run(
+    config: Mapping[str, Any],
+    steps: Sequence[float],
+    mode: TrainingMode = "loop",
+    order: Sequence[int] = (0, 1),
+) -> list[tuple[Any, Any]]:
+    """Return each round's (x_i^k, x^{k+1}); the server is the uniform mean."""
+    handler = similarity_free_client(q2_task(), mode, half_square).batch_handler("train")
+    assert handler is not None
+    contexts = [context(i) for i in (0, 1)]
+    x, rounds = np.zeros(2), []
+    for k, gamma in enumerate(steps):
+        sent = {**config, "local-step": gamma, "round-index": k, "server-round": k + 1}
+        replies = handler([call(point(*x), sent, contexts[i]) for i in order])
+        local = np.empty((2, 2))
+        for i, reply in zip(order, replies, strict=True):
+            assert isinstance(reply, RecordDict), reply
+            local[i] = reply["arrays"]["w"].numpy()
+        x = local.mean(0)
+        rounds.append((local, x))
+    return rounds
+
+
+FEDAVG = [
+    ((0.19, 0), (-0.36, 0.38), (-0.085, 0.19), 1.54999375),
+    ((0.12115, 0.1216), (-0.4144, 0.5339), (-0.146625, 0.32775), 1.445626714844),
+    ((0.07123375, 0.20976), (-0.45384, 0.6454775), (-0.191303125, 0.42761875), 1.39132069824),
+]
+FEDPROX = [
+    (
+        (0.090909090909, 0),
+        (-0.166666666667, 0.181818181818),
+        (-0.037878787879, 0.090909090909),
+        1.647425964187,
+    ),
+    (
+        (0.056473829201, 0.075757575758),
+        (-0.198232323232, 0.264462809917),
+        (-0.070879247016, 0.170110192837),
+        1.569921192678,
+    ),
+    (
+        (0.026473411804, 0.141758494031),
+        (-0.225732705846, 0.33646381167),
+        (-0.099629647021, 0.239111152851),
+        1.511399181126,
+    ),
+]
+EF_FEDAVG_X = [(0.095, 0.19), (-0.196125, 0.19), (-0.082493125, 0.5339)]
+EF_FEDAVG_Z = [(-0.085, 0.19), (-0.196125, 0.32775), (-0.227190625, 0.4655)]
+EF_FEDPROX_X = [
+    (0.045454545455, 0.090909090909),
+    (-0.081611570248, 0.090909090909),
+    (-0.032447407964, 0.264462809917),
+]
+EF_FEDPROX_Z = [
+    (-0.037878787879, 0.090909090909),
+    (-0.081611570248, 0.170110192837),
+    (-0.10897977711, 0.249311294766),
+]
+# Operators of the oracle, and the handlers' configs.
+OPERATORS = {
+    "gradient": (oracle.gradient_operator(Q2, 2), GRADIENT),
+    "prox": (oracle.proximal_operator(Q2), PROX),
+}
+
+
+def f(x: Any) -> float:
+    return float(np.mean([problem.value(x) for problem in Q2]))
+
+
+@pytest.mark.parametrize(("operator", "golden"), [("gradient", FEDAVG), ("prox", FEDPROX)])
+def test_the_oracles_full_precision_rounds_are_golden(operator: str, golden: Any) -> None:
+    rounds = oracle.run(OPERATORS[operator][0], np.zeros(2), 2, [0.1] * 3)
+    for round, (one, two, x, value) in zip(rounds, golden, strict=True):
+        np.testing.assert_allclose(round.local, [one, two], atol=1e-9)
+        np.testing.assert_allclose(round.x, x, atol=1e-9)
+        assert f(round.x) == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("operator", "x", "z", "values"),
+    [
+        ("gradient", EF_FEDAVG_X, EF_FEDAVG_Z, (1.64134375, 1.517861261719, 1.393744181754)),
+        ("prox", EF_FEDPROX_X, EF_FEDPROX_Z, (1.689566115702, 1.629478807373, 1.522558545185)),
+    ],
+)
+def test_the_oracles_error_feedback_rounds_are_golden(operator: str, x: Any, z: Any, values: Any) -> None:
+    rounds = oracle.run(OPERATORS[operator][0], np.zeros(2), 2, [0.1] * 3, Q=oracle.top(1))
+    np.testing.assert_allclose([r.x for r in rounds], x, atol=1e-9)
+    np.testing.assert_allclose([r.z for r in rounds], z, atol=1e-9)
+    np.testing.assert_allclose([f(r.x) for r in rounds], values, atol=1e-9)
+
+
+def test_the_oracles_messages_and_memories_are_golden() -> None:
+    _, second, third = oracle.run(OPERATORS["gradient"][0], np.zeros(2), 2, [0.1] * 3, Q=oracle.top(1))
+    np.testing.assert_allclose(second.messages, [(0.17195, -0.0684), (-0.7542, 0.3439)], atol=1e-9)
+    np.testing.assert_allclose(second.memories, [(0, -0.0684), (0, 0.3439)], atol=1e-9)
+    np.testing.assert_allclose(third.sent, [(0.22726375, 0), (0, 0.6878)], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("operator", "steps", "fixed_point"),
+    [
+        (oracle.gradient_operator(Q2, 2), 0.1, (-17 / 55, 38 / 55)),
+        (oracle.gradient_operator(Q2, 1), 0.1, (-1 / 3, 2 / 3)),
+        (oracle.proximal_operator(Q2), 0.1, (-5 / 17, 12 / 17)),
+    ],
+)
+def test_the_oracles_long_run_fixed_points_are_golden(
+    operator: oracle.Operator, steps: float, fixed_point: Any
+) -> None:
+    rounds = oracle.run(operator, np.zeros(2), 2, [steps] * 400)
+    np.testing.assert_allclose(rounds[-1].x, fixed_point, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "distance"),
+    [
+        ([0.1 / (k + 1) ** 0.51 for k in range(4000)], 4.7209e-4),
+        ([0.1 / 2 ** (k // 500) for k in range(4000)], 3.3672e-4),
+    ],
+    ids=["diminishing", "step-decay"],
+)
+def test_the_oracles_distances_under_falling_steps_are_golden(steps: list[float], distance: float) -> None:
+    rounds = oracle.run(OPERATORS["gradient"][0], np.zeros(2), 2, steps)
+    assert np.linalg.norm(rounds[-1].x - np.array([-1 / 3, 2 / 3])) == pytest.approx(distance, rel=1e-4)
+
+
+def test_the_oracles_weighted_first_round_is_golden() -> None:
+    (first,) = oracle.run(OPERATORS["gradient"][0], np.zeros(2), 2, [0.1], weights=(0.25, 0.75))
+    np.testing.assert_allclose(first.x, (-0.2225, 0.285), atol=1e-12)
+
+
+@pytest.mark.parametrize("operator", ["gradient", "prox"])
+def test_keeping_every_entry_is_full_precision(operator: str) -> None:
+    plain, ef = (
+        oracle.run(OPERATORS[operator][0], np.zeros(2), 2, [0.1] * 4, Q=Q)
+        for Q in (oracle.identity, oracle.top(2))
+    )
+    assert all(np.array_equal(a.x, b.x) and not b.memories.any() for a, b in zip(plain, ef, strict=True))
+
+
+@pytest.mark.parametrize("operator", ["gradient", "prox"])
+def test_the_virtual_iterate_moves_by_the_mean_drift(operator: str) -> None:
+    rounds = oracle.run(OPERATORS[operator][0], np.zeros(2), 2, [0.1] * 6, Q=oracle.top(1))
+    for before, after in pairwise(rounds):
+        np.testing.assert_allclose(after.z - before.z, (after.local - before.x).mean(0), atol=1e-12)
+
+
+@pytest.mark.parametrize("operator", ["gradient", "prox"])
+def test_a_small_steps_displacement_is_a_gradient_step_to_first_order(operator: str) -> None:
+    gradient = np.mean([problem.gradient(np.zeros(2)) for problem in Q2], axis=0)
+    scale = 2 if operator == "gradient" else 1
+
+    def remainder(step: float) -> float:
+        (only,) = oracle.run(OPERATORS[operator][0], np.zeros(2), 2, [step / scale])
+        return float(np.linalg.norm(only.x + step * gradient))
+
+    assert remainder(1e-3) / remainder(5e-4) == pytest.approx(4, rel=1e-2)
+
+
+# The handlers, in full precision
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("config", "golden"), [(GRADIENT, FEDAVG), (PROX, FEDPROX)], ids=["gradient", "prox"]
+)
+def test_full_precision_rounds_are_golden(config: Any, golden: Any, mode: TrainingMode) -> None:
+    for (local, x), (one, two, mean, value) in zip(q2_run(config, [0.1] * 3, mode), golden, strict=True):
+        np.testing.assert_allclose(local, [one, two], atol=1e-9)
+        np.testing.assert_allclose(x, mean, atol=1e-9)
+        assert f(x) == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("operator", ["gradient", "prox"])
+def test_a_run_with_falling_steps_is_the_plain_loop(operator: str) -> None:
+    steps = [0.1 / (k + 1) ** 0.51 for k in range(20)]
+    apply, config = OPERATORS[operator]
+    expected = oracle.run(apply, np.zeros(2), 2, steps)
+    for (local, x), round in zip(q2_run(config, steps), expected, strict=True):
+        np.testing.assert_allclose(local, round.local, atol=1e-9)
+        np.testing.assert_allclose(x, round.x, atol=1e-9)
+
+
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_the_order_of_the_workers_does_not_matter(config: Any) -> None:
+    for (a, _), (b, _) in zip(
+        q2_run(config, [0.1] * 3), q2_run(config, [0.1] * 3, order=(1, 0)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+# The handlers, compressed
+
+
+class Sent(NamedTuple):
+    """One round of a compressed run, as the server sees it."""
+
+    q: Any  # (workers, d)
+    x: Any  # (d,)
+    metrics: list[Mapping[str, Any]]
+
+
+def q2_compressed(
+    config: Mapping[str, Any],
+    compressor: str,
+    rounds: int,
+    *,
+    feedback: bool = True,
+    mode: TrainingMode = "loop",
+) -> list[Sent]:
+    handler = similarity_free_client(q2_task(), mode, half_square).batch_handler("train")
+    assert handler is not None
+    contexts, code = [context(i) for i in (0, 1)], parse_compressor(compressor)
+    x, seen = np.zeros(2), []
+    for k in range(rounds):
+        sent = {
+            **config,
+            "round-index": k,
+            "compressor": compressor,
+            "error-feedback": feedback,
+            "acknowledged": k - 1,
+        }
+        start = to_record(point(*x))
+        replies = handler([call(start, sent, own) for own in contexts])
+        q, metrics = [], []
+        for reply in replies:
+            assert isinstance(reply, RecordDict), reply
+            vector, dense = unpack_update(code, Layout.of(start), reply["update"])
+            assert not dense
+            q.append(vector)
+            metrics.append(dict(reply["metrics"]))
+        x = x + np.mean(q, axis=0, dtype=np.float64)
+        seen.append(Sent(np.array(q), x, metrics))
+    return seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("config", "x"), [(GRADIENT, EF_FEDAVG_X), (PROX, EF_FEDPROX_X)], ids=["gradient", "prox"]
+)
+def test_error_feedback_rounds_are_golden(config: Any, x: Any, mode: TrainingMode) -> None:
+    rounds = q2_compressed(config, "topk(1)", 3, mode=mode)
+    np.testing.assert_allclose([round.x for round in rounds], x, rtol=1e-5)
+
+
+@pytest.mark.parametrize("operator", ["gradient", "prox"])
+@pytest.mark.parametrize("feedback", [True, False], ids=["ef", "fedpaq"])
+def test_a_compressed_run_is_the_plain_loop(operator: str, feedback: bool) -> None:
+    apply, config = OPERATORS[operator]
+    expected = oracle.run(apply, np.zeros(2), 2, [0.1] * 8, Q=oracle.top(1), memory=feedback)
+    for ours, plain in zip(q2_compressed(config, "topk(1)", 8, feedback=feedback), expected, strict=True):
+        np.testing.assert_allclose(ours.q, plain.sent, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(ours.x, plain.x, rtol=1e-4, atol=1e-6)
+        for i, metrics in enumerate(ours.metrics):
+            assert metrics["message-norm"] == pytest.approx(np.linalg.norm(plain.messages[i]), rel=1e-4)
+            assert metrics["memory-norm"] == pytest.approx(np.linalg.norm(plain.memories[i]), rel=1e-4)
+
+
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_keeping_every_entry_is_full_precision_to_float32(config: Any) -> None:
+    full = q2_run(config, [0.1] * 4)
+    for ours, (_, x) in zip(q2_compressed(config, "topk(2)", 4), full, strict=True):
+        np.testing.assert_allclose(ours.x, x, rtol=1e-5)
+        assert all(metrics["memory-norm"] == 0 for metrics in ours.metrics)
+
+
+def test_identity_with_error_feedback_sends_the_model_and_keeps_nothing() -> None:
+    one = node(1, error_feedback=True)
+    assert "update" not in answer(one)
+    assert not one.context.state
+
+
+# Nodes of a small classification task
+
+SIZES = (7, 3, 12, 5)
+STARTS = np.cumsum([0, *SIZES])
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(sum(SIZES), 3, generator=GENERATOR)
+Y = torch.randint(0, 2, (sum(SIZES),), generator=GENERATOR)
+MODEL = nn.Linear(3, 2)
+START = {"weight": torch.randn(2, 3, generator=GENERATOR), "bias": torch.randn(2, generator=GENERATOR)}
+
+
+def task(own: Context) -> LocalTask:
+    i = int(own.node_config["partition-id"])
+    if i >= len(SIZES):
+        raise FileNotFoundError(f"no data for partition {i}")
+    return LocalTask(MODEL, X, Y, np.arange(STARTS[i], STARTS[i + 1]))
+
+
+def node(
+    i: int, config: Mapping[str, Any] = GRADIENT, kind: str = "train", arrays: Any = None, **own: Any
+) -> Call:
+    changes = {key.replace("_", "-"): value for key, value in own.items()}
+    return call(START if arrays is None else arrays, {**config, **changes}, context(i), kind)
+
+
+def answers(
+    calls: Sequence[Call], mode: TrainingMode | None = None, loss: Loss = cross_entropy
+) -> list[RecordDict | Exception]:
+    handler = similarity_free_client(task, mode, loss).batch_handler(calls[0].message_type)
+    assert handler is not None
+    return list(handler(calls))
+
+
+def answer(one: Call, **options: Any) -> RecordDict:
+    (only,) = answers([one], **options)
+    assert isinstance(only, RecordDict), only
+    return only
+
+
+def state(reply: RecordDict | Exception) -> dict[str, torch.Tensor]:
+    assert isinstance(reply, RecordDict), reply
+    return to_state_dict(reply["arrays"])
+
+
+def assert_close(a: RecordDict | Exception, b: RecordDict | Exception) -> None:
+    first, second = state(a), state(b)
+    assert first.keys() == second.keys()
+    for key, value in first.items():
+        torch.testing.assert_close(value, second[key], rtol=1e-5, atol=1e-6)
+
+
+def batch(i: int, step: int) -> Any:
+    return task(context(i)).part[batch_indices(5, i, step, SIZES[i], 4)]
+
+
+def descend(w: dict[str, torch.Tensor], index: Any, step: float) -> dict[str, torch.Tensor]:
+    """One step of SGD, in float64."""
+    w = {key: value.double().requires_grad_() for key, value in w.items()}
+    loss = nn.functional.cross_entropy(X[index].double() @ w["weight"].T + w["bias"], Y[index])
+    gradients = torch.autograd.grad(loss, list(w.values()))
+    return {key: value.detach() - step * g for (key, value), g in zip(w.items(), gradients, strict=True)}
+
+
+@pytest.mark.parametrize("partition_id", range(len(SIZES)))
+def test_the_gradient_operator_is_sgd_on_the_batches_of_the_runs_steps(partition_id: int) -> None:
+    w = START
+    for step in (2 * 3 + 1, 2 * 3 + 2, 2 * 3 + 3):  # round k = 2 of T = 3
+        w = descend(w, batch(partition_id, step), 0.1)
+    ours = state(answer(node(partition_id, round_index=2, local_iters=3)))
+    for key, value in w.items():
+        torch.testing.assert_close(ours[key].double(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_local_iteration_is_one_step_of_sgd() -> None:
+    expected = descend(START, batch(0, 5), 0.1)
+    ours = state(answer(node(0, local_iters=1, round_index=4)))
+    for key, value in expected.items():
+        torch.testing.assert_close(ours[key].double(), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("policy", "steps"), [("fixed", [4]), ("fresh", [3 * 6 + s for s in range(1, 7)])])
+def test_the_proximal_operator_sees_one_batch_a_round_or_one_a_step(policy: str, steps: list[int]) -> None:
+    sent = {"round_index": 3, "inner_steps": 6, "inner_batch": policy, "inner_lr": "fixed:0.04"}
+    work = ProximalWork(START, X, Y, [batch(2, step) for step in steps], 0.1, 0.04, 6, tol=0.0)
+    (expected,) = proximal_steps(MODEL, [work])
+    assert isinstance(expected, Proximal)
+    reply = answer(node(2, PROX, **sent))
+    assert all(torch.equal(value, expected.state[key]) for key, value in state(reply).items())
+    assert reply["metrics"]["prox-residual"] == expected.relative_residual
+    assert reply["metrics"]["inner-steps-taken"] == 6
+
+
+def test_a_proximal_point_satisfies_its_first_order_condition() -> None:
+    ours = state(answer(node(2, PROX, local_step=0.3, inner_steps=200)))
+    implicit = descend(ours, batch(2, 1), 0.3)
+    for key, value in ours.items():  # p = x - gamma grad F(p)
+        moved = START[key].double() + (implicit[key] - value.double())
+        torch.testing.assert_close(value.double(), moved, rtol=1e-4, atol=1e-5)
+
+
+def test_the_tolerance_stops_the_inner_solver_early() -> None:
+    metrics = answer(node(0, PROX, inner_tol=1e-2))["metrics"]
+    assert 0 < metrics["inner-steps-taken"] < 100
+    assert metrics["prox-residual"] <= 1e-2
+
+
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_metrics_tell_of_the_part_the_loss_and_the_drift(config: Any) -> None:
+    reply = answer(node(2, config))
+    drift = sum(float((value - START[key]).double().square().sum()) for key, value in state(reply).items())
+    metrics = reply["metrics"]
+    assert metrics["num-examples"] == 12
+    assert metrics["drift-norm"] == pytest.approx(drift**0.5, rel=1e-6)
+    assert np.isfinite(metrics["train-loss"])
+    extra = {"prox-residual", "inner-steps-taken"} if config is PROX else set()
+    assert set(metrics) == {"num-examples", "train-loss", "drift-norm", *extra}
+
+
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_the_training_mode_does_not_change_what_is_learnt(config: Any) -> None:
+    calls = [node(i, config) for i in range(4)]
+    for loop, stack in zip(answers(calls, "loop"), answers(calls, "stack"), strict=True):
+        assert_close(loop, stack)
+
+
+def test_nodes_with_different_operators_and_steps_are_answered_in_one_call() -> None:
+    calls = [node(0), node(1, PROX), node(2, local_step=0.5, local_iters=4), node(3, PROX, local_step=0.3)]
+    for together, one in zip(answers(calls), calls, strict=True):
+        assert_close(together, answer(one))
+
+
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_one_seed_gives_the_same_bits_and_no_global_generator_is_drawn(config: Any) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    config = {**config, "probe": True}
+    one, two, other = (answers([node(i, config, seed=seed) for i in range(4)]) for seed in (5, 5, 6))
+    for a, b in zip(one, two, strict=True):
+        assert isinstance(a, RecordDict)
+        assert isinstance(b, RecordDict)
+        assert all(torch.equal(value, state(b)[key]) for key, value in state(a).items())
+        assert dict(a["metrics"]) == dict(b["metrics"])
+    assert not torch.equal(state(one[0])["weight"], state(other[0])["weight"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_model_that_was_sent_is_not_changed() -> None:
+    sent = to_record({key: value.clone() for key, value in START.items()})
+    answers([node(i, config, arrays=sent, probe=True) for i in range(3) for config in (GRADIENT, PROX)])
+    assert all(torch.equal(value, START[key]) for key, value in to_state_dict(sent).items())
+
+
+def test_full_precision_keeps_nothing_between_rounds() -> None:
+    one = node(0)
+    answer(one)
+    assert not one.context.state
+
+
+def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - targets).square()
+
+
+def test_a_custom_loss_is_what_is_trained() -> None:
+    reply = answer(node(1, local_iters=1), loss=squares)
+    index = task(context(1)).part
+    expected = (X[index] @ START["weight"][0] + START["bias"][0] - Y[index]).square().mean()
+    assert reply["metrics"]["train-loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+# The uplink
+
+
+@pytest.mark.parametrize("compressor", ["topk(0.5)", "topk(3,packed)", "sign", "ternary"])
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_a_compressor_sends_the_code_of_the_models_change(config: Any, compressor: str) -> None:
+    dense, reply = answer(node(2, config)), answer(node(2, config, compressor=compressor))
+    change = np.concatenate([(state(dense)[key] - START[key]).flatten().numpy() for key in START])
+    code, layout = parse_compressor(compressor), Layout.of(to_record(START))
+    vector, _ = unpack_update(code, layout, reply["update"])
+    payload = code.encode(change)
+    np.testing.assert_array_equal(vector, code.decode(payload, 8))
+    assert reply["metrics"]["payload-bits"] == code.bits(8, payload)
+    assert set(reply["metrics"]) - set(dense["metrics"]) == {
+        "message-norm",
+        "memory-norm",
+        "payload-bits",
+        "memory-lost",
+    }
+    assert reply["metrics"]["drift-norm"] == pytest.approx(reply["metrics"]["message-norm"], rel=1e-6)
+
+
+def test_the_memory_of_each_node_is_its_own_and_survives_the_round() -> None:
+    sent = {"compressor": "topk(1)", "error_feedback": True}
+    calls = [node(i, **sent) for i in range(3)]
+    answers(calls)
+    later = [
+        Call(node(i, **sent, round_index=1, acknowledged=0).content, calls[i].context, "train")
+        for i in range(3)
+    ]
+    first = answers([node(i, **sent, round_index=1) for i in range(3)])
+    norms = []
+    for with_memory, without in zip(answers(later), first, strict=True):
+        assert isinstance(with_memory, RecordDict)
+        assert isinstance(without, RecordDict)
+        assert with_memory["metrics"]["message-norm"] != without["metrics"]["message-norm"]
+        assert with_memory["metrics"]["memory-lost"] == 0
+        norms.append(with_memory["metrics"]["memory-norm"])
+    assert len(set(norms)) == 3
+
+
+def test_a_node_that_lost_its_memory_says_so() -> None:
+    sent = {"compressor": "sign", "error_feedback": True, "round_index": 4, "acknowledged": 3}
+    assert answer(node(0, **sent))["metrics"]["memory-lost"] == 1
+
+
+def test_compressed_and_full_precision_nodes_are_answered_in_one_call() -> None:
+    compressors = ["identity", "sign", "topk(2)", "sign"]
+    calls = [node(i, compressor=compressor) for i, compressor in enumerate(compressors)]
+    for together, one in zip(answers(calls), calls, strict=True):
+        alone = answer(Call(one.content, context(one.partition_id), "train"))
+        assert isinstance(together, RecordDict)
+        (key,) = together.array_records
+        assert key in alone
+        assert together["metrics"]["train-loss"] == pytest.approx(alone["metrics"]["train-loss"], rel=1e-5)
+
+
+def test_running_statistics_travel_as_they_are_beside_the_payload() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    handler = similarity_free_client(lambda own: LocalTask(model, X, Y, np.arange(12))).batch_handler("train")
+    assert handler is not None
+    config = {**GRADIENT, "compressor": "topk(2)"}
+    dense, packed = handler([call(start, GRADIENT, context(0)), call(start, config, context(0))])
+    assert isinstance(packed, RecordDict)
+    vector, beside = unpack_update(parse_compressor("topk(2)"), Layout.of(to_record(start)), packed["update"])
+    assert np.count_nonzero(vector) == 2
+    assert set(beside) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    for key, value in beside.items():
+        np.testing.assert_array_equal(value, state(dense)[key].numpy())
+
+
+# Probes, evaluation, introductions
+
+
+def test_a_probe_beside_training_is_of_the_model_that_was_sent_and_changes_nothing_else() -> None:
+    plain, probed = answer(node(2, round_index=3)), answer(node(2, round_index=3, probe=True))
+    assert all(torch.equal(value, state(plain)[key]) for key, value in state(probed).items())
+    MODEL.load_state_dict(START)
+    stream = probe_stream(5, 3, 2)
+    expected = probe(MODEL, X, Y, task(context(2)).part, batch_size=4, stream=stream)
+    assert probed["metrics"]["curvature"] == expected.curvature > 0
+    assert probed["metrics"]["gradient-variance"] == expected.gradient_variance > 0
+    assert set(probed["metrics"]) - set(plain["metrics"]) == {"curvature", "gradient-variance"}
+
+
+def test_a_probe_can_be_asked_for_alone() -> None:
+    sent = {"round-index": 3, "seed": 5, "batch-size": 4}
+    metrics = answer(call(START, sent, context(2), "query.probe"))["metrics"]
+    beside = answer(node(2, round_index=3, probe=True))["metrics"]
+    assert set(metrics) == {"num-examples", "loss", "curvature", "gradient-variance"}
+    assert metrics["num-examples"] == 12
+    assert all(metrics[key] == beside[key] for key in ("curvature", "gradient-variance"))
+
+
+def test_evaluation_is_of_the_sent_model_on_the_nodes_own_samples() -> None:
+    metrics = answer(node(2, kind="evaluate"))["metrics"]
+    part = task(context(2)).part
+    logits = X[part] @ START["weight"].T + START["bias"]
+    assert metrics["num-examples"] == 12
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, Y[part]).item(), rel=1e-5)
+
+
+def test_a_node_introduces_itself_with_the_size_of_its_part() -> None:
+    me = answer(node(2, kind="query.whoami"))["whoami"]
+    assert (me["partition-id"], me["num-examples"]) == (2, 12)
+
+
+@pytest.mark.usefixtures("flower_identity")
+@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
+def test_flowers_way_in_gives_the_same_answer(config: Any) -> None:
+    one = node(1, config)
+    reply = similarity_free_client(task)(Message(one.content, 1, "train"), one.context).content
+    assert_close(reply, answer(node(1, config)))
+
+
+def test_answers_survive_the_wire() -> None:
+    reply = answer(node(2, PROX, probe=True))
+    survivor = through_the_wire(reply, "reply")
+    assert_close(survivor, reply)
+    assert dict(survivor["metrics"]) == dict(reply["metrics"])
+
+
+# Failures
+
+BAD: list[tuple[Mapping[str, Any], dict[str, Any]]] = [
+    (GRADIENT, {"operator": None}),
+    (GRADIENT, {"operator": "magic"}),
+    (GRADIENT, {"local-step": 0.0}),
+    (GRADIENT, {"local-step": float("nan")}),
+    (GRADIENT, {"local-iters": 0}),
+    (GRADIENT, {"batch-size": True}),
+    (GRADIENT, {"seed": -1}),
+    (GRADIENT, {"round-index": None}),
+    (GRADIENT, {"probe": 1}),
+    (GRADIENT, {"compressor": None}),
+    (PROX, {"local-iters": 2}),
+    (PROX, {"inner-lr": None}),
+    (PROX, {"inner-steps": 0}),
+    (PROX, {"inner-tol": -1.0}),
+    (PROX, {"inner-tol": 1.0}),
+    (PROX, {"inner-batch": "stale"}),
+]
+
+
+@pytest.mark.parametrize(("config", "bad"), BAD, ids=[str(bad) for _, bad in BAD])
+def test_a_node_with_a_bad_config_fails_alone_and_names_it(config: Any, bad: dict[str, Any]) -> None:
+    first, second, third = answers([node(0, config), node(1, {**config, **bad}), node(2, config)])
+    ((key, value),) = bad.items()
+    assert isinstance(second, ValueError)
+    assert f"{key} is {value!r} in the message's config; valid is " in str(second)
+    assert_close(first, answer(node(0, config)))
+    assert_close(third, answer(node(2, config)))
+
+
+@pytest.mark.parametrize(
+    ("config", "bad"),
+    [(PROX, {"inner-lr": "fast"}), (GRADIENT, {"compressor": "zip"})],
+    ids=["inner-lr", "compressor"],
+)
+def test_a_setting_that_cannot_be_read_is_named(config: Any, bad: dict[str, str]) -> None:
+    _, second = answers([node(0, config), node(1, {**config, **bad})])
+    ((key, value),) = bad.items()
+    assert isinstance(second, ValueError)
+    assert f"{key} is {value!r}; valid is " in str(second)
+
+
+def test_an_inner_solver_that_overflows_fails_its_node_alone() -> None:
+    first, second = answers([node(0, PROX), node(1, PROX, local_step=1e-3, inner_lr="fixed:1.0")])
+    assert isinstance(first, RecordDict)
+    assert isinstance(second, ValueError)
+    assert "local-step (gamma) is 0.001 and inner-lr gives eta = 1" in str(second)
+
+
+def test_a_local_step_that_overflows_fails_its_node_alone() -> None:
+    first, second = answers([node(0), node(1, local_step=1e20, local_iters=5)], loss=squares)
+    assert isinstance(first, RecordDict)
+    assert isinstance(second, ValueError)
+    assert "local-step is 1e+20" in str(second)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.probe"])
+def test_a_node_that_was_sent_another_model_fails_alone(kind: str) -> None:
+    wrong = {**START, "weight": torch.zeros(3, 2)}
+    first, second = answers([node(0, kind=kind), node(1, kind=kind, arrays=wrong)])
+    assert isinstance(first, RecordDict)
+    assert isinstance(second, ValueError)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query.whoami", "query.probe"])
+def test_a_node_without_data_fails_alone(kind: str) -> None:
+    first, second = answers([node(0, kind=kind), node(9, kind=kind)])
+    assert isinstance(first, RecordDict)
+    assert isinstance(second, FileNotFoundError)
+
+
+def test_a_message_without_a_config_is_named() -> None:
+    bare = Call(RecordDict({"arrays": to_record(START)}), context(0), "train")
+    (only,) = answers([bare])
+    assert isinstance(only, ValueError)
+    assert "the message has 0 ConfigRecords; valid is exactly one" in str(only)

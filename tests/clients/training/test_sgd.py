@@ -1,0 +1,294 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+from tests.clients.training.cases import IMAGES, STACKABLE, ragged_works, torch_seeded
+from torch import nn
+
+from hedgerow.clients.training import stack as stacking
+from hedgerow.clients.training.sgd import LocalWork, local_sgd, stackable
+from hedgerow.clients.training.threads import map_on_threads
+from hedgerow.tasks import build_model
+
+LENGTHS = [(4, 4), (2, 4, 1), (), (4, 4), (4,), (2, 4, 1), (4, 4, 4)]
+
+
+def _same_bits(ours, theirs) -> bool:
+    return all(
+        a.mean_loss == b.mean_loss and all(torch.equal(a.state[key], b.state[key]) for key in b.state)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def _small() -> nn.Module:
+    return build_model("logistic", IMAGES, 10, 0)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", STACKABLE)
+def test_all_modes_agree(name):
+    model = build_model(name, IMAGES, 10, 0)
+    works = ragged_works(model, LENGTHS)
+
+    loop, stack = (local_sgd(model, works, mode=mode) for mode in ("loop", "stack"))
+
+    worst = max(
+        (a.state[k] - b.state[k]).abs().max() for a, b in zip(loop, stack, strict=True) for k in a.state
+    )
+    assert worst < 1e-6
+    assert np.allclose([a.mean_loss for a in loop], [b.mean_loss for b in stack], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", STACKABLE)
+def test_on_a_cpu_neither_chunks_nor_neighbours_nor_threads_change_a_bit(name, threads):
+    model = build_model(name, IMAGES, 10, 0)
+    works = ragged_works(model, LENGTHS)
+
+    whole = local_sgd(model, works, mode="stack")
+    in_chunks = local_sgd(model, works, mode="stack", max_nodes=2)
+    torch.set_num_threads(1)
+    alone = [local_sgd(model, [work], mode="stack")[0] for work in works]
+
+    assert _same_bits(in_chunks, whole)
+    assert _same_bits(alone, whole)
+
+
+def test_a_loop_on_threads_gives_the_bits_of_one_after_the_other():
+    model = build_model("lenet", IMAGES, 10, 0)
+    works = ragged_works(model, LENGTHS)
+
+    several = local_sgd(model, works, mode="loop")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    one = local_sgd(model, works, mode="loop")
+    torch.set_num_threads(before)
+
+    assert _same_bits(several, one)
+
+
+@pytest.mark.parametrize("mode", ["loop", "stack"])
+def test_the_step_is_that_of_sgd_with_the_proximal_term(mode):
+    model = _small()
+    (work,) = ragged_works(model, [(5, 5, 3)])
+    mu = 0.7
+
+    (trained,) = local_sgd(
+        model, [work], mode=mode, correction=lambda w, w0: {k: mu * (w[k] - w0[k]) for k in w}
+    )
+
+    w, b = (work.start[key].double() for key in ("linear.weight", "linear.bias"))
+    w0, b0 = w, b
+    for batch in work.batches:
+        x = work.x[torch.as_tensor(batch)].flatten(1).double()
+        residual = torch.softmax(x @ w.T + b, 1) - nn.functional.one_hot(work.y[torch.as_tensor(batch)], 10)
+        to_w, to_b = residual.T @ x / len(batch), residual.mean(0)
+        w, b = w - work.lr * (to_w + mu * (w - w0)), b - work.lr * (to_b + mu * (b - b0))
+    assert torch.allclose(trained.state["linear.weight"].double(), w, atol=1e-6)
+    assert torch.allclose(trained.state["linear.bias"].double(), b, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["loop", "stack", "auto"])
+def test_no_step_returns_the_start(mode):
+    model = _small()
+    works = ragged_works(model, [(), ()])
+
+    for work, trained in zip(works, local_sgd(model, works, mode=mode), strict=True):
+        assert trained.mean_loss == 0
+        assert all(torch.equal(trained.state[key], work.start[key]) for key in work.start)
+
+
+@pytest.mark.parametrize("mode", ["loop", "stack"])
+def test_starts_are_not_changed_and_results_share_nothing_with_them(mode):
+    model = _small()
+    works = ragged_works(model, [(3, 3), (3,), ()])
+    before = [{key: value.clone() for key, value in work.start.items()} for work in works]
+
+    for trained in local_sgd(model, works, mode=mode):
+        for value in trained.state.values():
+            value.fill_(7)
+
+    assert all(torch.equal(w.start[key], b[key]) for w, b in zip(works, before, strict=True) for key in b)
+
+
+@pytest.mark.parametrize("mode", ["loop", "stack"])
+def test_frozen_parameters_stay(mode):
+    model = build_model("mlp", IMAGES, 10, 0)
+    model.linear1.requires_grad_(False)
+    works = ragged_works(model, [(3, 3), (3,)])
+
+    for work, trained in zip(works, local_sgd(model, works, mode=mode), strict=True):
+        assert torch.equal(trained.state["linear1.weight"], work.start["linear1.weight"])
+        assert not torch.equal(trained.state["linear2.weight"], work.start["linear2.weight"])
+
+
+@pytest.mark.parametrize("mode", ["loop", "stack"])
+def test_nothing_global_is_changed(mode):
+    model = build_model("lenet", IMAGES, 10, 0)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+
+    local_sgd(model, ragged_works(model, LENGTHS), mode=mode)
+
+    seen = []
+    fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    fresh.start()
+    fresh.join()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (torch.get_num_threads(), *seen) == (threads, threads)
+
+
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 10), nn.Linear(10, 10), nn.Linear(10, 10))
+    model[3].weight = model[2].weight
+    return model
+
+
+REFUSED = {
+    "statistics": lambda: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(256, 10)),
+    "drops": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 10)),
+    "shared between layers": _tied,
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reason):
+    model = torch_seeded(REFUSED[reason])
+    works = [
+        LocalWork(
+            {key: value.clone() for key, value in model.state_dict().items()}, w.x, w.y, w.batches, w.lr
+        )
+        for w in ragged_works(_small(), [(4, 4), (4,)])
+    ]
+
+    assert reason in stackable(model)
+    with pytest.raises(ValueError, match=f"(?s)mode='stack'.*{reason}.*valid here: 'loop'"):
+        local_sgd(model, works, mode="stack")
+    assert len(local_sgd(model, works)) == 2
+
+
+def test_norms_without_batch_statistics_can_stack():
+    assert stackable(nn.Sequential(nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2))) is None
+
+
+class Noisy(nn.Module):
+    """Draws where no layer tells: the order of the nodes decides what each one gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(256, 10)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1) + torch.randn(x.shape[0], 256))
+
+
+def test_a_model_that_draws_loops_in_the_order_of_the_nodes():
+    model = torch_seeded(Noisy)
+    works = [
+        LocalWork(model.state_dict(), w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), LENGTHS)
+    ]
+    works = [LocalWork({k: v.clone() for k, v in w.start.items()}, w.x, w.y, w.batches, w.lr) for w in works]
+
+    runs = [torch_seeded(lambda: local_sgd(model, works)) for _ in range(3)]
+
+    assert _same_bits(runs[1], runs[0])
+    assert _same_bits(runs[2], runs[0])
+
+
+class Branching(nn.Module):
+    """A flow of control that depends on values, which vmap cannot take."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(256, 10)
+
+    def forward(self, x):
+        out = self.linear(x.flatten(1))
+        return out if out.sum() > 0 else 2 * out
+
+
+def test_auto_loops_where_vmap_cannot_take_the_forward_pass():
+    model = torch_seeded(Branching)
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    works = [LocalWork(start, w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), LENGTHS)]
+
+    assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
+    with pytest.raises(RuntimeError, match="vmap"):
+        local_sgd(model, works, mode="stack")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.0}, "lr is 0.0; valid is a finite number > 0"),
+        ({"lr": float("nan")}, "lr is nan; valid is a finite number > 0"),
+        (
+            {"batches": [np.array([0]), np.array([], int)]},
+            r"batches\[1\] is empty; valid are indices 0 to 39",
+        ),
+        ({"batches": [np.array([3, 40])]}, r"batches\[0\] is 3 to 40; valid are indices 0 to 39"),
+        ({"batches": [np.array([-1])]}, r"batches\[0\] is -1 to -1; valid are indices 0 to 39"),
+    ],
+)
+def test_work_that_cannot_be_done_is_an_error_where_it_enters(change, message):
+    (work,) = ragged_works(_small(), [(2,)])
+    values = {"start": work.start, "x": work.x, "y": work.y, "batches": work.batches, "lr": work.lr}
+
+    with pytest.raises(ValueError, match=message):
+        LocalWork(**values | change)
+
+
+@pytest.mark.parametrize("mode", ["loop", "stack"])
+def test_a_start_that_does_not_fit_names_the_node_and_what_is_wrong(mode):
+    model = _small()
+    good, bad = ragged_works(model, [(2,), (2,)])
+    start = {"linear.weight": bad.start["linear.weight"][:, :5], "other": torch.zeros(1)}
+    bad = LocalWork(start, bad.x, bad.y, bad.batches, bad.lr)
+
+    with pytest.raises(
+        ValueError, match=r"works\[1\].start has linear.weight: \(10, 5\), linear.bias: missing, other"
+    ):
+        local_sgd(model, [good, bad], mode=mode)
+
+
+def test_unknown_modes_and_sizes_are_errors_and_no_work_is_no_result():
+    model = _small()
+
+    with pytest.raises(ValueError, match="training mode='fast': valid are 'auto', 'loop', 'stack'"):
+        local_sgd(model, [], mode="fast")
+    with pytest.raises(ValueError, match="max_nodes is 0; valid is an integer >= 1"):
+        local_sgd(model, [], max_nodes=0)
+    assert local_sgd(model, []) == []
+
+
+def test_a_full_device_says_what_to_change(monkeypatch):
+    model = _small()
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(stacking, "train_stack", full)
+    with pytest.raises(RuntimeError, match="with 1 nodes in one stack: set the run config's stack-nodes"):
+        local_sgd(model, ragged_works(model, [(2,)]), mode="stack")
+
+
+def test_an_error_on_a_thread_reaches_the_caller_and_the_setting_is_put_back():
+    before = torch.get_num_threads()
+
+    def fail(item):
+        raise ArithmeticError(f"item {item}")
+
+    with pytest.raises(ArithmeticError, match="item 0"):
+        map_on_threads(fail, range(8), 2)
+    assert torch.get_num_threads() == before
+    assert map_on_threads(lambda item: (item, torch.get_num_threads()), range(3), 2) == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]

@@ -1,0 +1,102 @@
+"""Keys and certificates: what OpenSSL and Flower take, and what nobody else can read."""
+
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from hedgerow.sim.deploy.certificates import Credentials, make_credentials
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    return make_credentials(tmp_path_factory.mktemp("parent") / "keys", 2, days=3)
+
+
+def handshake(made: Credentials, hostname: str, ca: Path) -> None:
+    """Let a client that trusts ``ca`` call a server with the made certificate by ``hostname``."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(made.server_certificate, made.server_key)
+    client = ssl.create_default_context(cafile=str(ca))
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here = client.wrap_bio(to_client, to_server, server_hostname=hostname)
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for end in (here, there):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert here.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize("hostname", ["127.0.0.1", "localhost"])
+def test_a_client_that_trusts_the_ca_takes_the_server(made: Credentials, hostname: str) -> None:
+    handshake(made, hostname, made.ca)
+
+
+def test_the_server_is_refused_under_another_name(made: Credentials) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(made, "example.org", made.ca)
+
+
+def test_the_server_is_refused_by_who_trusts_another_ca(made: Credentials, tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(made, "localhost", make_credentials(tmp_path, 0).ca)
+
+
+def test_hosts_may_be_addresses_and_names(tmp_path: Path) -> None:
+    made = make_credentials(tmp_path, 0, hosts=["192.168.1.10", "hub.local"])
+    handshake(made, "192.168.1.10", made.ca)
+    handshake(made, "hub.local", made.ca)
+
+
+def test_private_keys_are_for_their_owner_alone(made: Credentials) -> None:
+    private = [made.server_key, *(node.private for node in made.nodes)]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in private] == [0o600] * 3
+    assert stat.S_IMODE(made.ca.parent.stat().st_mode) == 0o700
+
+
+def test_the_ca_key_is_not_kept(made: Credentials) -> None:
+    kept = {made.ca, made.server_certificate, made.server_key}
+    kept |= {path for node in made.nodes for path in (node.private, node.public)}
+    assert set(made.ca.parent.iterdir()) == kept
+
+
+def test_every_node_has_a_p384_key_of_its_own(made: Credentials) -> None:
+    keys = [load_ssh_private_key(node.private.read_bytes(), None) for node in made.nodes]
+    assert all(isinstance(key, EllipticCurvePrivateKey) and key.curve.name == "secp384r1" for key in keys)
+    registered = [load_ssh_public_key(node.public.read_bytes()) for node in made.nodes]
+    assert [key.public_key() for key in keys] == registered
+    assert registered[0] != registered[1]
+
+
+def test_certificates_end_when_asked(made: Credentials) -> None:
+    for path in (made.ca, made.server_certificate):
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        valid = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        assert valid.days == 3
+
+
+def test_keys_that_devices_may_rely_on_are_never_overwritten(made: Credentials) -> None:
+    before = made.ca.read_bytes()
+    with pytest.raises(FileExistsError):
+        make_credentials(made.ca.parent, 2)
+    assert made.ca.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_nodes": -1}, "num_nodes is -1; valid is"),
+        ({"num_nodes": 1, "days": 0}, "days is 0; valid is"),
+        ({"num_nodes": 1, "hosts": []}, "hosts is empty; valid is"),
+    ],
+)
+def test_what_cannot_be_made_is_named(tmp_path: Path, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make_credentials(tmp_path, **options)  # type: ignore[arg-type]

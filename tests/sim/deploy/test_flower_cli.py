@@ -1,0 +1,131 @@
+"""A run's true end is told, whatever ``flwr run`` exits with; a fake ``flwr`` plays Flower's part."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.deploy import flower_cli
+from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
+from hedgerow.sim.deploy.processes import free_ports
+from hedgerow.sim.runs.launch import follow
+
+# Says what the files beside it say, and writes down how it was called.
+FAKE = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+here = Path(__file__).parent
+with (here / "calls").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "run":
+    print((here / "run").read_text(), flush=True)
+    time.sleep(float((here / "seconds").read_text()))
+elif sys.argv[1] == "list":
+    answers = (here / "list").read_text().splitlines()
+    print(answers[0])
+    if len(answers) > 1:
+        (here / "list").write_text("\\n".join(answers[1:]))
+"""
+
+COMPLETED = '{"success": true, "runs": [{"status": "finished:completed", "status-details": ""}]}'
+FAILED = '{"success": true, "runs": [{"status": "finished:failed", "status-details": "boom"}]}'
+RUNNING = '{"success": true, "runs": [{"status": "running", "status-details": ""}]}'
+
+Play = Callable[..., FlowerRun]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    fake = tmp_path / "flwr"
+    fake.write_text(FAKE.format(python=sys.executable))
+    fake.chmod(0o755)
+    monkeypatch.setattr(flower_cli, "program", lambda name: str(tmp_path / name))
+
+    def start(
+        run: str = "Successfully started run 7", listed: str = COMPLETED, seconds: float = 0.0
+    ) -> FlowerRun:
+        for name, text in (("run", run), ("list", listed), ("seconds", str(seconds))):
+            (tmp_path / name).write_text(text)
+        return FlowerRun(["app", "there"], dict(os.environ), superlink="there")
+
+    return start
+
+
+def calls(tmp_path: Path) -> list[str]:
+    return (tmp_path / "calls").read_text().splitlines()
+
+
+def test_a_run_that_completed_exits_with_0(play: Play, tmp_path: Path) -> None:
+    assert play().wait(20) == RunEnd(7, "finished:completed")
+    assert RunEnd(7, "finished:completed").exit_code == 0
+    assert calls(tmp_path) == [
+        '["run", "app", "there", "--stream"]',
+        '["list", "there", "--run-id", "7", "--format", "json"]',
+    ]
+
+
+def test_a_run_that_failed_exits_with_1_although_flwr_exits_with_0(
+    play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert follow(play(listed=FAILED)) == 1
+    assert "Run 7: finished:failed boom" in capsys.readouterr().err
+
+
+def test_a_run_that_was_not_taken_exits_with_1(play: Play) -> None:
+    end = play(run="no such app").wait(20)
+    assert (end.run_id, end.status, end.details, end.exit_code) == (None, "not started", "no such app", 1)
+
+
+def test_a_run_whose_log_broke_off_is_waited_for(play: Play, tmp_path: Path) -> None:
+    assert play(listed=f"{RUNNING}\nno answer\n{FAILED}").wait(20).status == "finished:failed"
+    assert len(calls(tmp_path)) == 4
+
+
+def test_lines_are_kept_and_printed_as_they_come(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    run = play(run="one\ntwo\nSuccessfully started run 7")
+    run.wait(20)
+    assert [line.strip() for line in run.lines[:3]] == ["one", "two", "Successfully started run 7"]
+    assert "one\ntwo\n" in capsys.readouterr().out
+
+
+def test_the_id_is_there_while_the_run_goes_on(play: Play) -> None:
+    run = play(seconds=30)
+    assert run.submitted(20) == 7
+    assert run.following
+    with pytest.raises(TimeoutError, match=r"run 7 goes on after 0\.1 s"):
+        run.wait(0.1)
+    began = time.monotonic()
+    run.close()
+    assert not run.following
+    assert time.monotonic() - began < 10
+
+
+def test_a_run_without_an_id_says_what_flwr_said(play: Play) -> None:
+    with pytest.raises(RuntimeError, match="started no run:\nno such app"):
+        play(run="no such app").submitted(20)
+
+
+def test_a_run_is_stopped_by_its_id(play: Play, tmp_path: Path) -> None:
+    run = play()
+    run.wait(20)
+    run.stop()
+    assert calls(tmp_path)[-1] == '["stop", "7", "there"]'
+
+
+def test_flowers_programs_see_a_home_of_their_own_and_this_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
+    env = environment(tmp_path)
+    assert env["FLWR_HOME"] == str(tmp_path)
+    assert env["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_nobody_answers_where_nobody_listens() -> None:
+    assert not healthy(free_ports(1)[0])

@@ -1,0 +1,404 @@
+"""What a deployment starts, without starting it: command lines, node configs, order of the end."""
+
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flwr.common.config import parse_config_args
+from typer.testing import CliRunner
+
+from hedgerow.sim.cli.main import app as cli
+from hedgerow.sim.deploy import launcher as deploy
+from hedgerow.sim.deploy.launcher import FAST, THREADS, Deployment, SuperNode, deploy_local, node_configs
+from hedgerow.sim.deploy.processes import Program, StartError
+from hedgerow.sim.engine._compat import read_toml
+from hedgerow.sim.runs.launch import AppSpec, plan_run
+
+# Plays flower-superlink and flower-supernode: says what it was started with, and waits.
+FAKE = """#!{python}
+import json, os, sys, time
+from pathlib import Path
+name = Path(sys.argv[0]).name
+env = {{key: value for key, value in os.environ.items() if key.startswith("FLWR")}}
+print(json.dumps({{"name": name, "arguments": sys.argv[1:], "env": env}}), flush=True)
+if name == "flower-supernode":
+    refused = Path(sys.argv[0]).parent / "refused"
+    left = int(refused.read_text()) if refused.exists() else 0
+    if left:
+        refused.write_text(str(left - 1))
+        raise SystemExit("refused")
+    print("INFO : SuperNode ID: 12345", flush=True)
+time.sleep(float(os.environ.get("SECONDS_TO_LIVE", "60")))
+"""
+
+Deploy = Callable[..., Deployment]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> AppSpec:
+    config = {"lr": 0.5, "output-dir": "runs", "data-dir": "", "label": "plain"}
+    return AppSpec("tiny-app", tmp_path / "app", config, {}, None)
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("flower-superlink", "flower-supernode", "flwr"):
+        (folder / name).write_text(FAKE.format(python=sys.executable))
+        (folder / name).chmod(0o755)
+    for module in ("deploy", "flower_cli"):
+        monkeypatch.setattr(f"hedgerow.sim.{module}.program", lambda name: str(folder / name))
+    monkeypatch.setattr(deploy, "healthy", lambda *_: True)
+    for key in (*FAST, THREADS):
+        monkeypatch.delenv(key, raising=False)
+    return folder
+
+
+@pytest.fixture
+def start(spec: AppSpec, fakes: Path) -> Iterator[Deploy]:
+    made: list[Deployment] = []
+
+    def build(num_nodes: int = 2, **options: object) -> Deployment:
+        one = Deployment(spec, num_nodes, **options)  # type: ignore[arg-type]
+        made.append(one)
+        return one.__enter__()
+
+    yield build
+    for one in made:
+        one.close()
+
+
+def option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+# Command lines
+
+
+def test_without_tls_everything_is_told_to_be_insecure(start: Deploy) -> None:
+    one = start()
+    for program in (one.superlink, *one.nodes):
+        assert "--insecure" in program.command
+        assert not any("ssl" in word or "auth" in word for word in program.command)
+    assert read_toml(one.home / "cli" / "config.toml") == {
+        "superlink.deployment.address": one.address,
+        "superlink.deployment.insecure": True,
+    }
+
+
+def test_with_tls_every_node_has_its_key_and_trusts_the_ca(
+    start: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered: list[Path] = []
+    monkeypatch.setattr(
+        Deployment, "_register", lambda _, keys: registered.extend(k.public for k in keys.nodes)
+    )
+    one = start(2, tls=True)
+    ca = str(one.home / "keys" / "ca.crt")
+    superlink = one.superlink.command
+    assert "--enable-supernode-auth" in superlink
+    assert option(superlink, "--ssl-ca-certfile") == ca
+    assert [option(node.command, "--root-certificates") for node in one.nodes] == [ca] * 2
+    private = [Path(option(node.command, "--auth-supernode-private-key")) for node in one.nodes]
+    assert private == [path.with_suffix("") for path in registered]
+    assert len(set(private)) == 2
+    assert read_toml(one.home / "cli" / "config.toml")["superlink.deployment.root-certificates"] == ca
+    assert not any("--insecure" in program.command for program in (one.superlink, *one.nodes))
+
+
+def test_everybody_meets_on_loopback_on_ports_of_their_own(start: Deploy) -> None:
+    one = start(3)
+    assert one.address == f"127.0.0.1:{option(one.superlink.command, '--port')}"
+    assert option(one.superlink.command, "--host") == "127.0.0.1"
+    assert {option(node.command, "--superlink") for node in one.nodes} == {one.address}
+    ports = [option(program.command, "--port") for program in (one.superlink, *one.nodes)]
+    assert len(set(ports)) == 4
+
+
+def test_two_deployments_at_once_share_nothing(start: Deploy) -> None:
+    one, other = start(), start()
+    assert one.address != other.address
+    assert one.home != other.home
+
+
+def test_every_program_has_a_home_of_its_own_in_a_private_folder(start: Deploy) -> None:
+    one = start()
+    homes = [Path(program.env["FLWR_HOME"]) for program in (one.superlink, *one.nodes)]
+    assert len(set(homes)) == 3
+    assert {home.parent for home in homes} == {one.home}
+    assert stat.S_IMODE(one.home.stat().st_mode) == 0o700
+
+
+def test_nothing_is_installed_and_nothing_is_told_to_anyone(start: Deploy) -> None:
+    one = start()
+    assert "--disable-runtime-dependency-installation" in one.superlink.command
+    for program in (one.superlink, *one.nodes):
+        assert program.env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+        assert program.env["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert program.env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+
+
+def test_the_fast_settings_are_the_default_and_the_users_own_go_before(
+    start: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = FAST
+    assert [node.env[key] for node in start().nodes] == [FAST[key]] * 2
+    assert key not in start(fast=False).superlink.env
+    monkeypatch.setenv(key, "5")
+    assert start().superlink.env[key] == "5"
+
+
+def test_nodes_share_the_cores_unless_the_user_says_otherwise(
+    start: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "cores", lambda: 5)
+    one = start(2)
+    assert [node.env[THREADS] for node in one.nodes] == ["2", "2"]
+    assert THREADS not in one.superlink.env
+    assert THREADS not in start(2, fast=False).nodes[0].env
+    assert start(6).nodes[0].env[THREADS] == "1"
+    monkeypatch.setenv(THREADS, "4")
+    assert start(2).nodes[0].env[THREADS] == "4"
+
+
+def test_a_node_config_reaches_flower_as_it_was_said(start: Deploy) -> None:
+    extra = [{"role": "device", "data-dir": "/a b/ü", "x": 0.5, "on": True}, {"role": 'the "hub"'}]
+    one = start(2, node_config=extra)
+    for i, node in enumerate(one.nodes):
+        said = {"partition-id": i, "num-partitions": 2, **extra[i]}
+        assert node.config == said
+        if '"' not in str(extra[i]["role"]):  # Flower's own parser takes no escaped quotes
+            assert parse_config_args([option(node.command, "--node-config")]) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_nodes": 0}, "num_nodes is 0; valid is an integer >= 1"),
+        ({"num_nodes": 2, "node_config": [{}]}, "node_config has 1 entries; valid is one a node: 2"),
+    ],
+)
+def test_a_deployment_that_cannot_be_is_refused(spec: AppSpec, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Deployment(spec, **options)  # type: ignore[arg-type]
+
+
+# Node configs from the command line
+
+
+def test_a_node_config_is_for_all_for_one_or_for_some() -> None:
+    texts = ["site=north", '0: role=hub group="a b"', "1-2: role=leaf rank=3", "2:role=late"]
+    assert node_configs(texts, 4) == [
+        {"site": "north", "role": "hub", "group": "a b"},
+        {"site": "north", "role": "leaf", "rank": 3},
+        {"site": "north", "role": "late", "rank": 3},
+        {"site": "north"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["4: role=hub", "2-1: role=hub", "0-4: role=hub"])
+def test_a_partition_that_is_not_there_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="valid partitions are 0 to 3"):
+        node_configs([text], 4)
+
+
+def test_a_node_config_that_is_no_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not 'key=value"):
+        node_configs(["hub"], 4)
+
+
+# Start and end
+
+
+def test_a_deployment_leaves_nothing_behind(start: Deploy) -> None:
+    one = start()
+    programs = [one.superlink, *one.nodes]
+    assert all(program.running for program in programs)
+    assert [node.node_id for node in one.nodes] == [12345] * 2
+    one.close()
+    assert not any(program.running for program in programs)
+    assert not one.home.exists()
+
+
+def test_sigterm_ends_what_was_started(spec: AppSpec, fakes: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    one = Deployment(spec, 2)
+
+    def terminated() -> None:
+        with one:
+            assert all(program.running for program in (one.superlink, *one.nodes))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+
+    with pytest.raises(SystemExit):
+        terminated()
+    assert not any(program.running for program in (one.superlink, *one.nodes))
+    assert not one.home.exists()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_logs_stay_where_asked(start: Deploy, tmp_path: Path) -> None:
+    start(keep_logs=tmp_path / "kept").close()
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "superlink.log",
+        "node0.log",
+        "node1.log",
+    }
+
+
+def test_a_home_that_the_user_gave_stays(start: Deploy, tmp_path: Path) -> None:
+    start(home=tmp_path / "home").close()
+    assert (tmp_path / "home" / "logs" / "superlink.log").is_file()
+
+
+@pytest.mark.parametrize("stage", ["_supernode", "_write_connection", "_superlink"])
+def test_an_error_at_any_stage_of_the_start_ends_what_was_started(
+    start: Deploy, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Program] = []
+    begin = Program.start
+    monkeypatch.setattr(Program, "start", lambda self: (started.append(self), begin(self))[1])
+    normal = getattr(Deployment, stage)
+
+    def fail(self: Deployment, *arguments: object) -> object:
+        if stage == "_supernode" and not self.nodes:
+            return normal(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Deployment, stage, fail)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert len(started) == (2 if stage == "_supernode" else 0)
+    assert not any(program.running for program in started)
+
+
+def test_a_node_that_does_not_start_is_named_with_its_log(start: Deploy, fakes: Path) -> None:
+    (fakes / "refused").write_text("1")
+    with pytest.raises(StartError, match=r"the SuperNode of partition \d ended at its start(.|\n)*refused"):
+        start()
+
+
+def test_a_key_that_is_not_registered_is_named(start: Deploy, fakes: Path) -> None:
+    (fakes / "flwr").write_text("#!/bin/sh\necho this key is known already; exit 1\n")
+    with pytest.raises(StartError, match=r"the key of partition 0 was not registered:\nthis key is known"):
+        start(1, tls=True)
+
+
+def test_a_refused_node_is_started_again_until_it_is_taken(start: Deploy, fakes: Path) -> None:
+    node: SuperNode = start().nodes[1]
+    node.kill()
+    assert not node.running
+    (fakes / "refused").write_text("2")
+    node.restart(30, delay=0.1)
+    assert node.running
+    assert node.node_id == 12345
+    assert (fakes / "refused").read_text() == "0"
+
+
+def test_a_node_that_is_refused_for_too_long_is_an_error(start: Deploy, fakes: Path) -> None:
+    node = start().nodes[0]
+    (fakes / "refused").write_text("1000")
+    with pytest.raises(StartError, match="the SuperNode of partition 0"):
+        node.restart(1.0, delay=0.1)
+    assert not node.running
+
+
+def test_a_run_gets_its_settings_and_an_absolute_output_folder(
+    start: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = start(env={"SECONDS_TO_LIVE": "0.1"})
+    run = one.submit(one.plan("lr=0.1 output-dir=out"), echo=False)
+    run.close()
+    settings = read_toml(one.home / "run-config-0.toml")
+    assert settings == {**one.spec.config, "lr": 0.1, "output-dir": str(tmp_path / "out")}
+
+
+def test_faults_are_not_a_deployments_to_play(start: Deploy) -> None:
+    with pytest.raises(ValueError, match="a deployment plays no faults"):
+        start().plan("fault-dropout=0.5")
+
+
+def test_the_data_folder_goes_into_the_node_config(
+    spec: AppSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[object] = []
+
+    class AskedError(Exception):
+        pass
+
+    def note(*_: object, node_config: object, **__: object) -> None:
+        asked.append(node_config)
+        raise AskedError
+
+    monkeypatch.setattr(deploy, "Deployment", note)
+    for config in ([{}, {"data-dir": "/own"}], None):
+        with pytest.raises(AskedError):
+            deploy_local(spec, plan_run(spec, ["data-dir=mine"], num_nodes=2), node_config=config)
+    mine = {"data-dir": str(tmp_path / "mine")}
+    assert asked == [[mine, {"data-dir": "/own"}], [mine, mine]]
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-c", "nope=1"], "has no such key"),
+        (["-c", "fault-dropout=0.1"], "a deployment plays no faults"),
+        (["--nodes", "2", "--node-config", "2: role=hub"], "valid partitions are 0 to 1"),
+    ],
+)
+def test_bad_options_exit_with_2(arguments: list[str], text: str) -> None:
+    app = Path(__file__).parents[3] / "flower_apps" / "sd-feel"
+    shown = CliRunner().invoke(cli, ["deploy", "local", str(app), *arguments])
+    assert shown.exit_code == 2
+    assert text in shown.output
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        (lambda: 0, 0),
+        (lambda: 1, 1),
+        (StartError("no port"), 1),
+        (KeyboardInterrupt(), 130),
+        (SystemExit(143), 143),
+    ],
+)
+def test_exit_codes_tell_how_it_ended(ends: object, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def end(spec: AppSpec, plan: object, **options: object) -> int:
+        asked.update(options, plan=plan)
+        if isinstance(ends, BaseException):
+            raise ends
+        return ends()  # type: ignore[operator, no-any-return]
+
+    monkeypatch.setattr(deploy, "deploy_local", end)
+    app = Path(__file__).parents[3] / "flower_apps" / "sd-feel"
+    options = ["--nodes", "3", "--tls", "--out", "/a/b", "--keep-logs", "--node-config", "site=north"]
+    shown = CliRunner().invoke(cli, ["deploy", "local", str(app), *options])
+    assert shown.exit_code == code, shown.output
+    assert asked["plan"].run_config["output-dir"] == "/a/b"  # type: ignore[attr-defined]
+    assert asked["plan"].run_config["num-clients"] == 3  # type: ignore[attr-defined]
+    del asked["plan"]
+    assert asked == {"tls": True, "keep_logs": True, "node_config": [{"site": "north"}] * 3}
+
+
+def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:
+    arguments = ["deploy", "keys", str(tmp_path / "keys"), "--nodes", "2", "--host", "192.168.1.10"]
+    shown = CliRunner().invoke(cli, arguments)
+    assert shown.exit_code == 0
+    assert f"register {tmp_path / 'keys' / 'node1.pub'}" in shown.output
+    again = CliRunner().invoke(cli, arguments)
+    assert again.exit_code == 2
+    assert "File exists" in again.output

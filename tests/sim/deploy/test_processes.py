@@ -1,0 +1,221 @@
+"""Programs are started apart and ended with all that they started, and nothing else is."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.deploy import processes
+from hedgerow.sim.deploy.processes import Program, StartError, free_ports, program, stop_all, uninterrupted
+
+# A parent with a child in its own group and a detached one; each says on a line of the log who it is.
+FAMILY = """
+import os, subprocess, sys, time
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+children = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+print("children", *(child.pid for child in children), flush=True)
+time.sleep(60)
+"""
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+time.sleep(60)
+"""
+
+Make = Callable[..., Program]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Program] = []
+
+    def build(code: str, name: str = "the thing") -> Program:
+        one = Program(name, [sys.executable, "-c", code], os.environ, tmp_path / f"{len(made)}.log")
+        made.append(one)
+        return one
+
+    yield build
+    stop_all(made, 0.0)
+
+
+def started(one: Program, word: str) -> Program:
+    one.start()
+    one.wait_until(lambda: word in one.log(), 20)
+    return one
+
+
+def state(pid: int) -> str:
+    """Return S (it sleeps), T (it is stopped), Z (it ended), ...; empty if there is no such process."""
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return shown.stdout[:1]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in ("", "Z")
+
+
+def children(one: Program) -> list[int]:
+    return [int(pid) for pid in one.log().split()[1:3]]
+
+
+# Starting
+
+
+def test_free_ports_differ_and_can_be_listened_on() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+
+
+def test_flowers_programs_are_found_beside_the_interpreter() -> None:
+    assert Path(program("flower-superlink")).is_file()
+
+
+def test_a_missing_program_is_named() -> None:
+    with pytest.raises(RuntimeError, match="flower-nonsense is not installed"):
+        program("flower-nonsense")
+
+
+def test_a_program_that_ends_at_its_start_is_named_with_the_end_of_its_log(make: Make) -> None:
+    one = make("print('x' * 9000); print('no such port'); raise SystemExit(3)", "the SuperLink")
+    one.start()
+    with pytest.raises(
+        StartError, match=r"the SuperLink ended at its start with exit code 3(.|\n)*no such port"
+    ) as e:
+        one.wait_until(lambda: False, 20)
+    assert len(str(e.value)) < 3000
+
+
+def test_a_program_that_is_never_ready_is_named(make: Make) -> None:
+    one = make("import time; print('waiting', flush=True); time.sleep(60)")
+    one.start()
+    with pytest.raises(StartError, match=r"the thing did not start within 0.2 s"):
+        one.wait_until(lambda: False, 0.2)
+
+
+def test_a_program_runs_once_at_a_time(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    with pytest.raises(RuntimeError, match="is running already"):
+        one.start()
+
+
+def test_a_restarted_program_shows_its_new_log(make: Make) -> None:
+    one = make("import os; print('I am', os.getpid(), flush=True)")
+    shown = []
+    for _ in range(2):
+        one.start()
+        one.wait_until(lambda: "I am" in one.log(), 20)
+        one.stop()
+        shown.append((one.log(), one.pid))
+    assert [log for log, _ in shown] == [f"I am {pid}\n" for _, pid in shown]
+    assert one.log_file.read_text() == shown[0][0] + shown[1][0]
+
+
+def test_what_a_program_started_is_found_by_name(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    assert sorted(one.descendants()) == sorted(children(one))
+    assert sorted(one.descendants(Path(sys.executable).name)) == sorted(children(one))
+    assert one.descendants("flwr-clientapp") == []
+
+
+def test_a_narrow_terminal_hides_no_program(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = started(make(FAMILY), "children")
+    monkeypatch.setenv("COLUMNS", "20")
+    assert sorted(one.descendants("time.sleep(60)")) == sorted(children(one))
+
+
+# Ending
+
+
+@pytest.mark.parametrize("end", [Program.stop, Program.kill])
+def test_a_program_ends_with_all_that_it_started(make: Make, end: Callable[[Program], None]) -> None:
+    one = started(make(FAMILY), "children")
+    family = [one.pid, *children(one)]
+    assert all(alive(pid) for pid in family)
+    end(one)
+    assert [pid for pid in family if alive(pid)] == []
+    assert not one.running
+
+
+def test_a_childs_group_ends_with_a_parent_that_died_before(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    grouped, detached = children(one)
+    os.kill(one.pid, signal.SIGKILL)
+    one.stop()
+    assert not alive(grouped)
+    os.kill(detached, signal.SIGKILL)
+
+
+def test_a_program_that_does_not_listen_is_killed(make: Make) -> None:
+    one = started(make(DEAF), "deaf")
+    began = time.monotonic()
+    one.stop(patience=0.5)
+    assert 0.4 < time.monotonic() - began < 10
+    assert one.returncode == -signal.SIGKILL
+
+
+def test_a_suspended_program_hangs_with_all_that_it_started_until_it_is_resumed(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    family = [one.pid, *children(one)]
+    one.suspend()
+    assert {state(pid) for pid in family} == {"T"}
+    one.resume()
+    assert {state(pid) for pid in family} == {"S"}
+
+
+def test_a_suspended_program_ends_as_it_is_asked(make: Make) -> None:
+    one = started(make(FAMILY), "children")
+    one.suspend()
+    one.stop(patience=20)
+    assert one.returncode == -signal.SIGTERM
+
+
+def test_others_are_left_alone(make: Make) -> None:
+    one, other = (started(make(FAMILY), "children") for _ in range(2))
+    one.stop()
+    assert other.running
+    assert all(alive(pid) for pid in children(other))
+
+
+def test_stopping_twice_or_before_the_start_is_nothing(make: Make) -> None:
+    one = make(FAMILY)
+    one.stop()
+    started(one, "children").stop()
+    one.stop()
+
+
+def test_programs_are_stopped_together(make: Make) -> None:
+    several = [started(make(DEAF), "deaf") for _ in range(3)]
+    began = time.monotonic()
+    stop_all(several, 0.5)
+    assert time.monotonic() - began < 5
+    assert not any(one.running for one in several)
+
+
+def test_a_second_signal_does_not_stop_the_stopping() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_this_process_is_never_signalled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[int] = []
+    one = started(make(FAMILY), "children")
+    kill = os.killpg
+    monkeypatch.setattr(
+        processes.os, "killpg", lambda group, sign: (signalled.append(group), kill(group, sign))
+    )
+    one.stop()
+    assert os.getpgrp() not in signalled
+    assert set(signalled) <= {one.pid, *children(one)}

@@ -1,0 +1,171 @@
+"""Faults are drawn from the run's seed, and say what is wrong when they cannot be read."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.sim.engine.faults import CORRUPTIONS, Delay, FaultModel, corrupted
+
+MODEL = FaultModel(dropout=0.3, delay=Delay("uniform", (1.0, 5.0)), corrupt="nan", corrupt_rate=0.2)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32), partition_id=st.integers(0, 1000), number=st.integers(1, 1000))
+def test_a_fate_is_a_function_of_seed_node_and_message(seed: int, partition_id: int, number: int) -> None:
+    assert MODEL.draw(seed, partition_id, number) == MODEL.draw(seed, partition_id, number)
+
+
+def test_fates_differ_between_nodes_messages_and_seeds() -> None:
+    delays = {
+        MODEL.draw(seed, partition_id, number).delay
+        for seed in range(3)
+        for partition_id in range(3)
+        for number in range(1, 4)
+    }
+    assert len(delays) == 27
+
+
+def test_the_rates_are_met() -> None:
+    fates = [MODEL.draw(0, partition_id, number) for partition_id in range(50) for number in range(1, 41)]
+    # Two thousand draws: five standard deviations are 0.051 and 0.045.
+    assert np.mean([fate.dropped for fate in fates]) == pytest.approx(0.3, abs=0.051)
+    assert np.mean([fate.corrupt == "nan" for fate in fates]) == pytest.approx(0.2, abs=0.045)
+    assert np.mean([fate.delay for fate in fates]) == pytest.approx(3.0, abs=0.13)
+
+
+def test_one_rate_does_not_move_another_faults_luck() -> None:
+    other = FaultModel(dropout=0.9, delay=MODEL.delay, corrupt="nan", corrupt_rate=0.2)
+    for number in range(1, 30):
+        fate, moved = MODEL.draw(0, 3, number), other.draw(0, 3, number)
+        assert (fate.delay, fate.corrupt) == (moved.delay, moved.corrupt)
+
+
+@pytest.mark.parametrize(("dropout", "dropped"), [(0.0, False), (1.0, True)])
+def test_dropout_0_is_never_and_1_always(dropout: float, dropped: bool) -> None:
+    model = FaultModel(dropout=dropout)
+    assert all(model.draw(0, 0, number).dropped is dropped for number in range(1, 50))
+
+
+def test_stragglers_are_slower_by_their_factor() -> None:
+    model = FaultModel(delay=Delay.parse(2.0), stragglers=frozenset({4}), slowdown=3.0)
+    assert (model.draw(0, 3, 1).delay, model.draw(0, 4, 1).delay) == (2.0, 6.0)
+
+
+def test_a_crash_is_for_good() -> None:
+    model = FaultModel(crash_at={2: 3})
+    assert [model.draw(0, 2, number).crashed for number in range(1, 6)] == [False, False, True, True, True]
+    assert not model.draw(0, 1, 99).crashed
+
+
+@pytest.mark.parametrize(
+    ("text", "mean"),
+    [(2.5, 2.5), ("2.5", 2.5), ("uniform:1,3", 2.0), ("exponential:4", 4.0), ("lognormal:2,0.5", 2.266)],
+)
+def test_delays_have_the_mean_of_their_distribution(text: str | float, mean: float) -> None:
+    rng = np.random.default_rng(0)
+    draws = [Delay.parse(text).draw(rng) for _ in range(4000)]
+    assert min(draws) >= 0
+    assert np.mean(draws) == pytest.approx(mean, rel=0.08)
+
+
+def test_run_config_keys_are_read() -> None:
+    model = FaultModel.from_run_config(
+        {
+            "lr": 0.1,
+            "fault-dropout": 0.1,
+            "fault-delay": "uniform:1,5",
+            "fault-stragglers": "0, 3",
+            "fault-slowdown": 10.0,
+            "fault-crash": "3:5,4:2",
+            "fault-corrupt": "nan",
+            "fault-corrupt-rate": 0.2,
+        }
+    )
+    assert model == FaultModel(
+        dropout=0.1,
+        delay=Delay("uniform", (1.0, 5.0)),
+        stragglers=frozenset({0, 3}),
+        slowdown=10.0,
+        crash_at={3: 5, 4: 2},
+        corrupt="nan",
+        corrupt_rate=0.2,
+    )
+
+
+def test_empty_texts_mean_no_faults() -> None:
+    empty = {"fault-delay": "", "fault-stragglers": "", "fault-crash": "", "fault-corrupt": ""}
+    assert FaultModel.from_run_config(empty) == FaultModel()
+    assert FaultModel.from_run_config({"lr": 0.1}) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("fault-dropout", 1.5, r"not in \[0, 1\]"),
+        ("fault-dropout", "often", "often"),
+        ("fault-delay", "gamma:1", "not one of constant, uniform, exponential, lognormal"),
+        ("fault-delay", "uniform:5", "low, high"),
+        ("fault-delay", "uniform:5,1", "low <= high"),
+        ("fault-delay", -1, ">= 0"),
+        ("fault-stragglers", "one", "one"),
+        ("fault-slowdown", 0.5, ">= 1"),
+        ("fault-crash", "3", "PARTITION:MESSAGE"),
+        ("fault-crash", "3:0", "message number >= 1"),
+        ("fault-corrupt", "evil", "not one of nan, shape, keys"),
+        ("fault-corrupt-rate", 2.0, r"not in \[0, 1\]"),
+        ("fault-tolerance", 1, "valid keys: fault-dropout, fault-delay"),
+    ],
+)
+def test_errors_name_key_value_and_what_is_valid(key: str, value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as raised:
+        FaultModel.from_run_config({key: value})
+    assert str(raised.value).startswith(f"{key}={value!r}: ")
+
+
+def test_one_error_lists_every_bad_key() -> None:
+    with pytest.raises(ValueError, match="fault-dropout") as raised:
+        FaultModel.from_run_config({"fault-dropout": 2.0, "fault-slowdown": 0.0, "fault-corrupt": ""})
+    assert [line.split("=")[0] for line in str(raised.value).splitlines()] == [
+        "fault-dropout",
+        "fault-slowdown",
+    ]
+
+
+def reply() -> RecordDict:
+    return RecordDict(
+        {
+            "config": ConfigRecord({"a": 1}),
+            "arrays": ArrayRecord([np.ones((2, 3), np.float32), np.ones(4)]),
+            "metrics": MetricRecord({"num-examples": 5}),
+        }
+    )
+
+
+def test_each_corruption_is_what_it_says() -> None:
+    nan, shape, keys = (corrupted(reply(), kind)["arrays"] for kind in CORRUPTIONS)
+    assert np.isnan(nan["0"].numpy()).all()
+    assert nan["0"].numpy().dtype == np.float32
+    assert shape["0"].numpy().shape == (7,)
+    assert sorted(keys) == ["1", "unknown-0"]
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_a_corrupted_reply_leaves_the_original_alone(kind: str) -> None:
+    original = reply()
+    assert corrupted(original, kind) != original
+    assert original == reply()
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_replies_without_arrays_are_corrupted_in_their_metrics(kind: str) -> None:
+    original = RecordDict({"metrics": MetricRecord({"num-examples": 5})})
+    broken = corrupted(original, kind)
+    assert str(broken) != str(original) == str(RecordDict({"metrics": MetricRecord({"num-examples": 5})}))
+
+
+def test_a_reply_with_nothing_to_corrupt_stays() -> None:
+    assert corrupted(RecordDict(), "nan") == RecordDict()

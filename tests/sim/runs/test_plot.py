@@ -1,0 +1,120 @@
+"""Figures show mean and band of what was measured, and read without colour."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+
+from hedgerow.sim.runs.compare import t_interval
+from hedgerow.sim.runs.plot import default_path, draw, mean_curve, save
+from hedgerow.sim.runs.results import Results, load
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def results(write_sweep: WriteRun) -> Results:
+    losses = {
+        "A": {0: [2.0, None, 1.0], 1: [2.2, None, 0.6]},
+        "B": {0: [2.0, None, 1.5], 1: [2.2, None, 1.3]},
+    }
+    return load([write_sweep(losses)])
+
+
+def test_the_line_is_the_mean_over_seeds_at_evaluated_rounds(results: Results) -> None:
+    curve = mean_curve(list(results.variants()["A"].values()), "sim-seconds", "loss")
+    assert curve.x == [0.0, 1.0]
+    assert curve.mean == pytest.approx([2.1, 0.8])
+
+
+def test_the_band_of_few_seeds_is_their_range(results: Results) -> None:
+    curve = mean_curve(list(results.variants()["A"].values()), "rounds", "loss")
+    assert (curve.low, curve.high) == ([2.0, 0.6], [2.2, 1.0])
+
+
+def test_the_band_of_five_seeds_is_a_t_interval(write_sweep: WriteRun) -> None:
+    values = [1.0, 1.1, 1.2, 1.3, 2.0]
+    results = load([write_sweep({"A": {seed: [v] for seed, v in enumerate(values)}})])
+    curve = mean_curve(list(results.variants()["A"].values()), "rounds", "loss")
+    assert (curve.low[0], curve.high[0]) == pytest.approx(t_interval(values))
+
+
+def test_a_round_that_a_seed_lacks_is_not_averaged(write_sweep: WriteRun) -> None:
+    results = load([write_sweep({"A": {0: [2.0, 1.5, 1.0], 1: [2.0, 1.5]}})])
+    assert mean_curve(results.runs, "rounds", "loss").x == [0, 1]
+
+
+def test_there_is_a_panel_for_each_pair_of_axes(results: Results) -> None:
+    figure = draw(results, ["iterations", "bits"], ["loss", "accuracy"])
+    assert [(ax.get_ylabel(), ax.get_xlabel()) for ax in figure.axes] == [
+        ("loss", "local iterations"),
+        ("loss", "nominal traffic (bit)"),
+        ("accuracy", "local iterations"),
+        ("accuracy", "nominal traffic (bit)"),
+    ]
+
+
+def test_a_settings_values_get_columns_of_their_own(write_run: WriteRun) -> None:
+    runs = [
+        write_run(f"{method}-{tau}", [1.0, 0.5], method=method, tau=tau) for tau in (1, 2) for method in "AB"
+    ]
+    figure = draw(load(runs), ["rounds"], ["loss", "accuracy"], by="tau")
+    assert [ax.get_title() for ax in figure.axes] == ["tau=1", "tau=2"] * 2
+    assert [ax.get_ylabel() for ax in figure.axes] == ["loss"] * 2 + ["accuracy"] * 2
+    labels = [[line.get_label() for line in ax.lines] for ax in figure.axes]
+    assert labels == [["method=A", "method=B"]] * 4
+
+
+def test_columns_by_an_unknown_setting_are_refused(results: Results) -> None:
+    with pytest.raises(ValueError, match="by = 'tau'; valid is a setting of the runs: seed, method"):
+        draw(results, ["rounds"], ["loss"], by="tau")
+
+
+def test_lines_differ_in_style_marker_and_colour(write_sweep: WriteRun) -> None:
+    labels = "ABCDE"
+    lines = draw(load([write_sweep({c: {0: [1.0]} for c in labels})]), ["rounds"], ["loss"]).axes[0].lines
+    styles = {(line.get_linestyle(), str(line._unscaled_dash_pattern)) for line in lines}  # type: ignore[attr-defined]
+    assert len(styles) == len({line.get_marker() for line in lines}) == 5
+    assert len({to_hex(line.get_color()) for line in lines}) == 5
+
+
+def test_the_figure_says_title_labels_seeds_band_and_realism(results: Results) -> None:
+    figure = draw(results, ["rounds"], ["loss"])
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]
+    assert figure.get_suptitle() == "Made up"
+    caption = figure.get_supxlabel().replace("\n", " ")
+    assert caption == "2 seeds: mean, band: minimum to maximum. Realism: numbers by hand."
+
+
+def test_simulated_time_carries_its_latency_preset(write_run: WriteRun) -> None:
+    results = load([write_run("a", [1.0, 0.5], **{"latency-preset": "honest"})])
+    caption = draw(results, ["sim-seconds"], ["loss"]).get_supxlabel().replace("\n", " ")
+    assert caption == "1 seed: mean, no band. Simulated time: latency preset honest. Realism: not stated."
+
+
+@pytest.mark.parametrize("name", ["figure", "figure.png", "figure.svg"])
+def test_png_and_svg_are_written(results: Results, tmp_path: Path, name: str) -> None:
+    written = save(draw(results, ["rounds"], ["loss"], log_y=True), tmp_path / "new" / name)
+    assert [path.name for path in written] == ["figure.png", "figure.svg"]
+    assert written[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in written[1].read_text()
+
+
+def test_the_same_runs_give_the_same_files(results: Results, tmp_path: Path) -> None:
+    one, other = (save(draw(results, ["rounds"], ["loss"]), tmp_path / name) for name in "ab")
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_a_sweeps_figure_goes_into_its_folder(results: Results) -> None:
+    path = default_path(results, ["rounds"], ["loss", "accuracy"])
+    assert path == results.folder / "made-loss-accuracy-over-rounds"  # type: ignore[operator]
+
+
+def test_drawing_leaves_pyplot_alone(results: Results) -> None:
+    import matplotlib.pyplot as plt
+
+    draw(results, ["rounds"], ["loss"])
+    assert plt.get_fignums() == []

@@ -1,0 +1,151 @@
+"""Runs and sweeps are read back with the labels, costs and doubts that a comparison needs."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.runs.results import COSTS, load, tidy_rows, write_csv
+
+WriteRun = Callable[..., Path]
+
+
+def test_a_series_holds_the_evaluated_rounds_only(write_run: WriteRun) -> None:
+    run = load([write_run("a", [2.0, None, 1.0])]).runs[0]
+    assert [tuple(point) for point in run.series("iterations", "loss")] == [(0, 0.0, 2.0), (2, 20.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("x", "last"),
+    [
+        ("rounds", 2),
+        ("iterations", 20),
+        ("sim-seconds", 1.0),
+        ("bits", 2e6),
+        ("payload-bytes", 4e5),
+        ("wall-seconds", 3.0),
+    ],
+)
+def test_costs_are_cumulative(write_run: WriteRun, x: str, last: float) -> None:
+    assert load([write_run("a", [2.0, None, 1.0])]).runs[0].costs(x)[-1] == last
+
+
+def test_a_training_metric_is_found_where_it_was_measured(write_run: WriteRun) -> None:
+    run = load([write_run("a", [2.0, None, 1.0])]).runs[0]
+    assert [point.y for point in run.series("rounds", "consensus-error")] == [0.01, 0.02]
+
+
+def test_an_unknown_cost_is_refused_with_those_there_are(write_run: WriteRun) -> None:
+    run = load([write_run("a", [2.0])]).runs[0]
+    with pytest.raises(ValueError, match="x = 'epochs'; valid is one of rounds, iterations"):
+        run.series("epochs", "loss")
+
+
+def test_an_unknown_metric_is_refused_with_those_there_are(write_run: WriteRun) -> None:
+    run = load([write_run("a", [2.0, 1.0])]).runs[0]
+    with pytest.raises(ValueError, match=r"y = 'f1'; valid in .* is one of accuracy, consensus-error, loss"):
+        run.series("rounds", "f1")
+
+
+def test_a_cost_that_a_run_did_not_record_is_refused(write_run: WriteRun) -> None:
+    folder = write_run("a", [2.0])
+    (folder / "rounds.jsonl").write_text('{"round": 0, "central": {"loss": 1.0}}\n')
+    with pytest.raises(ValueError, match="does not record 'iterations'"):
+        load([folder]).runs[0].costs("iterations")
+
+
+def test_single_runs_are_labelled_by_what_differs(write_run: WriteRun) -> None:
+    folders = [
+        write_run("a", [2.0], tau1=2, method="x", device="cpu"),
+        write_run("b", [2.0], tau1=5, method="x", device="cuda"),
+        write_run("c", [2.0], tau1=5, method="x", seed=1),
+    ]
+    assert {label: list(seeds) for label, seeds in load(folders).variants().items()} == {
+        "tau1=2": [0],
+        "tau1=5": [0, 1],
+    }
+
+
+def test_a_run_alone_is_labelled_by_its_app(write_run: WriteRun) -> None:
+    assert load([write_run("a", [2.0], tau1=2)]).runs[0].label == "made-up"
+
+
+def test_a_sweep_gives_its_labels_in_its_order(write_sweep: WriteRun) -> None:
+    results = load([write_sweep({"Zeta": {0: [2.0], 1: [2.0]}, "Alpha": {0: [1.0], 1: [1.0]}})])
+    assert [(run.label, run.seed) for run in results.runs] == [
+        ("Zeta", 0), ("Zeta", 1), ("Alpha", 0), ("Alpha", 1),
+    ]  # fmt: skip
+    assert (results.title, results.realism) == ("Made up", "numbers by hand")
+    assert (results.xs, results.ys) == (["sim-seconds"], ["loss"])
+
+
+def test_labels_of_several_sweeps_carry_the_sweeps_names(write_sweep: WriteRun) -> None:
+    results = load([write_sweep({"A": {0: [2.0]}}, "one"), write_sweep({"A": {0: [2.0]}}, "two")])
+    assert [run.label for run in results.runs] == ["one: A", "two: A"]
+
+
+def test_a_sweeps_unfinished_run_is_left_out_and_told(write_sweep: WriteRun) -> None:
+    folder = write_sweep({"A": {0: [2.0], 1: [2.0]}})
+    (folder / "A" / "seed-1" / "summary.json").unlink()
+    results = load([folder])
+    assert [run.seed for run in results.runs] == [0]
+    assert results.warnings == ["A, seed 1: not finished, left out"]
+
+
+def test_a_single_unfinished_run_is_read_as_far_as_it_got_and_told(write_run: WriteRun) -> None:
+    results = load([write_run("a", [2.0, 1.0], finished=False)])
+    assert results.warnings == ["made-up, seed 0: not finished, read as far as it got (round 1)"]
+
+
+def test_a_run_without_a_round_is_left_out_and_told(write_run: WriteRun) -> None:
+    begun = write_run("a", [], finished=False)
+    results = load([begun, write_run("b", [1.0])])
+    assert [run.folder.name for run in results.runs] == ["b"]
+    assert results.warnings == [f"{begun}: no round yet, left out"]
+
+
+def test_runs_of_different_code_are_told(write_run: WriteRun) -> None:
+    folders = [
+        write_run("a", [2.0], tau1=1, environment={"git": {"commit": "old"}, "packages": {}}),
+        write_run("b", [2.0], tau1=2, environment={"git": {"commit": "new"}, "packages": {}}),
+    ]
+    assert "2 versions of the code" in load(folders).warnings[0]
+
+
+def test_two_runs_of_the_same_settings_and_seed_are_refused(write_run: WriteRun) -> None:
+    with pytest.raises(ValueError, match=r"the same settings \(made-up\) and seed 0"):
+        load([write_run("a", [2.0]), write_run("b", [2.0])])
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a run's folder"):
+        load([tmp_path])
+
+
+def test_an_empty_sweep_is_refused(write_sweep: WriteRun) -> None:
+    with pytest.raises(ValueError, match="no run is there yet"):
+        load([write_sweep({})])
+
+
+def test_every_measured_value_is_one_row(write_run: WriteRun, tmp_path: Path) -> None:
+    results = load([write_run("a", [2.0, None, 1.0])])
+    rows = list(tidy_rows(results))
+    assert [(row["rounds"], row["source"], row["metric"], row["value"]) for row in rows] == [
+        (0, "central", "loss", 2.0),
+        (0, "central", "accuracy", 0.5),
+        (1, "train", "consensus-error", 0.01),
+        (2, "central", "loss", 1.0),
+        (2, "central", "accuracy", 0.75),
+        (2, "train", "consensus-error", 0.02),
+    ]
+    assert [rows[-1][x] for x in COSTS] == [2, 20, 1.0, 2_000_000, 400_000, 3.0]
+
+
+def test_the_csv_reads_back_as_its_rows(write_run: WriteRun, tmp_path: Path) -> None:
+    results = load([write_run("a", [2.0, None, 1.0])])
+    file = tmp_path / "new" / "out.csv"
+    assert write_csv(results, file) == 6
+    with file.open(newline="") as lines:
+        read = list(csv.DictReader(lines))
+    assert read == [{key: str(value) for key, value in row.items()} for row in tidy_rows(results)]

@@ -1,0 +1,137 @@
+"""Settings are read whole: every value checked, every bad key in one error."""
+
+from math import inf, isfinite, nan
+from typing import Any
+
+import pytest
+
+from hedgerow.sim.runs.settings import (
+    Setting,
+    SettingsError,
+    choice,
+    in_range,
+    number,
+    read_settings,
+    text,
+    whole,
+)
+
+
+def word_without_spaces(value: str) -> None:
+    if " " in value:
+        raise ValueError("it has spaces")
+
+
+SETTINGS = {
+    "clients": whole(1),
+    "share": in_range(0.0, 1.0),
+    "beta": in_range(0.0, 1.0, open_below=True),
+    "rate": number("a finite number > 0", lambda v: isfinite(v) and v > 0),
+    "method": choice("a", "b"),
+    "name": text("a word", word_without_spaces),
+    "folder": text("a folder"),
+}
+GOOD: dict[str, Any] = {
+    "clients": 3,
+    "share": 0.0,
+    "beta": 1,
+    "rate": 1e-3,
+    "method": "b",
+    "name": "x",
+    "folder": "",
+}
+BAD: list[tuple[str, Any, str]] = [
+    ("clients", 0, "an integer >= 1"),
+    ("clients", 2.0, "an integer >= 1"),
+    ("clients", True, "an integer >= 1"),
+    ("clients", "3", "an integer >= 1"),
+    ("share", -0.1, "a number in [0, 1]"),
+    ("share", 1.1, "a number in [0, 1]"),
+    ("share", nan, "a number in [0, 1]"),
+    ("share", False, "a number in [0, 1]"),
+    ("beta", 0.0, "a number in (0, 1]"),
+    ("beta", "half", "a number in (0, 1]"),
+    ("rate", inf, "a finite number > 0"),
+    ("rate", 0, "a finite number > 0"),
+    ("method", "c", "one of 'a', 'b'"),
+    ("method", 1, "one of 'a', 'b'"),
+    ("name", "two words", "a word (it has spaces)"),
+    ("name", 5, "a word"),
+    ("folder", 5, "a folder"),
+]
+
+
+def test_valid_settings_are_read_with_their_types() -> None:
+    values = read_settings(GOOD, SETTINGS)
+    assert values == GOOD
+    assert isinstance(values["beta"], float)
+    assert isinstance(values["clients"], int)
+
+
+def test_settings_come_in_the_order_of_their_declaration() -> None:
+    assert list(read_settings(dict(reversed(GOOD.items())), SETTINGS)) == list(SETTINGS)
+
+
+@pytest.mark.parametrize(("key", "value", "valid"), BAD)
+def test_a_bad_value_is_refused_with_key_value_and_what_is_valid(key: str, value: Any, valid: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        read_settings({**GOOD, key: value}, SETTINGS)
+    assert str(error.value) == f"Bad settings:\n  - {key} = {value!r}; valid is {valid}"
+
+
+def test_a_whole_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"rate = 1000.*000; valid is a finite number > 0"):
+        read_settings({**GOOD, "rate": 10**400}, SETTINGS)
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_missing_key_is_refused_with_what_is_valid(key: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        read_settings({k: v for k, v in GOOD.items() if k != key}, SETTINGS)
+    assert str(error.value) == f"Bad settings:\n  - {key} is missing; valid is {SETTINGS[key].valid}"
+
+
+def test_an_unknown_key_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        SettingsError, match=r"taul = 3 is not a setting of this app; there are: beta, clients,"
+    ):
+        read_settings({**GOOD, "taul": 3}, SETTINGS)
+
+
+def test_all_that_is_wrong_is_in_one_error() -> None:
+    bad = {
+        "clients": 0,
+        "share": 2,
+        "rate": -1.0,
+        "name": "x",
+        "folder": "",
+        "method": "c",
+        "new": 1,
+        "old": 2,
+    }
+    with pytest.raises(SettingsError) as error:
+        read_settings(bad, SETTINGS)
+    lines = str(error.value).splitlines()[1:]
+    assert [line.split()[1] for line in lines] == [
+        "clients",
+        "share",
+        "beta",
+        "rate",
+        "method",
+        "new",
+        "old",
+    ]
+
+
+def test_a_settings_error_is_a_value_error() -> None:
+    assert issubclass(SettingsError, ValueError)
+
+
+def test_an_app_may_bring_settings_of_its_own() -> None:
+    def read(value: Any) -> tuple[int, ...]:
+        return tuple(int(part) for part in value.split(","))
+
+    own = {"sizes": Setting("whole numbers with commas", read)}
+    assert read_settings({"sizes": "1,2"}, own) == {"sizes": (1, 2)}
+    with pytest.raises(SettingsError, match="sizes = 'x'; valid is whole numbers with commas"):
+        read_settings({"sizes": "x"}, own)

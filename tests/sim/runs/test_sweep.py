@@ -1,0 +1,382 @@
+"""A sweep runs what its file asks for, once, and nothing that its file does not ask for."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hedgerow.sim.runs import sweep as sweep_module
+from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.runs.results import load
+from hedgerow.sim.runs.sweep import Job, Outcome, plan_sweep, run_sweep
+from hedgerow.sim.runs.sweep_file import read_sweep
+from sd_feel import settings as sd_feel_settings
+
+APP = Path(__file__).parents[3] / "flower_apps" / "sd-feel"
+FIGURES = sorted(APP.glob("figures/*.toml"))
+
+# Stands for `hedgerow run`: what the sweep sees of a run, without its seconds of imports.
+RUNNER = """
+import json, os, pathlib, sys, time, tomllib
+config = tomllib.loads(pathlib.Path(sys.argv[1]).read_text())
+print("the app says hello", flush=True)
+folder = pathlib.Path(config["resume"] or pathlib.Path(config["output-dir"]) / "run")
+folder.mkdir(exist_ok=True)
+record = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "resume": config["resume"]}
+record["from"] = time.time()
+(folder / "config.json").write_text(json.dumps({"run": config}))
+if config["tau1"] == 13:
+    sys.exit(3)
+if config["tau1"] == 99:
+    (folder / "pid").write_text(str(os.getpid()))
+    time.sleep(60)
+time.sleep(0.2)
+record["to"] = time.time()
+(folder / "record.json").write_text(json.dumps(record))
+if config["tau1"] != 14:
+    (folder / "summary.json").write_text("{}")
+"""
+
+WriteToml = Callable[[str], Path]
+
+
+@pytest.fixture
+def write_toml(tmp_path: Path) -> WriteToml:
+    def write(text: str, app: str = str(APP)) -> Path:
+        file = tmp_path / "mine.toml"
+        file.write_text(f"app = {json.dumps(app)}\n{textwrap.dedent(text)}")
+        return file
+
+    return write
+
+
+@pytest.fixture
+def quick_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = tmp_path / "runner.py"
+    runner.write_text(RUNNER)
+    command = [sys.executable, "-S", str(runner)]
+    monkeypatch.setattr(sweep_module, "_command", lambda app, settings: [*command, str(settings)])
+
+
+def go(file: Path, out: Path, *, jobs: int = 2, **options: Any) -> list[Outcome]:
+    sweep = read_sweep(file)
+    return run_sweep(sweep, plan_sweep(sweep, out), out, jobs=jobs, **options)
+
+
+def record(out: Path, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / run / "record.json").read_text())
+    return found
+
+
+# The file
+
+
+def test_variants_times_grid_in_the_files_order(write_toml: WriteToml) -> None:
+    sweep = read_sweep(
+        write_toml("""
+            [grid]
+            tau1 = [1, 5]
+            topology = ["ring"]
+            [[variant]]
+            label = "SD-FEEL"
+            method = "sd-feel"
+            [[variant]]
+            label = "HierFAVG / exact"
+            method = "hierfavg"
+        """)
+    )
+    assert [(variant.label, variant.folder) for variant in sweep.variants] == [
+        ("SD-FEEL, tau1=1, topology=ring", "SD-FEEL_tau1=1_topology=ring"),
+        ("SD-FEEL, tau1=5, topology=ring", "SD-FEEL_tau1=5_topology=ring"),
+        ("HierFAVG / exact, tau1=1, topology=ring", "HierFAVG_exact_tau1=1_topology=ring"),
+        ("HierFAVG / exact, tau1=5, topology=ring", "HierFAVG_exact_tau1=5_topology=ring"),
+    ]
+    assert sweep.variants[1].settings == {"method": "sd-feel", "tau1": 5, "topology": "ring"}
+
+
+def test_a_file_may_ask_for_a_single_setting(write_toml: WriteToml) -> None:
+    sweep = read_sweep(write_toml(""))
+    assert [(variant.label, variant.settings) for variant in sweep.variants] == [("all", {})]
+    assert (sweep.title, sweep.seeds, sweep.xs, sweep.ys) == ("mine", (0,), ("rounds",), ("loss",))
+
+
+def test_the_app_is_relative_to_the_file(write_toml: Callable[..., Path], tmp_path: Path) -> None:
+    assert read_sweep(write_toml("", app="../app")).app == tmp_path.parent / "app"
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("""
+        titel = "x"
+        x = "epochs"
+        y = 3
+        seeds = [1, 1]
+        variant = [{method = "feel"}]
+        base = {seed = 3}
+        grid = {tau1 = 3, alpha = []}
+    """)
+    with pytest.raises(ValueError, match=r"bad\.toml") as error:
+        read_sweep(file)
+    for problem in (
+        "titel: not a key",
+        "app is missing",
+        "x = 'epochs'",
+        "y = 3",
+        "seeds = [1, 1]",
+        "variant 1: label = None",
+        "base: seed is set by the sweep itself",
+        "grid: tau1 = 3",
+        "grid: alpha = []",
+    ):
+        assert problem in str(error.value)
+
+
+def test_two_variants_of_one_name_are_refused(write_toml: WriteToml) -> None:
+    with pytest.raises(ValueError, match="label 'tau1=1' of 2 variants"):
+        read_sweep(write_toml("grid = {tau1 = [1, 1]}"))
+
+
+def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.toml"):
+        read_sweep(tmp_path / "none.toml")
+
+
+# The plan
+
+
+def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: Path) -> None:
+    sweep = read_sweep(write_toml("seeds = [3]\nbase = {tau2 = 7}\ngrid = {tau1 = [1, 5]}"))
+    plan = plan_sweep(sweep, tmp_path / "out", ["dataset=fashion-mnist"])
+    assert [job.folder.relative_to(tmp_path / "out").as_posix() for job in plan] == [
+        "tau1=1/seed-3",
+        "tau1=5/seed-3",
+    ]
+    asked = ("tau1", "tau2", "seed", "dataset", "method")
+    assert [plan[1].settings[key] for key in asked] == [5, 7, 3, "fashion-mnist", "sd-feel"]
+
+
+def test_faults_can_be_swept(write_toml: WriteToml, tmp_path: Path) -> None:
+    sweep = read_sweep(write_toml("grid = {fault-dropout = [0.0, 0.5]}"))
+    assert [job.settings["fault-dropout"] for job in plan_sweep(sweep, tmp_path)] == [0.0, 0.5]
+
+
+def test_a_key_that_the_app_lacks_is_refused_before_any_run(write_toml: WriteToml, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tau=1, seed 0: tau=1: app 'sd-feel' has no such key"):
+        plan_sweep(read_sweep(write_toml("grid = {tau = [1]}")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"), [("tau1=5", "variants set it"), ("seed=5", "set by the sweep itself")]
+)
+def test_an_override_of_what_is_swept_is_refused(
+    write_toml: WriteToml, tmp_path: Path, override: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        plan_sweep(read_sweep(write_toml("grid = {tau1 = [1, 5]}")), tmp_path, [override])
+
+
+# The runs
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_each_run_gets_a_folder_with_its_settings_and_log(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    outcomes = go(write_toml("seeds = [0, 1]\ngrid = {tau1 = [1, 5]}"), out)
+    assert [(o.job.name, o.status) for o in outcomes] == [
+        ("tau1=1, seed 0", "finished"),
+        ("tau1=1, seed 1", "finished"),
+        ("tau1=5, seed 0", "finished"),
+        ("tau1=5, seed 1", "finished"),
+    ]
+    assert sorted(path.name for path in (out / "tau1=5").iterdir()) == [
+        "seed-0", "seed-0.log", "seed-1", "seed-1.log",
+    ]  # fmt: skip
+    settings = tomllib.loads((out / "tau1=5" / "seed-1" / "settings.toml").read_text())
+    assert (settings["tau1"], settings["seed"], settings["output-dir"]) == (5, 1, "runs")
+    assert "the app says hello" in (out / "tau1=5" / "seed-1.log").read_text()
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_sweep_json_says_what_was_asked_and_how_it_went(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    go(write_toml("title = 'T'\nrealism = 'R'\nseeds = [0, 1]\ngrid = {tau1 = [1]}"), out)
+    told = json.loads((out / "sweep.json").read_text())
+    assert (told["title"], told["realism"], told["seeds"], told["jobs"]) == ("T", "R", [0, 1], 2)
+    assert told["variants"] == [{"label": "tau1=1", "folder": "tau1=1", "settings": {"tau1": 1}}]
+    assert [run["status"] for run in told["runs"]] == ["finished", "finished"]
+    assert told["run-seconds"]["sum"] >= told["run-seconds"]["longest"] >= 0.2
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_runs_share_the_cores(write_toml: WriteToml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_module, "cores", lambda: 7)
+    out = tmp_path / "out"
+    go(write_toml("seeds = [0, 1, 2, 3]"), out, jobs=2)
+    records = [record(out, f"all/seed-{seed}") for seed in range(4)]
+    assert {entry["threads"] for entry in records} == {"3"}
+    at_once = [sum(r["from"] <= entry["from"] < r["to"] for r in records) for entry in records]
+    assert max(at_once) == 2
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_a_finished_run_is_kept(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    file = write_toml("seeds = [0]")
+    go(file, out)
+    before = record(out, "all/seed-0")
+    (outcome,) = go(file, out)
+    assert outcome.status == "kept"
+    assert record(out, "all/seed-0") == before
+    (run,) = json.loads((out / "sweep.json").read_text())["runs"]
+    assert run["seconds"] >= 0.2
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_seeds_can_be_added(write_toml: WriteToml, tmp_path: Path) -> None:
+    go(write_toml("seeds = [0]"), tmp_path / "out")
+    outcomes = go(write_toml("seeds = [0, 1]"), tmp_path / "out")
+    assert [outcome.status for outcome in outcomes] == ["kept", "finished"]
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_a_finished_run_with_other_settings_is_an_error(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    go(write_toml("base = {tau2 = 2}"), out)
+    with pytest.raises(ValueError, match=r"seed-0 was run with tau2 = 2, asked is 3; remove it or choose"):
+        plan_sweep(read_sweep(write_toml("base = {tau2 = 3}")), out)
+
+
+def test_a_strangers_folder_is_not_touched(write_toml: WriteToml, tmp_path: Path) -> None:
+    (tmp_path / "out" / "all" / "seed-0").mkdir(parents=True)
+    with pytest.raises(ValueError, match="is no finished run of a sweep"):
+        plan_sweep(read_sweep(write_toml("")), tmp_path / "out")
+
+
+@pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize(
+    ("tau1", "why"), [(13, "exit code 3, see "), (14, "0 finished run folders, not 1, see ")]
+)
+def test_a_failure_costs_its_run_only(write_toml: WriteToml, tmp_path: Path, tau1: int, why: str) -> None:
+    out = tmp_path / "out"
+    outcomes = go(write_toml(f"grid = {{tau1 = [{tau1}, 5]}}"), out)
+    assert [outcome.status for outcome in outcomes] == ["failed", "finished"]
+    assert outcomes[0].error == f"{why}{out / f'tau1={tau1}' / 'seed-0.log'}"
+    assert (out / f"tau1={tau1}" / "seed-0.failed").is_dir()
+    assert not (out / f"tau1={tau1}" / "seed-0").exists()
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_an_interrupt_stops_what_was_started_and_nothing_else(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def interrupt(outcome: Outcome) -> None:
+        # The long run has started when it has told its number.
+        end = time.monotonic() + 10
+        while not (out / "tau1=99/seed-0.partial/run/pid").is_file() and time.monotonic() < end:
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as stranger:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                go(write_toml("grid = {tau1 = [5, 99, 6]}"), out, on_end=interrupt)
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((out / "tau1=99/seed-0.partial/run/pid").read_text()), 0)
+    assert (out / "tau1=5/seed-0/summary.json").is_file()
+    assert not (out / "tau1=6").exists()
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_an_interrupted_run_goes_on_from_its_checkpoint(write_toml: WriteToml, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", write_toml("")
+    (job,) = plan_sweep(read_sweep(file), out)
+    begun = interrupted(job)
+    go(file, out)
+    assert record(out, "all/seed-0")["resume"] == str(begun)
+    assert tomllib.loads((out / "all/seed-0/settings.toml").read_text())["resume"] == ""
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_an_interrupted_run_of_other_settings_starts_again(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (job,) = plan_sweep(read_sweep(write_toml("base = {tau2 = 2}")), out)
+    interrupted(job)
+    go(write_toml("base = {tau2 = 3}"), out)
+    assert record(out, "all/seed-0")["resume"] == ""
+
+
+def interrupted(job: Job) -> Path:
+    """Leave what an interrupted run leaves."""
+    begun = job.folder.with_name("seed-0.partial") / "run"
+    (begun / "checkpoint").mkdir(parents=True)
+    (begun / "checkpoint" / "latest.npz").touch()
+    lines = [f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in job.settings.items()]
+    (begun.parent / "settings.toml").write_text("".join(lines))
+    return begun
+
+
+def test_no_runs_at_once_is_refused(write_toml: WriteToml, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="jobs = 0; valid is an integer >= 1"):
+        go(write_toml(""), tmp_path / "out", jobs=0)
+
+
+# The real thing
+
+
+def test_settings_share_their_start_seed_by_seed(write_toml: WriteToml, tmp_path: Path) -> None:
+    file = write_toml("""
+        seeds = [0, 1]
+        base = {iterations = 4, num-clients = 4, num-servers = 2, tau2 = 1, alpha = 1, learning-rate = 0.05}
+        grid = {tau1 = [1, 4]}
+    """)
+    out = tmp_path / "out"
+    outcomes = go(file, out, jobs=cores())
+    assert [outcome.error for outcome in outcomes] == [""] * 4
+    start = {run: read_rounds(out / run)[0]["central"]["loss"] for run in runs_of(out)}
+    assert start["tau1=1/seed-0"] == start["tau1=4/seed-0"]
+    assert start["tau1=1/seed-1"] == start["tau1=4/seed-1"]
+    assert start["tau1=1/seed-0"] != start["tau1=1/seed-1"]
+    ends = {run: read_rounds(out / run)[-1]["central"]["loss"] for run in runs_of(out)}
+    assert len(set(ends.values())) == 4
+    results = load([out])
+    assert [run.costs("iterations")[-1] for run in results.runs] == [4.0] * 4
+
+
+def runs_of(out: Path) -> list[str]:
+    return [f"tau1={tau1}/seed-{seed}" for tau1 in (1, 4) for seed in (0, 1)]
+
+
+# The figures
+
+
+@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
+def test_every_run_of_a_figure_is_one_that_the_app_accepts(file: Path, tmp_path: Path) -> None:
+    plan = plan_sweep(read_sweep(file), tmp_path)
+    for job in plan:
+        values = sd_feel_settings.read(job.settings)
+        rounds = values["iterations"] // sd_feel_settings.local_steps(values)
+        assert rounds % values["evaluate-every"] == 0, job.name
+    assert len({job.seed for job in plan}) >= 3
+
+
+@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
+def test_the_variants_of_a_figure_are_evaluated_at_common_iterations(file: Path, tmp_path: Path) -> None:
+    def spacing(job: Job) -> int:
+        values = sd_feel_settings.read(job.settings)
+        return int(values["evaluate-every"]) * sd_feel_settings.local_steps(values)
+
+    plan = plan_sweep(read_sweep(file), tmp_path)
+    widest = max(map(spacing, plan))
+    assert [widest % spacing(job) for job in plan] == [0] * len(plan)

@@ -1,0 +1,49 @@
+"""TensorBoard reads back what a run folder holds."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.runs.results import load
+from hedgerow.sim.runs.tensorboard import write_tensorboard
+
+WriteRun = Callable[..., Path]
+
+
+def test_a_log_holds_every_metric_and_cost_by_round(write_run: WriteRun, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    results = load([write_run("a", [2.0, None, 1.0], seed=3)])
+
+    assert write_tensorboard(results, tmp_path / "logs") == 1
+
+    log = accumulator.EventAccumulator(str(tmp_path / "logs" / results.runs[0].label / "seed-3"))
+    log.Reload()
+    scalars = {tag: [(e.step, e.value) for e in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+    assert scalars["central/loss"] == [(0, 2.0), (2, 1.0)]
+    assert scalars["cost/bits"] == [(0, 0.0), (1, 1e6), (2, 2e6)]
+    assert set(scalars) == {
+        "central/loss",
+        "central/accuracy",
+        "train/consensus-error",
+        "cost/bits",
+        "cost/payload_bytes",
+        "cost/sim_seconds",
+    }
+
+
+def test_a_log_that_is_there_is_not_added_to(write_run: WriteRun, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    results = load([write_run("a", [2.0])])
+    write_tensorboard(results, tmp_path / "logs")
+    with pytest.raises(ValueError, match="is already there"):
+        write_tensorboard(results, tmp_path / "logs")
+
+
+def test_without_tensorboard_the_error_says_what_to_install(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"pip install 'hedgerow\[tensorboard\]'"):
+        write_tensorboard(load([write_run("a", [2.0])]), tmp_path / "logs")

@@ -1,0 +1,314 @@
+"""The baselines' server: whom nodes hear, with what weights, how large messages are; and whole runs."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+from tests.oracles import decentralised as oracle
+from tests.strategies.gossip.nodes import Nodes, run
+
+from hedgerow.clients.ceps.baselines import decentralised_client
+from hedgerow.clients.ceps.problems import LinearRegression
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
+from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.router import NODE_TO_NODE
+
+M, N = 8, 5
+GRAPH = nx.cycle_graph(M)
+GRAPH.add_edges_from([(0, 4), (1, 6)])
+
+STRATEGIES: dict[str, Callable[..., Gossip]] = {
+    "d-psgd": DPSGD,
+    "d-psgd-dn": partial(DPSGD, dynamic=True),
+    "d-psgd-pc": partial(DPSGD, participation=0.5),
+    "dfedavgm": DFedAvgM,
+    "dfedsam": DFedSAM,
+    "dcd-psgd": DCDPSGD,
+    "dp-dsgt": partial(DPDSGT, privacy=Privacy()),
+    "matcha": Matcha,
+}
+
+
+def make(name: str, **parameters: Any) -> Gossip:
+    known: dict[str, Any] = {"dim": N, "min_available_nodes": M}
+    if name != "d-psgd-dn":
+        known["topology"] = GRAPH
+    return STRATEGIES[name](**{**known, **parameters})
+
+
+def fakes(kappa: int = 1, want: Callable[[int, int], list[int]] = lambda i, k: []) -> Nodes:
+    return Nodes([kappa] * M, want)
+
+
+def matrix_of(configs: dict[int, dict[str, Any]]) -> NDArray[np.float64]:
+    """Return the mixing matrix whose rows the nodes were told."""
+    W = np.zeros((M, M))
+    for i, config in configs.items():
+        W[i, [*config["neighbours"], i]] = config["weights"]
+    return W
+
+
+# What nodes are told
+
+
+@pytest.mark.parametrize(
+    "name", ["d-psgd", "d-psgd-dn", "dfedavgm", "dfedsam", "dcd-psgd", "dp-dsgt", "matcha"]
+)
+def test_the_rows_that_nodes_are_told_make_a_doubly_stochastic_matrix(name: str) -> None:
+    fake = fakes()
+    run(make(name, local_steps=1) if name.startswith(("d-psgd", "dfed")) else make(name), fake, 3)
+    W = matrix_of({event.node: event.config for event in fake.events("hello")})
+    np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
+    np.testing.assert_allclose(W, W.T, atol=1e-12)
+
+
+def test_fixed_graphs_mix_by_metropolis_weights() -> None:
+    fake = fakes()
+    run(make("d-psgd", local_steps=1), fake, 1)
+    W = matrix_of({event.node: event.config for event in fake.events("hello")})
+    np.testing.assert_allclose(W, oracle.metropolis(list(GRAPH.edges), M), atol=1e-12)
+    assert all("weights" not in event.config for event in fake.events("update"))
+
+
+@pytest.mark.parametrize("name", ["d-psgd-dn", "matcha"])
+def test_a_changing_network_tells_each_communication_its_own_row(name: str) -> None:
+    fake = fakes()
+    strategy = make(name, local_steps=1) if name == "d-psgd-dn" else make(name)
+    _, ends, _ = run(strategy, fake, 6)
+    matrices = []
+    for k in range(1, 7):
+        events = {event.node: event for event in fake.events("update") if event.k == k}
+        assert len(events) == M
+        assert all(sorted(event.received) == event.config["neighbours"] for event in events.values())
+        matrices.append(matrix_of({i: event.config for i, event in events.items()}))
+        np.testing.assert_allclose(matrices[-1].sum(axis=0), 1, atol=1e-12)
+        np.testing.assert_allclose(matrices[-1], matrices[-1].T, atol=1e-12)
+    assert len({matrix.tobytes() for matrix in matrices}) > 1
+    assert ends[-1].train["missed"] == 0
+
+
+def test_a_dynamic_network_keeps_its_degree_and_stays_connected() -> None:
+    strategy = make("d-psgd-dn", topology="regular(4)")
+    drawn = [strategy.method.graph(k) for k in range(10, 60, 10)]
+    assert all({degree for _, degree in one.degree} == {4} and nx.is_connected(one) for one in drawn)
+    assert len({frozenset(one.edges) for one in drawn}) == len(drawn)
+
+
+def test_a_dynamic_network_is_the_same_again_for_the_same_seed() -> None:
+    first, second, other = (make("d-psgd-dn", seed=seed) for seed in (1, 1, 2))
+    drawn = [[set(one.method.graph(k).edges) for k in (30, 10, 20)] for one in (first, second, other)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_partial_communication_leaves_the_choice_to_nodes_and_tells_no_weights() -> None:
+    fake = fakes(want=lambda i, k: [(i + 1) % M])
+    run(make("d-psgd-pc", local_steps=1), fake, 2)
+    assert all(list(event.received) == [(event.node + 1) % M] for event in fake.events("update"))
+    hello = fake.events("hello")[0].config
+    assert hello["r"] == 0.5
+    assert "weights" not in hello
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "told"),
+    [
+        ("d-psgd", {"learning_rate": 0.3, "local_steps": 7}, {"eta": 0.3, "local-steps": 7, "kappa-low": 7}),
+        ("d-psgd", {"sparsity": 2}, {"threshold": True, "s": 2}),
+        ("dfedavgm", {"momentum": 0.8}, {"theta": 0.8, "eta": 0.02, "codec": "dense64"}),
+        ("dfedavgm", {"bits": 4}, {"codec": "quantised4"}),
+        ("dfedsam", {"rho": 0.2}, {"rho-sam": 0.2}),
+        ("dcd-psgd", {"bits": 6}, {"codec": "quantised6", "kappa-high": 1}),
+        ("dp-dsgt", {"privacy": Privacy("sound", 0.7, 1e-6)}, {"privacy": "sound", "epsilon": 0.7}),
+    ],
+)
+def test_settings_reach_the_nodes(name: str, parameters: dict[str, Any], told: dict[str, Any]) -> None:
+    fake = fakes()
+    run(make(name, **parameters), fake, 1)
+    for event in fake.events("hello"):
+        assert told.items() <= event.config.items()
+        assert event.config["method"] == name
+
+
+# Counts
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "bits"),
+    [
+        ("d-psgd", {}, 64 * N),
+        ("dfedavgm", {}, 64 * N),
+        ("dfedavgm", {"bits": 8}, 32 + 8 * N),
+        ("dcd-psgd", {"bits": 4}, 32 + 4 * N),
+        ("dp-dsgt", {}, 2 * 64 * N),
+        ("matcha", {}, 64 * N),
+    ],
+)
+def test_bits_of_a_message(name: str, parameters: dict[str, Any], bits: int) -> None:
+    assert make(name, **parameters).method.sizes.message_bits == bits
+
+
+def test_a_full_communication_sends_two_messages_an_edge() -> None:
+    strategy = make("d-psgd", local_steps=1)
+    run(strategy, fakes(), 3)
+    traffic = strategy.ledger.total(NODE_TO_NODE)
+    assert traffic.messages == 3 * 2 * GRAPH.number_of_edges()
+    assert traffic.nominal_bits == 64 * N * traffic.messages
+
+
+def test_matcha_sends_as_much_as_its_matchings_say() -> None:
+    strategy = Matcha(dim=N, min_available_nodes=M, topology=GRAPH, budget=0.5)
+    run(strategy, fakes(), 60)
+    messages = strategy.ledger.total(NODE_TO_NODE).messages
+    assert messages / 60 == pytest.approx(strategy.activation.messages, rel=0.15)
+
+
+# Privacy
+
+
+def test_noisy_baselines_account_for_every_gradient() -> None:
+    privacy = Privacy("sound", 0.5, 1e-5)
+    _, ends, _ = run(make("d-psgd", privacy=privacy, local_steps=1), fakes(), 3)
+    assert ends[-1].train["epsilon"] == privacy.report(4).epsilon
+    _, ends, _ = run(make("dfedsam", privacy=privacy, local_steps=1), fakes(), 3)
+    assert ends[-1].train["epsilon"] == privacy.report(8).epsilon
+    _, ends, _ = run(make("d-psgd", local_steps=1), fakes(), 1)
+    assert "epsilon" not in ends[-1].train
+
+
+def test_noisy_baselines_account_for_the_steps_that_a_node_takes_again() -> None:
+    privacy = Privacy("sound", 0.5, 1e-5)
+    strategy = make("d-psgd", privacy=privacy, local_steps=1)
+    assert strategy.method.metrics(4, 1) == privacy.report(8).metrics()
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("d-psgd", "learning_rate", 0.0),
+        ("d-psgd", "local_steps", 0),
+        ("d-psgd", "participation", 0.0),
+        ("d-psgd", "sparsity", 0),
+        ("d-psgd", "dim", 0),
+        ("d-psgd-dn", "participation", 0.5),
+        ("d-psgd-dn", "topology", GRAPH),
+        ("dfedavgm", "momentum", 1.0),
+        ("dfedavgm", "bits", 1),
+        ("dfedsam", "rho", -0.1),
+        ("dcd-psgd", "bits", 17),
+        ("matcha", "budget", 0.0),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(name: str, key: str, value: Any) -> None:
+    named = "codec" if key == "bits" else key
+    with pytest.raises(ValueError, match=f"{named} is .*valid"):
+        make(name, **{key: value})
+
+
+# Whole runs with the nodes that learn, against plain loops
+
+
+class Regressions:
+    """A linear regression a node."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        truth = rng.standard_normal(N)
+        self.A = rng.standard_normal((M, 12, N))
+        self.b = self.A @ truth + 0.3 * rng.standard_normal((M, 12))
+        self.problems = [LinearRegression(A, b) for A, b in zip(self.A, self.b, strict=True)]
+
+    def gradients(self, X: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.stack([problem.gradient(x) for problem, x in zip(self.problems, X, strict=True)])
+
+    def learn(self, strategy: Gossip, rounds: int) -> NDArray[np.float64]:
+        def problem(context: Context) -> LinearRegression:
+            return self.problems[int(context.node_config["partition-id"])]
+
+        grid = InProcessGrid(decentralised_client(problem), M, strict=True)
+        with flower_identity(1):
+            strategy.start(grid, ArrayRecord(), num_rounds=rounds)
+        assert strategy.monitor is not None
+        (last,) = [look for look in strategy.monitor.history if look.iteration == strategy.iterations]
+        assert last.nodes == M
+        assert strategy.monitor.models is not None
+        return strategy.monitor.models
+
+
+def start() -> NDArray[np.float64]:
+    return np.zeros((M, N))
+
+
+W = oracle.metropolis(list(GRAPH.edges), M)
+
+
+def test_d_psgd_is_its_plain_loop() -> None:
+    data, strategy = Regressions(), make("d-psgd", monitor=Monitor(1), local_steps=4, num_iterations=13)
+    expected = oracle.d_psgd(data.gradients, start(), [W] * 3, 0.1, 4)
+    np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_d_psgd_over_a_dynamic_network_is_its_plain_loop() -> None:
+    data, strategy = Regressions(), make("d-psgd-dn", monitor=Monitor(1), local_steps=4, num_iterations=13)
+    drawn = [oracle.metropolis(list(strategy.method.graph(k).edges), M) for k in (4, 8, 12)]
+    expected = oracle.d_psgd(data.gradients, start(), drawn, 0.1, 4)
+    np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_dfedavgm_is_its_plain_loop() -> None:
+    data, strategy = Regressions(), make("dfedavgm", monitor=Monitor(1), local_steps=4, num_iterations=13)
+    local = partial(oracle.local_momentum, data.gradients, eta=0.02, theta=0.9, K=4)
+    expected = oracle.dfedavg(local, start(), [W] * 3)
+    np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_dfedsam_is_its_plain_loop() -> None:
+    data, strategy = Regressions(), make("dfedsam", monitor=Monitor(1), local_steps=4, num_iterations=13)
+    local = partial(oracle.local_ascent, data.gradients, eta=0.1, rho=0.05, K=4)
+    expected = oracle.dfedavg(local, start(), [W] * 3)
+    np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_matcha_is_its_plain_loop() -> None:
+    data = Regressions()
+    strategy = Matcha(
+        dim=N, min_available_nodes=M, topology=GRAPH, monitor=Monitor(1), num_iterations=11, seed=4
+    )
+    matrices = [strategy.activation.matrix(strategy.activation.active(4, k)) for k in range(1, 11)]
+    expected = oracle.dfedavg(lambda X: X - 0.1 * data.gradients(X), start(), matrices)
+    np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_dp_dsgt_without_noise_is_its_plain_loop() -> None:
+    data, strategy = Regressions(), make("dp-dsgt", monitor=Monitor(1), num_iterations=13)
+    expected, _, _ = oracle.dp_dsgt(data.gradients, start(), W, 0.1, 12, lambda a: start())
+    np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("d-psgd-pc", {}), ("dfedavgm", {"bits": 8, "participation": 0.5}), ("dcd-psgd", {})],
+)
+def test_methods_that_draw_learn_and_repeat_themselves(name: str, parameters: dict[str, Any]) -> None:
+    data = Regressions()
+    models = []
+    for _ in range(2):
+        monitor = Monitor(1, measures_loss=False)
+        strategy = make(name, monitor=monitor, num_iterations=41, **parameters)
+        models.append(data.learn(strategy, 99))
+    assert np.array_equal(models[0], models[1])
+    mean = models[0].mean(axis=0)
+    A, b = data.A.reshape(-1, N), data.b.ravel()
+    best, *_ = np.linalg.lstsq(A, b, rcond=None)
+    assert np.linalg.norm(mean - best) < 0.1 * np.linalg.norm(best)

@@ -1,0 +1,180 @@
+"""FedBAT: one bit a weight both ways, unbiased within the step size, and the same weights everywhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
+
+from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
+from hedgerow.strategies.fedmud.fedbat import FedBAT, SignUpdates, binarised, signed
+from hedgerow.strategies.fedmud.sync import SYNCS
+from hedgerow.wire.lowrank import LayerShape
+from hedgerow.wire.records import payload_bytes, to_record, view
+
+
+def fedbat(**parameters: Any) -> FedBAT:
+    defaults = {
+        "learning_rate": 0.1,
+        "local_epochs": 2,
+        "min_available_nodes": 5,
+        "fraction_evaluate": 0.0,
+    }
+    return FedBAT(**{**MODEL, **defaults, **parameters})
+
+
+def signs(*sizes: int) -> SignUpdates:
+    method = SignUpdates([LayerShape(f"w{i}", (size, 1)) for i, size in enumerate(sizes)], seed=3)
+    method.begin({f"w{i}": torch.zeros(size, 1) for i, size in enumerate(sizes)})
+    return method
+
+
+def test_golden_means_of_the_quantiser() -> None:
+    x = np.repeat([-0.02, -0.005, 0, 0.005, 0.02], 20_000)
+    draws = np.random.default_rng(0).random(x.size)
+    quantised = signed(binarised(x, 0.01, draws), np.float32(0.01)).reshape(5, -1)
+    assert np.unique(np.abs(quantised)).tolist() == [np.float32(0.01)]
+    np.testing.assert_allclose(
+        quantised.mean(1, dtype=np.float64), [-0.01, -0.005, 0, 0.005, 0.01], atol=2e-4
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(share=st.floats(-1, 1), alpha=st.floats(1e-4, 10))
+def test_the_quantiser_is_unbiased_up_to_its_step_size(share: float, alpha: float) -> None:
+    # Draws that fill [0, 1) evenly give the mean itself, up to their distance.
+    even = (np.arange(1000) + 0.5) / 1000
+    up = binarised(np.full(1000, share * alpha), alpha, even)
+    mean = signed(up, np.float32(alpha)).mean(dtype=np.float64)
+    assert mean == pytest.approx(share * alpha, abs=2.1e-3 * alpha)
+
+
+def test_a_downlink_moves_by_the_mean_magnitude_and_is_unbiased_within_it() -> None:
+    method, rounds = signs(4), 4000
+    mean = np.array([0.1, -0.1, 0.05, 0.15])  # mean magnitude 0.1, which cuts the last entry off
+    total = np.zeros(4)
+    for server_round in range(1, rounds + 1):
+        method.begin({"w0": torch.zeros(4, 1)})
+        method.move(server_round, mean)
+        total += method.weights()["w0"].numpy().ravel()
+    np.testing.assert_allclose(total / rounds, [0.1, -0.1, 0.05, 0.1], atol=0.006)
+
+
+def test_each_layer_has_its_own_step_size() -> None:
+    method = signs(2, 3)
+    method.move(1, np.array([1.0, -1.0, 2.0, -2.0, 2.0]))
+    record = method.log.since(0)
+    assert view(record["0/w0:alpha"]).tolist() == [1.0]
+    assert view(record["0/w1:alpha"]).tolist() == [2.0]
+    assert method.weights()["w1"].ravel().tolist() == [2.0, -2.0, 2.0]
+
+
+def test_a_mean_of_zero_moves_nothing() -> None:
+    method = signs(5)
+    metrics = method.move(1, np.zeros(5))
+    assert not method.weights()["w0"].any()
+    assert metrics["quantisation-error"] == 0.0
+
+
+@settings(deadline=None, max_examples=30)
+@given(size=st.integers(2, 40), seed=st.integers(0, 999))
+def test_what_is_logged_is_what_the_server_moved_by(size: int, seed: int) -> None:
+    method = signs(size)
+    mean = np.random.default_rng(seed).standard_normal(size)
+    metrics = method.move(1, mean)
+    record = method.log.since(0)
+    up = np.unpackbits(view(record["0/w0:bits"]), count=size).view(bool)
+    step = signed(up, view(record["0/w0:alpha"])[0])
+    assert np.array_equal(method.weights()["w0"].numpy().ravel(), step)
+    assert metrics["quantisation-error"] == pytest.approx(float(np.linalg.norm(mean - step)))
+
+
+@pytest.mark.parametrize("sync", ["dense", "broadcast"])
+def test_every_way_of_sending_trains_the_same_model(sync: Any) -> None:
+    catchup, _ = run(fedbat(num_clients_per_round=2), LinearFederation(), 7)
+    other, _ = run(fedbat(sync=sync, num_clients_per_round=2), LinearFederation(), 7)
+    assert same(catchup, other)
+
+
+def test_the_server_and_the_nodes_hold_the_same_weights() -> None:
+    strategy = fedbat()
+    final, _ = run(strategy, LinearFederation(), 3)
+    assert all(np.array_equal(final[key], strategy.method.base()[key].numpy()) for key in COMPRESSED)
+
+
+def test_replies_are_read_as_signs_times_step_sizes() -> None:
+    method = signs(3, 9)
+    coded = {
+        "w0:bits": np.packbits([1, 0, 1]),
+        "w0:alpha": np.array([0.5], np.float32),
+        "w1:bits": np.packbits([0] * 9),
+        "w1:alpha": np.array(0.25, np.float32),
+    }
+    read = method.read(1, 0, to_record(coded))
+    assert read.tolist() == [0.5, -0.5, 0.5] + [-0.25] * 9
+
+
+def test_bits_are_counted_one_a_weight_and_travel_as_such() -> None:
+    strategy, federation = fedbat(), LinearFederation()
+    run(strategy, federation, 3)
+    nominal = 3 * 5 * (D + 32 * len(COMPRESSED) + 32 * E_UNC)
+    assert strategy.ledger.total(DOWN).nominal_bits == strategy.ledger.total(UP).nominal_bits == nominal
+    second = next(content for r, _, _, content in federation.seen if r == 2)
+    assert payload_bytes(second["updates"]) == sum(
+        128 + len(key) + size
+        for key, size in {
+            "0/a.weight:bits": 6,
+            "0/a.weight:alpha": 4,
+            "0/b.weight:bits": 5,
+            "0/b.weight:alpha": 4,
+        }.items()
+    )
+
+
+GARBAGE: dict[str, dict[str, Any]] = {
+    "missing key": {"a.weight:bits": None},
+    "wrong dtype": {"a.weight:bits": np.zeros(6, np.int64)},
+    "wrong shape": {"a.weight:bits": np.zeros(7, np.uint8)},
+    "bad scale": {"a.weight:alpha": np.array([-1.0], np.float32)},
+    "unknown key": {"a.weight:gamma": np.array([1.0], np.float32)},
+}
+
+
+@pytest.mark.parametrize("reason", GARBAGE)
+def test_garbage_costs_that_reply_and_is_counted_by_reason(reason: str) -> None:
+    def spoil(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if (client, server_round) != (3, 2):
+            return reply
+        arrays = {key: array for key, array in reply["arrays"].items() if key not in GARBAGE[reason]}
+        spoilt = {key: Array(array) for key, array in GARBAGE[reason].items() if array is not None}
+        return RecordDict({**reply, "arrays": ArrayRecord({**arrays, **spoilt})})
+
+    _, ends = run(fedbat(), LinearFederation(sabotage=spoil), 2)
+    assert [end.rejected for end in ends[1:]] == [{}, {reason: 1}]
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
+    final, _ = run(fedbat(sync=sync, num_clients_per_round=2), LinearFederation(), 6)
+    federation = LinearFederation()
+    grid = federation.grid()
+    first = fedbat(sync=sync, num_clients_per_round=2)
+    second = fedbat(sync=sync, num_clients_per_round=2)
+    run(first, federation, 3, grid=grid)
+    second.load_state_dict(first.state_dict())
+    assert same(run(second, federation, 6, grid=grid)[0], final)
+
+
+def test_bad_parameters_are_named() -> None:
+    make: Callable[..., object] = fedbat
+    with pytest.raises(ValueError, match=r"skip_front \+ skip_back is 4"):
+        make(skip_front=3)
+
+
+def test_summary_is_logged_without_a_run() -> None:
+    fedbat().summary()

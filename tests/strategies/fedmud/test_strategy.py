@@ -1,0 +1,613 @@
+"""FedMUD through real Flower messages: ways of sending, exactness of the mean, merges, losses, resumes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies.linear_federation import (
+    COMPRESSED,
+    E_UNC,
+    LAYERS,
+    MODEL,
+    NUM_PARAMETERS,
+    D,
+    LinearFederation,
+    initial,
+    run,
+    same,
+)
+from torch import nn
+
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.checkpoint import load_checkpoint, save_checkpoint
+from hedgerow.strategies import TooFewRepliesError
+from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS, FactorAveraging, FedMUD
+from hedgerow.strategies.fedmud.sync import SYNCS
+from hedgerow.wire.lowrank import Factorisation, LayerShape
+from hedgerow.wire.records import to_record, to_state_dict
+
+COMPRESSING = [variant for variant in UPDATE_VARIANTS if variant != "dense"]
+EXACT = ["mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad"]
+
+
+def fedmud(**parameters: Any) -> FedMUD:
+    defaults = {
+        "variant": "mud+aad",
+        "ratio": 0.2,
+        "budget": "layer",
+        "init_a": 0.5,
+        "learning_rate": 0.1,
+        "local_epochs": 2,
+        "min_available_nodes": 5,
+        "fraction_evaluate": 0.0,
+    }
+    return FedMUD(**{**MODEL, **defaults, **parameters})
+
+
+def captured(replies: dict[tuple[int, int], RecordDict]) -> Callable[[int, int, RecordDict], RecordDict]:
+    """Return a sabotage that changes nothing and keeps what nodes reply, by (round, client)."""
+
+    def keep(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        replies[server_round, client] = reply
+        return reply
+
+    return keep
+
+
+# Ways of sending
+
+
+@pytest.mark.parametrize("variant", COMPRESSING)
+@pytest.mark.parametrize("reset_interval", [1, 3, 7])
+def test_every_way_of_sending_trains_the_same_model(variant: str, reset_interval: int) -> None:
+    finals = [
+        run(
+            fedmud(variant=variant, reset_interval=reset_interval, sync=sync, num_clients_per_round=2),
+            LinearFederation(),
+            7,
+        )[0]
+        for sync in SYNCS
+    ]
+    assert same(finals[0], finals[1])
+    assert same(finals[0], finals[2])
+
+
+def test_serialising_every_message_does_not_move_a_bit() -> None:
+    federation = LinearFederation()
+    plain, _ = run(fedmud(num_clients_per_round=2), federation, 4)
+    strict, _ = run(fedmud(num_clients_per_round=2), federation, 4, grid=federation.grid(strict=True))
+    assert same(plain, strict)
+
+
+class Shuffled(InProcessGrid):
+    """Hands replies over in another order each time."""
+
+    order = np.random.default_rng(1)
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        replies = list(super().pull_messages(message_ids))
+        return [replies[i] for i in self.order.permutation(len(replies))]
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_arrival_order_changes_no_bit(sync: Any) -> None:
+    plain, _ = run(fedmud(sync=sync, num_clients_per_round=3), LinearFederation(), 5)
+    federation = LinearFederation()
+    shuffled = Shuffled(federation.client_app(), 5, seed=5)
+    assert same(plain, run(fedmud(sync=sync, num_clients_per_round=3), federation, 5, grid=shuffled)[0])
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not() -> None:
+    def final(seed: int) -> Any:
+        return run(fedmud(seed=seed, num_clients_per_round=3), LinearFederation(), 3)[0]
+
+    assert same(final(3), final(3))
+    assert not same(final(3), final(4))
+
+
+def test_a_rounds_contents_are_shared_by_the_nodes_that_lack_the_same() -> None:
+    strategy, grid = fedmud(), LinearFederation().grid()
+    with flower_identity(1):
+        messages = strategy.configure_train(1, initial(), ConfigRecord(), grid)
+    assert len({id(message.content) for message in messages}) == 1
+
+
+def test_messages_hold_what_was_agreed_on() -> None:
+    federation = LinearFederation()
+    run(fedmud(reset_interval=2, num_clients_per_round=2), federation, 2)
+    first, second = (next(c for r, _, _, c in federation.seen if r == wanted) for wanted in (1, 2))
+    assert set(first) == {"arrays", "base", "config"}
+    assert set(first["base"]) == set(COMPRESSED)
+    assert set(first["arrays"]) == {"first.weight", "last.weight", "last.bias", "norm.num_batches_tracked"}
+    assert {"a.weight:U", "a.weight:V", "b.weight:U", "b.weight:V"} == set(second["factors"])
+    config = dict(first["config"])
+    assert config.pop("fingerprint") == fedmud().plan.fingerprint
+    assert config == {
+        "server-round": 1,
+        "method": "factored",
+        "variant": "mud+aad",
+        "version": 0,
+        "from-version": 0,
+        "run-seed": 0,
+        "ratio": 0.2,
+        "budget": "layer",
+        "init-a": 0.5,
+        "layout": "flat",
+        "tight": False,
+        "skip-front": 1,
+        "skip-back": 1,
+        "keep-base": True,
+        "learning-rate": 0.1,
+        "local-epochs": 2,
+        "batch-size": 64,
+        "seed": 0,
+    }
+
+
+def test_nodes_keep_no_base_when_they_are_always_sent_it() -> None:
+    federation = LinearFederation()
+    run(fedmud(sync="dense"), federation, 2)
+    assert not any(content["config"]["keep-base"] for _, _, _, content in federation.seen)
+
+
+# The mean
+
+
+@pytest.mark.parametrize("variant", EXACT)
+def test_a_mean_of_decoupled_factors_is_the_mean_of_the_updates(variant: str) -> None:
+    _, ends = run(fedmud(variant=variant, measure_bias=True), LinearFederation(), 3)
+    assert all(end.train["aggregation-bias"] < 1e-6 for end in ends[1:])
+
+
+@pytest.mark.parametrize("variant", ["mud", "mud+bkd"])
+def test_a_mean_of_coupled_factors_is_not(variant: str) -> None:
+    _, ends = run(fedmud(variant=variant, measure_bias=True, local_epochs=20), LinearFederation(), 3)
+    assert all(end.train["aggregation-bias"] > 1e-4 for end in ends[1:])
+
+
+def test_the_bias_of_mud_is_the_covariance_of_its_factors() -> None:
+    replies: dict[tuple[int, int], RecordDict] = {}
+    federation = LinearFederation(sabotage=captured(replies))
+    _, ends = run(fedmud(variant="mud", measure_bias=True, local_epochs=20), federation, 1)
+    weights = np.array([federation.examples(i) for i in range(5)], float)
+    p = weights / weights.sum()
+    largest = 0.0
+    for key in COMPRESSED:
+        u, v = (
+            np.array([replies[1, i]["arrays"][f"{key}:{name}"].numpy() for i in range(5)], np.float64)
+            for name in ("U", "V")
+        )
+        u, v = u - np.tensordot(p, u, 1), v - np.tensordot(p, v, 1)
+        covariance = np.einsum("i,imr,irn->mn", p, u, v)
+        largest = max(largest, np.abs(covariance).max())
+    assert ends[-1].train["aggregation-bias"] == pytest.approx(largest, abs=1e-7)
+    assert largest > 1e-4
+
+
+def two_by_two(variant: str, **parameters: Any) -> FactorAveraging:
+    layers = [LayerShape("w", (2, 2))]
+    plan = Factorisation.plan(
+        layers, variant=variant, num_parameters=4, ratio=0.5, budget="layer", skip_front=0, skip_back=0
+    )
+    method = FactorAveraging(plan, run_seed=0, **parameters)
+    method.begin({"w": torch.zeros(2, 2)})
+    return method
+
+
+def test_golden_g1() -> None:
+    method = two_by_two("mud", measure_bias=True)
+    clients = [np.array([1, 0, 1, 0], np.float32), np.array([0, 1, 0, 1], np.float32)]
+    metrics = method.move(1, method.mean((1.0, vector) for vector in clients))
+    assert np.array_equal(method.weights()["w"], np.full((2, 2), 0.25))
+    assert metrics["aggregation-bias"] == 0.25  # diag(0.5, 0.5) was wanted
+
+
+@pytest.mark.parametrize("variant", EXACT)
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 10**6))
+def test_the_server_moves_by_the_mean_of_what_the_nodes_reconstruct(variant: str, seed: int) -> None:
+    plan = Factorisation.plan(LAYERS, variant=variant, num_parameters=NUM_PARAMETERS, ratio=0.4)
+    method = FactorAveraging(plan, run_seed=seed)
+    rng = np.random.default_rng(seed)
+    method.begin({key: torch.zeros(shape) for key, shape in (("a.weight", (8, 6)), ("b.weight", (5, 8)))})
+    weights = rng.uniform(0.1, 3, 4)
+    vectors = rng.standard_normal((4, plan.count)).astype(np.float32)
+    updates = [method._update(_factors(plan, vector)) for vector in vectors]
+    method.move(1, method.mean(zip(weights, vectors, strict=True)))
+    moved = np.concatenate([weight.numpy().ravel() for weight in method.weights().values()])
+    np.testing.assert_allclose(moved, np.average(updates, axis=0, weights=weights), atol=1e-6)
+
+
+def _factors(plan: Factorisation, vector: Any) -> dict[str, torch.Tensor]:
+    sizes = [int(np.prod(shape)) for shape in plan.shapes.values()]
+    parts = torch.from_numpy(vector).split(sizes)
+    return {k: part.reshape(s) for (k, s), part in zip(plan.shapes.items(), parts, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("weighting", "weights"),
+    [("num-examples", [6, 7, 8, 9, 10]), ("num-batches", [1, 2, 3, 1, 2]), ("uniform", [1] * 5)],
+)
+def test_weights_are_those_asked_for(weighting: Any, weights: list[int]) -> None:
+    replies: dict[tuple[int, int], RecordDict] = {}
+    final, _ = run(fedmud(weighting=weighting), LinearFederation(sabotage=captured(replies)), 1)
+    biases = [replies[1, i]["arrays"]["last.bias"].numpy() for i in range(5)]
+    np.testing.assert_allclose(final["last.bias"], np.average(biases, axis=0, weights=weights), rtol=1e-6)
+
+
+def test_counted_batches_are_averaged_and_stay_whole() -> None:
+    final, _ = run(fedmud(weighting="uniform", num_clients_per_round=2), LinearFederation(), 1)
+    assert final["norm.num_batches_tracked"].dtype == np.int64
+    (one, other) = fedmud(num_clients_per_round=2).participants(1)
+    assert final["norm.num_batches_tracked"] == round((one + other) / 2)
+
+
+# Merges
+
+
+def test_a_reset_does_not_change_the_model() -> None:
+    strategy = fedmud(variant="mud", reset_interval=100)
+    final, _ = run(strategy, LinearFederation(), 3)
+    merging = fedmud(variant="mud", reset_interval=3)
+    merged, _ = run(merging, LinearFederation(), 3)
+    assert same(final, merged)
+    assert (strategy.method.log.version, merging.method.log.version) == (0, 1)
+    assert same({k: v.numpy() for k, v in merging.method.base().items()}, {k: merged[k] for k in COMPRESSED})
+
+
+def test_an_interval_that_does_not_divide_the_run_leaves_an_update_in_the_model() -> None:
+    strategy = fedmud(reset_interval=3)
+    final, _ = run(strategy, LinearFederation(), 5)
+    assert strategy.method.log.version == 1
+    base = strategy.method.base()["a.weight"].numpy()
+    assert not np.array_equal(final["a.weight"], base)
+
+
+def test_fedmud_is_fedlmt_when_it_starts_from_zero_with_random_factors_and_never_resets() -> None:
+    from hedgerow.strategies.fedmud.factored import FedLMT
+
+    options = {"ratio": 0.2, "budget": "layer", "init_a": 0.5, "local_epochs": 2}
+    training = {"learning_rate": 0.1, "min_available_nodes": 5, "fraction_evaluate": 0.0}
+    lmt = FedLMT(**MODEL, **options, **training)
+    mud = fedmud(variant="mud", reset_interval=100)
+    begin = mud.method.begin
+
+    def both_random(weights: Any) -> None:
+        begin(weights)
+        mud.method._factors = lmt.plan.init(0, 0)  # type: ignore[attr-defined]
+        mud.method._age = 1  # type: ignore[attr-defined]
+
+    mud.method.begin = both_random  # type: ignore[method-assign]
+    state = to_state_dict(initial())
+    zero = to_record({k: torch.zeros_like(v) if k in COMPRESSED else v for k, v in state.items()})
+    ours, _ = run(mud, LinearFederation(), 4, start=zero)
+    theirs, _ = run(lmt, LinearFederation(), 4, start=zero)
+    assert same(ours, theirs)
+
+
+def test_dense_is_fedavg() -> None:
+    replies: dict[tuple[int, int], RecordDict] = {}
+    federation = LinearFederation(sabotage=captured(replies))
+    final, _ = run(fedmud(variant="dense"), federation, 1)
+    for key in ("a.weight", "last.bias"):
+        models = [replies[1, i]["arrays"][key].numpy().astype(np.float64) for i in range(5)]
+        mean = np.average(models, axis=0, weights=[6, 7, 8, 9, 10])
+        np.testing.assert_allclose(final[key], mean, rtol=1e-6)
+    assert all(set(content) == {"arrays", "config"} for _, _, _, content in federation.seen)
+    assert federation.seen[0][3]["config"]["method"] == "dense"
+
+
+def test_the_result_is_the_plain_model() -> None:
+    final, _ = run(fedmud(), LinearFederation(), 1)
+    plain = {key: array.numpy() for key, array in initial().items()}
+    assert list(final) == list(plain)
+    assert {k: (v.dtype, v.shape) for k, v in final.items()} == {
+        k: (v.dtype, v.shape) for k, v in plain.items()
+    }
+
+
+# Losses
+
+
+def need_base(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+    metrics = {"num-examples": 0, "num-batches": 0, "base-version": 0, "need-base": 1}
+    lost = RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord(metrics)})
+    return lost if (client, server_round) == (3, 2) else reply
+
+
+@pytest.mark.parametrize("sync", ["catchup", "broadcast"])
+def test_a_node_that_lost_its_base_is_dropped_once_and_sent_the_base_next(sync: Any) -> None:
+    federation = LinearFederation(sabotage=need_base)
+    _, ends = run(fedmud(sync=sync), federation, 3)
+    assert [end.rejected for end in ends[1:]] == [{}, {"need base": 1}, {}]
+    sent = {client: content for r, client, _, content in federation.seen if r == 3}
+    assert [client for client, content in sent.items() if "base" in content] == [3]
+
+
+def test_a_lost_node_trains_on_with_the_others() -> None:
+    replies: dict[tuple[int, int], RecordDict] = {}
+    keep = captured(replies)
+    spoilt = LinearFederation(sabotage=lambda *reply: keep(*reply[:2], need_base(*reply)))
+    final, _ = run(fedmud(), spoilt, 3)
+    biases = [replies[3, i]["arrays"]["last.bias"].numpy() for i in range(5)]
+    np.testing.assert_allclose(
+        final["last.bias"], np.average(biases, axis=0, weights=range(6, 11)), rtol=1e-6
+    )
+
+
+def with_arrays(reply: RecordDict, **changes: Any) -> RecordDict:
+    arrays = {key.replace("__", "."): value for key, value in changes.items()}
+    kept = {key: array for key, array in reply["arrays"].items() if arrays.get(key, 0) is not None}
+    new = {key: Array(np.asarray(value)) for key, value in arrays.items() if value is not None}
+    return RecordDict({**reply, "arrays": ArrayRecord({**kept, **new})})
+
+
+def with_metrics(reply: RecordDict, **changes: Any) -> RecordDict:
+    changed = {key.replace("_", "-"): value for key, value in changes.items()}
+    return RecordDict({**reply, "metrics": MetricRecord({**reply["metrics"], **changed})})
+
+
+U = "a.weight:U"
+GARBAGE: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
+    "missing factor": ("missing key", lambda r: with_arrays(r, **{U: None})),
+    "nan factor": ("non-finite", lambda r: with_arrays(r, **{U: np.full((8, 1), np.nan, np.float32)})),
+    "shape": ("wrong shape", lambda r: with_arrays(r, **{U: np.zeros((8, 9), np.float32)})),
+    "dtype": ("wrong dtype", lambda r: with_arrays(r, **{U: np.zeros((8, 1), np.int64)})),
+    "too large": ("non-finite", lambda r: with_arrays(r, **{U: np.full((8, 1), 1e300)})),
+    "missing rest": ("missing key", lambda r: with_arrays(r, last__bias=None)),
+    "infinite rest": ("non-finite", lambda r: with_arrays(r, last__bias=np.full(2, np.inf, np.float32))),
+    "base": ("unknown key", lambda r: with_arrays(r, a__weight=np.zeros((8, 6), np.float32))),
+    "two records": ("bad arrays", lambda r: RecordDict({**r, "more": r["arrays"]})),
+    "no metrics": ("bad metrics", lambda r: RecordDict({"arrays": r["arrays"]})),
+    "weight": ("bad weight", lambda r: with_metrics(r, num_examples=-1)),
+    "metric": ("non-finite", lambda r: with_metrics(r, train_loss=float("nan"))),
+    "old base": ("wrong base", lambda r: with_metrics(r, base_version=0)),
+    "no version": (
+        "wrong base",
+        lambda r: RecordDict({**r, "metrics": MetricRecord({"num-examples": 9})}),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_costs_that_reply_and_is_counted_by_reason(kind: str) -> None:
+    reason, spoil = GARBAGE[kind]
+    replies: dict[tuple[int, int], RecordDict] = {}
+
+    def spoilt(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        replies[server_round, client] = reply
+        return spoil(reply) if (client, server_round) == (3, 2) else reply
+
+    final, ends = run(fedmud(), LinearFederation(sabotage=spoilt), 2)
+    assert [end.rejected for end in ends[1:]] == [{}, {reason: 1}]
+    biases = [replies[2, i]["arrays"]["last.bias"].numpy() for i in (0, 1, 2, 4)]
+    np.testing.assert_allclose(
+        final["last.bias"], np.average(biases, axis=0, weights=[6, 7, 8, 10]), rtol=1e-6
+    )
+
+
+def test_a_reply_that_was_not_used_does_not_move_what_its_node_is_taken_to_hold() -> None:
+    def garbage(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        return with_arrays(reply, **{U: None}) if (client, server_round) == (3, 2) else reply
+
+    federation = LinearFederation(sabotage=garbage)
+    run(fedmud(ratio=0.05), federation, 3)
+    third = next(content for r, client, _, content in federation.seen if (r, client) == (3, 3))
+    assert {key.split("/")[0] for key in third["merges"]} == {"0", "1"}
+
+
+def test_a_round_without_replies_neither_merges_nor_counts_towards_the_interval() -> None:
+    failures = list(range(5))
+
+    def fail_once(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if server_round == 2 and client in failures:
+            failures.remove(client)
+            raise RuntimeError("down")
+        return reply
+
+    flaky = fedmud(reset_interval=2, sync="dense")
+    final, _ = run(flaky, LinearFederation(sabotage=fail_once), 3)
+    assert flaky.method.log.version == 1
+    assert same(final, run(fedmud(reset_interval=2, sync="dense"), LinearFederation(), 3)[0])
+
+
+def test_a_round_that_may_be_empty_leaves_everything_as_it_is() -> None:
+    def fail(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if server_round == 2:
+            raise RuntimeError("down")
+        return reply
+
+    strategy = fedmud(min_train_nodes=0)
+    run(strategy, LinearFederation(sabotage=fail), 2)
+    assert (strategy.completed_rounds, strategy.method.log.version) == (2, 1)
+    assert same(
+        run(fedmud(), LinearFederation(), 1)[0],
+        {key: array.numpy() for key, array in (strategy.current_arrays() or {}).items()},
+    )
+
+
+def test_a_round_below_its_minimum_ends_the_run() -> None:
+    def fail(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        raise RuntimeError("down")
+
+    with pytest.raises(TooFewRepliesError, match="Round 1: 0 valid replies of 5"):
+        run(fedmud(), LinearFederation(sabotage=fail), 1)
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_lost_messages_leave_the_run_going(sync: Any) -> None:
+    strategy = fedmud(sync=sync, num_clients_per_round=3, max_repeats=9)
+    final, ends = run(strategy, LinearFederation(), 10, faults=FaultModel(dropout=0.3))
+    assert sum(end.accepted for end in ends[1:]) < 30
+    assert all("need base" not in end.rejected and "wrong base" not in end.rejected for end in ends)
+    assert all(np.isfinite(array).all() for array in final.values())
+
+
+def test_faults_do_not_depend_on_the_way_of_sending_and_nor_does_the_model() -> None:
+    def final(sync: Any) -> Any:
+        strategy = fedmud(sync=sync, num_clients_per_round=3)
+        return run(strategy, LinearFederation(sabotage=out_of_range), 6)[0]
+
+    def out_of_range(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if (client + server_round) % 3 == 0 and len(reply.array_records):
+            raise RuntimeError("out of range")
+        return reply
+
+    assert same(final("catchup"), final("dense"))
+    assert same(final("catchup"), final("broadcast"))
+
+
+# State
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("reset_interval", [1, 3])
+def test_a_resumed_run_ends_with_the_same_bits_and_traffic(
+    sync: Any, reset_interval: int, tmp_path: Path
+) -> None:
+    def make() -> FedMUD:
+        return fedmud(sync=sync, reset_interval=reset_interval, num_clients_per_round=2)
+
+    whole = make()
+    final, ends = run(whole, LinearFederation(), 8)
+    federation, first, second = LinearFederation(), make(), make()
+    grid = federation.grid()
+    run(first, federation, 4, grid=grid)
+    save_checkpoint(tmp_path / "state", first.state_dict())
+    second.load_state_dict(load_checkpoint(tmp_path / "state"))
+    resumed, more = run(second, federation, 8, grid=grid)
+    assert same(resumed, final)
+    assert [end.round for end in more] == [5, 6, 7, 8]
+    assert (more[-1].bits, more[-1].payload_bytes) == (ends[-1].bits, ends[-1].payload_bytes)
+    assert more[-1].iterations == ends[-1].iterations
+    assert second.traffic() == whole.traffic()
+
+
+def test_nodes_that_lost_everything_between_two_runs_are_sent_the_base() -> None:
+    final, _ = run(fedmud(num_clients_per_round=2), LinearFederation(), 6)
+    first, second = fedmud(num_clients_per_round=2), fedmud(num_clients_per_round=2, min_train_nodes=2)
+    run(first, LinearFederation(), 3)
+    second.load_state_dict(first.state_dict())
+    assert same(run(second, LinearFederation(), 6)[0], final)
+
+
+def test_a_state_of_another_compression_is_refused() -> None:
+    strategy = fedmud()
+    run(strategy, LinearFederation(), 1)
+    with pytest.raises(ValueError, match="fingerprint is"):
+        fedmud(variant="mud").load_state_dict(strategy.state_dict())
+
+
+def test_starting_again_starts_afresh() -> None:
+    strategy = fedmud()
+    first, _ = run(strategy, LinearFederation(), 3)
+    assert same(run(strategy, LinearFederation(), 3)[0], first)
+    assert strategy.completed_rounds == 3
+
+
+def test_flowers_own_start_drives_the_strategy_to_the_same_model() -> None:
+    ours, _ = run(fedmud(), LinearFederation(), 3)
+    with flower_identity(1):
+        result = Strategy.start(fedmud(), LinearFederation().grid(), initial(), num_rounds=3)
+    assert same(ours, {key: array.numpy() for key, array in result.arrays.items()})
+
+
+# Who takes part, and what is told
+
+
+@settings(deadline=None)
+@given(count=st.integers(1, 5), server_round=st.integers(1, 1000))
+def test_a_round_takes_so_many_different_nodes(count: int, server_round: int) -> None:
+    chosen = fedmud(num_clients_per_round=count).participants(server_round)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == count
+
+
+def test_every_node_takes_part_as_often() -> None:
+    strategy = fedmud(num_clients_per_round=2)
+    drawn = np.bincount([i for r in range(1, 1001) for i in strategy.participants(r)], minlength=5)
+    np.testing.assert_allclose(drawn, 400, atol=60)
+
+
+def test_progress_counts_the_mean_participants_iterations() -> None:
+    _, ends = run(fedmud(), LinearFederation(), 2)
+    # Batches a node are 1, 2, 3, 1, 2; two epochs a round.
+    assert [end.iterations for end in ends] == [0, round(2 * 9 / 5), round(4 * 9 / 5)]
+
+
+def test_bookkeeping_of_bases_is_no_metric() -> None:
+    _, ends = run(fedmud(), LinearFederation(), 1)
+    assert set(ends[-1].train) == {"num-batches", "train-loss"}
+
+
+def test_evaluation_is_of_the_plain_model() -> None:
+    federation = LinearFederation()
+    final, ends = run(fedmud(fraction_evaluate=1.0), federation, 2)
+    state = {key: torch.from_numpy(np.array(value)) for key, value in final.items()}
+    losses = [federation._loss(state, i).item() for i in range(5)]
+    assert ends[-1].evaluate["loss"] == pytest.approx(np.average(losses, weights=range(6, 11)))
+
+
+def test_the_ratio_told_is_what_is_sent() -> None:
+    strategy = fedmud()
+    assert strategy.nominal_bits == 32 * (strategy.plan.count + E_UNC)
+    assert strategy.ratio == strategy.plan.ratio
+    assert fedmud(variant="dense").ratio == 1.0
+
+
+def test_for_model_takes_layers_and_size_from_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    strategy = FedMUD.for_model(model, variant="mud", ratio=0.5)
+    assert [layer.key for layer in strategy.method.layers] == ["1.weight"]
+    assert strategy.plan.num_parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_the_log_is_never_larger_than_the_base() -> None:
+    strategy = fedmud(ratio=0.3)
+    run(strategy, LinearFederation(), 12)
+    assert len(strategy.method.log) == D // strategy.plan.count
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fedmud(variant="lmt"), "variant is 'lmt'; valid is one of mud,"),
+        (lambda: fedmud(reset_interval=0), "reset_interval is 0"),
+        (lambda: fedmud(ratio=0.0), "ratio is 0.0"),
+        (lambda: fedmud(budget="purse"), "budget is 'purse'"),
+        (lambda: fedmud(init_a=-1.0), "init_a is -1.0"),
+        (lambda: fedmud(layout="heap"), "layout is 'heap'"),
+        (lambda: fedmud(skip_front=4), r"skip_front \+ skip_back is 5"),
+        (lambda: fedmud(sync="maybe"), "sync is 'maybe'"),
+        (lambda: fedmud(weighting="size"), "weighting is 'size'; valid is one of num-examples,"),
+        (lambda: fedmud(num_clients_per_round=6), "num_clients_per_round is 6; valid is 1 to the 5 clients"),
+        (lambda: fedmud(num_clients_per_round=0), "num_clients_per_round is 0"),
+        (lambda: fedmud(learning_rate=0.0), "learning_rate is 0.0"),
+        (lambda: fedmud(local_epochs=0), "local_epochs is 0"),
+        (lambda: fedmud(batch_size=0), "batch_size is 0"),
+        (lambda: fedmud(seed=2**63), r"seed is 9223372036854775808; valid is an integer < 2\^63"),
+    ],
+)
+def test_bad_parameters_are_named(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_a_model_without_a_compressed_layer_is_refused() -> None:
+    arrays = initial()
+    del arrays["a.weight"]
+    with pytest.raises(ValueError, match=r"a.weight has the shape None .* valid is \(8, 6\)"):
+        run(fedmud(), LinearFederation(), 1, start=arrays)
+
+
+def test_summary_is_logged_without_a_run() -> None:
+    fedmud().summary()

@@ -1,0 +1,270 @@
+"""What nodes are sent: the updates they missed, or the base; and what each way of it costs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies.linear_federation import E_UNC, MODEL, D, LinearFederation, run
+
+from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
+from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.strategies.fedmud.sync import SYNCS, Downlink, Download, Post, UpdateLog
+from hedgerow.wire.ledger import Transfer
+from hedgerow.wire.records import payload_bytes, to_record, view
+
+HEADER = 128  # of a serialised array
+BUFFER = 8  # one int64
+REST_KEYS = ("first.weight", "last.weight", "last.bias", "norm.num_batches_tracked")
+
+
+def fedmud(**parameters: Any) -> FedMUD:
+    defaults = {
+        "variant": "mud+aad",
+        "ratio": 0.2,
+        "budget": "layer",
+        "init_a": 0.5,
+        "learning_rate": 0.1,
+        "local_epochs": 1,
+        "min_available_nodes": 5,
+        "fraction_evaluate": 0.0,
+    }
+    return FedMUD(**{**MODEL, **defaults, **parameters})
+
+
+def transfers(strategy: FedMUD, rounds: int, federation: LinearFederation) -> list[list[Transfer]]:
+    """Run, and return the transfers of each round."""
+    booked: list[list[Transfer]] = []
+    strategy.on_round_end = [lambda end: booked.append(list(strategy.ledger.transfers))]
+    run(strategy, federation, rounds)
+    return booked[1:]
+
+
+def log_of(steps: int, update_bits: int = 64, base_bits: int = 640) -> UpdateLog:
+    log = UpdateLog(update_bits, base_bits)
+    for step in range(steps):
+        log.append({"a:U": np.full(2, step, np.float32)})
+    return log
+
+
+# The log
+
+
+def test_updates_are_named_by_the_version_that_they_leave() -> None:
+    record = log_of(3).since(1)
+    assert {key: view(array)[0] for key, array in record.items()} == {"1/a:U": 1.0, "2/a:U": 2.0}
+
+
+def test_the_log_reaches_as_far_back_as_it_is_cheaper_than_the_base() -> None:
+    log = log_of(25)
+    assert (log.version, len(log)) == (25, 10)  # floor(D / C)
+    assert log.covers(16)
+    assert not log.covers(15)  # ten updates are as dear as the base
+
+
+@settings(deadline=None)
+@given(steps=st.integers(0, 40), update=st.integers(1, 12), base=st.integers(1, 60), held=st.integers(0, 40))
+def test_whatever_is_covered_is_in_the_log_and_fewer_bits_than_the_base(
+    steps: int, update: int, base: int, held: int
+) -> None:
+    log = UpdateLog(32 * update, 32 * base)
+    for _ in range(steps):
+        log.append({"U": np.zeros(update, np.float32)})
+    if held <= steps and log.covers(held):
+        assert len(log.since(held)) == steps - held
+        assert log.size_since(held) == Download.of(log.since(held))
+        assert log.size_since(held).bits < 32 * base
+    assert len(log) * update <= base
+
+
+def test_the_log_survives_a_checkpoint() -> None:
+    log, twin = log_of(12), UpdateLog(64, 640)
+    twin.load_state_dict(log.state_dict())
+    assert twin.version == 12
+    assert {k: view(a).tolist() for k, a in twin.since(5).items()} == {
+        k: view(a).tolist() for k, a in log.since(5).items()
+    }
+
+
+# Who is sent what
+
+
+def test_a_node_is_sent_what_it_missed_since_it_acknowledged() -> None:
+    log = log_of(2)
+    downlink = Downlink("catchup", 3, log)
+    assert downlink.start(0) is None
+    downlink.acknowledge(0)
+    log.append({"a:U": np.zeros(2, np.float32)})
+    assert downlink.start(0) == 2
+    downlink.forget(0)
+    assert downlink.start(0) is None
+
+
+def test_the_dense_way_always_sends_the_base() -> None:
+    downlink = Downlink("dense", 3, log_of(2))
+    downlink.acknowledge(0)
+    assert downlink.start(0) is None
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_nodes_without_a_base_are_never_behind(sync: Any) -> None:
+    downlink = Downlink(sync, 3, UpdateLog(64, 0))
+    assert downlink.behind(range(3)) == []
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sync is 'maybe'; valid is one of catchup, dense, broadcast"):
+        Downlink("maybe", 3, log_of(0))  # type: ignore[arg-type]
+
+
+def test_nodes_that_lack_the_same_share_every_record() -> None:
+    log = log_of(4)
+    base = to_record({"a": np.zeros(20, np.float32)})
+    post = Post({"arrays": base}, base, "merges", log, ("config", {"version": 4}))
+    assert post.instruction(2) is post.instruction(2)
+    assert post.instruction(2)["merges"] is post.news(2)["merges"]
+    assert post.instruction(None)["base"] is base
+    assert post.instruction(2)["arrays"] is post.instruction(None)["arrays"]
+    assert post.instruction(2)["config"]["from-version"] == 2
+    assert post.instruction(None)["config"]["from-version"] == 4
+    assert "merges" not in post.instruction(4)
+    assert set(post.news(2)) == {"merges", "config"}
+
+
+# Bytes, through real messages
+
+
+def expected_payload(keys: dict[str, int]) -> int:
+    """Return the bytes of float32 arrays of these sizes under these keys."""
+    return sum(4 * size + HEADER + len(key) for key, size in keys.items())
+
+
+def factor_sizes(strategy: FedMUD, prefix: str = "") -> dict[str, int]:
+    return {prefix + key: int(np.prod(shape)) for key, shape in strategy.plan.shapes.items()}
+
+
+REST_BYTES = 4 * E_UNC + BUFFER + sum(HEADER + len(key) for key in REST_KEYS)
+BASE_BYTES = 4 * D + sum(HEADER + len(key) for key in ("a.weight", "b.weight"))
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_downlink_bytes_are_the_formulas(sync: Any) -> None:
+    strategy = fedmud(sync=sync)
+    rounds = transfers(strategy, 4, LinearFederation())
+    for version, booked in enumerate(rounds):
+        down = [transfer.payload_bytes for transfer in booked if transfer.link == DOWN]
+        merged = expected_payload(factor_sizes(strategy, f"{version - 1}/"))  # C floats of one reset
+        first_or_dense = sync == "dense" or version == 0
+        assert down == [REST_BYTES + (BASE_BYTES if first_or_dense else merged)] * 5
+
+
+def test_factors_are_sent_between_resets_and_neither_factors_nor_merges_right_after_one() -> None:
+    strategy, federation = fedmud(reset_interval=2), LinearFederation()
+    rounds = transfers(strategy, 5, federation)
+    factors = expected_payload(factor_sizes(strategy))
+    merged = expected_payload(factor_sizes(strategy, "0/"))
+    down = [next(t.payload_bytes for t in booked if t.link == DOWN) - REST_BYTES for booked in rounds]
+    assert down == [BASE_BYTES, factors, merged, factors, merged]
+
+
+def test_uplink_bytes_are_factors_and_the_rest() -> None:
+    strategy = fedmud()
+    (booked,) = transfers(strategy, 1, LinearFederation())
+    up = {transfer.payload_bytes for transfer in booked if transfer.link == UP}
+    assert up == {REST_BYTES + expected_payload(factor_sizes(strategy))}
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_nominal_bits_are_the_papers_whatever_is_sent(sync: Any) -> None:
+    strategy = fedmud(sync=sync, num_clients_per_round=2)
+    run(strategy, LinearFederation(), 6)
+    nominal = 6 * 2 * 32 * (strategy.plan.count + E_UNC)
+    assert strategy.ledger.total(DOWN).nominal_bits == strategy.ledger.total(UP).nominal_bits == nominal
+
+
+def test_a_node_that_was_away_is_sent_every_merge_it_missed_or_the_base_when_that_is_cheaper() -> None:
+    strategy, federation = fedmud(num_clients_per_round=2, ratio=0.05), LinearFederation()
+    run(strategy, federation, 20)
+    reach = D / strategy.plan.count
+    last: dict[int, int] = {}
+    missed: list[int] = []
+    for server_round, client, _, content in federation.seen:
+        version = server_round - 1
+        gap = version - last[client] if client in last else None
+        last[client] = version
+        if gap is None or gap >= reach:
+            assert "base" in content
+            assert "merges" not in content
+        else:
+            missed.append(gap)
+            merges = content.array_records.get("merges", {})
+            assert sum(view(array).size for array in merges.values()) == gap * strategy.plan.count
+            assert content["config"]["from-version"] == version - gap
+    assert {1, 2, 3} <= set(missed)
+    assert max(missed) < reach
+
+
+def test_broadcast_is_heard_by_everybody_once() -> None:
+    strategy, federation = fedmud(sync="broadcast", num_clients_per_round=2), LinearFederation()
+    rounds = transfers(strategy, 6, federation)
+    for server_round, booked in enumerate(rounds, start=1):
+        heard = [(kind, content) for r, _, kind, content in federation.seen if r == server_round]
+        assert sorted(kind for kind, _ in heard) == ["query.merge"] * 3 + ["train"] * 2
+        assert len([transfer for transfer in booked if transfer.link == DOWN]) == 5
+        name = "base" if server_round == 1 else "merges"
+        assert all(name in content for _, content in heard)
+        assert strategy.ledger.total(UP).messages == 12
+
+
+def test_between_resets_nobody_has_to_listen() -> None:
+    federation = LinearFederation()
+    run(fedmud(sync="broadcast", num_clients_per_round=2, reset_interval=3), federation, 6)
+    listening = {r for r, _, kind, _ in federation.seen if kind == "query.merge"}
+    assert listening == {1, 4}
+
+
+def test_listening_nodes_are_no_participants() -> None:
+    strategy = fedmud(sync="broadcast", num_clients_per_round=2)
+    _, ends = run(strategy, LinearFederation(), 3)
+    assert [(end.sent, end.accepted) for end in ends[1:]] == [(2, 2)] * 3
+
+
+@pytest.mark.parametrize("reset_interval", [1, 3])
+def test_traffic_of_the_ways_not_taken_is_what_they_cost_when_they_are(reset_interval: int) -> None:
+    runs = {}
+    for sync in SYNCS:
+        strategy = fedmud(sync=sync, num_clients_per_round=2, reset_interval=reset_interval)
+        run(strategy, LinearFederation(), 9)
+        runs[sync] = strategy
+    for sync, strategy in runs.items():
+        assert strategy.traffic() == runs["catchup"].traffic()
+        booked = strategy.ledger.total(DOWN)
+        own = strategy.traffic()[sync]
+        assert (own.messages, own.payload_bytes) == (booked.messages, booked.payload_bytes)
+    plan, traffic = runs["dense"].plan, runs["dense"].traffic()
+    rest = E_UNC + BUFFER / 4
+    factors = 0 if reset_interval == 1 else 9 - 3  # rounds that did not follow a reset
+    assert traffic["dense"].parameters == 2 * (9 * (D + rest) + factors * plan.count)
+
+
+def test_a_lost_listener_is_sent_what_it_missed_later() -> None:
+    def deaf(client: int, server_round: int, reply: Any) -> Any:
+        if server_round == 3 and len(reply.array_records) == 0:
+            raise RuntimeError("deaf")
+        return reply
+
+    strategy = fedmud(sync="broadcast", num_clients_per_round=2)
+    federation = LinearFederation(sabotage=deaf)
+    run(strategy, federation, 4)
+    deafened = {client for r, client, kind, _ in federation.seen if (r, kind) == (3, "query.merge")}
+    for r, client, _, content in federation.seen:
+        if r == 4:
+            steps = {key.split("/")[0] for key in content["merges"]}
+            assert steps == ({"1", "2"} if client in deafened else {"2"})
+
+
+def test_payload_bytes_count_what_a_record_serialises_to() -> None:
+    record = to_record({"a": np.zeros((3, 4), np.float32)})
+    assert Download.of(record) == Download(0, 12 * 32, payload_bytes(record))
+    assert payload_bytes(record) == expected_payload({"a": 12})

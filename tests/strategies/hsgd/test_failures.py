@@ -1,0 +1,288 @@
+"""What HSGD's server does about parties that are silent, wrong or not paired, and what it refuses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from tests.oracles.hsgd import Group
+from tests.oracles.hsgd import run as oracle
+from tests.oracles.test_hsgd_oracle import START, TOY, ScalarModel, flat, tenth
+from tests.strategies.hsgd.nodes import Parties, run
+from tests.strategies.hsgd.test_strategy import LAYOUTS, final, hsgd, toy
+
+from hedgerow.strategies.exchange import RosterError
+from hedgerow.strategies.hsgd.groups import PairingError
+from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
+from hedgerow.strategies.rounds import TooFewRepliesError
+from hedgerow.wire.records import PayloadError
+from hedgerow.wire.sparse_rows import row_bytes
+
+
+class Silent:
+    """Lets some partitions raise at some messages: (kind, partition, t)."""
+
+    def __init__(self, *misses: tuple[str, int, int]) -> None:
+        self.misses = set(misses)
+
+    def __call__(self, kind: str, partition: int, t: int, reply: RecordDict) -> RecordDict:
+        if (kind, partition, t) in self.misses:
+            raise RuntimeError("silent")
+        return reply
+
+
+def run_without(
+    *misses: tuple[str, int, int],
+    P: int = 2,
+    Q: int = 2,
+    rounds: int = 1,
+    edges: bool = False,
+    **options: Any,
+) -> tuple[np.ndarray, list[Any]]:
+    parties = toy(options.get("method", "hsgd"), edges=edges, sabotage=Silent(*misses))
+    ended, ends, _ = run(hsgd(parties, P, Q, **options), parties, START, rounds)
+    return ended, ends
+
+
+# Partitions of the toy: hospitals 0 and 1; devices 2, 3, 4 of the first and 5 of the second; or edges 2, 3.
+
+
+def test_a_device_silent_before_the_swap_is_not_in_the_batch() -> None:
+    ended, ends = run_without(("exchange", 3, 0))
+    plain = oracle(
+        ScalarModel(), START, TOY, P=2, Q=2, T=2, eta=tenth, choose=lambda m, t: [0] if m else [0, 2]
+    )
+    assert ended == pytest.approx(flat(plain.final), abs=1e-12)
+    assert ends[-1].rejected == {"error 2": 1}
+
+
+def test_a_device_silent_after_the_swap_is_not_in_the_mean() -> None:
+    ended, _ = run_without(("update", 3, 0))
+    devices = oracle(ScalarModel(), START, TOY, P=2, Q=2, T=2, eta=tenth).states[2].devices
+    mean = (devices[0][0] + devices[0][2]) / 2
+    assert ended[3] == pytest.approx(float(0.75 * mean[0] + 0.25 * devices[1][0][0]), abs=1e-12)
+    assert ended[:3] == pytest.approx(final(2, 2, 2)[:3], abs=1e-15)
+
+
+def test_theta_2_stays_where_no_device_answers_after_the_swap() -> None:
+    ended, ends = run_without(*(("update", device, 0) for device in (2, 3, 4)))
+    alone = oracle(ScalarModel(), START, TOY, P=2, Q=2, T=2, eta=tenth).states[2].devices[1][0][0]
+    assert ended[3] == pytest.approx(float(0.75 * 0.4 + 0.25 * alone), abs=1e-12)
+    assert ends[-1].train["lost-groups"] == 0
+
+
+def alone(P: int, Q: int, T: int) -> np.ndarray:
+    """Return the model of the first group alone."""
+    return flat(oracle(ScalarModel(), START, [TOY[0]._replace(weight=1.0)], P=P, Q=Q, T=T, eta=tenth).final)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("kind", ["exchange", "update"])
+@pytest.mark.parametrize("t", [0, 2])
+def test_a_group_whose_hospital_is_silent_is_left_out_and_weights_are_renormalised(
+    kind: str, t: int, edges: bool
+) -> None:
+    ended, ends = run_without((kind, 1, t), P=4, edges=edges)
+    assert ended == pytest.approx(alone(4, 2, 4), abs=1e-12)
+    assert (ends[-1].train["groups"], ends[-1].train["lost-groups"]) == (1, 1)
+
+
+@LAYOUTS
+def test_a_lost_group_is_back_in_the_next_round(edges: bool) -> None:
+    _, ends = run_without(("update", 1, 0), rounds=2, edges=edges)
+    assert [end.train["lost-groups"] for end in ends[1:]] == [1, 0]
+
+
+@pytest.mark.parametrize(("kind", "t"), [("exchange", 0), ("exchange", 2), ("update", 0), ("update", 2)])
+def test_a_silent_edge_costs_its_group(kind: str, t: int) -> None:
+    ended, _ = run_without((kind, 3, t), P=4, edges=True)
+    assert ended == pytest.approx(alone(4, 2, 4), abs=1e-12)
+
+
+def test_a_group_without_any_encoding_of_its_devices_is_left_out() -> None:
+    ended, ends = run_without(("exchange", 5, 0))
+    assert ended == pytest.approx(alone(2, 2, 2), abs=1e-12)
+    assert ends[-1].train["lost-groups"] == 1
+
+
+def test_a_pair_without_its_device_ends_with_the_interval_that_lost_it() -> None:
+    _, ends = run_without(("exchange", 3, 2), P=4, method="jfl")
+    parties = toy("jfl", sabotage=Silent(("exchange", 3, 2)))
+    run(hsgd(parties, 6, 2, method="jfl"), parties, START, 1)
+    batches = [
+        len(ids) for kind, role, p, _, ids in parties.trace if (kind, role, p) == ("exchange", "hospital", 0)
+    ]
+    assert batches == [3, 3, 2]
+    assert ends[-1].train["lost-groups"] == 0
+
+
+def test_groups_kept_apart_keep_what_they_had() -> None:
+    parties = toy(edges=True, sabotage=Silent(("update", 1, 0)))
+    strategy = hsgd(parties, 2, 2, aggregate=False)
+    run(strategy, parties, START, 1)
+    kept = np.concatenate([array.numpy() for array in strategy.models()[1].values()])
+    assert kept.tolist() == flat(START).tolist()
+
+
+def test_a_round_with_too_few_groups_is_repeated_and_then_ends_the_run() -> None:
+    with pytest.raises(TooFewRepliesError, match="Round 1"):
+        run_without(("update", 1, 0), min_train_nodes=2, max_repeats=1)
+
+
+def test_a_round_in_which_nobody_is_left_changes_nothing() -> None:
+    with pytest.raises(TooFewRepliesError):
+        run_without(("exchange", 0, 0), ("exchange", 1, 0), max_repeats=1)
+
+
+# Replies that are not what was agreed on
+
+
+def wrong(where: str, change: Any) -> Any:
+    def sabotage(kind: str, partition: int, t: int, reply: RecordDict) -> RecordDict:
+        if (kind, partition) == (where, 1):
+            change(reply)
+        return reply
+
+    return sabotage
+
+
+def more_arrays(reply: RecordDict) -> None:
+    reply["arrays"]["x1"] = Array(np.zeros(3))  # type: ignore[index]
+
+
+def not_finite(reply: RecordDict) -> None:
+    reply["arrays"]["head"] = Array(np.array([1.0, np.nan]))  # type: ignore[index]
+
+
+def longer(reply: RecordDict) -> None:
+    reply["arrays"]["head"] = Array(np.zeros(3))  # type: ignore[index]
+
+
+def whole_numbers(reply: RecordDict) -> None:
+    reply["arrays"]["head"] = Array(np.zeros(2, np.int64))  # type: ignore[index]
+
+
+def none(reply: RecordDict) -> None:
+    del reply["arrays"]
+
+
+def more_records(reply: RecordDict) -> None:
+    reply["labels"] = ConfigRecord({"y": [1]})
+
+
+@pytest.mark.parametrize("where", ["exchange", "update"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (more_arrays, "unknown key"),
+        (not_finite, "non-finite"),
+        (longer, "wrong shape"),
+        (whole_numbers, "wrong dtype"),
+        (none, "unknown record"),
+        (more_records, "unknown record"),
+    ],
+)
+def test_a_reply_off_the_white_list_is_lost(where: str, change: Any, reason: str) -> None:
+    parties = toy(sabotage=wrong(where, change))
+    ended, ends, _ = run(hsgd(parties, 1, 1), parties, START, 1)
+    assert ends[-1].rejected == {reason: 1}
+    assert ended == pytest.approx(alone(1, 1, 1), abs=1e-12)
+
+
+SCHEMA = Schema(5, 4, 3, 8, 40, np.dtype(np.float32), compressed=True)
+
+
+def coded(**payload: Any) -> RecordDict:
+    return RecordDict({"payload": ConfigRecord(payload)})
+
+
+def test_compressed_rows_are_checked_for_number_and_size() -> None:
+    row = bytes(row_bytes(40))
+    assert SCHEMA.device_exchange(coded(zeta2=[row, row]), 2) == [row, row]
+    for payload in ({"zeta2": [row]}, {"zeta2": [row, row[1:]]}, {"zeta2": row}, {"zeta1": [row, row]}, {}):
+        with pytest.raises(PayloadError):
+            SCHEMA.device_exchange(coded(**payload), 2)
+
+
+def test_a_hospital_that_tells_no_loss_is_not_used() -> None:
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 2})})
+    with pytest.raises(PayloadError, match="loss"):
+        SCHEMA.hospital_update(content, 2, upload=False)
+
+
+def test_an_upload_that_was_not_asked_for_is_refused() -> None:
+    content = RecordDict({"metrics": MetricRecord({"num-examples": 1})})
+    content["arrays"] = ArrayRecord({"device": Array(np.zeros(3, np.float32))})
+    assert len(SCHEMA.device_update(content, upload=True)) == 3
+    with pytest.raises(PayloadError, match="unknown record"):
+        SCHEMA.device_update(content, upload=False)
+
+
+# Pairing
+
+
+def start(ids: dict[int, list[str]], groups: list[Group] = TOY, **options: Any) -> None:
+    parties = Parties(ScalarModel(), groups, options.pop("edges", True), ids=ids)
+    run(hsgd(parties, **options), parties, START, 1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ({2: ["g0p0", "g0p1"]}, "group 0: no device of 'g0p2'"),
+        ({2: ["g0p0", "g0p1", "g0p2", "x"]}, "group 0: the hospital lacks 'x'"),
+        ({0: ["g0p0", "g0p0", "g0p2"]}, "group 0: the hospital has twice 'g0p0'"),
+        ({2: ["g0p0", "g0p1", "g0p2", "g0p2"]}, "group 0: the devices have twice 'g0p2'"),
+        ({2: ["a"], 3: ["b"]}, "group 0: no device of 'g0p0', 'g0p1', 'g0p2'.*group 1: no device of 'g1p0'"),
+    ],
+)
+def test_people_that_one_side_lacks_are_named_before_training(ids: dict[int, list[str]], says: str) -> None:
+    with pytest.raises(PairingError, match=says):
+        start(ids)
+
+
+def test_a_device_that_is_there_twice_is_named() -> None:
+    with pytest.raises(PairingError, match="twice 'g0p1'"):
+        start({2: ["g0p1"]}, edges=False)
+
+
+def test_a_group_too_many_is_named() -> None:
+    with pytest.raises(PairingError, match="group 1"):
+        start({}, num_groups=1)
+
+
+def test_a_group_too_few_is_named() -> None:
+    with pytest.raises(PairingError, match="group 2: 0 hospitals"):
+        start({}, num_groups=3)
+
+
+def test_merged_training_takes_one_hospital() -> None:
+    with pytest.raises(PairingError, match="2 hospitals"):
+        start({}, method="tdcd")
+
+
+def test_a_party_that_does_not_say_who_it_is_ends_the_run() -> None:
+    parties = toy(sabotage=Silent(("pair", 4, -1)))
+    with pytest.raises(RosterError, match=r"\[4\]"):
+        run(hsgd(parties), parties, START, 1)
+
+
+def test_the_training_of_a_checkpoint_goes_on_with_the_same_people_only() -> None:
+    parties = toy()
+    strategy = hsgd(parties)
+    run(strategy, parties, START, 1)
+    other = Parties(ScalarModel(), [TOY[0], TOY[0]])
+    second = hsgd(other)
+    second.load_state_dict(strategy.state_dict())
+    with pytest.raises(PairingError, match="checkpoint"):
+        run(second, other, START, 2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"role": "doctor"}, {"group": -1}, {"group": 1.5}, {"ids": []}, {"ids": [1]}, {"encoding": 0}]
+)
+def test_an_introduction_is_checked(change: dict[str, Any]) -> None:
+    told: dict[str, Any] = {"role": "edge", "group": 0, "ids": ["a"], "encoding": 2}
+    assert introduction(RecordDict({"pair": ConfigRecord(told)})) == Introduction("edge", 0, ("a",), 2)
+    with pytest.raises(PayloadError, match="bad pair"):
+        introduction(RecordDict({"pair": ConfigRecord({**told, **change})}))

@@ -1,0 +1,554 @@
+"""HSGD's server on the toy of the golden table and on a small network: numbers, costs, privacy, resume."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.oracles.hsgd import Group, Theta, central_sgd, pairs
+from tests.oracles.hsgd import run as oracle
+from tests.oracles.test_hsgd_oracle import (
+    BUGS,
+    CENTRAL_1,
+    FINALS,
+    START,
+    TOLERANCE,
+    TOY,
+    ScalarModel,
+    flat,
+    network,
+    subsets,
+)
+from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
+
+import hedgerow.strategies.hsgd.strategy as module
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.strategies.hsgd.aggregators import CloudAggregator
+from hedgerow.strategies.hsgd.costs import Method, Sizes, paper_bytes, round_parts, run_seconds, traffic
+from hedgerow.strategies.hsgd.groups import batch_size
+from hedgerow.strategies.hsgd.groups import draw as drawn
+from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure
+from hedgerow.strategies.hsgd.strategy import HSGD
+from hedgerow.strategies.privacy import gaussian_epsilon
+
+LAYOUTS = pytest.mark.parametrize("edges", [False, True], ids=["devices", "edges"])
+
+
+class Scalar(ScalarModel):
+    """The toy, with the loss that a hospital tells."""
+
+    def batch_loss(self, theta: Theta, x1: np.ndarray, Z2: np.ndarray, y: np.ndarray) -> float:
+        Z = np.hstack([self.encode1(theta.hospital, x1), Z2])
+        return float(np.mean((Z @ theta.head - y) ** 2) / 2)
+
+
+def merged_toy() -> list[Group]:
+    return [Group(1.0, *(np.concatenate([g[i] for g in TOY]) for i in (1, 2, 3)))]
+
+
+def toy(method: str = "hsgd", *, edges: bool = False, **options: Any) -> Parties:
+    groups = merged_toy() if "tdcd" in method else TOY
+    return Parties(Scalar(), groups, edges, **options)
+
+
+def hsgd(parties: Parties, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
+    defaults: dict[str, Any] = {"learning_rate": 0.1, "min_available_nodes": len(parties.parties)}
+    return HSGD(global_interval=P, local_interval=Q, **{**defaults, **options})
+
+
+def final(P: int, Q: int, T: int, *, method: str = "hsgd", edges: bool = False, **options: Any) -> np.ndarray:
+    parties = toy(method, edges=edges)
+    return run(hsgd(parties, P, Q, method=method, **options), parties, START, T // P)[0]
+
+
+# The golden table
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("method", "P", "Q", "T", "golden"), FINALS)
+def test_every_method_ends_at_its_golden_model(
+    method: str, P: int, Q: int, T: int, golden: tuple[float, ...], edges: bool
+) -> None:
+    assert final(P, Q, T, method=method, edges=edges) == pytest.approx(golden, abs=TOLERANCE, rel=0)
+
+
+@LAYOUTS
+def test_the_regulariser_is_golden(edges: bool) -> None:
+    golden = (1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563)
+    assert final(2, 2, 2, mu=0.1, edges=edges) == pytest.approx(golden, abs=TOLERANCE, rel=0)
+
+
+@LAYOUTS
+def test_the_edge_averages_the_devices_that_trained(edges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(group: Any, count: int, *, seed: int, t: int) -> list[str]:
+        return [group.ids[n] for n in subsets(group.number, t)]
+
+    monkeypatch.setattr(module, "draw", choose)
+    golden = (1.1072338670, 0.5887990870, 0.4940853733, 0.5134378075)
+    assert final(4, 2, 4, edges=edges) == pytest.approx(golden, abs=TOLERANCE, rel=0)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("method", ["c-hsgd", "c-tdcd"])
+def test_a_compressed_head_stops_the_devices_that_lost_their_weight(method: str, edges: bool) -> None:
+    ended = final(1, 1, 1, method=method, edges=edges)
+    assert ended == pytest.approx((*CENTRAL_1[:3], 0.4), abs=1e-8, rel=0)  # encodings travel in 32 bits
+
+
+@LAYOUTS
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_final_model_is_none_of_the_typical_mistakes(bug: str, edges: bool) -> None:
+    assert np.abs(final(2, 2, 2, edges=edges) - BUGS[bug]).max() > 1e-5
+
+
+@LAYOUTS
+def test_devices_learn_where_both_aggregations_coincide(edges: bool) -> None:
+    assert final(2, 2, 4, edges=edges)[3] > 0.44
+
+
+@pytest.mark.parametrize("method", ["hsgd", "jfl", "tdcd", "c-hsgd"])
+def test_both_layouts_give_the_same_bits(method: str) -> None:
+    one, other = (final(4, 2, 8, method=method, participation=0.7, edges=edges) for edges in (False, True))
+    assert one.tobytes() == other.tobytes()
+
+
+# A network with random data, uneven groups, sampled devices and a schedule.
+
+E1, E2 = 3, 2
+
+
+def network_parties(seed: int, *, edges: bool = False, dtype: str = "float64") -> tuple[Parties, Theta]:
+    model, start, groups = network(seed)
+    lengths = (E1, E2)
+    return Parties(model, groups, edges, lengths, len(start.head), dtype), start
+
+
+def chosen(
+    parties: Parties, alpha: float, seed: int = 0, P: int | None = None
+) -> Callable[[int, int], list[int]]:
+    """Return the draws of the strategy as the oracle asks for them."""
+
+    def choose(m: int, t: int) -> list[int]:
+        names = parties.names(m)
+        group = module.Group(m, m, tuple(names), {}, False)
+        return [names.index(one) for one in drawn(group, batch_size(alpha, len(names)), seed=seed, t=t)]
+
+    return choose
+
+
+def shrinking(t: int) -> float:
+    return 0.5 / 2 ** (t // 4)
+
+
+@LAYOUTS
+def test_a_network_follows_the_plain_algorithm(edges: bool) -> None:
+    parties, start = network_parties(1, edges=edges)
+    strategy = hsgd(parties, 4, 2, learning_rate=0.5, halving_period=4, participation=0.5, seed=3)
+    ended, _, _ = run(strategy, parties, start, 3)
+    plain = oracle(
+        parties.model, start, parties.groups, P=4, Q=2, T=12, eta=shrinking, choose=chosen(parties, 0.5, 3)
+    )
+    assert ended == pytest.approx(flat(plain.final), abs=1e-12)
+
+
+@LAYOUTS
+def test_pairs_are_groups_of_their_own(edges: bool) -> None:
+    parties, start = network_parties(2, edges=edges)
+    strategy = hsgd(
+        parties, 4, 2, method="jfl", learning_rate=0.5, halving_period=4, participation=0.5, seed=3
+    )
+    ended, _, _ = run(strategy, parties, start, 3)
+    grouping = pairs(parties.groups, chosen(parties, 0.5, 3))
+    plain = oracle(parties.model, start, grouping, P=4, Q=2, T=12, eta=shrinking)
+    assert ended == pytest.approx(flat(plain.final), abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["hsgd", "jfl"])
+def test_unit_intervals_are_central_split_sgd(method: str) -> None:
+    parties, start = network_parties(3, edges=True)
+    strategy = hsgd(parties, method=method, learning_rate=0.5, halving_period=4, participation=0.5, seed=9)
+    ended, _, _ = run(strategy, parties, start, 20)
+    central = central_sgd(
+        parties.model, start, parties.groups, T=20, eta=shrinking, choose=chosen(parties, 0.5, 9)
+    )
+    assert ended == pytest.approx(flat(central[-1]), abs=1e-12)
+
+
+def test_one_group_does_not_notice_the_cloud() -> None:
+    ends = [
+        final(P, 2, 8, method="tdcd", participation=0.5, edges=edges) for P in (2, 4, 8) for edges in (0, 1)
+    ]
+    assert all(one == pytest.approx(ends[0], abs=1e-14) for one in ends)
+
+
+def test_the_first_interval_does_not_depend_on_a_later_aggregation() -> None:
+    parties = toy()
+    ended, _, _ = run(hsgd(parties, 2, 2), parties, START, 1)
+    parties = toy()
+    _, _, grid = run(hsgd(parties, 4, 2), parties, START, 1)
+    later = [
+        content["arrays"]["device"].numpy()[0]
+        for kind, partition, content in grid.sent
+        if kind == "train.exchange" and content["config"]["t"] == 2 and partition >= 2
+    ]
+    assert 0.75 * later[0] + 0.25 * later[3] == pytest.approx(ended[3], abs=1e-14)
+
+
+def test_all_groups_start_a_round_from_the_same_bits() -> None:
+    parties, start = network_parties(4)
+    _, _, grid = run(hsgd(parties, 2, 2), parties, start, 3)
+    for t in (0, 2, 4):
+        heads = {
+            content["arrays"]["head"].numpy().tobytes()
+            for kind, _, content in grid.sent
+            if kind == "train.exchange" and content["config"]["t"] == t and "arrays" in content
+            if "head" in content["arrays"]
+        }
+        assert len(heads) == 1
+
+
+def test_nothing_moves_without_a_learning_rate() -> None:
+    ended = final(2, 2, 4, learning_rate=0.0)
+    assert ended == pytest.approx(flat(START), abs=1e-15)
+
+
+def test_flowers_own_start_runs_the_same_rounds() -> None:
+    parties = toy()
+    with flower_identity(1):
+        result = Strategy.start(hsgd(parties, 2, 2), Spy(parties), record_of(START), num_rounds=2)
+    assert theta_of(result.arrays).tolist() == final(2, 2, 4).tolist()
+
+
+def test_single_precision_stays_single_on_the_wire() -> None:
+    parties = toy(dtype="float32")
+    ended, _, grid = run(hsgd(parties, 4, 2), parties, START, 1)
+    kinds = {
+        array.dtype
+        for _, _, content in grid.sent
+        for r in content.array_records.values()
+        for array in r.values()
+    }
+    assert kinds == {"float32"}
+    assert ended == pytest.approx(FINALS[8][4], rel=1e-5)
+
+
+# Draws
+
+
+def test_draws_depend_neither_on_the_global_interval_nor_on_the_layout() -> None:
+    seen = []
+    for P, edges in ((2, False), (4, False), (8, True)):
+        parties, start = network_parties(5, edges=edges)
+        run(hsgd(parties, P, 2, participation=0.5, seed=4), parties, start, 8 // P)
+        seen.append(
+            {
+                (p, t): ids
+                for kind, role, p, t, ids in parties.trace
+                if (kind, role) == ("exchange", "hospital")
+            }
+        )
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_the_batch_changes_at_local_intervals_and_of_pairs_at_rounds() -> None:
+    for method, changes in (("hsgd", 6), ("jfl", 2)):
+        parties, start = network_parties(6, edges=True)
+        run(hsgd(parties, 6, 2, method=method, participation=0.3, seed=2), parties, start, 2)
+        batches = [ids for kind, _, p, _, ids in parties.trace if kind == "exchange" and p == 2]
+        assert len(batches) == 6
+        assert len({tuple(ids) for ids in batches}) == changes
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_a_share_of_the_people_is_that_many(part: int, size: int) -> None:
+    part = min(part, size)
+    assert batch_size(part / size, size) == part
+    assert batch_size(1e-9, size) == 1
+
+
+# Costs
+
+LINKS = ("device->edge", "edge->device", "edge->hospital", "hospital->edge")
+CLOUD = ("hospital->cloud", "cloud->hospital", "edge->cloud", "cloud->edge")
+
+
+def sizes_of(parties: Parties, start: Theta, alpha: float) -> list[Sizes]:
+    lengths = (*map(len, start), *parties.lengths)
+    return [Sizes(*lengths, batch_size(alpha, len(g.y))) for g in parties.groups]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("method", ["hsgd", "c-hsgd", "tdcd", "c-tdcd"])
+def test_what_is_booked_is_the_closed_form(method: str, edges: bool) -> None:
+    parties, start = network_parties(7, edges=edges, dtype="float32")
+    options: dict[str, Any] = {"aggregate": False} if "tdcd" in method else {}
+    strategy = hsgd(parties, 4, 2, method=method, participation=0.5, **options)
+    run(strategy, parties, start, 2)
+    sizes = sizes_of(parties, start, 0.5)
+    booked = {link: entry.payload_bytes for link, entry in strategy.ledger.by_link().items()}
+    forms = [traffic(one, P=4, Q=2, T=8, compressed=method.startswith("c-")) for one in sizes]
+    for link in LINKS + (CLOUD if "hsgd" in method else ()):
+        assert booked[link] == sum(form[link] for form in forms)
+    assert "tdcd" not in method or not set(CLOUD) & set(booked)
+    nominal = sum(paper_bytes(one, P=4, Q=2, T=8, method=method) for one in sizes)
+    assert strategy.ledger.total().nominal_bits == 8 * nominal
+
+
+@LAYOUTS
+def test_pairs_are_booked_as_the_paper_would_count_them(edges: bool) -> None:
+    parties, start = network_parties(7, edges=edges, dtype="float32")
+    strategy = hsgd(parties, 4, 2, method="jfl", participation=0.5)
+    run(strategy, parties, start, 2)
+    nominal = sum(paper_bytes(one, P=4, Q=2, T=8, method="jfl") for one in sizes_of(parties, start, 0.5))
+    assert strategy.ledger.total().nominal_bits == 8 * nominal
+
+
+def test_a_merged_group_is_counted_for_each_that_it_was() -> None:
+    parties, start = network_parties(8, edges=True, dtype="float32")
+    K = 8
+    whole = Group(1.0, *(np.concatenate([g[i] for g in parties.groups])[: 3 * K] for i in (1, 2, 3)))
+    merged = Parties(parties.model, [whole], True, parties.lengths, parties.head_length, "float32")
+    strategy = hsgd(merged, 4, 2, method="tdcd", original_groups=3, raw_bytes=1000.0, raw_seconds=7.0)
+    run(strategy, merged, start, 1)
+    each = Sizes(*map(len, start), *parties.lengths, K)
+    per_group = paper_bytes(each, P=4, Q=2, T=4, method="tdcd", raw_bytes=1000.0)
+    assert strategy.ledger.total().nominal_bits == 8 * 3 * per_group
+    together = Sizes(*map(len, start), *parties.lengths, 3 * K)
+    parts = round_parts(together, method=Method.TDCD)
+    seconds = run_seconds(parts, P=4, Q=2, T=4, compute_seconds=0.0, raw_seconds=7.0)
+    assert strategy.federation.clock.seconds == pytest.approx(seconds)
+
+
+def test_the_toys_bytes_are_golden() -> None:
+    parties = toy(dtype="float32")
+    strategy = hsgd(parties, 4, 2)
+    run(strategy, parties, START, 1)
+    total = strategy.ledger.total()
+    assert (total.nominal_bits / 8, total.payload_bytes) == (136, 352)
+    parties = toy()
+    strategy = hsgd(parties)
+    run(strategy, parties, START, 4)
+    assert strategy.ledger.total().nominal_bits / 8 == 288
+
+
+def test_the_clock_is_the_slowest_groups() -> None:
+    parties, start = network_parties(9)
+    strategy = hsgd(parties, 4, 2, compute_seconds=0.05)
+    run(strategy, parties, start, 3)
+    seconds = max(
+        run_seconds(round_parts(one), P=4, Q=2, T=12, compute_seconds=0.05)
+        for one in sizes_of(parties, start, 1.0)
+    )
+    assert strategy.federation.clock.seconds == pytest.approx(seconds)
+
+
+def test_an_interval_takes_two_messages_a_party() -> None:
+    parties = toy()
+    _, ends, _ = run(hsgd(parties, 4, 2), parties, START, 1)
+    assert (ends[-1].sent, ends[-1].accepted) == (24, 24)
+    assert ends[-1].train["iterations"] == ends[-1].iterations == 4
+    assert {key: ends[-1].train[key] for key in ("P", "Q", "eta", "groups", "lost-groups")} == {
+        "P": 4, "Q": 2, "eta": 0.1, "groups": 2, "lost-groups": 0,
+    }  # fmt: skip
+
+
+def test_the_hospitals_loss_is_told() -> None:
+    parties = toy()
+    _, ends, _ = run(hsgd(parties), parties, START, 2)
+    assert [end.train["loss"] for end in ends[1:]] == pytest.approx([0.4325, 0.3556094348], abs=TOLERANCE)
+
+
+# Privacy
+
+
+@LAYOUTS
+@pytest.mark.parametrize("method", ["hsgd", "jfl"])
+def test_a_party_is_sent_no_more_than_it_may_see(method: str, edges: bool) -> None:
+    parties, start = network_parties(10, edges=edges)
+    _, _, grid = run(hsgd(parties, 4, 2, method=method, participation=0.5), parties, start, 2)
+    allowed = {
+        ("train.exchange", "hospital"): {"head", "hospital"},
+        ("train.exchange", "device"): {"device"},
+        ("train.exchange", "edge"): {"device"},
+        ("train.update", "hospital"): {"zeta2"},
+        ("train.update", "device"): {"head", "zeta1"},
+        ("train.update", "edge"): {"head", "zeta1"},
+    }
+    for kind, partition, content in grid.sent:
+        role = parties.parties[partition][0]
+        names = {key for record in content.array_records.values() for key in record}
+        assert names <= allowed.get((kind, role), set())
+        if (kind, role) == ("train.update", "device"):
+            assert content["arrays"]["zeta1"].shape == (1, E1)
+
+
+def test_a_device_is_sent_its_own_row_alone() -> None:
+    parties, start = network_parties(11)
+    _, _, grid = run(hsgd(parties, 1, 1), parties, start, 1)
+    rows = {p: c["arrays"]["zeta1"].numpy() for k, p, c in grid.sent if k == "train.update" and p >= 3}
+    whole = np.concatenate([parties.model.encode1(start.hospital, g.x1) for g in parties.groups])
+    assert np.concatenate([rows[p] for p in sorted(rows)]).tobytes() == whole.tobytes()
+
+
+def test_no_message_carries_a_feature_or_a_label() -> None:
+    parties, start = network_parties(12)
+    canaries = [1.2345678912345e-7 * (m + 1) for m in range(3)]
+    for g, canary in zip(parties.groups, canaries, strict=True):
+        g.x1[0, 0] = g.x2[0, 0] = canary
+    _, _, grid = run(hsgd(parties, 2, 2), parties, start, 1)
+    sent = b"".join(
+        array.data
+        for _, _, c in grid.sent + grid.replies
+        for r in c.array_records.values()
+        for array in r.values()
+    )
+    assert not any(np.float64(canary).tobytes() in sent for canary in canaries)
+
+
+def test_the_cloud_takes_models_and_sizes_alone() -> None:
+    public = {name for name in dir(CloudAggregator) if not name.startswith("_")}
+    assert public == {"add", "value"}
+
+
+def test_the_edges_forget_encodings_with_the_interval() -> None:
+    parties, start = network_parties(13)
+    strategy = hsgd(parties, 2, 2)
+    run(strategy, parties, start, 1)
+    assert not any(one.edge.holds_encodings for one in strategy._runs)
+
+
+def test_nodes_may_not_evaluate() -> None:
+    with pytest.raises(ValueError, match="fraction_evaluate"):
+        HSGD(fraction_evaluate=1.0)
+
+
+def test_noise_is_asked_for_and_accounted_exactly() -> None:
+    parties = toy()
+    noise = EmbeddingNoise(1.5, 4.0, 1e-6, "seed")
+    _, ends, grid = run(hsgd(parties, 2, 1, noise=noise, seed=6), parties, START, 3)
+    configs = [content["config"] for kind, _, content in grid.sent if kind == "train.exchange"]
+    told = {(c["clip"], c["noise-multiplier"], c["noise-source"], c["seed"]) for c in configs}
+    assert told == {(1.5, 4.0, "seed", 6)}
+    assert ends[-1].train["exchanges"] == 6
+    assert ends[-1].train["epsilon-device"] == gaussian_epsilon(2 * 6**0.5 / 4, 1e-6)
+    assert ends[-1].train["epsilon"] == gaussian_epsilon(2 * 12**0.5 / 4, 1e-6)
+
+
+def test_the_account_is_of_the_person_asked_most_often() -> None:
+    exposure = Exposure()
+    exposure.count(0, ["a", "b"])
+    exposure.count(0, ["a"])
+    exposure.count(1, ["a"])
+    assert exposure.most == 2
+    again = Exposure()
+    again.load_state_dict(json.loads(json.dumps(exposure.state_dict())))
+    assert again.most == 2
+
+
+# Groups kept apart
+
+
+@LAYOUTS
+def test_groups_kept_apart_are_runs_of_their_own(edges: bool) -> None:
+    parties, start = network_parties(14, edges=edges)
+    strategy = hsgd(parties, 4, 2, method="tdcd", aggregate=False)
+    shown, _, _ = run(strategy, parties, start, 2)
+    own = [theta_of(model) for model in strategy.models()]
+    for m, group in enumerate(parties.groups):
+        alone = [group._replace(weight=1.0)]
+        plain = oracle(parties.model, start, alone, P=4, Q=2, T=8, eta=lambda _: 0.1)
+        assert own[m] == pytest.approx(flat(plain.final), abs=1e-12)
+    assert shown == pytest.approx(np.average(own, axis=0, weights=[g.weight for g in parties.groups]))
+
+
+# Resume
+
+
+def fresh(edges: bool, **options: Any) -> tuple[HSGD, Parties, Theta]:
+    parties, start = network_parties(15, edges=edges)
+    return hsgd(parties, 2, 1, participation=0.5, halving_period=3, seed=5, **options), parties, start
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"method": "jfl"}, {"method": "tdcd", "aggregate": False}, {"noise": EmbeddingNoise(1, 3)}],
+    ids=["hsgd", "jfl", "apart", "noise"],
+)
+def test_a_resumed_run_ends_at_the_same_bits(edges: bool, options: dict[str, Any]) -> None:
+    strategy, parties, start = fresh(edges, **options)
+    whole, ends, _ = run(strategy, parties, start, 5)
+    first, parties, start = fresh(edges, **options)
+    run(first, parties, start, 2)
+    second, parties, start = fresh(edges, **options)
+    second.load_state_dict(first.state_dict())
+    resumed, later, _ = run(second, parties, start, 5)
+    assert resumed.tobytes() == whole.tobytes()
+    assert later[-1].train == ends[-1].train
+    assert (later[-1].bits, later[-1].sim_seconds) == (ends[-1].bits, ends[-1].sim_seconds)
+
+
+def test_a_second_start_is_a_run_of_its_own() -> None:
+    parties = toy()
+    strategy = hsgd(parties, 2, 2)
+    one, _, _ = run(strategy, parties, START, 2)
+    other, _, _ = run(strategy, parties, START, 2)
+    assert one.tobytes() == other.tobytes()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"global_interval": 3, "local_interval": 2}, "P"),
+        ({"global_interval": 0}, "P"),
+        ({"participation": 0.0}, "participation"),
+        ({"participation": 1.1}, "participation"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
+        ({"halving_period": -1}, "halving_period"),
+        ({"mu": -0.1}, "mu"),
+        ({"method": "vfl"}, "method"),
+        ({"method": "jfl", "aggregate": False}, "aggregate"),
+        ({"original_groups": 3}, "original_groups"),
+        ({"raw_bytes": 5.0}, "raw_bytes"),
+        ({"num_groups": 0}, "num_groups"),
+        ({"compute_seconds": -1.0}, "compute_seconds"),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key}.*valid"):
+        HSGD(**options)
+
+
+@pytest.mark.parametrize("noise", [{"clip": 0.0}, {"multiplier": 0.0}, {"delta": 1.0}, {"source": "dice"}])
+def test_noise_out_of_range_is_named(noise: dict[str, Any]) -> None:
+    (key,) = noise
+    with pytest.raises(ValueError, match=key):
+        EmbeddingNoise(**{"clip": 1.0, "multiplier": 1.0, **noise})
+
+
+@pytest.mark.parametrize("key", ["tail.weight", "head.counter"])
+def test_arrays_of_no_split_model_are_refused(key: str) -> None:
+    arrays = record_of(START)
+    arrays[key] = ArrayRecord([np.arange(2)])["0"]
+    parties = toy()
+    with flower_identity(1), pytest.raises(ValueError, match=key):
+        hsgd(parties).start(Spy(parties), arrays, num_rounds=1)
+
+
+def test_the_train_config_reaches_every_party() -> None:
+    parties = toy()
+    grid = Spy(parties)
+    with flower_identity(1):
+        hsgd(parties).start(grid, record_of(START), num_rounds=1, train_config=ConfigRecord({"tag": "x"}))
+    contents: list[RecordDict] = [c for kind, _, c in grid.sent if kind.startswith("train")]
+    assert all(content["config"]["tag"] == "x" for content in contents)

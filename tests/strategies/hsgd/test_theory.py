@@ -1,0 +1,472 @@
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.oracles.hsgd import Group, Theta, draw, run
+
+from hedgerow.strategies.hsgd.costs import Sizes, paper_bytes, round_parts, round_seconds
+from hedgerow.strategies.hsgd.estimates import Estimates, gradient_variance
+from hedgerow.strategies.hsgd.theory import (
+    Plan,
+    bound,
+    broken_conditions,
+    choose_eta,
+    choose_local_interval,
+    choose_same_interval,
+    descent,
+    eta_2,
+    eta_max,
+    halved_eta,
+    interval_max,
+    iterations,
+    lambda_min,
+    plan,
+    plans,
+    q_star,
+)
+
+# The two settings of the golden values, Delta F = 2.3 at eta = 0.01 and T = 4000.
+A = Estimates(2.3, rho=5.0, delta=0.5)
+B = replace(A, rho=0.5)
+RUN: dict[str, Any] = {"eta": 0.01, "T": 4000}
+MIMIC = [Sizes(33, 3_584, 3_584, 16, 16, 29)] * 10
+
+CONSTANTS = st.builds(
+    Estimates, st.floats(0.1, 5), st.floats(0.1, 10), st.floats(0.05, 2), final_loss=st.just(0.0)
+)
+ETA = st.floats(1e-4, 0.1)
+INTERVALS = st.integers(1, 20)
+
+
+def gamma(known: Estimates, P: float, Q: float) -> float:
+    return bound(known, P=P, Q=Q, **RUN)
+
+
+# The bound.
+
+
+@pytest.mark.parametrize(("P", "Q", "golden"), [(1, 1, 0.44), (2, 1, 0.59), (2, 2, 0.77)])
+def test_the_bound_is_golden(P: int, Q: int, golden: float) -> None:
+    assert gamma(A, P, Q) == pytest.approx(golden, abs=1e-9)
+
+
+def test_the_bounds_three_terms_are_golden() -> None:
+    still = replace(A, delta=0.0)
+    assert gamma(still, 1, 1) == pytest.approx(0.23, abs=1e-9)
+    assert gamma(A, 1, 1e-9) - gamma(still, 1, 1) == pytest.approx(0.15, abs=1e-9)
+    assert gamma(A, 1, 1) - gamma(A, 1, 1e-9) == pytest.approx(0.06, abs=1e-9)
+
+
+@given(CONSTANTS, INTERVALS, INTERVALS, ETA, st.floats(1.1, 3))
+@settings(deadline=None)
+def test_the_bound_rises_with_intervals_curvature_and_noise_and_falls_with_time(
+    known: Estimates, P: int, Q: int, eta: float, more: float
+) -> None:
+    here = bound(known, P=P, Q=Q, eta=eta, T=1000)
+    assert bound(known, P=P * more, Q=Q, eta=eta, T=1000) > here
+    assert bound(known, P=P, Q=Q * more, eta=eta, T=1000) > here
+    assert bound(replace(known, rho=known.rho * more), P=P, Q=Q, eta=eta, T=1000) > here
+    assert bound(replace(known, delta=known.delta * more), P=P, Q=Q, eta=eta, T=1000) > here
+    assert bound(known, P=P, Q=Q, eta=eta, T=2000) < here
+
+
+@given(CONSTANTS)
+@settings(deadline=None)
+def test_the_bound_vanishes_like_one_over_root_t(known: Estimates) -> None:
+    one, two = (math.sqrt(T) * bound(known, P=4, Q=2, eta=0.01 / math.sqrt(T), T=T) for T in (10**12, 10**16))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
+@given(CONSTANTS, st.integers(1, 8), st.integers(1, 4), ETA, st.floats(0.01, 10))
+@settings(deadline=None)
+def test_the_bound_is_the_sum_of_what_intervals_may_lose(
+    known: Estimates, Q: int, ratio: int, eta: float, gradient2: float
+) -> None:
+    P, rounds = Q * ratio, 10
+    loss = descent(known, P=P, Q=Q, eta=eta, gradient2=gradient2)
+    noise = loss + eta * P / 4 * gradient2
+    # Summed over the rounds: Delta F >= eta P / 4 sum ||grad F||^2 - R noise.
+    mean = (known.loss_gap / rounds + noise) * 4 / (eta * P)
+    assert bound(known, P=P, Q=Q, eta=eta, T=P * rounds) == pytest.approx(mean, rel=1e-9)
+
+
+class Linear:
+    """y_hat = theta_0 + theta_1 x_1 + theta_2 x_2 with squared loss, theta_0 a bias."""
+
+    def encode1(self, theta1: np.ndarray, x1: np.ndarray) -> np.ndarray:
+        return (x1 @ theta1)[:, None]
+
+    encode2 = encode1
+
+    def hospital(self, bias: Any, theta1: Any, x1: Any, Z2: Any, y: Any) -> Any:
+        error = bias + x1 @ theta1 + Z2[:, 0] - y
+        return np.atleast_1d(error.mean()), error @ x1 / len(y)
+
+    def device(self, bias: Any, Z1: Any, theta2: Any, x2: Any, y: Any) -> Any:
+        return (bias + Z1[:, 0] + x2 @ theta2 - y) @ x2 / len(y)
+
+
+@pytest.mark.parametrize(("P", "Q"), [(1, 1), (2, 1), (4, 2), (4, 4), (10, 5), (20, 20)])
+def test_training_on_iid_groups_stays_below_the_bound(P: int, Q: int) -> None:
+    M, K, T, batch = 4, 200, 400, 8
+    rng = np.random.default_rng(P * 100 + Q)
+    x = rng.uniform(-1, 1, (M * K, 5))
+    y = 1 + x @ rng.normal(size=5) + 0.3 * rng.normal(size=M * K)
+    ones = np.hstack([np.ones((M * K, 1)), x])
+    rows = np.arange(M * K).reshape(M, K)
+    groups = [Group(1 / M, x[r, :3], x[r, 3:], y[r]) for r in rows]
+    start = Theta(np.zeros(1), np.zeros(3), np.zeros(2))
+    rho = float((ones**2).sum(axis=1).max())
+    eta = eta_max(rho, P)
+    choose = draw(1, batch / K, [K] * M)
+    states = run(Linear(), start, groups, P=P, Q=Q, T=T, eta=lambda _: eta, choose=choose).states
+
+    def error(theta: Theta) -> np.ndarray:
+        return ones @ np.concatenate(theta) - y
+
+    squared = [float(np.sum((ones.T @ error(s.virtual) / len(y)) ** 2)) for s in states[:-1:P]]
+    each = error(start)[:, None] * ones[:, 4:]  # the devices' block, at its noisiest
+    delta = math.sqrt(gradient_variance(each, each.mean(axis=0)))
+    losses = [float(np.mean(error(s.virtual) ** 2) / 2) for s in (states[0], states[-1])]
+    known = Estimates(losses[0], rho, delta, final_loss=losses[1])
+    assert np.mean(squared) <= bound(known, P=P, Q=Q, eta=eta, T=T)
+
+
+# The conditions.
+
+
+@pytest.mark.parametrize(("P", "cap"), [(1, 0.025), (2, 0.0125), (4, 0.00625), (20, 0.00125)])
+def test_the_cap_is_golden(P: int, cap: float) -> None:
+    assert eta_max(A.rho, P) == pytest.approx(cap, abs=1e-12)
+
+
+def test_the_largest_interval_is_golden() -> None:
+    assert interval_max(A.rho, 0.01) == 2
+    assert interval_max(B.rho, 0.01) == 25
+
+
+@given(st.floats(0.01, 100), st.integers(1, 10_000))
+@settings(deadline=None)
+def test_the_cap_of_an_interval_admits_that_interval(rho: float, P: int) -> None:
+    assert interval_max(rho, eta_max(rho, P)) == P
+
+
+def test_a_choice_within_the_theorem_breaks_no_condition() -> None:
+    assert broken_conditions(A, P=2, Q=1, eta=0.01, T=4000) == ()
+
+
+def test_every_broken_condition_is_named() -> None:
+    dividing, whole, cap = broken_conditions(A, P=3, Q=2, eta=0.01, T=4000)
+    assert dividing.startswith("P is 3; valid is a multiple of Q = 2")
+    assert whole.startswith("T is 4000; valid is a multiple of P = 3")
+    assert cap.startswith("eta is 0.01; valid is at most")
+
+
+@given(st.integers(1, 1000), st.integers(1, 50))
+@settings(deadline=None)
+def test_iterations_are_rounded_up_to_whole_intervals(T: int, P: int) -> None:
+    assert iterations(T, P) % P == 0
+    assert 0 <= iterations(T, P) - T < P
+
+
+# Strategy 1.
+
+
+@pytest.mark.parametrize(
+    ("P", "target", "golden"),
+    [
+        (2, 1.0, 0.7145896010),
+        (2, 0.6, 1.8516401995),
+        (2, 0.54, 4.8989794856),
+        (4, 1.0, 2.3763541031),
+        (2, 0.5, math.inf),
+        (8, 1.2, math.inf),
+    ],
+)
+def test_the_least_ratio_is_golden(P: int, target: float, golden: float) -> None:
+    assert lambda_min(A, P=P, target=target, **RUN) == pytest.approx(golden, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("P", "target", "Q"), [(2, 1.0, 2), (2, 0.6, 1), (2, 0.54, None), (4, 1.0, 1), (8, 1.2, None)]
+)
+def test_the_local_interval_is_the_largest_divisor_that_reaches_the_target(
+    P: int, target: float, Q: int | None
+) -> None:
+    assert choose_local_interval(A, P=P, target=target, **RUN) == Q
+
+
+@given(CONSTANTS, INTERVALS, ETA, st.floats(0.1, 10))
+@settings(deadline=None)
+def test_the_least_ratio_meets_the_target_exactly(
+    known: Estimates, P: int, eta: float, target: float
+) -> None:
+    least = lambda_min(known, P=P, eta=eta, T=1000, target=target)
+    if math.isfinite(least):
+        assert bound(known, P=P, Q=P / least, eta=eta, T=1000) == pytest.approx(target, rel=1e-6)
+
+
+@given(CONSTANTS, INTERVALS, ETA, st.floats(0.1, 10))
+@settings(deadline=None)
+def test_no_other_divisor_is_cheaper_and_reaches_the_target(
+    known: Estimates, P: int, eta: float, target: float
+) -> None:
+    chosen = choose_local_interval(known, P=P, eta=eta, T=1000, target=target)
+    reaching = [
+        Q for Q in range(1, P + 1) if P % Q == 0 and bound(known, P=P, Q=Q, eta=eta, T=1000) <= target
+    ]
+    assert chosen == max(reaching, default=None)
+
+
+# Strategy 2.
+
+
+@pytest.mark.parametrize(
+    ("known", "power", "golden"),
+    [(A, 3, 1.9578900207), (A, 2, 0.1957890021), (B, 3, 19.5789002072), (B, 2, 1.9578900207)],
+)
+def test_the_best_equal_interval_is_golden(known: Estimates, power: Any, golden: float) -> None:
+    assert q_star(known, eta_power=power, **RUN) == pytest.approx(golden, abs=5e-10)
+
+
+@pytest.mark.parametrize(("Q", "golden"), [(1, 1760), (2, 1540), (3, 1626.6667), (4, 1790)])
+def test_bound_times_cost_is_golden(Q: int, golden: float) -> None:
+    assert gamma(A, Q, Q) * 4000 / Q == pytest.approx(golden, abs=5e-5)
+
+
+@pytest.mark.parametrize(("Q", "golden"), [(19, 0.038505), (20, 0.038500), (21, 0.038552)])
+def test_bound_times_cost_of_the_smoother_problem_is_golden(Q: int, golden: float) -> None:
+    assert gamma(B, Q, Q) / Q == pytest.approx(golden, abs=5e-7)
+
+
+def test_the_equal_intervals_are_golden() -> None:
+    assert choose_same_interval(A, **RUN) == 2
+    assert choose_same_interval(B, **RUN) == 20
+
+
+def test_the_printed_power_gives_the_printed_rules_interval() -> None:
+    assert choose_same_interval(A, eta_power=2, **RUN) == 1
+    assert choose_same_interval(B, eta_power=2, **RUN) == 2
+
+
+def product(known: Estimates, Q: float, eta: float) -> float:
+    return bound(known, P=Q, Q=Q, eta=eta, T=1000) / Q
+
+
+@given(CONSTANTS, ETA)
+@settings(deadline=None)
+def test_the_interval_minimises_bound_times_cost(known: Estimates, eta: float) -> None:
+    star = q_star(known, eta=eta, T=1000)
+    slope = -4 * known.loss_gap / (eta * star**2) + 96 * (known.rho * eta * known.delta) ** 2 * 1000
+    assert slope == pytest.approx(0, abs=1e-9 * 4 * known.loss_gap / (eta * star**2))  # (20)
+    here = product(known, star, eta)
+    assert here < product(known, 0.9 * star, eta)
+    assert here < product(known, 1.1 * star, eta)
+
+
+@given(CONSTANTS, ETA)
+@settings(deadline=None)
+def test_the_printed_interval_does_not_minimise_it(known: Estimates, eta: float) -> None:
+    printed = q_star(known, eta=eta, T=1000, eta_power=2)
+    assert printed == pytest.approx(math.sqrt(eta) * q_star(known, eta=eta, T=1000), rel=1e-12)
+    assert product(known, 1.1 * printed, eta) < product(known, printed, eta)
+
+
+@given(CONSTANTS, st.integers(1, 40))
+@settings(deadline=None)
+def test_the_equal_interval_is_the_best_integer_under_the_cap(known: Estimates, most: int) -> None:
+    eta = eta_max(known.rho, most)
+    chosen = choose_same_interval(known, eta=eta, T=1000)
+    best = min(product(known, Q, eta) for Q in range(1, most + 1))
+    assert 1 <= chosen <= most
+    assert product(known, chosen, eta) == pytest.approx(best, rel=1e-12)
+
+
+def test_an_interval_is_no_longer_than_the_run() -> None:
+    assert choose_same_interval(replace(B, delta=1e-6), eta=0.01, T=7) == 7
+
+
+# Strategy 3.
+
+
+@pytest.mark.parametrize(
+    ("P", "Q", "golden"),
+    [
+        (1, 1, 1 / 60),
+        (2, 2, 1 / 120),
+        (4, 4, 1 / 240),
+        (2, 1, 0.012200846793),
+        (4, 1, 0.007491495713),
+        (4, 2, 0.006100423396),
+        (10, 5, 0.002440169359),
+        (20, 10, 0.001220084679),
+        (20, 5, 0.001498299143),
+    ],
+)
+def test_the_minimising_learning_rate_is_golden(P: int, Q: int, golden: float) -> None:
+    assert eta_2(A, P=P, Q=Q, gradient2=1.0) == pytest.approx(golden, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("P", "Q", "golden"),
+    [(1, 1, 0.0166666667), (2, 1, 0.0122008468), (4, 1, 0.00625), (20, 5, 0.00125)],
+)
+def test_the_chosen_learning_rate_is_golden(P: int, Q: int, golden: float) -> None:
+    assert choose_eta(A, P=P, Q=Q, gradient2=1.0) == pytest.approx(golden, abs=5e-11)
+
+
+@pytest.mark.parametrize("Q", [1, 2, 4])
+def test_the_guaranteed_descent_is_golden(Q: int) -> None:
+    best = eta_2(A, P=Q, Q=Q, gradient2=1.0)
+    assert descent(A, P=Q, Q=Q, eta=best, gradient2=1.0) == pytest.approx(-0.0024305556, abs=5e-11)
+
+
+@given(CONSTANTS, INTERVALS, st.integers(1, 5), st.floats(0.01, 10))
+@settings(deadline=None)
+def test_the_minimising_learning_rate_is_a_root_and_a_minimum(
+    known: Estimates, Q: int, ratio: int, gradient2: float
+) -> None:
+    P = Q * ratio
+    best = eta_2(known, P=P, Q=Q, gradient2=gradient2)
+    a, b = 24 * Q**2 * P * (known.rho * known.delta) ** 2, 3 * P**2 * known.rho * known.delta**2
+    c = P / 4 * gradient2
+    assert 3 * a * best**2 + 2 * b * best - c == pytest.approx(0, abs=1e-9 * c)
+    values = [descent(known, P=P, Q=Q, eta=s * best, gradient2=gradient2) for s in (0.9, 1, 1.1)]
+    assert values[1] == min(values) < 0
+
+
+@given(CONSTANTS, INTERVALS, st.integers(1, 5), st.floats(0.01, 10))
+@settings(deadline=None)
+def test_the_learning_rate_times_the_local_interval_depends_on_the_ratio_alone(
+    known: Estimates, Q: int, ratio: int, gradient2: float
+) -> None:
+    unit = choose_eta(known, P=ratio, Q=1, gradient2=gradient2)
+    assert Q * choose_eta(known, P=Q * ratio, Q=Q, gradient2=gradient2) == pytest.approx(unit, rel=1e-12)
+    gain, unit_gain = (
+        descent(known, P=q * ratio, Q=q, eta=eta_2(known, P=q * ratio, Q=q, gradient2=1.0), gradient2=1.0)
+        for q in (Q, 1)
+    )
+    assert gain == pytest.approx(unit_gain, rel=1e-9)
+
+
+@given(CONSTANTS, INTERVALS, st.integers(1, 5))
+@settings(deadline=None)
+def test_a_longer_global_interval_asks_for_a_smaller_learning_rate(
+    known: Estimates, Q: int, ratio: int
+) -> None:
+    short, long = (eta_2(known, P=P, Q=Q, gradient2=1.0) for P in (Q * ratio, 2 * Q * ratio))
+    assert long < short
+
+
+def test_the_learning_rate_of_long_global_intervals_is_the_limits() -> None:
+    P = 10**7
+    limit = 1 / (24 * P * A.rho * A.delta**2)
+    assert eta_2(A, P=P, Q=1, gradient2=1.0) == pytest.approx(limit, rel=1e-5)
+
+
+def test_exact_gradients_are_held_by_the_cap_alone() -> None:
+    exact = replace(A, delta=0.0)
+    assert eta_2(exact, P=2, Q=1, gradient2=1.0) == math.inf
+    assert choose_eta(exact, P=2, Q=1, gradient2=1.0) == eta_max(A.rho, 2)
+
+
+@pytest.mark.parametrize(
+    ("t", "golden"),
+    [(0, 0.01), (499, 0.01), (500, 0.005), (999, 0.005), (1000, 0.0025), (2600, 0.0003125)],
+)
+def test_the_halved_learning_rate_is_golden(t: int, golden: float) -> None:
+    assert halved_eta(t, eta0=0.01, period=500) == golden
+
+
+# The plan.
+
+
+@pytest.mark.parametrize(
+    ("target", "pair"),
+    [(0.25, (1, 1)), (0.3, (4, 4)), (0.4, (8, 8)), (0.5, (12, 12)), (0.6, (15, 15)), (0.9, (23, 23))],
+)
+def test_the_plan_is_golden(target: float, pair: tuple[int, int]) -> None:
+    found = plan(target, B, MIMIC, **RUN)
+    assert pair == (found.P, found.Q)
+
+
+def test_the_plans_bound_and_cost_are_golden() -> None:
+    found = plan(0.5, B, MIMIC, **RUN)
+    assert found.bound == pytest.approx(0.4964, abs=1e-9)
+    assert found.bytes == pytest.approx(1_446_413_333 + 1 / 3, rel=1e-12)
+
+
+def test_a_large_hospital_encoder_makes_a_longer_global_interval_cheaper() -> None:
+    found = plan(0.5, B, [replace(sizes, hospital=5_000_000) for sizes in MIMIC], **RUN)
+    assert (found.P, found.Q) == (16, 4)
+
+
+@given(CONSTANTS, st.floats(0.05, 5), st.integers(1, 12))
+@settings(deadline=None, max_examples=30)
+def test_every_plan_keeps_every_condition_and_the_cheapest_is_first(
+    known: Estimates, target: float, most: int
+) -> None:
+    groups = [*MIMIC[:2], replace(MIMIC[0], batch=3)]
+    eta = eta_max(known.rho, most)
+    rows = plans(target, known, groups, eta=eta, T=500)
+    pairs = {(P, Q) for P in range(1, most + 1) for Q in range(1, P + 1) if P % Q == 0}
+    reaching = {pair for pair in pairs if bound(known, P=pair[0], Q=pair[1], eta=eta, T=500) <= target}
+    assert {(row.P, row.Q) for row in rows} == reaching
+    for row in rows:
+        assert broken_conditions(known, P=row.P, Q=row.Q, eta=eta, T=row.iterations) == ()
+        cost = sum(paper_bytes(sizes, P=row.P, Q=row.Q, T=500) for sizes in groups)
+        assert row.bytes == pytest.approx(cost, rel=1e-12)
+    assert [row.bytes for row in rows] == sorted(row.bytes for row in rows)
+
+
+def test_the_plans_seconds_are_the_slowest_groups() -> None:
+    large = replace(MIMIC[0], head=20_000)
+    found = plan(0.5, B, [MIMIC[0], large], eta=0.01, T=4000, compute_seconds=0.05)
+    alone = round_seconds(round_parts(large), P=found.P, Q=found.Q, compute_seconds=0.05)
+    assert found.seconds == pytest.approx(alone * 4000 / found.P, rel=1e-12)
+
+
+def test_a_plan_says_how_many_iterations_to_run() -> None:
+    assert plan(0.5, B, MIMIC, **RUN).iterations == 4008
+    assert isinstance(plan(0.5, B, MIMIC, **RUN), Plan)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("call", "key"),
+    [
+        (lambda: eta_max(0.0, 1), "rho"),
+        (lambda: eta_max(1.0, 0), "P"),
+        (lambda: interval_max(1.0, 0.0), "eta"),
+        (lambda: interval_max(-1.0, 0.1), "rho"),
+        (lambda: bound(A, P=0, Q=1, eta=0.1, T=1), "P"),
+        (lambda: bound(A, P=1, Q=math.nan, eta=0.1, T=1), "Q"),
+        (lambda: bound(A, P=1, Q=1, eta=-0.1, T=1), "eta"),
+        (lambda: bound(A, P=1, Q=1, eta=0.1, T=0), "T"),
+        (lambda: descent(A, P=3, Q=2, eta=0.1, gradient2=1.0), "P"),
+        (lambda: descent(A, P=2, Q=2, eta=0.1, gradient2=-1.0), "gradient2"),
+        (lambda: broken_conditions(A, P=2, Q=0, eta=0.1, T=2), "Q"),
+        (lambda: iterations(0, 1), "T"),
+        (lambda: lambda_min(A, P=2, target=0.0, **RUN), "target"),
+        (lambda: choose_local_interval(A, P=0, target=1.0, **RUN), "P"),
+        (lambda: q_star(replace(A, delta=0.0), **RUN), "delta"),
+        (lambda: q_star(A, eta_power=1, **RUN), "eta_power"),
+        (lambda: choose_same_interval(A, eta=0.1, T=100), "eta"),
+        (lambda: choose_eta(A, P=2, Q=2, gradient2=0.0), "gradient2"),
+        (lambda: halved_eta(-1, eta0=0.1, period=10), "t"),
+        (lambda: halved_eta(1, eta0=0.1, period=0), "period"),
+        (lambda: halved_eta(1, eta0=0.0, period=10), "eta0"),
+        (lambda: plans(0.5, B, [], **RUN), "groups"),
+        (lambda: plans(0.5, B, MIMIC, compute_seconds=-1.0, **RUN), "compute_seconds"),
+        (lambda: plan(0.1, B, MIMIC, **RUN), "target"),
+    ],
+)
+def test_what_is_out_of_range_is_named(call: Any, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} is.*valid is"):
+        call()

@@ -1,0 +1,364 @@
+"""FedAvg, FedProx and their error-feedback forms through real messages, against goldens and the oracle."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, RecordDict
+from tests.clients.similarity_free.quadratic_cases import Point, half_square, samples
+from tests.oracles.similarity_free import Q2, Quadratic
+
+from hedgerow.clients import LocalTask, similarity_free_client
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.strategies import FedAvg, InnerSolver, SimilarityFree, TooFewRepliesError
+from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
+from hedgerow.wire.compress import TopK
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.records import to_record
+
+TENTH = Fixed(c=0.1, num_rounds=1)
+EXACT = InnerSolver(lr="fixed:0.05", steps=45, tol=0.0)
+
+
+class Federation:
+    """Workers with a quadratic each; what they hold between rounds can be looked at."""
+
+    def __init__(
+        self, problems: Sequence[Quadratic] = Q2, faults: FaultModel | None = None, strict: bool = False
+    ) -> None:
+        self.problems = problems
+        x, y = samples(problems)
+
+        def task(context: Context) -> LocalTask:
+            i = int(context.node_config["partition-id"])
+            return LocalTask(Point(x.shape[1] // 2), x, y, np.array([i]))
+
+        self.grid = InProcessGrid(
+            similarity_free_client(task, loss=half_square),
+            num_nodes=len(problems),
+            faults=faults,
+            strict=strict,
+        )
+
+    def run(self, strategy: SimilarityFree, rounds: int, start: Sequence[float] | None = None) -> np.ndarray:
+        size = len(self.problems[0].c)
+        arrays = to_record({"w": torch.tensor(start or [0.0] * size, dtype=torch.float64)})
+        with flower_identity(self.grid):
+            result = strategy.start(grid=self.grid, initial_arrays=arrays, num_rounds=rounds)
+        return result.arrays["w"].numpy()
+
+
+def family(algorithm: str, **parameters: Any) -> SimilarityFree:
+    if algorithm.startswith("ef-"):
+        parameters.setdefault("compressor", TopK(count=1))
+    defaults = {"schedule": TENTH, "local_iters": 2, "inner": EXACT, "fraction_evaluate": 0.0}
+    return SimilarityFree.named(algorithm, **{**defaults, **parameters})
+
+
+# Goldens, section 8.2 of the reference problem
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "xs", "tolerance"),
+    [
+        ("fedavg", [(-0.085, 0.19), (-0.146625, 0.32775), (-0.191303125, 0.42761875)], 1e-12),
+        (
+            "fedprox",
+            [
+                (-0.037878787879, 0.090909090909),
+                (-0.070879247016, 0.170110192837),
+                (-0.099629647021, 0.239111152851),
+            ],
+            1e-11,
+        ),
+        # Messages and memories are float32.
+        ("ef-fedavg", [(0.095, 0.19), (-0.196125, 0.19), (-0.082493125, 0.5339)], 1e-7),
+        (
+            "ef-fedprox",
+            [
+                (0.045454545455, 0.090909090909),
+                (-0.081611570248, 0.090909090909),
+                (-0.032447407964, 0.264462809917),
+            ],
+            1e-7,
+        ),
+    ],
+)
+def test_golden_trajectories(algorithm: str, xs: list[tuple[float, float]], tolerance: float) -> None:
+    federation, strategy = Federation(), family(algorithm)
+    seen: list[np.ndarray] = []
+    strategy.on_round_end = [lambda end: seen.append(strategy.current_arrays())]
+    federation.run(strategy, 3)
+    got = [record["w"].numpy() for record in seen[1:]]
+    np.testing.assert_allclose(got, xs, atol=tolerance)
+
+
+def test_a_round_step_is_shared_by_the_local_iterations() -> None:
+    # alpha^k = 0.2 over two iterations is the golden's local step of 0.1.
+    strategy = family("fedavg", schedule=Fixed(c=0.2, num_rounds=1), schedule_drives="round")
+    np.testing.assert_allclose(Federation().run(strategy, 1), (-0.085, 0.19), atol=1e-12)
+
+
+def test_a_proximal_round_takes_the_whole_step_whatever_drives() -> None:
+    local, round_ = (family("fedprox", schedule_drives=drives) for drives in ("local", "round"))
+    assert local.local_step(0) == round_.local_step(0) == 0.1
+
+
+def test_weights_by_examples() -> None:
+    strategy = family("fedavg", weighting="examples")
+    strategy.federation.sizes = {}
+    federation = Federation()
+    with flower_identity(federation.grid):
+        strategy.federation.begin(60.0)
+        strategy.federation.gather(federation.grid)
+    strategy.federation.sizes = {0: 25.0, 1: 75.0}
+    assert strategy._weight(1, 1.0) / (strategy._weight(0, 1.0) + strategy._weight(1, 1.0)) == 0.75
+
+
+@pytest.mark.parametrize("schedule", [Diminishing(c=0.1, nu=0.51), StepDecay(0.1, 2, 100)], ids=str)
+def test_steps_that_vanish_lose_the_bias_of_heterogeneity(schedule: Schedule) -> None:
+    x = Federation().run(family("fedavg", schedule=schedule), 800)
+    distance = float(np.linalg.norm(x - (-1 / 3, 2 / 3)))
+    constant = float(np.linalg.norm(np.array([-17 / 55, 38 / 55]) - (-1 / 3, 2 / 3)))
+    assert distance < constant / 10
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fixed_point"),
+    [("fedavg", (-17 / 55, 38 / 55)), ("fedprox", (-5 / 17, 12 / 17))],
+)
+def test_a_constant_step_ends_at_the_biased_fixed_point(
+    algorithm: str, fixed_point: tuple[float, float]
+) -> None:
+    np.testing.assert_allclose(Federation().run(family(algorithm), 160), fixed_point, atol=1e-8)
+
+
+# Reductions
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+def test_error_feedback_without_a_compressor_is_full_precision_bit_for_bit(algorithm: str) -> None:
+    plain = Federation().run(family(algorithm), 5)
+    fed_back = Federation().run(family(f"ef-{algorithm}", compressor="identity"), 5)
+    assert np.array_equal(plain, fed_back)
+
+
+def test_full_precision_is_the_suites_fedavg_bit_for_bit() -> None:
+    problems = [*Q2, Q2[0], Q2[1]]
+    ours = Federation(problems).run(family("fedavg", min_available_nodes=4), 5)
+    local = Federation(problems)
+
+    def as_local_steps(strategy: FedAvg) -> np.ndarray:
+        """The same local work for a strategy that knows neither operator nor schedule."""
+        configure = strategy.configure_train
+
+        def configured(server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            told = family("fedavg", min_available_nodes=4)._instructions(server_round)
+            return configure(server_round, arrays, type(config)({**config, **told, "acknowledged": -1}), grid)
+
+        strategy.configure_train = configured  # type: ignore[method-assign]
+        return local.run(strategy, 5)  # type: ignore[arg-type]
+
+    reference = FedAvg(local_steps=2, min_available_nodes=4, fraction_evaluate=0.0)
+    assert np.array_equal(ours, as_local_steps(reference))
+
+
+def test_top_k_of_everything_is_full_precision() -> None:
+    plain = Federation().run(family("fedavg"), 5)
+    all_of_it = Federation().run(family("ef-fedavg", compressor=TopK(count=2)), 5)
+    np.testing.assert_allclose(all_of_it, plain, atol=1e-6)
+
+
+def test_fedpaq_forgets_what_it_cut_off() -> None:
+    x = Federation().run(family("ef-fedavg", error_feedback=False), 2)
+    # Round 0 as with memory; in round 1 worker 0 sends (0.07695, 0), worker 1 (-0.39420, 0) of its change.
+    first = np.array([0.095, 0.19])
+    problems = Q2
+    change = []
+    for problem in problems:
+        w = first
+        for _ in range(2):
+            w = w - 0.1 * problem.gradient(w)
+        step = w - first
+        change.append(np.where(np.abs(step) == np.abs(step).max(), step, 0.0))
+    np.testing.assert_allclose(x, first + np.mean(change, axis=0), atol=1e-6)
+
+
+def test_identical_workers_are_one_worker() -> None:
+    one = Federation([Q2[0]]).run(family("fedavg", min_available_nodes=1), 4)
+    four = Federation([Q2[0]] * 4).run(family("fedavg", min_available_nodes=4), 4)
+    np.testing.assert_allclose(four, one, atol=1e-15)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ef-fedavg"])
+def test_serialising_every_message_does_not_move_a_bit(algorithm: str) -> None:
+    assert np.array_equal(
+        Federation().run(family(algorithm), 6), Federation(strict=True).run(family(algorithm), 6)
+    )
+
+
+# Memory
+
+
+def memories(federation: Federation) -> list[np.ndarray]:
+    states = [node.state for node in federation.grid._nodes.values()]
+    return [next(iter(state.array_records.values()))["memory"].numpy() for state in states]
+
+
+def test_each_worker_has_a_memory_of_its_own_from_the_first_round_on() -> None:
+    federation, ends = Federation(), []
+    strategy = family("ef-fedavg")
+    strategy.on_round_end = [ends.append]
+    federation.run(strategy, 3)
+    first, second = memories(federation)
+    assert not np.array_equal(first, second)
+    assert [end.train["memory-norm"] > 0 for end in ends[1:]] == [True] * 3
+    assert all(end.train["memory-lost"] == 0 for end in ends[1:])
+
+
+def test_the_virtual_iterate_moves_by_the_mean_change() -> None:
+    federation = Federation()
+    x = federation.run(family("ef-fedavg"), 3)
+    z = x + np.mean(memories(federation), axis=0)
+    np.testing.assert_allclose(z, (-0.227190625, 0.4655), atol=1e-7)
+
+
+@pytest.mark.parametrize("rounds", [12])
+def test_lost_replies_are_restored_and_nothing_is_lost(rounds: int) -> None:
+    # A worker whose reply is dropped computes nothing; z must still move by the mean of what was computed.
+    federation = Federation(faults=FaultModel(dropout=0.3))
+    strategy = family("ef-fedavg", min_train_nodes=1, max_repeats=5)
+    moves: list[float] = []
+    strategy.on_round_end = [lambda end: moves.append(end.accepted)]
+    x = federation.run(strategy, rounds)
+    assert 0 < sum(moves[1:]) < 2 * rounds
+    assert np.isfinite(x).all()
+    assert np.linalg.norm(x - (-1 / 3, 2 / 3)) < 0.5
+
+
+def test_a_missing_worker_counts_as_one_that_stayed() -> None:
+    strategy = family("fedavg", min_train_nodes=1)
+    federation = Federation(faults=FaultModel(crash_at={1: 2}))  # the introduction is message 1
+    x = federation.run(strategy, 1)
+    np.testing.assert_allclose(x, (0.19 / 2, 0.0), atol=1e-12)
+    assert strategy.report.accepted == 1
+
+
+def test_by_default_a_round_without_all_workers_stops_the_run() -> None:
+    federation = Federation(faults=FaultModel(crash_at={1: 2}))
+    with pytest.raises(TooFewRepliesError):
+        federation.run(family("fedavg"), 1)
+
+
+def test_a_lost_memory_is_told() -> None:
+    federation, ends = Federation(), []
+    strategy = family("ef-fedavg")
+
+    def forget(end: RoundEnd) -> None:
+        ends.append(end)
+        if end.round == 2:
+            next(iter(federation.grid._nodes.values())).state = RecordDict()
+
+    strategy.on_round_end = [forget]
+    federation.run(strategy, 4)
+    assert [end.train["memory-lost"] for end in ends[1:]] == [0, 0, 1, 0]
+
+
+# Bytes
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compressor", "bits"),
+    [("fedavg", None, 64), ("ef-fedavg", "topk(1)", 64), ("ef-fedavg", "sign", 34)],
+)
+def test_the_ledger_holds_the_papers_bits_and_the_bytes_that_travelled(
+    algorithm: str, compressor: str | None, bits: int
+) -> None:
+    strategy = family(algorithm, **({"compressor": compressor} if compressor else {}))
+    Federation(strict=True).run(strategy, 3)
+    up, down = strategy.ledger.total("worker->server"), strategy.ledger.total("server->worker")
+    assert (up.messages, up.nominal_bits) == (6, 6 * bits)
+    assert (down.messages, down.nominal_bits) == (6, 6 * 64)
+    assert strategy.ledger.total(NODE_TO_HUB).payload_bytes > up.payload_bytes
+    assert strategy.ledger.total(HUB_TO_NODE).payload_bytes > down.payload_bytes
+
+
+# State
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ef-fedavg"])
+def test_a_restored_strategy_goes_on_bit_for_bit(algorithm: str) -> None:
+    whole = Federation().run(family(algorithm), 6)
+    federation, first = Federation(), family(algorithm)
+    federation.run(first, 3)
+    second = family(algorithm)
+    second.load_state_dict(first.state_dict())
+    assert np.array_equal(federation.run(second, 6), whole)
+    assert second.ledger.by_link() == first.ledger.by_link() or second.completed_rounds == 6
+
+
+def test_a_second_start_begins_anew() -> None:
+    federation, strategy = Federation(), family("ef-fedavg")
+    first = federation.run(strategy, 3)
+    assert np.array_equal(federation.run(strategy, 3), first)
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"operator": "newton"}, "operator is 'newton'; valid is one of gradient, prox"),
+        ({"local_iters": 0}, "local_iters is 0; valid is an integer >= 1"),
+        ({"weighting": "fair"}, "weighting is 'fair'"),
+        ({"schedule_drives": "all"}, "schedule_drives is 'all'"),
+        ({"compressor": "topk(0)"}, "compressor is 'topk"),
+        ({"probe_rounds": -1}, "probe_rounds is -1"),
+    ],
+    ids=str,
+)
+def test_a_bad_parameter_is_named(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        SimilarityFree(schedule=TENTH, **parameters)
+
+
+def test_full_precision_takes_no_compressor() -> None:
+    with pytest.raises(ValueError, match="fedavg takes none, ef-fedavg does"):
+        SimilarityFree.named("fedavg", schedule=TENTH, compressor="sign")
+
+
+@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("tol", 1.0), ("batch", "some")])
+def test_a_bad_inner_solver_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{key} is {value!r}"):
+        InnerSolver(**{key: value})
+
+
+def test_garbage_never_enters_the_mean() -> None:
+    strategy = family("ef-fedavg", min_train_nodes=1)
+    federation = Federation(faults=FaultModel(corrupt="nan", corrupt_rate=0.5))
+    x = federation.run(strategy, 8)
+    assert np.isfinite(x).all()
+    assert strategy.federation.completed == 8
+
+
+def test_probed_rounds_report_estimates() -> None:
+    strategy, ends = family("fedavg", probe_rounds=2), []
+    strategy.on_round_end = [ends.append]
+    Federation().run(strategy, 3)
+    assert [("curvature" in end.train) for end in ends[1:]] == [True, True, False]
+    assert ends[1].train["curvature"] == pytest.approx(2.0, rel=1e-3)
+    assert ends[1].train["gradient-variance"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_foreign_record_is_rejected_by_reason() -> None:
+    strategy = family("ef-fedavg")
+    strategy.federation.begin(60.0)
+    strategy._x = strategy.federation.vector(to_record({"w": torch.zeros(2)}))
+    with pytest.raises(ValueError, match="bad arrays"):
+        strategy._checked(None, RecordDict({"a": ArrayRecord(), "b": ArrayRecord()}))  # type: ignore[arg-type]

@@ -1,0 +1,670 @@
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.strategies.similarity_free.theory import (
+    Algorithm,
+    Constants,
+    Mode,
+    best_c_fixed,
+    bound_any,
+    bound_diminishing,
+    bound_fixed,
+    bound_fixed_product,
+    bound_step_decay,
+    client_drift_bound,
+    error_memory_bound,
+    error_memory_radius,
+    fedprox_similarity_margin,
+    gradient_norms_bound,
+    max_step,
+    omega,
+    prox_displacement_bound,
+    robust_sgd_constants,
+    rounds_any,
+    rounds_diminishing,
+    rounds_fixed,
+    rounds_step_decay,
+    sgd_constants,
+    square_sum_bound,
+    step_decay_stage_bounds,
+    system_constants,
+    uplink_bits_to_accuracy,
+)
+
+Vector = NDArray[np.float64]
+
+GOLDEN = Constants(2, 0.5, 3)  # golden values are for V0 = 1.5
+CONSTANTS = st.builds(Constants, st.floats(0.01, 20), st.floats(0.1, 1), st.floats(0.0, 20))
+V0S = st.floats(0.01, 10)
+
+
+def close(value: float) -> Any:
+    return pytest.approx(value, rel=1e-9)
+
+
+# Admissible steps and constants
+
+
+@pytest.mark.parametrize(
+    ("contraction", "w", "limit"),
+    [
+        (1, 0, 1 / 6),
+        (0.75, 0.916667, 1 / 6),
+        (0.5, 2.5, 0.0968245837),
+        (0.25, 6.75, 1 / 24),
+        (0.1, 18.9, 0.0157485197),
+        (0.05, 38.95, 0.0077571450),
+        (0.01, 198.99, 0.0015348114),
+        (4310 / 431080, 199.027125, 0.0015345258),
+        (0.001, 1998.999, 0.0001531314),
+    ],
+)
+def test_compression_sets_the_step_of_error_feedback(contraction: float, w: float, limit: float) -> None:
+    assert omega(contraction) == pytest.approx(w, rel=0, abs=5e-7)
+    for algorithm in (Algorithm.EF_FEDAVG, Algorithm.EF_FEDPROX):
+        assert max_step(algorithm, 1, contraction=contraction) == pytest.approx(limit, rel=0, abs=5e-11)
+
+
+def test_compression_matters_below_its_threshold_only() -> None:
+    at = 0.6964495796
+    assert max_step("ef-fedavg", 1, contraction=at + 1e-9) == 1 / 6
+    assert max_step("ef-fedavg", 1, contraction=at - 1e-9) < 1 / 6
+
+
+def test_a_strong_compressor_takes_steps_in_proportion_to_its_contraction() -> None:
+    assert max_step("ef-fedavg", 2, contraction=1e-6) == pytest.approx(
+        math.sqrt(3 / 128) * 1e-6 / 2, rel=1e-5
+    )
+
+
+# L = 2, T = 30, delta_inf = 0.5, sigma2 = 0.25, contraction 0.1; A, coefficients 2 and 3 of error feedback
+TABLE = {
+    ("fedavg", "printed"): (0.2041241452, None, 293.9387691340, 165.8405576379),
+    ("fedavg", "corrected"): (0.2041241452, None, 9.7979589711, 6.0113519213),
+    ("fedprox", "printed"): (0.2041241452, None, 9.7979589711, 6.0113519213),
+    ("fedprox", "corrected"): (0.2041241452, None, 9.7979589711, 6.0113519213),
+    ("ef-fedavg", "printed"): (
+        0.0078742599,
+        (5.0395263068, 510.9842517244, 447.7362202589),
+        2043.9370068976,
+        1133.9025585136,
+    ),
+    ("ef-fedavg", "corrected"): (
+        0.0078742599,
+        (0.9449111825, 98.2470471983, 87.8411662985),
+        392.9881887933,
+        218.4543859713,
+    ),
+    ("ef-fedprox", "corrected"): (
+        0.0078742599,
+        (0.9449111825, 98.2470471983, 87.8411662985),
+        392.9881887933,
+        218.4543859713,
+    ),
+    ("ef-fedprox", "printed"): (
+        0.0119047619,
+        (1.4285714286, 3 + 1.4285714286 * 100.8, 4.5 + 1.4285714286 * 88.2),
+        588.0,
+        326.625,
+    ),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "mode"), TABLE)
+def test_the_constants_are_those_of_the_golden_table(algorithm: str, mode: str) -> None:
+    L, delta_inf, sigma2 = 2.0, 0.5, 0.25
+    limit, inner, b1, b3 = TABLE[algorithm, mode]
+    step = max_step(algorithm, L, contraction=0.1, mode=mode)
+    found = system_constants(
+        algorithm,
+        L,
+        sigma2=sigma2,
+        delta_inf=delta_inf,
+        contraction=0.1,
+        local_iters=1 if "prox" in algorithm else 30,
+        mode=mode,
+    )
+    assert step == pytest.approx(limit, rel=0, abs=5e-11)
+    assert (found.b1, found.b3) == (close(b1), close(b3))
+    assert found.b2 == (0.5 if inner is None else 0.25)
+    if inner is None:
+        assert found.error_weight == 0
+    else:
+        coefficient3 = (found.b3 - found.b1 * delta_inf) / sigma2
+        assert (found.error_weight * step, found.b1 / (2 * L), coefficient3) == pytest.approx(inner, rel=1e-9)
+
+
+def test_the_superfluous_local_iterations_cost_five_orders_of_magnitude() -> None:
+    # Theorem 1 with c = 1 / (sqrt(6) L), V0 = 1, K = 1000.
+    bounds = []
+    for mode in Mode:
+        constants = system_constants("fedavg", 2, sigma2=0.25, delta_inf=0.5, local_iters=30, mode=mode)
+        bounds.append(bound_fixed(constants, 1, Fixed(max_step("fedavg", 2), 1000)))
+    assert bounds == pytest.approx([0.5436595291, 64587.63865], rel=1e-9)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(list(Algorithm)),
+    st.floats(0.1, 100),
+    st.floats(0, 10),
+    st.floats(0, 10),
+    st.floats(0.001, 1),
+    st.floats(0.001, 1),
+)
+def test_worse_problems_have_larger_constants(
+    algorithm: Algorithm, L: float, sigma2: float, delta_inf: float, one: float, other: float
+) -> None:
+    def constants(**changes: float) -> Constants:
+        return system_constants(algorithm, **{"L": L, "sigma2": sigma2, "delta_inf": delta_inf, **changes})  # type: ignore[arg-type]
+
+    base = constants()
+    for worse in (constants(L=2 * L), constants(sigma2=sigma2 + 1), constants(delta_inf=delta_inf + 1)):
+        assert worse.b1 >= base.b1
+        assert worse.b3 >= base.b3
+    weak, strong = sorted((one, other))
+    assert max_step(algorithm, L, contraction=weak) <= max_step(algorithm, L, contraction=strong)
+    assert constants(contraction=weak).b1 >= constants(contraction=strong).b1 * (1 - 1e-12)
+
+
+def test_steps_scale_with_the_inverse_of_smoothness() -> None:
+    for algorithm in Algorithm:
+        one, four = (max_step(algorithm, L, contraction=0.1) for L in (1.0, 4.0))
+        assert four == close(one / 4)
+
+
+def test_the_printed_limit_of_ef_fedprox_is_too_large_for_large_smoothness() -> None:
+    printed, corrected = (
+        max_step("ef-fedprox", 50, contraction=0.01, mode=mode) for mode in ("printed", "corrected")
+    )
+    assert printed > 1.5 * corrected
+
+
+def test_other_methods_fit_the_recursion() -> None:
+    assert sgd_constants(2, 3, 5) == Constants(6, 0.5, 5)
+    assert robust_sgd_constants(2, 3, 5, angle=math.pi / 6).b2 == close(0.25)
+
+
+# Bounds
+
+
+def test_the_bounds_have_their_golden_values() -> None:
+    fixed, diminishing = Fixed(0.4, 100), Diminishing(0.2, 0.75)
+    assert bound_fixed(GOLDEN, 1.5, fixed) == close(1.2728458233)
+    assert bound_fixed_product(GOLDEN, 1.5, fixed) == close(1.2723182664)
+    assert bound_any(GOLDEN, 1.5, fixed.values(100)) == close(1.1175782987)
+    assert bound_diminishing(GOLDEN, 1.5, diminishing, 100) == close(7.4772795867)
+    assert bound_any(GOLDEN, 1.5, diminishing.values(100)) == close(2.2201694902)
+
+
+def test_the_step_decay_bounds_have_their_golden_values() -> None:
+    steps = StepDecay(0.25, 2, 64)
+    assert bound_step_decay(GOLDEN, 2, steps, 256, printed=True) == close(9.9881779168)
+    assert step_decay_stage_bounds(GOLDEN, 2, steps, 256).tolist() == [3.75, 2.25, 1.875, 2.4375]
+    assert bound_step_decay(GOLDEN, 2, steps, 256) == 1.875
+    assert bound_any(GOLDEN, 1.5, steps.values(256)) == close(2.9983127615)
+
+
+def test_the_squares_of_the_experiments_diminishing_steps_stay_below_lemma_2() -> None:
+    steps = Diminishing(0.8, 0.51)
+    assert np.sum(steps.values(400) ** 2) == close(3.98475882)
+    assert square_sum_bound(steps) == close(32.64)
+
+
+@settings(deadline=None)
+@given(CONSTANTS, V0S, st.floats(0.01, 2), st.integers(1, 300))
+def test_the_bound_for_any_steps_is_never_larger_than_theorem_1(
+    constants: Constants, V0: float, c: float, num_rounds: int
+) -> None:
+    steps = Fixed(c, num_rounds)
+    between = bound_fixed_product(constants, V0, steps)
+    assert bound_any(constants, V0, steps.values(num_rounds)) <= between * (1 + 1e-12)
+    assert between <= bound_fixed(constants, V0, steps) * (1 + 1e-12)
+
+
+@settings(deadline=None)
+@given(CONSTANTS, V0S, st.floats(0.01, 2), st.floats(0.51, 0.99), st.integers(1, 300))
+def test_the_bound_for_any_steps_is_never_larger_than_theorem_2(
+    constants: Constants, V0: float, c: float, nu: float, num_rounds: int
+) -> None:
+    steps = Diminishing(c, nu)
+    theorem = bound_diminishing(constants, V0, steps, num_rounds)
+    assert bound_any(constants, V0, steps.values(num_rounds)) <= theorem * (1 + 1e-12)
+
+
+def progress(constants: Constants, V0: float, steps: Vector, W: float) -> list[float]:
+    """V_0, ..., V_K of recursion (1) with equality and constant W."""
+    V = [V0]
+    for gamma in steps:
+        V.append((1 + constants.b1 * gamma**2) * V[-1] - constants.b2 * gamma * W + constants.b3 * gamma**2)
+    return V
+
+
+@settings(deadline=None)
+@given(CONSTANTS, V0S, st.floats(0.01, 2), st.integers(1, 100))
+def test_a_constant_W_attains_the_bound(constants: Constants, V0: float, c: float, num_rounds: int) -> None:
+    steps = Fixed(c, num_rounds).values(num_rounds)
+    V = progress(constants, V0, steps, bound_any(constants, V0, steps))
+    rounding = 1e-12 * (V0 + constants.b3) * math.exp(constants.b1 * c**2)
+    assert min(V) >= -rounding  # a sequence that (1) allows ...
+    assert abs(V[-1]) <= rounding  # ... until V is used up
+
+
+@settings(deadline=None)
+@given(CONSTANTS, V0S, st.lists(st.floats(0.01, 0.5), min_size=1, max_size=30))
+def test_nothing_above_the_bound_satisfies_the_recursion(
+    constants: Constants, V0: float, steps: list[float]
+) -> None:
+    values = np.array(steps)
+    V = progress(constants, V0, values, bound_any(constants, V0, values) * 1.001)
+    assert min(V) < 0
+
+
+def test_the_bound_for_any_steps_takes_exponents_beyond_float64() -> None:
+    assert math.isfinite(bound_any(Constants(100, 0.5, 1), 1, np.ones(100_000)))
+    assert bound_fixed(Constants(100, 0.5, 1), 1, Fixed(100, 4)) == math.inf
+
+
+def largest_W(constants: Constants, R: float, steps: Vector) -> float:
+    """By brute force, the largest constant W for which (1) has V_k in [0, R] throughout."""
+
+    def possible(W: float) -> bool:
+        V = R
+        for gamma in steps:
+            step = (1 + constants.b1 * gamma**2) * V - constants.b2 * gamma * W + constants.b3 * gamma**2
+            V = min(R, step)
+            if V < 0:
+                return False
+        return True
+
+    low, high = 0.0, 1.0
+    while possible(high):
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if possible(middle) else (low, middle)
+    return low
+
+
+@settings(deadline=None, max_examples=50)
+@given(CONSTANTS, V0S, st.floats(0.01, 1), st.floats(1.1, 20), st.integers(1, 20), st.integers(1, 60))
+def test_the_corrected_step_decay_bound_holds_against_brute_force(
+    constants: Constants, R: float, gamma0: float, decay_factor: float, stage_len: int, num_rounds: int
+) -> None:
+    assume(stage_len <= num_rounds)
+    steps = StepDecay(gamma0, decay_factor, stage_len)
+    worst = largest_W(constants, R, steps.values(num_rounds))
+    assert worst <= bound_step_decay(constants, R, steps, num_rounds) * (1 + 1e-9)
+
+
+# (decay factor, K) for which theory's stage length and number of stages are integers
+EXACT = ((2, 16), (2, 256), (2, 65536), (3, 729), (4, 256), (5, 9765625), (8, 64))
+
+
+@settings(deadline=None)
+@given(CONSTANTS, V0S, st.floats(0.001, 1), st.sampled_from(EXACT))
+def test_the_printed_step_decay_bound_follows_where_stages_suffice(
+    constants: Constants, R: float, gamma0: float, exact: tuple[int, int]
+) -> None:
+    decay_factor, num_rounds = exact
+    assume(decay_factor <= 2 or num_rounds >= 2**decay_factor)
+    steps = StepDecay(gamma0, decay_factor, theory_stage_len(num_rounds, decay_factor))
+    corrected, printed = (
+        bound_step_decay(constants, R, steps, num_rounds, printed=printed) for printed in (False, True)
+    )
+    assert corrected <= printed * (1 + 1e-9)
+
+
+def test_theorem_3_as_printed_is_false() -> None:
+    # One stage of 10^4 rounds in which V and W stay where they are.
+    constants, R, steps = Constants(1, 1, 1), 0.1, StepDecay(math.sqrt(0.0752575), 100, 10_000)
+    W = (constants.b1 * R + constants.b3) * steps(0) / constants.b2
+    assert [W, steps(0)] == pytest.approx([0.3017641, 0.2743310], abs=5e-8)
+    assert steps.values(10_000).tolist() == [steps(0)] * 10_000
+    assert progress(constants, R, np.array([steps(0)]), W)[1] == close(R)
+    assert bound_step_decay(constants, R, steps, 10_000, printed=True) == pytest.approx(0.1126417, abs=5e-8)
+    assert bound_step_decay(constants, R, steps, 10_000) >= W
+
+
+def test_theorem_3_covers_its_own_stage_length_only() -> None:
+    with pytest.raises(ValueError, match="stage_len is 50; valid is 93 for Theorem 3"):
+        bound_step_decay(GOLDEN, 2, StepDecay(0.25, 2, 50), 400, printed=True)
+    assert bound_step_decay(replace(GOLDEN, b1=0.0), 2, StepDecay(0.25, 2, 64), 256, printed=True) == math.inf
+
+
+def test_a_run_shorter_than_a_stage_has_no_step_decay_bound() -> None:
+    with pytest.raises(ValueError, match="num_rounds is 49; valid is at least stage_len, 50"):
+        bound_step_decay(GOLDEN, 2, StepDecay(0.25, 2, 50), 49)
+
+
+# Best c, rounds, traffic
+
+
+def test_the_best_c_has_its_golden_value() -> None:
+    c = best_c_fixed(GOLDEN, 1.5)
+    assert c == close(0.4311723818)
+    assert bound_fixed(GOLDEN, 1.5, Fixed(c, 100)) == close(1.2678386553)
+
+
+@settings(deadline=None)
+@given(
+    st.builds(Constants, st.floats(1e-6, 1e6), st.floats(0.1, 1), st.floats(0, 1e6)),
+    st.floats(1e-6, 1e6),
+    st.floats(0.5, 1.5),
+)
+def test_no_c_beats_the_best(constants: Constants, V0: float, factor: float) -> None:
+    c = best_c_fixed(constants, V0)
+    best, other = (bound_fixed(constants, V0, Fixed(x, 100)) for x in (c, factor * c))
+    assert best <= other * (1 + 1e-9)
+
+
+def test_the_best_c_is_explicit_without_growth_or_without_noise() -> None:
+    assert best_c_fixed(Constants(0, 0.5, 3), 12) == 2
+    assert best_c_fixed(Constants(2, 0.5, 0), 12) == 0.5
+    with pytest.raises(ValueError, match="where b1 and b3 are 0"):
+        best_c_fixed(Constants(0, 0.5, 0), 12)
+
+
+def test_the_best_c_is_clipped_to_the_admissible_step() -> None:
+    assert best_c_fixed(GOLDEN, 1.5, max_step=0.01, num_rounds=100) == close(0.1)
+
+
+def test_rounds_have_their_golden_values() -> None:
+    assert rounds_fixed(GOLDEN, 1.5, c=0.4, epsilon=0.1) == 16202
+    assert rounds_diminishing(GOLDEN, 1.5, Diminishing(0.2, 0.75), epsilon=0.1) == close(3.1258956743e9)
+
+
+@settings(deadline=None)
+@given(CONSTANTS, V0S, st.floats(0.05, 1), st.floats(0.1, 10))
+def test_the_planned_rounds_of_a_fixed_schedule_reach_the_accuracy(
+    constants: Constants, V0: float, c: float, epsilon: float
+) -> None:
+    K = rounds_fixed(constants, V0, c=c, epsilon=epsilon)
+    assume(isinstance(K, int) and K < 10**12)
+    assert bound_fixed(constants, V0, Fixed(c, int(K))) <= epsilon * (1 + 1e-9)
+    if K > 1:
+        assert bound_fixed(constants, V0, Fixed(c, int(K) - 1)) > epsilon * (1 - 1e-9)
+
+
+def test_planned_rounds_bring_a_fixed_step_below_its_limit() -> None:
+    K = rounds_fixed(GOLDEN, 1.5, c=0.4, epsilon=100, max_step=0.01)
+    assert K == 1600
+    assert Fixed(0.4, int(K))(0) <= 0.01
+
+
+def test_a_schedule_that_starts_too_large_is_not_planned() -> None:
+    with pytest.raises(ValueError, match=r"c is 0\.2; valid is at most max_step, 0\.1"):
+        rounds_diminishing(GOLDEN, 1.5, Diminishing(0.2, 0.75), epsilon=0.1, max_step=0.1)
+    with pytest.raises(ValueError, match=r"gamma0 is 0\.2; valid is at most max_step, 0\.1"):
+        rounds_step_decay(GOLDEN, 2, gamma0=0.2, decay_factor=2, epsilon=0.1, max_step=0.1)
+
+
+def test_rounds_beyond_float64_are_infinite() -> None:
+    assert rounds_diminishing(Constants(100, 0.5, 1), 1, Diminishing(1, 0.99), epsilon=1e-6) == math.inf
+    assert rounds_fixed(Constants(100, 0.5, 1), 1, c=100, epsilon=1) == math.inf
+    assert rounds_step_decay(GOLDEN, 2, gamma0=0.2, decay_factor=2, epsilon=1e-12) == math.inf
+
+
+def test_the_planned_rounds_of_step_decay_reach_the_accuracy() -> None:
+    K = rounds_step_decay(GOLDEN, 2, gamma0=0.25, decay_factor=2, epsilon=0.5)
+
+    def bound(num_rounds: int) -> float:
+        return bound_step_decay(GOLDEN, 2, StepDecay(0.25, 2, theory_stage_len(num_rounds, 2)), num_rounds)
+
+    assert bound(int(K)) <= 0.5 < bound(int(K) - 1)
+
+
+def test_rounds_of_any_schedule_are_the_first_that_reach_the_accuracy() -> None:
+    steps = Diminishing(0.2, 0.75)
+    K = rounds_any(GOLDEN, 1.5, steps, epsilon=2)
+    assert (
+        bound_any(GOLDEN, 1.5, steps.values(int(K))) <= 2 < bound_any(GOLDEN, 1.5, steps.values(int(K) - 1))
+    )
+    assert rounds_any(GOLDEN, 1.5, steps, epsilon=0.01, limit=1000) == math.inf
+
+
+def test_uplink_is_rounds_times_nodes_times_message() -> None:
+    assert uplink_bits_to_accuracy(16202, 10, 64 * 4310) == 16202 * 10 * 64 * 4310
+    assert uplink_bits_to_accuracy(math.inf, 10, 32) == math.inf
+
+
+# The golden problem: two quadratics in the plane, L = 2, exact gradients
+
+H = np.array([[1.0, 2.0], [2.0, 1.0]])  # (nodes, dims), diagonals
+CENTRES = np.array([[1.0, 0.0], [-1.0, 2.0]])
+L, DELTA_INF, F_INF = 2.0, 4 / 3, 4 / 3
+STEP = 0.1
+TOP1 = 0.5  # contraction of top-1 in two dimensions
+
+
+def value(x: Vector) -> float:
+    return float(np.mean(np.sum(H * (x - CENTRES) ** 2, axis=1) / 2))
+
+
+def gradients(x: Vector) -> Vector:
+    return np.asarray(H * (x - CENTRES))  # (nodes, dims)
+
+
+def gradient_norm2(x: Vector) -> float:
+    return float(np.sum(gradients(x).mean(axis=0) ** 2))
+
+
+def local_models(x: Vector, gamma: float, local_iters: int) -> list[Vector]:
+    """Every node's model before each local step and after the last, each (nodes, dims)."""
+    models = [np.tile(x, (2, 1))]
+    for _ in range(local_iters):
+        models.append(models[-1] - gamma * H * (models[-1] - CENTRES))
+    return models
+
+
+def proximal_points(x: Vector, gamma: float) -> Vector:
+    return np.asarray((x + gamma * H * CENTRES) / (1 + gamma * H))  # (nodes, dims)
+
+
+def top1(v: Vector) -> Vector:
+    return np.asarray(np.where(np.arange(v.shape[1]) == np.abs(v).argmax(axis=1)[:, None], v, 0.0))
+
+
+@dataclass
+class State:
+    x: Vector
+    e: Vector  # error memories (nodes, dims)
+    drift: Vector  # x_i - x of the round that led here (nodes, dims)
+
+    def potential(self, weight: float) -> float:
+        z = self.x + self.e.mean(axis=0)
+        return value(z) - F_INF + weight * float(np.mean(np.sum(self.e**2, axis=1)))
+
+
+def federation(algorithm: Algorithm, steps: Vector, local_iters: int = 2) -> Iterator[State]:
+    state = State(np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2)))
+    yield state
+    for gamma in steps:  # the system's
+        if algorithm.proximal:
+            models = proximal_points(state.x, gamma)
+        else:
+            models = local_models(state.x, gamma / local_iters, local_iters)[-1]
+        message = models - state.x + state.e
+        sent = top1(message) if algorithm.error_feedback else message
+        state = State(state.x + sent.mean(axis=0), message - sent, models - state.x)
+        yield state
+
+
+def q2_constants(algorithm: Algorithm, mode: str = "corrected") -> Constants:
+    return system_constants(
+        algorithm,
+        L,
+        sigma2=0,
+        delta_inf=DELTA_INF,
+        contraction=TOP1,
+        local_iters=1 if algorithm.proximal else 2,
+        mode=mode,
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "step", "V1", "right"),
+    [
+        (Algorithm.FEDAVG, "corrected", 0.2, 0.2166604167, 0.9775237946),
+        (Algorithm.FEDAVG, "printed", 0.2, 0.2166604167, 1.6633809226),
+        (Algorithm.FEDPROX, "corrected", 0.1, 0.3140926309, 0.5256309487),
+    ],
+)
+def test_the_first_round_of_the_reference_problem_obeys_the_recursion(
+    algorithm: Algorithm, mode: str, step: float, V1: float, right: float
+) -> None:
+    constants = q2_constants(algorithm, mode)
+    V = [state.potential(0) for state in federation(algorithm, np.array([step]))]
+    assert V[0] == close(0.4166666667)
+    assert V[1] == pytest.approx(V1, abs=5e-11)
+    assert progress(constants, V[0], np.array([step]), 1.25)[1] == pytest.approx(right, abs=5e-11)
+    assert V[1] <= right
+
+
+def test_the_reference_constants_are_golden() -> None:
+    corrected, printed = (q2_constants(Algorithm.FEDAVG, mode) for mode in ("corrected", "printed"))
+    assert (corrected.b1, corrected.b3) == (close(9.7979589711), close(13.0639452948))
+    assert (printed.b1, printed.b3) == (close(19.5959179423), close(26.1278905897))
+
+
+def schedules_of(limit: float) -> list[Schedule]:
+    return [Fixed(limit * 10, 100), Diminishing(limit, 0.6), StepDecay(limit, 2, 30)]
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("kind", range(3))
+def test_every_round_obeys_the_recursion_and_the_run_its_bound(
+    algorithm: Algorithm, mode: Mode, kind: int
+) -> None:
+    constants = q2_constants(algorithm, mode)
+    steps = schedules_of(max_step(algorithm, L, contraction=TOP1, mode=mode))[kind].values(100)
+    states = list(federation(algorithm, steps))
+    for gamma, after, (state, following) in zip(
+        steps, [*steps[1:], steps[-1]], pairwise(states), strict=True
+    ):
+        V = state.potential(constants.error_weight * gamma)
+        right = progress(constants, V, np.array([gamma]), gradient_norm2(state.x))[1]
+        assert following.potential(constants.error_weight * after) <= right + 1e-12
+    best = min(gradient_norm2(state.x) for state in states[:-1])
+    assert best <= bound_any(constants, states[0].potential(0), steps)
+
+
+def test_client_drift_stays_below_lemma_3() -> None:
+    models = local_models(np.zeros(2), STEP, 2)[:-1]
+    drift = sum(np.sum(m**2, axis=1) for m in models)
+    norms = np.sum(gradients(np.zeros(2)) ** 2, axis=1)
+    bounds = [client_drift_bound(STEP, 2, L=L, grad_norm2=norm) for norm in norms]
+    assert list(drift) == pytest.approx([0.01, 0.08])
+    assert bounds == pytest.approx([0.48, 3.84])
+
+
+def test_prox_displacement_stays_below_lemma_4() -> None:
+    moved = np.sum(proximal_points(np.zeros(2), STEP) ** 2, axis=1)
+    norms = np.sum(gradients(np.zeros(2)) ** 2, axis=1)
+    bounds = [prox_displacement_bound(STEP, L=L, grad_norm2=norm) for norm in norms]
+    assert list(moved) == pytest.approx([0.0082644628, 0.0608356290], abs=5e-11)
+    assert bounds == pytest.approx([0.06, 0.48])
+
+
+def test_the_lemmas_need_admissible_steps() -> None:
+    limit = 1 / (math.sqrt(6) * 2 * L)
+    assert client_drift_bound(limit, 2, L=L, grad_norm2=1) > 0
+    with pytest.raises(ValueError, match="local_step is"):
+        client_drift_bound(1.01 * limit, 2, L=L, grad_norm2=1)
+
+
+@settings(deadline=None)
+@given(st.floats(-5, 5), st.floats(-5, 5))
+def test_the_nodes_gradients_are_bounded_by_the_gap_and_the_infima(x: float, y: float) -> None:
+    point = np.array([x, y])
+    mean = float(np.mean(np.sum(gradients(point) ** 2, axis=1)))
+    gap = max(value(point) - F_INF, 0.0)
+    assert mean <= gradient_norms_bound(L, gap=gap, delta_inf=DELTA_INF) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.EF_FEDAVG, Algorithm.EF_FEDPROX])
+def test_error_memories_obey_their_recursion_and_stay_in_their_radius(algorithm: Algorithm) -> None:
+    states = list(federation(algorithm, np.full(200, 0.1)))
+    longest = max(float(np.linalg.norm(state.drift, axis=1).max()) for state in states)
+    for before, after in pairwise(states):
+        for e, moved, following in zip(before.e, after.drift, after.e, strict=True):
+            bound = error_memory_bound(TOP1, memory_norm2=float(e @ e), drift_norm2=float(moved @ moved))
+            assert following @ following <= bound + 1e-15
+            assert np.linalg.norm(following) <= error_memory_radius(TOP1, longest)
+
+
+def test_without_compression_there_is_no_error_memory() -> None:
+    assert error_memory_radius(1, 3) == 0
+    assert error_memory_bound(1, memory_norm2=0, drift_norm2=3) == 0
+
+
+def test_the_radius_is_stable_for_strong_compressors() -> None:
+    assert error_memory_radius(1e-14, 1) == pytest.approx(2e14, rel=1e-6)
+
+
+# The similarity-based condition
+
+
+@pytest.mark.parametrize(
+    ("dissimilarity", "quoted", "original"),
+    [(1, 0.0151641441, 0.0148668790), (2, -0.0062022560, -0.0073913167), (5, -0.0894847219, -0.0969163509)],
+)
+def test_the_similarity_condition_has_its_golden_values(
+    dissimilarity: float, quoted: float, original: float
+) -> None:
+    def margin(form: str) -> float:
+        return fedprox_similarity_margin(
+            mu=30, inexactness=0, mu_bar=29, num_sampled=10, L=1, dissimilarity=dissimilarity, form=form
+        )
+
+    assert margin("as-quoted") == pytest.approx(quoted, abs=5e-11)
+    assert margin("original") == pytest.approx(original, abs=5e-11)
+
+
+# Bad input
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: max_step("fedsgd", 1), "algorithm is 'fedsgd'; valid is one of fedavg, fedprox"),
+    (lambda: max_step("fedavg", 0), "L is 0; valid is a finite number > 0"),
+    (lambda: max_step("fedavg", 1, mode="old"), "mode is 'old'; valid is one of corrected, printed"),
+    (lambda: omega(0), r"contraction is 0; valid is a number in \(0, 1\]"),
+    (lambda: max_step("fedavg", 1, contraction=1.1), r"contraction is 1.1; valid is a number in \(0, 1\]"),
+    (lambda: system_constants("fedavg", 1, sigma2=-1, delta_inf=0), "sigma2 is -1; valid is a finite"),
+    (lambda: system_constants("fedavg", 1, sigma2=0, delta_inf=math.nan), "delta_inf is nan"),
+    (
+        lambda: system_constants("fedprox", 1, sigma2=0, delta_inf=0, local_iters=2),
+        "local_iters is 2; valid is 1 for fedprox",
+    ),
+    (lambda: Constants(1, 0, 1), "b2 is 0; valid is a finite number > 0"),
+    (lambda: robust_sgd_constants(1, 1, 1, angle=2), r"angle is 2; valid is a number in \[0, pi/2\)"),
+    (lambda: bound_any(GOLDEN, 1, []), "steps is .*; valid is a list of finite numbers > 0"),
+    (lambda: bound_any(GOLDEN, 1, [0.1, 0.0]), "steps is .*; valid is a list of finite numbers > 0"),
+    (lambda: bound_fixed(GOLDEN, -1, Fixed(1, 4)), "V0 is -1; valid is a finite number >= 0"),
+    (lambda: bound_step_decay(GOLDEN, -1, StepDecay(1, 2, 4), 8), "R is -1; valid is a finite number >= 0"),
+    (lambda: best_c_fixed(GOLDEN, 0), "V0 is 0; valid is a finite number > 0"),
+    (lambda: rounds_fixed(GOLDEN, 1, c=1, epsilon=0), "epsilon is 0; valid is a finite number > 0"),
+    (lambda: uplink_bits_to_accuracy(1, 0, 32), "num_nodes is 0; valid is an integer >= 1"),
+    (
+        lambda: fedprox_similarity_margin(
+            mu=1, inexactness=0, mu_bar=1, num_sampled=1, L=1, dissimilarity=1, form="mine"
+        ),
+        "form is 'mine'; valid is one of as-quoted, original",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_input_is_named_with_what_is_valid(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
