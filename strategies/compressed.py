@@ -21,7 +21,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import ExchangeReport, Roster, checked_metrics
-from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
@@ -134,21 +133,11 @@ class Compressed(Strategy):
         lost = self.uplink.undecoded
         return ExchangeReport(theirs.sent, theirs.accepted, theirs.rejected - errors + lost)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the wrapped strategy's ``start``, whose rounds come through here."""
-        run = type(self.strategy).start
-        return run(
-            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+    def start(self, grid: Grid, *arguments: Any, **options: Any) -> Result:
+        """Run the wrapped strategy's ``start`` with its parameters; its rounds come through here."""
+        run: Any = type(self.strategy).start
+        result: Result = run(self, grid, *arguments, **options)
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -5,25 +5,29 @@ Same signature, same phases in the same order (train, federated evaluation, cent
 and then ends the run with a clear error, and every finished round is told to callbacks.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.exchange import ExchangeReport, collect
+from hedgerow.strategies.exchange import collect
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.strategy import FederatedStrategy
 
 __all__ = [
     "EvaluateFn",
     "Progress",
     "RoundCallback",
     "RoundEnd",
-    "RoundStrategy",
     "TooFewRepliesError",
     "run_rounds",
 ]
@@ -89,50 +93,8 @@ class RoundEnd:
 RoundCallback = Callable[[RoundEnd], None]
 
 
-class RoundStrategy(Protocol):
-    """What ``run_rounds`` needs of a strategy beyond Flower's interface."""
-
-    on_round_end: Sequence[RoundCallback]
-    max_repeats: int
-
-    @property
-    def completed_rounds(self) -> int:
-        """Rounds done: 0, or those of the checkpoint that was loaded."""
-
-    @property
-    def report(self) -> ExchangeReport:
-        """The last training exchange."""
-
-    def progress(self) -> Progress:
-        """How far the run has come."""
-
-    def current_arrays(self) -> ArrayRecord | None:
-        """The global model of the completed rounds; None before the first."""
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As in Flower's ``Strategy``."""
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """As in Flower's ``Strategy``; (None, None) if the round must be repeated."""
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As in Flower's ``Strategy``."""
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As in Flower's ``Strategy``."""
-
-    def summary(self) -> None:
-        """Log the settings."""
-
-
 def run_rounds(
-    strategy: RoundStrategy,
+    strategy: FederatedStrategy,
     grid: Grid,
     initial_arrays: ArrayRecord,
     num_rounds: int,
@@ -143,7 +105,7 @@ def run_rounds(
 ) -> Result:
     """Run the rounds that are left; parameters and result as in Flower's ``Strategy.start``.
 
-    A strategy may have a property ``finished``, which ends the run before ``num_rounds``.
+    ``strategy.finished`` ends the run before ``num_rounds``.
 
     Raises
     ------
@@ -164,7 +126,7 @@ def run_rounds(
         _tell(strategy, 0, started, central=central)
 
     for current in range(first, num_rounds + 1):
-        if getattr(strategy, "finished", False):
+        if strategy.finished:
             break
         started = time.monotonic()
         log(INFO, "[ROUND %d/%d]", current, num_rounds)
@@ -182,7 +144,7 @@ def run_rounds(
 
 
 def _train(
-    strategy: RoundStrategy,
+    strategy: FederatedStrategy,
     grid: Grid,
     current: int,
     arrays: ArrayRecord,
@@ -215,7 +177,7 @@ def _evaluate_centrally(
 
 
 def _tell(
-    strategy: RoundStrategy,
+    strategy: FederatedStrategy,
     current: int,
     started: float,
     *,

@@ -13,19 +13,16 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
-from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation
 from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
+from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
-from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.edge_servers import cluster_means
-from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import Layout, payload_bytes
 
 __all__ = ["ClusteredOptions", "ClusteredStrategy", "cluster_means", "contiguous_clusters"]
@@ -45,7 +42,7 @@ def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
     return tuple(i * num_servers // num_clients for i in range(num_clients))
 
 
-class ClusteredStrategy(Strategy):
+class ClusteredStrategy(FederatedStrategy):
     """Rounds of local training, a weighted mean in each cluster, and an exchange between servers.
 
     Subclasses say who takes part, how many local iterations a round has, and what the servers do.
@@ -103,11 +100,10 @@ class ClusteredStrategy(Strategy):
         num_clients = None if clusters is None else len(clusters)
         # Where edge servers are nodes of their own; None where they are emulated.
         self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
-        self.federation = self.edges or Federation(num_clients, **options)
-        self.settings = self.federation.settings
+        super().__init__(self.edges or Federation(num_clients, **options))
         self.clusters = self._checked_clusters(clusters)
-        self.on_round_end = self.settings.on_round_end
-        self.max_repeats = self.settings.max_repeats
+
+    def _forget(self) -> None:
         self._models: NDArray[Any] | None = None
 
     def _checked_clusters(self, clusters: Sequence[int] | None) -> tuple[int, ...]:
@@ -160,9 +156,9 @@ class ClusteredStrategy(Strategy):
         return len(self.clusters)
 
     @property
-    def completed_rounds(self) -> int:
-        """Rounds aggregated so far."""
-        return self.federation.completed
+    def iterations(self) -> int:
+        """Local iterations since the start."""
+        return self.completed_rounds * self.local_steps
 
     @property
     def report(self) -> ExchangeReport:
@@ -173,16 +169,6 @@ class ClusteredStrategy(Strategy):
         return ExchangeReport(
             clients.sent + edges.sent, clients.accepted + edges.accepted, clients.rejected + edges.rejected
         )
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every transfer so far."""
-        return self.federation.ledger
-
-    @property
-    def clock(self) -> Clock:
-        """The simulated clock."""
-        return self.federation.clock
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
@@ -222,65 +208,20 @@ class ClusteredStrategy(Strategy):
         squares = [float(np.sum((model - mean) ** 2, dtype=np.float64)) for model in models]
         return float(np.dot(self.server_weights, squares))
 
-    def progress(self) -> Progress:
-        """Return iterations, traffic of the modelled links and simulated seconds since the start."""
-        total = self.ledger.total()
-        return Progress(
-            iterations=self.completed_rounds * self.local_steps,
-            bits=total.nominal_bits,
-            payload_bytes=total.payload_bytes,
-            sim_seconds=self.clock.seconds,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round depends on: the federation's state and the models (D, M)."""
+    def _state(self) -> dict[str, Any]:
         _, models = self._trained()
-        return {**self.federation.state_dict(), "models": models}
+        return {"models": models}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the next ``start`` goes on after its round."""
-        self.federation.load_state_dict(state)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self._models = np.array(state["models"])
 
     # Flower's interface.
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the strategy; parameters as in Flower's ``Strategy.start``, ``timeout`` a round's deadline.
-
-        Raises
-        ------
-        RosterError
-            If the nodes do not come, or do not make up the federation.
-        TooFewRepliesError
-            If a round stays under ``min_train_nodes`` however often it is repeated.
-        """
-        self.check_num_rounds(num_rounds)
-        if not self.federation.begin(timeout):
-            self._models = None
-        return run_rounds(
-            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
-
-    def check_num_rounds(self, num_rounds: int) -> None:
-        """Raise ValueError if a run of that many rounds would end in the middle of a block."""
-        int_at_least(0, num_rounds=num_rounds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send each participant its server's model; one shared record a cluster."""
-        if server_round == 1 and self.completed_rounds:
-            self.federation.reset()
-            self._models = None
+        self._begin_round(server_round)
         layout, models = self._initialised(arrays)
         nodes, offline = self.federation.online(grid, self.participants(server_round))
         work = {
@@ -324,16 +265,6 @@ class ClusteredStrategy(Strategy):
         metrics = self.federation.train_metrics(contents)
         metrics["consensus-error"] = self.consensus_error()
         return self.current_arrays(), metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Send u to a share of the nodes."""
-        return self.federation.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the nodes' metrics."""
-        return self.federation.aggregate_evaluate(replies)
 
     def summary(self) -> None:
         """Log the settings."""

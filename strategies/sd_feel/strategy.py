@@ -151,6 +151,7 @@ class SDFeel(ClusteredStrategy):
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""
+        super().check_num_rounds(num_rounds)
         _whole_blocks(num_rounds, self.tau2)
 
     def summary(self) -> None:
@@ -210,6 +211,7 @@ class HierFAvg(ClusteredStrategy):
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""
+        super().check_num_rounds(num_rounds)
         _whole_blocks(num_rounds, self.tau2)
 
 

@@ -16,13 +16,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import ExchangeReport, Node
+from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
-from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.schedules import Schedule
+from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.compress import (
     Compressor,
@@ -32,7 +31,6 @@ from hedgerow.wire.compress import (
     record_payload,
     unpack_update,
 )
-from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.records import payload_bytes
 
 __all__ = ["InnerSolver", "SimilarityFree"]
@@ -83,7 +81,7 @@ class InnerSolver:
         }
 
 
-class SimilarityFree(Strategy):
+class SimilarityFree(FederatedStrategy):
     """Federated learning whose step sizes need no bound on how much the workers' data differ.
 
     Round k (from 0) sends x^k and gamma^k to every worker, which applies its operator and replies with
@@ -159,12 +157,7 @@ class SimilarityFree(Strategy):
         self.inner = inner or InnerSolver()
         self.weighting = weighting
         self.probe_rounds = probe_rounds
-        self.federation = Federation(**options)
-        self.settings = self.federation.settings
-        self.on_round_end = self.settings.on_round_end
-        self.max_repeats = self.settings.max_repeats
-        self._x: NDArray[Any] | None = None
-        self._acknowledged: dict[int, int] = {}
+        super().__init__(Federation(**options))
 
     @classmethod
     def named(cls, algorithm: str, **parameters: Any) -> Self:
@@ -191,19 +184,9 @@ class SimilarityFree(Strategy):
         return self.federation.num_clients
 
     @property
-    def completed_rounds(self) -> int:
-        """Rounds aggregated so far."""
-        return self.federation.completed
-
-    @property
-    def report(self) -> ExchangeReport:
-        """What the last training exchange sent, got and lost."""
-        return self.federation.report
-
-    @property
-    def ledger(self) -> Ledger:
-        """Every transfer so far."""
-        return self.federation.ledger
+    def iterations(self) -> int:
+        """Local iterations since the start."""
+        return self.completed_rounds * self.local_iters
 
     def local_step(self, k: int) -> float:
         """Return what multiplies a gradient in round k (from 0), or that round's proximal parameter."""
@@ -214,65 +197,25 @@ class SimilarityFree(Strategy):
         """Return x^k; None before the first round."""
         return None if self._x is None else self.federation.known_layout().unflatten(self._x)
 
-    def progress(self) -> Progress:
-        """Return local iterations and traffic since the start; the paper models no time."""
-        total = self.ledger.total()
-        return Progress(
-            iterations=self.completed_rounds * self.local_iters,
-            bits=total.nominal_bits,
-            payload_bytes=total.payload_bytes,
-            sim_seconds=0.0,
-        )
+    def _forget(self) -> None:
+        self._x: NDArray[Any] | None = None
+        self._acknowledged: dict[int, int] = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round depends on."""
-        return {
-            **self.federation.state_dict(),
-            "x": self._model(),
-            "acknowledged": {str(worker): k for worker, k in sorted(self._acknowledged.items())},
-        }
+    def _state(self) -> dict[str, Any]:
+        acknowledged = {str(worker): k for worker, k in sorted(self._acknowledged.items())}
+        return {"x": self._model(), "acknowledged": acknowledged}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the next ``start`` goes on after its round."""
-        self.federation.load_state_dict(state)
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self._x = np.array(state["x"])
         self._acknowledged = {int(worker): int(k) for worker, k in state["acknowledged"].items()}
 
     # Flower's interface.
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the strategy; parameters as in Flower's ``Strategy.start``, ``timeout`` a round's deadline.
-
-        Raises
-        ------
-        RosterError
-            If the nodes do not come, or do not make up the federation.
-        TooFewRepliesError
-            If a round stays under ``min_train_nodes`` however often it is repeated.
-        """
-        int_at_least(0, num_rounds=num_rounds)
-        if not self.federation.begin(timeout):
-            self._forget()
-        return run_rounds(
-            self, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send x^k and gamma^k to every worker; one shared record of arrays, a config each."""
-        if server_round == 1 and self.completed_rounds:
-            self.federation.reset()
-            self._forget()
+        self._begin_round(server_round)
         if self._x is None:
             self._x = self.federation.vector(arrays)
         model = self.federation.known_layout().unflatten(self._x)
@@ -316,16 +259,6 @@ class SimilarityFree(Strategy):
         self.federation.completed = server_round
         return self.current_arrays(), self._train_metrics(contents)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Send x^{k+1} to a share of the workers."""
-        return self.federation.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the workers' metrics."""
-        return self.federation.aggregate_evaluate(replies)
-
     def summary(self) -> None:
         """Log the settings."""
         memory = "error feedback" if self.error_feedback and self.compressed else "no error feedback"
@@ -341,10 +274,6 @@ class SimilarityFree(Strategy):
     def compressed(self) -> bool:
         """Whether workers send compressed changes instead of models."""
         return not isinstance(self.compressor, Identity)
-
-    def _forget(self) -> None:
-        self._x = None
-        self._acknowledged = {}
 
     def _model(self) -> NDArray[Any]:
         if self._x is None:

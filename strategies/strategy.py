@@ -1,0 +1,164 @@
+"""What every strategy of the suite does alike: begin or go on, run rounds, evaluate, tell, be checkpointed.
+
+A method adds what its paper adds: who takes part and what they are sent (``configure_train``), what becomes
+of the replies (``aggregate_train``), and the state that its next round depends on.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from hedgerow.strategies.exchange import ExchangeReport
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.clock import Clock
+from hedgerow.wire.ledger import Ledger
+
+__all__ = ["FederatedStrategy"]
+
+
+class FederatedStrategy(Strategy):
+    """A Flower ``Strategy`` that holds a ``Federation`` and whose rounds can be repeated, told and resumed.
+
+    Parameters
+    ----------
+    federation : Federation
+        The nodes, the exchange at hand, and what has been spent.
+
+    Notes
+    -----
+    A method gives ``configure_train``, ``aggregate_train``, ``summary``, ``iterations``, and three parts of
+    its state: ``_forget`` sets it as before a run, ``_state`` returns it, ``_restore`` takes it back.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.settings = federation.settings
+        self.on_round_end = self.settings.on_round_end
+        self.max_repeats = self.settings.max_repeats
+        self._forget()
+
+    # What a method adds.
+
+    @property
+    @abstractmethod
+    def iterations(self) -> int:
+        """Local iterations since the start."""
+
+    @abstractmethod
+    def current_arrays(self) -> ArrayRecord | None:
+        """Return the global model of the completed rounds; None before the first."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is at its end before ``num_rounds``."""
+        return False
+
+    def check_num_rounds(self, num_rounds: int) -> None:
+        """Raise ValueError unless a run may have so many rounds."""
+        int_at_least(0, num_rounds=num_rounds)
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Set the method's own state as it is before a run."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """Return the method's own state."""
+
+    @abstractmethod
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``_state`` returned; ValueError for that of another method."""
+
+    def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """Prepare a run, or one that goes on; return the model that its first evaluation sees."""
+        return arrays
+
+    # What is known of the run.
+
+    @property
+    def completed_rounds(self) -> int:
+        """Rounds so far."""
+        return self.federation.completed
+
+    @property
+    def report(self) -> ExchangeReport:
+        """What the last training exchange sent, got and lost."""
+        return self.federation.report
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every transfer so far."""
+        return self.federation.ledger
+
+    @property
+    def clock(self) -> Clock:
+        """The simulated clock; it stands still where a paper models no time."""
+        return self.federation.clock
+
+    def progress(self) -> Progress:
+        """Return iterations, traffic of the modelled links and simulated seconds since the start."""
+        total = self.ledger.total()
+        return Progress(self.iterations, total.nominal_bits, total.payload_bytes, self.clock.seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the next round depends on."""
+        return {**self.federation.state_dict(), **self._state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; the next ``start`` goes on after its round."""
+        self.federation.load_state_dict(state)
+        self._forget()
+        self._restore(state)
+
+    # Flower's interface.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the strategy; parameters as in Flower's ``Strategy.start``.
+
+        ``timeout`` is the deadline of an exchange in seconds.
+
+        Raises
+        ------
+        ValueError
+            If the number of rounds is out of range, or the arrays are not what the method works on.
+        RosterError
+            If the nodes do not come, or do not make up the federation.
+        TooFewRepliesError
+            If a round stays under ``min_train_nodes`` however often it is repeated.
+        """
+        self.check_num_rounds(num_rounds)
+        if not self.federation.begin(timeout):
+            self._forget()
+        arrays = self._set_up(initial_arrays, grid)
+        return run_rounds(self, grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    def _begin_round(self, server_round: int) -> None:
+        """Forget an earlier run, where a caller of its own goes back to round 1."""
+        if server_round == 1 and self.completed_rounds:
+            self.federation.reset()
+            self._forget()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the global model to a share of the nodes."""
+        return self.federation.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average the nodes' metrics."""
+        return self.federation.aggregate_evaluate(replies)
