@@ -1,43 +1,24 @@
-"""What HSGD settles before its first round: which settings go together, and who its parties are.
+"""Who HSGD's parties are, which it settles before its first round.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", the baselines of the experiments.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import RosterError
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.adaptive import Adaptive
-from hedgerow.strategies.hsgd.costs import Method
 from hedgerow.strategies.hsgd.groups import PairingError
 from hedgerow.strategies.hsgd.messages import PAIR, Introduction, introduction
-from hedgerow.strategies.hsgd.theory import halved_eta
 from hedgerow.strategies.hsgd.waves import Waves
 
-__all__ = ["COMPRESSED", "MERGED", "Pace", "check_combination", "encoding_lengths", "introductions"]
+__all__ = ["encoding_lengths", "introductions"]
 
-COMPRESSED = (Method.C_HSGD, Method.C_TDCD)
-MERGED = (Method.TDCD, Method.C_TDCD)
 # How often silent parties are asked who they are.
 _QUESTIONS = 3
-
-
-class Pace(NamedTuple):
-    """Intervals and learning rate in use: eta of iteration t is eta0, halved every ``period`` > 0."""
-
-    P: int
-    Q: int
-    eta0: float
-    period: int
-
-    def eta(self, t: int) -> float:
-        """Return the learning rate of iteration t."""
-        return halved_eta(t, eta0=self.eta0, period=self.period) if self.period else self.eta0
 
 
 def introductions(federation: Federation, grid: Grid) -> dict[int, Introduction]:
@@ -62,20 +43,6 @@ def introductions(federation: Federation, grid: Grid) -> dict[int, Introduction]
     silent = [partition for partition in waiting if partition not in told]
     reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(waves.report.rejected.items()))
     raise RosterError(f"Partitions {silent[:5]} gave no valid answer to '{PAIR}' ({reasons}).")
-
-
-def check_combination(
-    method: Method, aggregate: bool, original_groups: int, raw: float, adaptive: Adaptive | None
-) -> None:
-    """Raise ValueError, naming the key, unless the settings go together."""
-    if method is Method.JFL and not aggregate:
-        raise ValueError("aggregate is False; valid is True in jfl, whose pairs last one round")
-    if original_groups != 1 and not (method in MERGED and aggregate):
-        raise ValueError(f"original_groups is {original_groups!r}; valid is 1 unless tdcd merges groups")
-    if raw and method not in MERGED:
-        raise ValueError(f"raw_bytes and raw_seconds are not 0; valid is 0 in {method}: no raw data moves")
-    if adaptive is not None and not aggregate:
-        raise ValueError("adaptive is set; valid is None with aggregate=False: the theory is of one model")
 
 
 def encoding_lengths(parties: Mapping[int, Introduction]) -> tuple[int, int]:
