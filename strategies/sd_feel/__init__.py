@@ -1,5 +1,6 @@
 """SD-FEEL: edge clusters whose edge servers gossip, and its baselines."""
 
-from hedgerow.strategies.sd_feel.strategy import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg
+from hedgerow.strategies.sd_feel.strategy import SDFeel
 
 __all__ = ["FedAvg", "Feel", "HierFAvg", "SDFeel"]

@@ -6,6 +6,7 @@ linear algebra here. On either level the ledger has it as the transfers of the m
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO
 from typing import Any, Unpack
 
@@ -18,14 +19,20 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation
+from hedgerow.strategies.sd_feel.servers import ServerModels
 from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
-from hedgerow.wire.compress import compressed_keys
 from hedgerow.wire.edge_servers import cluster_means
-from hedgerow.wire.records import Layout, payload_bytes
+from hedgerow.wire.records import payload_bytes
 
-__all__ = ["ClusteredOptions", "ClusteredStrategy", "cluster_means", "contiguous_clusters"]
+__all__ = [
+    "ClusteredOptions",
+    "ClusteredStrategy",
+    "cluster_means",
+    "contiguous_clusters",
+    "whole_blocks",
+]
 
 
 class ClusteredOptions(FederationOptions, total=False):
@@ -40,6 +47,12 @@ def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
     if num_servers > num_clients:
         raise ValueError(f"num_servers is {num_servers}; valid is 1 to the {num_clients} clients")
     return tuple(i * num_servers // num_clients for i in range(num_clients))
+
+
+def whole_blocks(num_rounds: int, tau2: int) -> None:
+    """Raise ValueError unless tau2 divides the number of rounds."""
+    if num_rounds % tau2:
+        raise ValueError(f"num_rounds is {num_rounds}; valid is a multiple of tau2 = {tau2}")
 
 
 class ClusteredStrategy(FederatedStrategy):
@@ -104,7 +117,7 @@ class ClusteredStrategy(FederatedStrategy):
         self.clusters = self._checked_clusters(clusters)
 
     def _forget(self) -> None:
-        self._models: NDArray[Any] | None = None
+        self._models: ServerModels | None = None
 
     def _checked_clusters(self, clusters: Sequence[int] | None) -> tuple[int, ...]:
         if clusters is None:
@@ -138,10 +151,10 @@ class ClusteredStrategy(FederatedStrategy):
         return []
 
     def exchanged(
-        self, server_round: int, models: NDArray[Any]
+        self, server_round: int, models: ServerModels
     ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
         """Return the servers' models (D, M) after their exchange, and the transfers that it took."""
-        return self._mixed(models), self.server_links()
+        return models.after(self.between_servers), self.server_links()
 
     @property
     def gossip_steps(self) -> int:
@@ -189,8 +202,7 @@ class ClusteredStrategy(FederatedStrategy):
 
     def server_models(self) -> list[ArrayRecord]:
         """Return the servers' models."""
-        layout, models = self._trained()
-        return [layout.unflatten(model) for model in models]
+        return self._trained().records()
 
     def current_arrays(self) -> ArrayRecord | None:
         """Return u, the data-weighted mean of the servers' models; None before the first round.
@@ -199,21 +211,17 @@ class ClusteredStrategy(FederatedStrategy):
         """
         if self._models is None:
             return None
-        return self.federation.known_layout().unflatten(self._mean())
+        return self._models.layout.unflatten(self._models.mean(self.server_weights))
 
     def consensus_error(self) -> float:
         """Return the data-weighted mean squared distance of the servers' models to u."""
-        _, models = self._trained()
-        mean = self._mean()
-        squares = [float(np.sum((model - mean) ** 2, dtype=np.float64)) for model in models]
-        return float(np.dot(self.server_weights, squares))
+        return self._trained().consensus_error(self.server_weights)
 
     def _state(self) -> dict[str, Any]:
-        _, models = self._trained()
-        return {"models": models}
+        return {"models": self._trained().vectors}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._models = np.array(state["models"])
+        self._models = ServerModels(self.federation.known_layout(), np.array(state["models"]))
 
     # Flower's interface.
 
@@ -222,7 +230,7 @@ class ClusteredStrategy(FederatedStrategy):
     ) -> list[Message]:
         """Send each participant its server's model; one shared record a cluster."""
         self._begin_round(server_round)
-        layout, models = self._initialised(arrays)
+        models = self._initialised(arrays)
         nodes, offline = self.federation.online(grid, self.participants(server_round))
         work = {
             "server-round": server_round,
@@ -233,7 +241,7 @@ class ClusteredStrategy(FederatedStrategy):
         contents = {
             server: RecordDict(
                 {
-                    self.settings.arrayrecord_key: layout.unflatten(models[server]),
+                    self.settings.arrayrecord_key: models.layout.unflatten(models.vectors[server]),
                     self.settings.configrecord_key: config,
                 }
             )
@@ -253,11 +261,13 @@ class ClusteredStrategy(FederatedStrategy):
         """
         contents: list[RecordDict] = []
         accepted = self._weighed(server_round, self.federation.accept(replies), contents)
-        models = self._averaged(server_round, accepted)
-        if models is None:
+        averaged = self._averaged(server_round, accepted)
+        if averaged is None:
             return None, None
+        models = replace(self._trained(), vectors=averaged)
         if self.exchange_due(server_round):
-            models, links = self.exchanged(server_round, models)
+            vectors, links = self.exchanged(server_round, models)
+            models = replace(models, vectors=vectors)
             self._book_server_links(server_round, links)
         self._models = models
         self.federation.completed = server_round
@@ -276,22 +286,22 @@ class ClusteredStrategy(FederatedStrategy):
 
     # Mechanics.
 
-    def _trained(self) -> tuple[Layout, NDArray[Any]]:
-        layout = self.federation.known_layout()
+    def _trained(self) -> ServerModels:
         if self._models is None:
             raise RuntimeError("No model yet: configure_train or start comes first.")
-        return layout, self._models
+        return self._models
 
-    def _initialised(self, arrays: ArrayRecord) -> tuple[Layout, NDArray[Any]]:
+    def _initialised(self, arrays: ArrayRecord) -> ServerModels:
         if self._models is None:
-            self._models = np.tile(self.federation.vector(arrays), (self.num_servers, 1))  # (D, M)
-        return self._trained()
+            vectors = np.tile(self.federation.vector(arrays), (self.num_servers, 1))  # (D, M)
+            self._models = ServerModels(self.federation.known_layout(), vectors)
+        return self._models
 
     def _checked(self, node: Node, content: RecordDict) -> tuple[float, NDArray[Any]]:
-        layout, models = self._trained()
+        models = self._trained()
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
-        return weight, layout.flatten(arrays, models.dtype)
+        return weight, models.layout.flatten(arrays, models.vectors.dtype)
 
     def _weighed(
         self, server_round: int, replies: Iterable[Reply], contents: list[RecordDict]
@@ -312,38 +322,12 @@ class ClusteredStrategy(FederatedStrategy):
         self, server_round: int, accepted: Iterator[tuple[int, float, NDArray[Any]]]
     ) -> NDArray[Any] | None:
         """Return the servers' means, eq. (3); None if there were too few replies."""
-        _, previous = self._trained()
+        previous = self._trained().vectors
         if self.edges is None:
             models = cluster_means(accepted, previous)
             return models if self.federation.enough() else None
         bundles = list(accepted)
         return self.edges.averaged(server_round, bundles, previous) if self.federation.enough() else None
-
-    def _mean(self) -> NDArray[Any]:
-        _, models = self._trained()
-        total = np.zeros(models.shape[1], np.float64)
-        for weight, model in zip(self.server_weights, models, strict=True):
-            total += weight * model
-        return total.astype(models.dtype)
-
-    def _mixed(self, models: NDArray[Any]) -> NDArray[Any]:
-        """Let the servers exchange; running statistics stay out of it.
-
-        A mixing matrix with a negative self-weight could make a variance negative.
-        """
-        columns = self._gossiped_columns()
-        if columns.all():
-            return self.between_servers(models)
-        mixed = models.copy()
-        mixed[:, columns] = self.between_servers(np.ascontiguousarray(models[:, columns]))
-        return mixed
-
-    def _gossiped_columns(self) -> NDArray[np.bool_]:
-        layout, models = self._trained()
-        columns = np.zeros(models.shape[1], bool)
-        for key in compressed_keys(layout):
-            columns[layout.slices[key]] = True
-        return columns
 
     def _round_seconds(self, server_round: int) -> float:
         system = self._system()
@@ -356,12 +340,10 @@ class ClusteredStrategy(FederatedStrategy):
     def _system(self) -> System:
         if self.system is not None:
             return self.system
-        layout, _ = self._trained()
-        return System(layout.size, preset("paper-text").compute)
+        return System(self.federation.known_layout().size, preset("paper-text").compute)
 
     def _model_bits(self) -> int:
-        layout, _ = self._trained()
-        return 32 * layout.size
+        return 32 * self.federation.known_layout().size
 
     def _book_downlinks(
         self, server_round: int, nodes: list[Node], contents: Mapping[int, RecordDict]
@@ -377,7 +359,7 @@ class ClusteredStrategy(FederatedStrategy):
             self.federation.book_down(server_round, self.down_link, server, client, bits, sizes)
 
     def _book_server_links(self, server_round: int, links: Iterable[tuple[str, int, int]]) -> None:
-        layout, models = self._trained()
-        bits, size = self._model_bits(), payload_bytes(layout.unflatten(models[0]))
+        models = self._trained()
+        bits, size = self._model_bits(), payload_bytes(models.layout.unflatten(models.vectors[0]))
         for link, source, target in links:
             self.ledger.book(server_round, link, source, target, bits, size)

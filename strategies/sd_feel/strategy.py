@@ -1,7 +1,7 @@
-"""SD-FEEL and its baselines: HierFAVG, FEEL, FedAvg.
+"""SD-FEEL: edge clusters whose edge servers gossip.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
-Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), and the baselines of its section V.
+Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5).
 Differs: edge servers are emulated (see ``clusters.py``), or nodes between which the server relays (see
 ``relayed.py``); the mixing matrix is I - s L Omega with columns summing to one, the reading under
 which eq. (5) keeps both consensus and the weighted mean; a client that drops out leaves its cluster's mean to
@@ -17,13 +17,13 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
+from hedgerow.strategies.sd_feel.servers import ServerModels
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
 from hedgerow.wire.checks import int_at_least
-from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["EDGE_SERVERS", "FedAvg", "Feel", "HierFAvg", "SDFeel"]
+__all__ = ["EDGE_SERVERS", "SDFeel"]
 
 EDGE_SERVERS = ("emulated", "nodes")
 
@@ -140,19 +140,20 @@ class SDFeel(ClusteredStrategy):
         return [("edge->edge", i, j) for i, j in directed] * self.alpha
 
     def exchanged(
-        self, server_round: int, models: NDArray[Any]
+        self, server_round: int, models: ServerModels
     ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
         """Return the servers' models (D, M) after gossip, here or at the edge servers, and its transfers."""
         if self.edges is None:
             return super().exchanged(server_round, models)
-        columns_mixed = self._gossiped_columns()
-        mixed, sent = self.edges.gossiped(server_round, models, self.mixing, self.alpha, columns_mixed)
+        mixed, sent = self.edges.gossiped(
+            server_round, models.vectors, self.mixing, self.alpha, models.exchanged
+        )
         return mixed, [("edge->edge", i, j) for i, j in sent]
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""
         super().check_num_rounds(num_rounds)
-        _whole_blocks(num_rounds, self.tau2)
+        whole_blocks(num_rounds, self.tau2)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -161,119 +162,3 @@ class SDFeel(ClusteredStrategy):
         log(INFO, "\t│\t├── Edge servers: %s", "emulated" if self.edges is None else "nodes")
         log(INFO, "\t│\t└── tau1 = %d | tau2 = %d | alpha = %d", self.local_steps, self.tau2, self.alpha)
         super().summary()
-
-
-class HierFAvg(ClusteredStrategy):
-    """HierFAVG: as SD-FEEL, but a cloud takes the exact mean of the servers' models.
-
-    Parameters
-    ----------
-    num_servers : int (default: 2)
-        Edge servers, 1 to the number of clients.
-    tau1, tau2 : int (default: 1)
-        Edge period in local iterations, cloud period in edge aggregations, >= 1.
-    clusters : Sequence[int] or None (default: None)
-        The server of each client, by partition id; None for contiguous clusters as equal as can be.
-    **options
-        See ``ClusteredStrategy``.
-    """
-
-    scheme = Scheme.HIERFAVG
-
-    def __init__(
-        self,
-        *,
-        num_servers: int = 2,
-        tau1: int = 1,
-        tau2: int = 1,
-        clusters: Sequence[int] | None = None,
-        **options: Unpack[ClusteredOptions],
-    ) -> None:
-        int_at_least(1, tau2=tau2)
-        super().__init__(clusters=clusters, num_servers=num_servers, local_steps=tau1, **options)
-        self.tau2 = tau2
-
-    def exchange_due(self, server_round: int) -> bool:
-        """Return whether tau2 divides the round."""
-        return server_round % self.tau2 == 0
-
-    def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
-        """Give every server the exact weighted mean."""
-        mean = np.zeros(models.shape[1], np.float64)
-        for weight, model in zip(self.server_weights, models, strict=True):
-            mean += weight * model
-        return np.tile(mean.astype(models.dtype), (len(models), 1))
-
-    def server_links(self) -> list[tuple[str, int, int]]:
-        """Return one model up and one down for each server; the cloud is node 0 of its tier."""
-        servers = range(self.num_servers)
-        return [("edge->cloud", d, 0) for d in servers] + [("cloud->edge", 0, d) for d in servers]
-
-    def check_num_rounds(self, num_rounds: int) -> None:
-        """Raise ValueError unless tau2 divides the number of rounds."""
-        super().check_num_rounds(num_rounds)
-        _whole_blocks(num_rounds, self.tau2)
-
-
-class Feel(ClusteredStrategy):
-    """FEEL: one edge server with few channels, which schedules a few random clients each round.
-
-    Parameters
-    ----------
-    clients_per_round : int (default: 5)
-        Clients scheduled a round, uniformly without replacement, 1 to the size of the pool.
-    tau1 : int (default: 1)
-        Local iterations a round, >= 1.
-    pool : Sequence[int] or None (default: None)
-        The partition ids to draw from; None for all.
-    **options
-        See ``ClusteredStrategy``; ``participation`` then thins out the scheduled clients.
-    """
-
-    scheme = Scheme.FEEL
-
-    def __init__(
-        self,
-        *,
-        clients_per_round: int = 5,
-        tau1: int = 1,
-        pool: Sequence[int] | None = None,
-        **options: Unpack[ClusteredOptions],
-    ) -> None:
-        super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
-        self.pool = sorted(range(self.num_clients) if pool is None else set(pool))
-        if not self.pool or self.pool[0] < 0 or self.pool[-1] >= self.num_clients:
-            raise ValueError(f"pool is {self.pool}; valid are partition ids 0 to {self.num_clients - 1}")
-        if not 1 <= clients_per_round <= len(self.pool):
-            raise ValueError(f"clients_per_round is {clients_per_round}; valid is 1 to {len(self.pool)}")
-        self.clients_per_round = clients_per_round
-
-    def participants(self, server_round: int) -> list[int]:
-        """Return the scheduled clients that take part."""
-        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
-        scheduled = set(stream.choice(self.pool, self.clients_per_round, replace=False).tolist())
-        return [i for i in super().participants(server_round) if i in scheduled]
-
-
-class FedAvg(ClusteredStrategy):
-    """FedAvg of every client with the cloud, over the same messages, ledger and clock.
-
-    Parameters
-    ----------
-    local_steps : int (default: 1)
-        Local iterations a round (SD-FEEL's tau1 * tau2), >= 1.
-    **options
-        See ``ClusteredStrategy``.
-    """
-
-    scheme = Scheme.FEDAVG
-    up_link = "client->cloud"
-    down_link = "cloud->client"
-
-    def __init__(self, *, local_steps: int = 1, **options: Unpack[ClusteredOptions]) -> None:
-        super().__init__(clusters=None, num_servers=1, local_steps=local_steps, **options)
-
-
-def _whole_blocks(num_rounds: int, tau2: int) -> None:
-    if num_rounds % tau2:
-        raise ValueError(f"num_rounds is {num_rounds}; valid is a multiple of tau2 = {tau2}")

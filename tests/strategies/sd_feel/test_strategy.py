@@ -1,6 +1,7 @@
 """SD-FEEL, HierFAVG, FEEL and FedAvg through real Flower messages, against goldens and the oracle."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -465,10 +466,10 @@ def test_running_statistics_are_averaged_in_clusters_but_never_gossiped() -> Non
     record = ArrayRecord(
         {"w": Array(np.zeros(1)), "bn.running_var": Array(np.zeros(1)), "n": Array(np.zeros(1, int))}
     )
-    strategy._initialised(record)
+    servers = strategy._initialised(record)
     strategy.federation.sizes = dict.fromkeys(range(6), 1.0)
     models = np.arange(1.0, 7.0)[:, None] * np.ones((1, 3))
-    mixed = strategy._mixed(models)
+    mixed, _ = strategy.exchanged(1, replace(servers, vectors=models))
     assert np.array_equal(mixed[:, 1:], models[:, 1:])
     assert not np.allclose(mixed[:, 0], models[:, 0])
 

@@ -1,0 +1,129 @@
+"""What SD-FEEL is compared with: HierFAVG, FEEL and FedAvg, over the same messages, ledger and clock.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", the baselines of section V.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
+from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["FedAvg", "Feel", "HierFAvg"]
+
+
+class HierFAvg(ClusteredStrategy):
+    """HierFAVG: as SD-FEEL, but a cloud takes the exact mean of the servers' models.
+
+    Parameters
+    ----------
+    num_servers : int (default: 2)
+        Edge servers, 1 to the number of clients.
+    tau1, tau2 : int (default: 1)
+        Edge period in local iterations, cloud period in edge aggregations, >= 1.
+    clusters : Sequence[int] or None (default: None)
+        The server of each client, by partition id; None for contiguous clusters as equal as can be.
+    **options
+        See ``ClusteredStrategy``.
+    """
+
+    scheme = Scheme.HIERFAVG
+
+    def __init__(
+        self,
+        *,
+        num_servers: int = 2,
+        tau1: int = 1,
+        tau2: int = 1,
+        clusters: Sequence[int] | None = None,
+        **options: Unpack[ClusteredOptions],
+    ) -> None:
+        int_at_least(1, tau2=tau2)
+        super().__init__(clusters=clusters, num_servers=num_servers, local_steps=tau1, **options)
+        self.tau2 = tau2
+
+    def exchange_due(self, server_round: int) -> bool:
+        """Return whether tau2 divides the round."""
+        return server_round % self.tau2 == 0
+
+    def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
+        """Give every server the exact weighted mean."""
+        mean = np.zeros(models.shape[1], np.float64)
+        for weight, model in zip(self.server_weights, models, strict=True):
+            mean += weight * model
+        return np.tile(mean.astype(models.dtype), (len(models), 1))
+
+    def server_links(self) -> list[tuple[str, int, int]]:
+        """Return one model up and one down for each server; the cloud is node 0 of its tier."""
+        servers = range(self.num_servers)
+        return [("edge->cloud", d, 0) for d in servers] + [("cloud->edge", 0, d) for d in servers]
+
+    def check_num_rounds(self, num_rounds: int) -> None:
+        """Raise ValueError unless tau2 divides the number of rounds."""
+        super().check_num_rounds(num_rounds)
+        whole_blocks(num_rounds, self.tau2)
+
+
+class Feel(ClusteredStrategy):
+    """FEEL: one edge server with few channels, which schedules a few random clients each round.
+
+    Parameters
+    ----------
+    clients_per_round : int (default: 5)
+        Clients scheduled a round, uniformly without replacement, 1 to the size of the pool.
+    tau1 : int (default: 1)
+        Local iterations a round, >= 1.
+    pool : Sequence[int] or None (default: None)
+        The partition ids to draw from; None for all.
+    **options
+        See ``ClusteredStrategy``; ``participation`` then thins out the scheduled clients.
+    """
+
+    scheme = Scheme.FEEL
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int = 5,
+        tau1: int = 1,
+        pool: Sequence[int] | None = None,
+        **options: Unpack[ClusteredOptions],
+    ) -> None:
+        super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
+        self.pool = sorted(range(self.num_clients) if pool is None else set(pool))
+        if not self.pool or self.pool[0] < 0 or self.pool[-1] >= self.num_clients:
+            raise ValueError(f"pool is {self.pool}; valid are partition ids 0 to {self.num_clients - 1}")
+        if not 1 <= clients_per_round <= len(self.pool):
+            raise ValueError(f"clients_per_round is {clients_per_round}; valid is 1 to {len(self.pool)}")
+        self.clients_per_round = clients_per_round
+
+    def participants(self, server_round: int) -> list[int]:
+        """Return the scheduled clients that take part."""
+        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
+        scheduled = set(stream.choice(self.pool, self.clients_per_round, replace=False).tolist())
+        return [i for i in super().participants(server_round) if i in scheduled]
+
+
+class FedAvg(ClusteredStrategy):
+    """FedAvg of every client with the cloud, over the same messages, ledger and clock.
+
+    Parameters
+    ----------
+    local_steps : int (default: 1)
+        Local iterations a round (SD-FEEL's tau1 * tau2), >= 1.
+    **options
+        See ``ClusteredStrategy``.
+    """
+
+    scheme = Scheme.FEDAVG
+    up_link = "client->cloud"
+    down_link = "cloud->client"
+
+    def __init__(self, *, local_steps: int = 1, **options: Unpack[ClusteredOptions]) -> None:
+        super().__init__(clusters=None, num_servers=1, local_steps=local_steps, **options)

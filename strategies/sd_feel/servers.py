@@ -1,0 +1,71 @@
+"""The models of the edge servers: their mean, how far they are apart, and what of them servers exchange.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", section III.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from hedgerow.wire.compress import compressed_keys
+from hedgerow.wire.records import Layout
+
+__all__ = ["ServerModels"]
+
+
+@dataclass(frozen=True)
+class ServerModels:
+    """One model for each edge server.
+
+    Parameters
+    ----------
+    layout : Layout
+        Where a model's arrays stand in its vector.
+    vectors : numpy.ndarray
+        The models, (D, M).
+    """
+
+    layout: Layout
+    vectors: NDArray[Any]
+
+    def records(self) -> list[ArrayRecord]:
+        """Return the models as records."""
+        return [self.layout.unflatten(model) for model in self.vectors]
+
+    def mean(self, weights: NDArray[np.float64]) -> NDArray[Any]:
+        """Return u (M,), the mean by the clusters' shares of all samples (D,)."""
+        total = np.zeros(self.vectors.shape[1], np.float64)
+        for weight, model in zip(weights, self.vectors, strict=True):
+            total += weight * model
+        return total.astype(self.vectors.dtype)
+
+    def consensus_error(self, weights: NDArray[np.float64]) -> float:
+        """Return the weighted mean squared distance of the models to u."""
+        mean = self.mean(weights)
+        squares = [float(np.sum((model - mean) ** 2, dtype=np.float64)) for model in self.vectors]
+        return float(np.dot(weights, squares))
+
+    @property
+    def exchanged(self) -> NDArray[np.bool_]:
+        """Which entries of a vector servers exchange (M,): running statistics stay out of it.
+
+        A mixing matrix with a negative self-weight could make a variance negative.
+        """
+        columns = np.zeros(self.vectors.shape[1], bool)
+        for key in compressed_keys(self.layout):
+            columns[self.layout.slices[key]] = True
+        return columns
+
+    def after(self, exchange: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:
+        """Return the models after an exchange, which maps (D, entries exchanged) to the same."""
+        columns = self.exchanged
+        if columns.all():
+            return exchange(self.vectors)
+        mixed = self.vectors.copy()
+        mixed[:, columns] = exchange(np.ascontiguousarray(self.vectors[:, columns]))
+        return mixed
