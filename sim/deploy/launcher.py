@@ -9,13 +9,9 @@ with the deployment.
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,29 +23,14 @@ from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.deploy.certificates import Credentials, make_credentials
 from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
-from hedgerow.sim.deploy.processes import (
-    Program,
-    StartError,
-    cores,
-    free_ports,
-    program,
-    stop_all,
-    uninterrupted,
-)
-from hedgerow.sim.runs.launch import (
-    AppSpec,
-    Plan,
-    absolute_output,
-    find_app,
-    follow,
-    parse_overrides,
-    plan_run,
-    toml_text,
-    toml_value,
-)
-from hedgerow.sim.runs.recorder import sigterm_raises
+from hedgerow.sim.deploy.flower_run import submit
+from hedgerow.sim.deploy.processes import Program, StartError, cores, free_ports, program, stop_all
+from hedgerow.sim.deploy.supernode import SuperNode
+from hedgerow.sim.runs.app import AppSpec, find_app
+from hedgerow.sim.runs.plan import Plan, plan_run, toml_value
+from hedgerow.sim.signals import sigterm_raises, uninterrupted
 
-__all__ = ["FAST", "THREADS", "Deployment", "SuperNode", "deploy_local", "node_configs"]
+__all__ = ["FAST", "THREADS", "Deployment", "SuperNode"]
 
 CONNECTION = "deployment"
 
@@ -60,85 +41,6 @@ FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 # Threads of a node's torch. Nodes that share a machine share its cores: more threads than cores wait for each
 # other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
 THREADS = "OMP_NUM_THREADS"
-
-_NODE_ID = re.compile(r"SuperNode ID: (\d+)")
-_SCOPED = re.compile(r"\s*(\d+)(?:-(\d+))?\s*:\s*(.*)", re.DOTALL)
-
-
-class SuperNode(Program):
-    """One node, which may be killed and started again.
-
-    Parameters
-    ----------
-    partition_id : int
-        Its place in the federation.
-    config : Mapping[str, bool | int | float | str]
-        Its node config, ``partition-id`` and ``num-partitions`` included.
-    arguments : Sequence[str]
-        How it finds the SuperLink and proves who it is.
-    env, log_file
-        As for ``Program``.
-    """
-
-    def __init__(
-        self,
-        partition_id: int,
-        config: UserConfig,
-        arguments: Sequence[str],
-        env: Mapping[str, str],
-        log_file: Path,
-    ) -> None:
-        self.partition_id = partition_id
-        self.config = dict(config)
-        pairs = " ".join(f"{key}={toml_value(value)}" for key, value in config.items())
-        command = [program("flower-supernode"), *arguments, "--node-config", pairs]
-        super().__init__(f"the SuperNode of partition {partition_id}", command, env, log_file)
-
-    @property
-    def node_id(self) -> int | None:
-        """Flower's id of the node, None until the SuperLink has taken it."""
-        found = _NODE_ID.search(self.log()) if self.log_file.exists() else None
-        return int(found[1]) if found else None
-
-    def join(self, patience: float) -> None:
-        """Return when the SuperLink has taken the node.
-
-        Raises
-        ------
-        StartError
-            If the node ends, or is not taken within ``patience`` seconds.
-        """
-        self.wait_until(lambda: self.node_id is not None, patience)
-
-    def restart(self, patience: float = 120.0, *, delay: float = 10.0) -> None:
-        """Start the node again, as often as it takes: stopped first where it runs.
-
-        With authentication a SuperLink refuses a node that it still counts as online, which a killed one is
-        for up to a minute. A new process knows nothing of what the old one kept in ``context.state``.
-
-        Parameters
-        ----------
-        patience : float (default: 120.0)
-            Seconds until it must be taken.
-        delay : float (default: 10.0)
-            Seconds between two starts; a shorter one is refused more often and comes back no sooner.
-
-        Raises
-        ------
-        StartError
-            If it was not taken in time.
-        """
-        self.stop()
-        end = time.monotonic() + patience
-        while True:
-            self.start()
-            try:
-                return self.join(max(end - time.monotonic(), 1.0))
-            except StartError:
-                self.stop()
-                if time.monotonic() + delay > end:
-                    raise
-            time.sleep(delay)
 
 
 class Deployment:
@@ -365,15 +267,14 @@ class Deployment:
         echo : bool (default: True)
             Print the run's log as it comes.
         """
-        run_config = absolute_output((plan or self.plan()).run_config)
-        arguments = [str(self.spec.folder), CONNECTION]
-        if run_config:
-            overrides = self.home / f"run-config-{len(self._runs)}.toml"
-            overrides.write_text(toml_text(run_config), encoding="utf-8")
-            arguments += ["--run-config", str(overrides)]
-        if echo:
-            print("$", shlex.join(["flwr", "run", *arguments, "--stream"]), flush=True)
-        run = FlowerRun(arguments, self._env("cli"), superlink=CONNECTION, echo=echo)
+        run = submit(
+            [str(self.spec.folder), CONNECTION],
+            (plan or self.plan()).run_config,
+            self.home / f"run-config-{len(self._runs)}.toml",
+            self._env("cli"),
+            superlink=CONNECTION,
+            echo=echo,
+        )
         self._runs.append(run)
         return run
 
@@ -388,97 +289,6 @@ class Deployment:
         return self.submit(plan, echo=echo).wait(timeout)
 
 
-def deploy_local(
-    spec: AppSpec,
-    plan: Plan,
-    *,
-    tls: bool = False,
-    node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
-    keep_logs: bool = False,
-) -> int:
-    """Run an app on a loopback deployment of its own, and return the run's true exit status.
-
-    Parameters
-    ----------
-    spec, plan : AppSpec, Plan
-        The app, and what the user asks of its run, without faults. A ``data-dir`` of the run config goes into
-        the node configs, absolute.
-    tls, node_config
-        As for ``Deployment``.
-    keep_logs : bool (default: False)
-        Leave the logs in ``logs-<time>`` beside the run folder.
-
-    Returns
-    -------
-    int
-        0 if Flower says that the run completed, 1 if not.
-
-    Raises
-    ------
-    StartError
-        If a program does not start.
-    """
-    run_config = absolute_output(plan.run_config)
-    configs = [{**_data_dir(run_config), **more} for more in node_config or [{}] * plan.num_nodes]
-    logs = None
-    if keep_logs:
-        logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
-    deployment = Deployment(spec, plan.num_nodes, tls=tls, node_config=configs, keep_logs=logs)
-    with ExitStack() as after:
-        if logs:
-            after.callback(print, f"Logs: {logs}", flush=True)
-        started = time.monotonic()
-        with deployment:
-            guarded = "TLS, authenticated" if tls else "no TLS"
-            print(
-                f"SuperLink on {deployment.address}, {plan.num_nodes} SuperNodes ({guarded}), "
-                f"up after {time.monotonic() - started:.0f} s",
-                flush=True,
-            )
-            code = follow(deployment.submit(plan))
-            for node in deployment.nodes:
-                if not node.running:
-                    print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)
-            return code
-
-
-def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:
-    """Return each node's config as the command line says it.
-
-    Parameters
-    ----------
-    texts : Sequence[str]
-        ``'key=value ...'`` for every node, ``'2: key=value ...'`` for one, ``'0-3: key=value ...'`` for
-        several. Later ones win.
-    num_nodes : int
-        Nodes of the federation.
-
-    Raises
-    ------
-    ValueError
-        If a text is not of that form, or names a partition that is not there.
-    """
-    configs: list[UserConfig] = [{} for _ in range(num_nodes)]
-    for text in texts:
-        scoped = _SCOPED.fullmatch(text)
-        first, last, pairs = (
-            (int(scoped[1]), int(scoped[2] or scoped[1]), scoped[3]) if scoped else (0, -1, text)
-        )
-        last = num_nodes - 1 if last < 0 else last
-        if not first <= last < num_nodes:
-            raise ValueError(f"node config {text!r}: valid partitions are 0 to {num_nodes - 1}")
-        for config in configs[first : last + 1]:
-            config.update(parse_overrides([pairs], {}))
-    return configs
-
-
 def _chosen(keys: Mapping[str, str]) -> dict[str, str]:
     """Return what the user's own environment says of settings."""
     return {key: os.environ[key] for key in keys if key in os.environ}
-
-
-def _data_dir(run_config: UserConfig) -> UserConfig:
-    folder = run_config.get("data-dir")
-    return (
-        {"data-dir": str(Path(folder).expanduser().absolute())} if folder and isinstance(folder, str) else {}
-    )

@@ -12,14 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Program", "StartError", "cores", "free_ports", "program", "stop_all", "uninterrupted"]
+__all__ = ["Program", "StartError", "cores", "free_ports", "program", "stop_all"]
 
 _TAIL = 2000
 _POLL = 0.1
@@ -214,21 +213,6 @@ def _living(programs: Iterable[Program], known: set[int]) -> set[int]:
     # What has ended and was not reaped by its parent lives no more.
     alive = {process.group for process in table.values() if not process.ended}
     return (groups & alive) - {os.getpgrp()}
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM: a second one must not stop the stopping. Only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {sign: signal.signal(sign, signal.SIG_IGN) for sign in signals}
-    try:
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
 
 
 @dataclass(frozen=True)

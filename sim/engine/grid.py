@@ -8,10 +8,8 @@ keeps of theirs is listed in the class's notes.
 from __future__ import annotations
 
 import heapq
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import ERROR, WARNING
 from math import inf, prod
 from typing import Any
 
@@ -20,7 +18,6 @@ from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfi
 from flwr.serverapp import Grid
 
 from hedgerow.sim.engine._compat import (
-    SUPERLINK_NODE_ID,
     ErrorCode,
     NodeInfo,
     Record,
@@ -29,15 +26,13 @@ from hedgerow.sim.engine._compat import (
     delivered,
     empty_run,
     flower_identity,
-    has_wrappers,
-    log,
     set_message_id,
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
+from hedgerow.sim.engine.handlers import App, Handlers, Job, Node
+from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
-from hedgerow.wire.calls import Batched, BatchHandler, Call
-from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["InProcessGrid"]
 
@@ -45,38 +40,6 @@ __all__ = ["InProcessGrid"]
 MEMORY_BUDGET = 1 << 30
 # A deployment notices a dead node when its heartbeat of 30 s was missed twice.
 HEARTBEAT_LAPSE = 60.0
-
-# What a ClientApp is to an engine.
-App = Callable[[Message, Context], Message]
-
-
-@dataclass(slots=True)
-class _Node:
-    node_id: int
-    partition_id: int
-    config: UserConfig
-    state: RecordDict
-    received: int = 0
-    busy_until: float = 0.0
-    offline_at: float = inf
-
-
-@dataclass(slots=True)
-class _Job:
-    """One message under way. Its fate is known when it is pushed; its work is done when it is due."""
-
-    message: Message
-    node: _Node | None
-    due: float
-    deadline: float
-    runs: bool = False
-    verdict: Error | None = None  # the answer, whatever the node does
-    corrupt: str | None = None
-    size: int = 0
-
-    @property
-    def id(self) -> str:
-        return self.message.metadata.message_id
 
 
 @dataclass(slots=True)
@@ -149,27 +112,26 @@ class InProcessGrid(Grid):
             raise ValueError(f"node_configs: {len(node_configs)} configs for {num_nodes} nodes")
         if max_in_flight is not None and max_in_flight < 1:
             raise ValueError(f"max_in_flight: {max_in_flight} is not >= 1 (None chooses)")
-        self._app = client_app
         self._run = empty_run(run_id=1 + seed)
-        self._run_config = dict(run_config or {})
+        self._handlers = Handlers(client_app, run_config or {}, strict=strict)
         self._faults = faults
         self._strict = strict
         self._seed = seed
         self._max_in_flight = max_in_flight
         self._clock = 0.0
         self._pushed = 0
-        self._queue: list[tuple[float, int, _Job]] = []
-        self._replies: dict[str, tuple[Message, _Job]] = {}
-        self._waiting: dict[str, _Job] = {}
+        self._queue: list[tuple[float, int, Job]] = []
+        self._replies: dict[str, tuple[Message, Job]] = {}
+        self._waiting: dict[str, Job] = {}
         extras = node_configs or [{} for _ in range(num_nodes)]
         self._nodes = {
-            node_id: _Node(
+            node_id: Node(
                 node_id=node_id,
                 partition_id=partition_id,
                 config={**extras[partition_id], "partition-id": partition_id, "num-partitions": num_nodes},
                 state=RecordDict(),
             )
-            for partition_id, node_id in enumerate(_node_ids(num_nodes, seed))
+            for partition_id, node_id in enumerate(draw_node_ids(num_nodes, seed))
         }
 
     @classmethod
@@ -211,7 +173,7 @@ class InProcessGrid(Grid):
             return grid
         if num_nodes is None:
             num_nodes = int(context.run_config.get("num-clients", 0)) or None
-        node_ids = _wait_for_nodes(grid, num_nodes, timeout)
+        node_ids = wait_for_nodes(grid, num_nodes, timeout)
         out = cls(
             client_app,
             len(node_ids),
@@ -390,20 +352,20 @@ class InProcessGrid(Grid):
         heapq.heappush(self._queue, (job.due, self._pushed, job))
         return message_id
 
-    def _schedule(self, message: Message) -> _Job:
+    def _schedule(self, message: Message) -> Job:
         """Decide when a message is answered, and whether its node gets to work on it at all."""
         node = self._nodes.get(message.metadata.dst_node_id)
         deadline = self._clock + message.metadata.ttl
         if node is None:
-            return _Job(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
-        expired = _Job(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
+            return Job(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
+        expired = Job(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
         start = max(self._clock, node.busy_until)
         fate = self._fate(node)
         if fate.crashed:
             node.offline_at = min(node.offline_at, start + HEARTBEAT_LAPSE)
             noticed = max(self._clock, node.offline_at)
             dead = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node.node_id} is dead")
-            return _Job(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
+            return Job(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
         if fate.dropped or start >= deadline:
             return expired
         node.busy_until = start + fate.delay
@@ -411,9 +373,9 @@ class InProcessGrid(Grid):
             # The node works on it all the same, and its state moves on: only the reply comes too late.
             expired.runs = True
             return expired
-        return _Job(message, node, node.busy_until, deadline, runs=True, corrupt=fate.corrupt)
+        return Job(message, node, node.busy_until, deadline, runs=True, corrupt=fate.corrupt)
 
-    def _fate(self, node: _Node) -> Fate:
+    def _fate(self, node: Node) -> Fate:
         node.received += 1
         model = self._faults.get(node.partition_id) if isinstance(self._faults, Mapping) else self._faults
         return Fate() if model is None else model.draw(self._seed, node.partition_id, node.received)
@@ -423,20 +385,18 @@ class InProcessGrid(Grid):
 
     def _work(self) -> None:
         """Answer one chunk of the messages that are due, those of one type together."""
-        by_type: dict[str, list[_Job]] = {}
+        by_type: dict[str, list[Job]] = {}
         for job in self._chunk():
             if job.runs:
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
                 self._answer(job, job.verdict)
         for message_type, jobs in by_type.items():
-            handler = self._batch_handler(message_type)
-            if handler is None or not self._call_batch(handler, message_type, jobs):
-                for job in jobs:
-                    self._call_one(job)
+            for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
+                self._answer(job, answer)
 
-    def _chunk(self) -> list[_Job]:
-        chunk: list[_Job] = []
+    def _chunk(self) -> list[Job]:
+        chunk: list[Job] = []
         nodes: set[int] = set()
         size = 0
         while self._due():
@@ -456,78 +416,7 @@ class InProcessGrid(Grid):
             return count >= self._max_in_flight
         return size > MEMORY_BUDGET
 
-    def _batch_handler(self, message_type: str) -> BatchHandler | None:
-        if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
-            return None
-        return self._app.batch_handler(message_type)
-
-    def _call_batch(self, handler: BatchHandler, message_type: str, jobs: list[_Job]) -> bool:
-        """Answer all jobs with one call; False, and nothing done, where the call itself fails."""
-        contexts = [self._context(job) for job in jobs]
-        calls = [
-            Call(job.message.content, context, message_type)
-            for job, context in zip(jobs, contexts, strict=True)
-        ]
-        try:
-            answers = list(handler(calls))
-            if len(answers) != len(calls):
-                raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
-        except Exception as error:
-            log(
-                WARNING,
-                "Batched %s of %d nodes failed (%s: %s): one call a node instead",
-                message_type,
-                len(calls),
-                type(error).__name__,
-                error,
-            )
-            return False
-        for job, context, answer in zip(jobs, contexts, answers, strict=True):
-            if isinstance(answer, RecordDict):
-                self._keep(job, context)
-                self._answer(job, answer)
-            elif isinstance(answer, Exception):
-                self._answer(job, _exception(job, answer))
-            else:
-                self._answer(job, _raised(f"the batch handler answered with a {type(answer).__name__}"))
-        return True
-
-    def _call_one(self, job: _Job) -> None:
-        context = self._context(job)
-        # A handler may pop records as it reads them (keep_input=False): others share this content.
-        message = delivered(job.message, copy_records(job.message.content))
-        try:
-            reply = self._app(message, context)
-        except Exception as error:
-            self._answer(job, _exception(job, error))
-            return
-        if not isinstance(reply, Message):
-            self._answer(job, _raised(f"the handler returned a {type(reply).__name__}, not a Message"))
-        elif reply.metadata.reply_to_message_id != job.id or reply.metadata.dst_node_id != SUPERLINK_NODE_ID:
-            self._answer(job, _raised("the handler returned a Message that is no reply to the one it got"))
-        else:
-            self._keep(job, context)
-            self._answer(job, reply.error if reply.has_error() else reply.content)
-
-    def _context(self, job: _Job) -> Context:
-        node = job.node
-        assert node is not None
-        return Context(
-            run_id=self._run.run_id,
-            node_id=node.node_id,
-            node_config=node.config.copy(),
-            state=copy_records(node.state),
-            run_config=self._run_config.copy(),
-        )
-
-    def _keep(self, job: _Job, context: Context) -> None:
-        assert job.node is not None
-        state = context.state
-        if self._strict:
-            state = through_the_wire(state, f"state of partition {job.node.partition_id}")
-        job.node.state = state
-
-    def _answer(self, job: _Job, answer: RecordDict | Error) -> None:
+    def _answer(self, job: Job, answer: RecordDict | Error) -> None:
         answer = job.verdict or answer
         if isinstance(answer, RecordDict):
             # What the node keeps in its state and sends at once must be two things from here on.
@@ -553,37 +442,6 @@ class InProcessGrid(Grid):
         return late
 
 
-def _node_ids(num_nodes: int, seed: int) -> list[int]:
-    """Draw ids as Flower's: 64 random bits, here never in partition order, so that bugs of order show."""
-    rng = generator(seed, purpose=Purpose.FAULT)
-    ids: dict[int, None] = {}
-    while len(ids) < num_nodes:
-        ids.setdefault(int(rng.integers(2, 2**64, dtype=np.uint64)))
-    out = list(ids)
-    return out[::-1] if out == sorted(out) else out
-
-
-def _wait_for_nodes(grid: Grid, num_nodes: int | None, timeout: float) -> list[int]:
-    """Return the ids of a grid's nodes, by id, when all have registered."""
-    end = time.monotonic() + timeout
-    settled, seen = time.monotonic(), -1
-    while True:
-        node_ids = sorted(grid.get_node_ids())
-        if len(node_ids) != seen:
-            settled, seen = time.monotonic(), len(node_ids)
-        if num_nodes is not None and len(node_ids) >= num_nodes:
-            return node_ids[:num_nodes]
-        if num_nodes is None and node_ids and time.monotonic() - settled >= 1.0:
-            return node_ids
-        if time.monotonic() >= end:
-            raise ValueError(
-                f"num_nodes: {len(node_ids)} nodes are there after {timeout:g} s, "
-                f"{num_nodes if num_nodes is not None else 'at least 1'} are needed; "
-                'flwr run sets their number: --federation-config "num-supernodes=N"'
-            )
-        time.sleep(0.1)
-
-
 def _check_instruction(message: Message) -> None:
     metadata = message.metadata
     if metadata.reply_to_message_id:
@@ -605,19 +463,6 @@ def _itemsize(dtype: str) -> int:
         return np.dtype(dtype).itemsize
     except TypeError:
         return 4
-
-
-def _exception(job: _Job, error: Exception) -> Error:
-    partition_id = job.node.partition_id if job.node else "?"
-    reason = f"{type(error).__name__}: {error}"
-    log(
-        ERROR, "Partition %s, %s: %s", partition_id, job.message.metadata.message_type, reason, exc_info=error
-    )
-    return _raised(reason)
-
-
-def _raised(reason: str) -> Error:
-    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
 
 def _unavailable(reason: str) -> Error:

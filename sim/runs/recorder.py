@@ -7,25 +7,19 @@ as a result: every other file is written aside and renamed.
 
 import json
 import os
-import platform
-import signal
-import subprocess
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, save_arrays, save_checkpoint
+from hedgerow.sim.runs.environment import environment
+from hedgerow.sim.signals import sigterm_raises
 
 __all__ = [
     "RESUME_MAY_CHANGE",
@@ -36,8 +30,6 @@ __all__ = [
     "new_run_folder",
     "read_config",
     "read_rounds",
-    "round_table",
-    "sigterm_raises",
     "write_json",
 ]
 
@@ -51,9 +43,6 @@ RESUME_MAY_CHANGE = (
     "resume",
     "round-timeout",
 )
-
-_PACKAGES = ("hedgerow", "flwr", "torch", "numpy", "scipy", "networkx")
-
 
 class RunFolderError(ValueError):
     """A folder is not that of a run, or of a run with other settings."""
@@ -128,7 +117,7 @@ class RunRecorder:
         elif not folder.is_dir() or any(folder.iterdir()):
             raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json")
         else:
-            write_json(folder / "config.json", {**config, "environment": _environment()})
+            write_json(folder / "config.json", {**config, "environment": environment()})
         self._file: TextIOWrapper = (folder / "rounds.jsonl").open("a", encoding="utf-8")
 
     @property
@@ -212,23 +201,6 @@ class RunRecorder:
             save_checkpoint(self.checkpoint, self._state)
 
 
-@contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit, so that what is open is closed; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     then, now = (_determining(c) for c in (earlier, json.loads(json.dumps(dict(config)))))
     if differing := sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key)):
@@ -262,69 +234,6 @@ def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if line.endswith("\n"):
             rounds.append(json.loads(line))
     return rounds
-
-
-def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str:
-    """Return the evaluated rounds as a table for a terminal, at most ``most`` (>= 2), spaced evenly."""
-    evaluated = [record for record in rounds if record["central"]] or rounds
-    # A method without a model of time has no seconds to show.
-    timed = any(record["sim_seconds"] for record in evaluated)
-    metrics = [
-        name for name in ("loss", "accuracy") if any(name in record["central"] for record in evaluated)
-    ]
-    places = 1 if evaluated and evaluated[-1]["bits"] > 1e7 else 3
-    table = Table(title=title, title_justify="left")
-    for column in ("round", *metrics, *(["simulated s"] if timed else []), "Mbit"):
-        table.add_column(column, justify="right")
-    last = len(evaluated) - 1
-    shown = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
-    for record in (evaluated[i] for i in shown):
-        central = record["central"]
-        table.add_row(
-            str(record["round"]),
-            *(_cell(central.get(name), "{:.4f}") for name in metrics),
-            *([f"{record['sim_seconds']:.2f}"] if timed else []),
-            f"{record['bits'] / 1e6:.{places}f}",
-        )
-    console = Console(width=100, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
-
-
-def _environment() -> dict[str, Any]:
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "git": _git_state(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Return commit and whether files differ from it, of the checkout that this library runs from."""
-    command = ["git", "-C", str(Path(__file__).resolve().parent)]
-    try:
-        commit = subprocess.run([*command, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        status = subprocess.run(
-            [*command, "status", "--porcelain"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return {"commit": commit.stdout.strip(), "modified": bool(status.stdout.strip())}
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Runs and sweeps read back: labelled by what tells them apart, as series and as a tidy table.
+"""Runs and sweeps read back: labelled by what tells them apart, as series.
 
 A run is a folder of ``recorder.RunRecorder``; a sweep is a folder with a ``sweep.json``. A series is what
 a run measured (loss, accuracy, ...) over what that had cost so far (rounds, iterations, simulated seconds,
@@ -7,9 +7,8 @@ bits, ...). Only rounds that were evaluated are points of it: nothing is interpo
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hedgerow.sim.runs.recorder import read_config, read_rounds
 
-__all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load", "tidy_rows", "write_csv"]
+__all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load"]
 
 # Keys of a run config that change where or how a run is computed, not what is computed.
 _NOT_THE_EXPERIMENT = frozenset(
@@ -221,34 +220,6 @@ def load(paths: Sequence[str | Path]) -> Results:
         warnings=[warning for part in parts for warning in part.warnings] + _doubts(everything),
         by=parts[0].by if parts else "",
     )
-
-
-def tidy_rows(results: Results) -> Iterator[dict[str, Any]]:
-    """Yield one row for each measured value: its run, its costs so far, where it was measured, the value."""
-    for run in results.runs:
-        wall = run.costs("wall-seconds")
-        for number, record in enumerate(run.rounds):
-            row: dict[str, Any] = {"label": run.label, "seed": run.seed}
-            row |= {x: record.get(cost.key, "") for x, cost in COSTS.items()} | {"wall-seconds": wall[number]}
-            for source in SOURCES:
-                for metric, value in record.get(source, {}).items():
-                    yield row | {"source": source, "metric": metric, "value": value, "run": str(run.folder)}
-
-
-def write_csv(results: Results, path: str | Path) -> int:
-    """Write the tidy rows as CSV, aside and renamed; return how many."""
-    path = Path(path)
-    aside = path.with_name(path.name + ".partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    columns = ["label", "seed", *COSTS, "source", "metric", "value", "run"]
-    count = 0
-    with aside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        for count, row in enumerate(tidy_rows(results), start=1):  # noqa: B007
-            writer.writerow(row)
-    aside.replace(path)
-    return count
 
 
 def _metric(record: Mapping[str, Any], y: str) -> float | None:

@@ -1,26 +1,27 @@
-"""A run's settings, checked whole before any work starts.
+"""A run's settings: each key once, with its default, what is valid and one sentence of help.
 
-An app declares each key of its run config with what is valid; reading them gives one error that lists
-every bad key with its value and what it may be.
+Everything else follows from an app's ``SETTINGS``: the check of a run config, whole and before any work starts
+(one error that lists every bad key with its value and what it may be), and what ``settings_files`` writes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from flwr.app import UserConfigValue
 
+from hedgerow.sim.runs.kinds import Kind
+
 __all__ = [
     "Setting",
     "SettingsError",
-    "choice",
-    "flag",
-    "in_range",
-    "number",
+    "at_most",
+    "did_you_mean",
+    "override",
     "read_settings",
+    "reader",
     "refuse",
-    "text",
-    "whole",
 ]
 
 
@@ -34,85 +35,59 @@ class Setting:
 
     Parameters
     ----------
-    valid : str
-        What is valid, for people: "an integer >= 1".
-    read : Callable[[UserConfigValue], Any]
-        Returns the value to use; raises ValueError, TypeError or OverflowError if it is not valid.
+    default : bool, int, float or str
+        Its value where the user says nothing.
+    kind : Kind
+        What it may be.
+    help : str
+        What it means, in a sentence of markdown.
     """
 
-    valid: str
-    read: Callable[[UserConfigValue], Any]
+    default: UserConfigValue
+    kind: Kind
+    help: str
 
 
-def whole(least: int) -> Setting:
-    """Return a setting that takes integers >= ``least``."""
+def override(
+    settings: Mapping[str, Setting],
+    *,
+    defaults: Mapping[str, UserConfigValue] | None = None,
+    helps: Mapping[str, str] | None = None,
+) -> dict[str, Setting]:
+    """Return the settings with other defaults and other help, where an app has its own.
 
-    def read(value: UserConfigValue) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError
-        return value
-
-    return Setting(f"an integer >= {least}", read)
-
-
-def number(valid: str, holds: Callable[[float], bool]) -> Setting:
-    """Return a setting that takes numbers for which ``holds`` is true."""
-
-    def read(value: UserConfigValue) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-            raise ValueError
-        return float(value)
-
-    return Setting(valid, read)
-
-
-def in_range(low: float, high: float, *, open_below: bool = False) -> Setting:
-    """Return a setting that takes numbers in [low, high], or (low, high]."""
-    bracket = "(" if open_below else "["
-    return number(
-        f"a number in {bracket}{low:g}, {high:g}]",
-        lambda v: (low < v if open_below else low <= v) and v <= high,
-    )
-
-
-def choice(*names: str) -> Setting:
-    """Return a setting that takes one of some words."""
-
-    def read(value: UserConfigValue) -> str:
-        if value not in names:
-            raise ValueError
-        return str(value)
-
-    return Setting("one of " + ", ".join(repr(name) for name in names), read)
-
-
-def flag() -> Setting:
-    """Return a setting that takes true or false."""
-
-    def read(value: UserConfigValue) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
-
-    return Setting("true or false", read)
-
-
-def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Setting:
-    """Return a setting that takes text; ``check`` raises ValueError with its own words if it must."""
-
-    def read(value: UserConfigValue) -> str:
-        if not isinstance(value, str):
-            raise ValueError
-        check(value)
-        return value
-
-    return Setting(valid, read)
+    Raises
+    ------
+    KeyError
+        If a key is not one of the settings.
+    """
+    changed = dict(settings)
+    for key, default in (defaults or {}).items():
+        changed[key] = replace(changed[key], default=default)
+    for key, words in (helps or {}).items():
+        changed[key] = replace(changed[key], help=words)
+    return changed
 
 
 def refuse(problems: Sequence[str]) -> None:
     """Raise one SettingsError with all problems; return where there are none."""
     if problems:
         raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+
+
+def at_most(values: Mapping[str, Any], *pairs: tuple[str, str]) -> list[str]:
+    """Return what is wrong where the first key of a pair exceeds the second."""
+    return [
+        f"{key} = {values[key]}; valid is up to {most} = {values[most]}"
+        for key, most in pairs
+        if values[key] > values[most]
+    ]
+
+
+def did_you_mean(key: str, known: Iterable[str]) -> str:
+    """Return the known key that an unknown one is nearest to, as a question in brackets; empty without one."""
+    near = get_close_matches(key, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def read_settings(
@@ -129,17 +104,44 @@ def read_settings(
     problems: list[str] = []
     for key, setting in settings.items():
         if key not in run_config:
-            problems.append(f"{key} is missing; valid is {setting.valid}")
+            problems.append(f"{key} is missing; valid is {setting.kind.valid}")
             continue
         try:
-            values[key] = setting.read(run_config[key])
+            values[key] = setting.kind.read(run_config[key])
         except (ValueError, TypeError, OverflowError) as error:
             because = f" ({error})" if str(error) else ""
-            problems.append(f"{key} = {run_config[key]!r}; valid is {setting.valid}{because}")
+            problems.append(f"{key} = {run_config[key]!r}; valid is {setting.kind.valid}{because}")
     problems += [
-        f"{key} = {run_config[key]!r} is not a setting of this app; there are: {', '.join(sorted(settings))}"
+        f"{key} = {run_config[key]!r} is not a setting of this app{did_you_mean(key, settings)}; "
+        f"there are: {', '.join(sorted(settings))}"
         for key in sorted(set(run_config) - set(settings))
         if not key.startswith("fault-")
     ]
     refuse(problems)
     return values
+
+
+def reader(
+    settings: Mapping[str, Setting], problems: Callable[[Mapping[str, Any]], Sequence[str]]
+) -> Callable[[Mapping[str, UserConfigValue]], dict[str, Any]]:
+    """Return what reads an app's settings from a run config: each by itself, then against each other.
+
+    Parameters
+    ----------
+    settings : Mapping[str, Setting]
+        The app's.
+    problems : Callable[[Mapping[str, Any]], Sequence[str]]
+        Returns what is wrong between values that are each valid.
+
+    Returns
+    -------
+    Callable[[Mapping[str, bool | int | float | str]], dict[str, Any]]
+        Returns the values; raises SettingsError that names every bad key, its value and what is valid.
+    """
+
+    def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
+        values = read_settings(run_config, settings)
+        refuse(problems(values))
+        return values
+
+    return read

@@ -1,9 +1,7 @@
-"""Many runs from one sweep file: each run a process and a folder, several at once, finished ones kept.
+"""The runs of a sweep: each a process and a folder, several at once, finished ones kept.
 
-Common random numbers: an app keys data partition, initial model and mini-batches by the run config's
-``seed`` alone, so runs with one seed differ in nothing but their settings, and variants can be compared
-seed by seed. A sweep can be stopped and started again: an interrupted run goes on from its checkpoint,
-where the app has the key ``resume``.
+A sweep can be stopped and started again: an interrupted run goes on from its checkpoint, where the app has
+the key ``resume``.
 
 A sweep's folder holds ``sweep.json`` (what was asked, and how each run ended) and for each run
 ``<variant>/seed-<seed>/`` (the run's folder, with ``settings.toml``, its whole run config, which
@@ -24,60 +22,19 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 
-from flwr.app import UserConfig
-
-from hedgerow.sim.engine._compat import read_toml
-from hedgerow.sim.runs.launch import AppSpec, find_app, parse_overrides, plan_run, toml_text
 from hedgerow.sim.deploy.processes import cores
-from hedgerow.sim.runs.recorder import sigterm_raises, write_json
-from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
+from hedgerow.sim.runs.plan import toml_text
+from hedgerow.sim.runs.recorder import write_json
+from hedgerow.sim.runs.sweep_file import Sweep
+from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, changed_settings
+from hedgerow.sim.signals import sigterm_raises
 
-__all__ = ["Job", "Outcome", "plan_sweep", "run_sweep"]
+__all__ = ["Outcome", "run_sweep"]
 
-# Settings that change no result: a finished run is kept whatever they are.
-_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "resume"))
-_SETTINGS = "settings.toml"
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a sweep.
-
-    Parameters
-    ----------
-    variant : Variant
-        What it is a repetition of.
-    seed : int
-        Its seed.
-    folder : Path
-        Where the finished run goes; beside it lie ``.partial`` (running, or interrupted and able to go
-        on), ``.failed`` and ``.log``.
-    settings : dict
-        The whole run config, defaults included.
-    kept : bool
-        Whether it is finished already.
-    """
-
-    variant: Variant
-    seed: int
-    folder: Path
-    settings: UserConfig
-    kept: bool
-
-    @property
-    def name(self) -> str:
-        """Label and seed."""
-        return f"{self.variant.label}, seed {self.seed}"
-
-    @property
-    def log(self) -> Path:
-        """Where the run's output goes."""
-        return _beside(self, "log")
 
 
 @dataclass(frozen=True)
@@ -88,90 +45,6 @@ class Outcome:
     status: str
     seconds: float = 0.0
     error: str = ""
-
-
-# Planning
-
-
-def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[Job]:
-    """Return every run of a sweep, checked against the app's keys, before any is started.
-
-    Parameters
-    ----------
-    sweep : Sweep
-        From ``read_sweep``.
-    out : Path
-        The sweep's folder.
-    overrides : sequence of str
-        Run-config changes for all runs, as in ``plan_run``; they may not touch what the sweep varies.
-
-    Raises
-    ------
-    ValueError
-        If there is no app, a setting is not one of its keys, or a finished run in ``out`` had other
-        settings.
-    """
-    spec = find_app(sweep.app)
-    missing = [key for key in ("output-dir", "seed") if key not in spec.config]
-    if missing:
-        raise ValueError(f"app {spec.name!r} has no key {' and '.join(missing)}: a sweep needs both")
-    changes = parse_overrides(overrides, spec.config)
-    _check_overrides(sweep, changes)
-    jobs, problems = [], []
-    for variant, seed in product(sweep.variants, sweep.seeds):
-        asked = {**sweep.base, **changes, **variant.settings, "seed": seed}
-        folder = out.resolve() / variant.folder / f"seed-{seed}"
-        try:
-            settings = _whole_config(spec, asked)
-            jobs.append(Job(variant, seed, folder, settings, _is_kept(folder, settings)))
-        except ValueError as error:
-            problems.append(f"{variant.label}, seed {seed}: {error}")
-    if problems:
-        raise ValueError("\n".join(problems))
-    return jobs
-
-
-def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:
-    reserved = [key for key in changes if key in RESERVED]
-    if reserved:
-        raise ValueError(f"-c {', '.join(reserved)}: set by the sweep itself")
-    varied = {key for variant in sweep.variants for key in variant.settings}
-    clash = sorted(varied & set(changes))
-    if clash:
-        raise ValueError(f"-c {', '.join(clash)}: this sweep's variants set it; change the sweep file")
-
-
-def _whole_config(spec: AppSpec, asked: UserConfig) -> UserConfig:
-    """Return the run config with the app's defaults, checked as ``hedgerow run`` will check it."""
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / _SETTINGS
-        file.write_text(toml_text(asked), encoding="utf-8")
-        plan = plan_run(spec, [str(file)])
-    faults = {key: value for key, value in asked.items() if key not in plan.run_config}
-    return {**plan.run_config, **faults}
-
-
-def _is_kept(folder: Path, settings: UserConfig) -> bool:
-    if not folder.exists():
-        return False
-    if not (folder / "summary.json").is_file() or not (folder / _SETTINGS).is_file():
-        raise ValueError(f"{folder} is there and is no finished run of a sweep; remove it or choose --out")
-    changed = _changes(folder / _SETTINGS, settings)
-    if changed:
-        raise ValueError(f"{folder} was run with {'; '.join(changed)}; remove it or choose another --out")
-    return True
-
-
-def _changes(file: Path, settings: UserConfig) -> list[str]:
-    before = read_toml(file)
-    return [
-        f"{key} = {before.get(key)!r}, asked is {settings.get(key)!r}"
-        for key in sorted((set(before) | set(settings)) - _IRRELEVANT)
-        if before.get(key) != settings.get(key)
-    ]
-
-
-# Running
 
 
 def run_sweep(
@@ -309,12 +182,12 @@ def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Gen
 
 
 def _start(job: Job, app: Path, settings: Path, threads: int) -> subprocess.Popen[bytes]:
-    partial = _beside(job, "partial")
+    partial = job.beside("partial")
     begun = _interrupted_run(job)
     if begun is None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        (partial / _SETTINGS).write_text(toml_text(job.settings), encoding="utf-8")
+        (partial / SETTINGS_FILE).write_text(toml_text(job.settings), encoding="utf-8")
     place = {"output-dir": str(partial)} if begun is None else {"resume": str(begun)}
     settings.write_text(toml_text({**job.settings, **place}), encoding="utf-8")
     with job.log.open("wb" if begun is None else "ab") as log:
@@ -334,11 +207,11 @@ def _command(app: Path, settings: Path) -> list[str]:
 
 def _interrupted_run(job: Job) -> Path | None:
     """Return the folder of a run of the same settings that can go on, where the app knows ``resume``."""
-    partial = _beside(job, "partial")
+    partial = job.beside("partial")
     begun = [path.parents[1] for path in partial.glob("*/checkpoint/latest.npz")]
-    if "resume" not in job.settings or len(begun) != 1 or not (partial / _SETTINGS).is_file():
+    if "resume" not in job.settings or len(begun) != 1 or not (partial / SETTINGS_FILE).is_file():
         return None
-    return None if _changes(partial / _SETTINGS, job.settings) else begun[0]
+    return None if changed_settings(partial / SETTINGS_FILE, job.settings) else begun[0]
 
 
 def _ended(run: _Running) -> Outcome:
@@ -347,22 +220,18 @@ def _ended(run: _Running) -> Outcome:
     A failed one is put aside: the next start must not go on from what may be the cause.
     """
     job, seconds = run.job, time.monotonic() - run.started
-    partial = _beside(job, "partial")
+    partial = job.beside("partial")
     made = [folder for folder in partial.iterdir() if (folder / "summary.json").is_file()]
     if run.process.returncode == 0 and len(made) == 1:
-        (partial / _SETTINGS).replace(made[0] / _SETTINGS)
+        (partial / SETTINGS_FILE).replace(made[0] / SETTINGS_FILE)
         made[0].rename(job.folder)
         shutil.rmtree(partial)
         return Outcome(job, "finished", seconds)
-    shutil.rmtree(_beside(job, "failed"), ignore_errors=True)
-    partial.rename(_beside(job, "failed"))
+    shutil.rmtree(job.beside("failed"), ignore_errors=True)
+    partial.rename(job.beside("failed"))
     code = run.process.returncode
     why = f"exit code {code}" if code else f"{len(made)} finished run folders, not 1"
     return Outcome(job, "failed", seconds, f"{why}, see {job.log}")
-
-
-def _beside(job: Job, suffix: str) -> Path:
-    return job.folder.with_name(f"{job.folder.name}.{suffix}")
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -13,7 +13,9 @@ import fedmud.settings
 import hsgd.settings
 import sd_feel.settings
 import similarity_free.settings
-from hedgerow.sim.runs.launch import AppSpec, LoadedApp, find_app, load_app, plan_run, run_app
+from hedgerow.sim.runs.app import AppSpec, LoadedApp, find_app, load_app
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.recorder import read_rounds
 
 APPS = Path(__file__).parents[2] / "flower_apps"
@@ -22,15 +24,10 @@ APPS = Path(__file__).parents[2] / "flower_apps"
 _COMMON: dict[str, Any] = {
     "dataset": "mnist-9",
     "data-dir": 3,
-    "scaling": "huge",
     "partition": "dirichlet(-1)",
     "model": "resnet-9000",
-    "device": "abacus",
     "num-clients": 0,
-    "batch-size": 0,
     "seed": -1,
-    "training-mode": "magic",
-    "stack-nodes": -1,
     "evaluate-every": 0,
     "train-loss-samples": -1,
     "round-timeout": 0,
@@ -41,6 +38,15 @@ _COMMON: dict[str, Any] = {
     "checkpoint-nodes": "sometimes",
     "resume": 3,
     "quiet": 1,
+}
+# And of those of apps whose nodes train ordinary models in mini-batches.
+_TRAINING: dict[str, Any] = {
+    **_COMMON,
+    "scaling": "huge",
+    "device": "abacus",
+    "batch-size": 0,
+    "training-mode": "magic",
+    "stack-nodes": -1,
 }
 
 
@@ -65,7 +71,7 @@ class AppCase:
 
     @cached_property
     def folder(self) -> Path:
-        return APPS / self.name
+        return APPS / self.name.replace("_", "-")
 
     @cached_property
     def spec(self) -> AppSpec:
@@ -102,7 +108,7 @@ SD_FEEL = AppCase(
     name="sd_feel",
     settings=sd_feel.settings,
     bad={
-        **_COMMON,
+        **_TRAINING,
         "method": "sgd",
         "iterations": 0,
         "num-servers": 0,
@@ -138,7 +144,7 @@ SIMILARITY_FREE = AppCase(
     name="similarity_free",
     settings=similarity_free.settings,
     bad={
-        **_COMMON,
+        **_TRAINING,
         "algorithm": "sgd",
         "num-rounds": 0,
         "local-iters": 0,
@@ -176,7 +182,7 @@ FEDMUD = AppCase(
     name="fedmud",
     settings=fedmud.settings,
     bad={
-        **_COMMON,
+        **_TRAINING,
         "method": "sgd",
         "num-rounds": 0,
         "clients-per-round": 0,
@@ -219,11 +225,7 @@ CEPS = AppCase(
     name="ceps",
     settings=ceps.settings,
     bad={
-        **{
-            key: value
-            for key, value in _COMMON.items()
-            if key not in ("scaling", "device", "batch-size", "training-mode", "stack-nodes")
-        },
+        **_COMMON,
         "method": "sgd",
         "iterations": 0,
         "topology": 3,
@@ -291,11 +293,7 @@ HSGD = AppCase(
     name="hsgd",
     settings=hsgd.settings,
     bad={
-        **{
-            key: value
-            for key, value in _COMMON.items()
-            if key not in ("scaling", "device", "batch-size", "training-mode", "stack-nodes")
-        },
+        **_COMMON,
         "method": "sgd",
         "tdcd": "mixed",
         "num-groups": 0,

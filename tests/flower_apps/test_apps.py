@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from tests.flower_apps.cases import CASES, AppCase, Run, losses
 
-from hedgerow.sim.runs.launch import plan_run, run_app
-from hedgerow.sim.runs.settings import SettingsError
-from hedgerow.sim.runs.sweep import plan_sweep
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim.runs.settings import Setting, SettingsError
+from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
 from hedgerow.sim.runs.sweep_file import read_sweep
+from hedgerow.sim.runs.sweep_plan import plan_sweep
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 every_bad_value = pytest.mark.parametrize(
@@ -47,9 +50,21 @@ def problems(case: AppCase, **changes: Any) -> list[str]:
 
 
 @every_app
+@pytest.mark.parametrize(
+    ("name", "written"), [("pyproject.toml", pyproject_with), ("README.md", readme_with)]
+)
+def test_the_apps_files_say_what_its_settings_say(
+    case: AppCase, name: str, written: Callable[[Mapping[str, Setting], str], str]
+) -> None:
+    text = (case.folder / name).read_text()
+    assert written(case.settings.SETTINGS, text) == text, f"hedgerow settings {case.folder} --write"
+
+
+@every_app
 def test_the_declared_keys_are_the_settings(case: AppCase) -> None:
     pyproject = tomllib.loads((case.folder / "pyproject.toml").read_text())
-    assert list(pyproject["tool"]["flwr"]["app"]["config"]) == list(case.settings.SETTINGS)
+    declared = pyproject["tool"]["flwr"]["app"]["config"]
+    assert list(declared.items()) == [(key, one.default) for key, one in case.settings.SETTINGS.items()]
 
 
 @every_app
@@ -90,6 +105,13 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_valid(case: AppCase, key:
 def test_all_bad_values_are_in_one_error(case: AppCase) -> None:
     bad = {key: case.bad[key] for key in case.settings.SETTINGS if key not in case.late}
     assert [problem.split(" = ")[0] for problem in problems(case, **bad)] == list(bad)
+
+
+@every_app
+def test_more_replies_than_there_can_be_are_refused(case: AppCase) -> None:
+    asked = case.defaults["num-clients"] + 1
+    (problem,) = problems(case, **{"min-replies": asked})
+    assert problem.startswith(f"min-replies = {asked}; valid is up to ")
 
 
 @every_app

@@ -16,7 +16,8 @@ from tests.flower_apps.test_engines import Job, assert_same_run, finish, kill_in
 
 from hedgerow.sim.engine._compat import flower_identity, read_toml
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.launch import plan_run, run_app
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.recorder import read_config, read_rounds
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.sd_feel.theory import PRESETS, latency, preset, traffic

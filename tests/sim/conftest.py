@@ -1,11 +1,15 @@
-"""Made-up run folders with known numbers."""
+"""Made-up run folders with known numbers, and a small app."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sim.tiny_app import MakeApp, write_app
+
+from hedgerow.sim.runs.app import AppSpec, find_app
 
 WriteRun = Callable[..., Path]
 
@@ -70,3 +74,24 @@ def write_sweep(tmp_path: Path, write_run: WriteRun) -> Callable[..., Path]:
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture
+def make_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
+    """Writes an app; its modules are forgotten at the end."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    modules = set(sys.modules)
+
+    def make(package: str = "tinyapp", extra: str = "", folder: str = "app") -> Path:
+        return write_app(tmp_path / folder, package, extra)
+
+    yield make
+    for name in set(sys.modules) - modules:
+        if name.partition(".")[0] in ("tinyapp", "other_app"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def tiny(make_app: MakeApp) -> AppSpec:
+    return find_app(make_app())

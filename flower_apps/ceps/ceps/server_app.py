@@ -1,16 +1,15 @@
-"""The app's server: settings, the relay, a run folder, and a table at the end."""
+"""The app's server: the relay, and the monitor that looks at all models of a simulation."""
 
-from flwr.app import ArrayRecord, Context
-from flwr.serverapp import Grid, ServerApp
+from functools import partial
+
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from ceps import settings
 from ceps.client_app import app as client_app
 from ceps.problems import dimension, network_accuracy
-from hedgerow.sim.runs.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
 from hedgerow.strategies.gossip.monitor import Monitor
-
-app = ServerApp()
 
 REALISM = (
     "Nodes compute, encode and decode for real; payloads travel through Flower's hub, which only relays. "
@@ -18,10 +17,8 @@ REALISM = (
 )
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run with the settings of the run config and write a run folder."""
-    values = settings.read(context.run_config)
+def experiment(values: Values) -> Experiment:
+    """Return the run that the settings describe."""
     monitor = Monitor(values["sparsity"], tol=values["tolerance"] or None) if values["monitor"] else None
 
     def measure(_: dict[str, Tensor]) -> dict[str, float]:
@@ -33,19 +30,14 @@ def main(grid: Grid, context: Context) -> None:
         accuracy = network_accuracy(values, monitor.models.mean(axis=0))
         return metrics if accuracy is None else {**metrics, "accuracy": accuracy}
 
-    run_strategy(
-        grid,
-        context,
-        name="ceps",
-        realism=REALISM,
+    return Experiment(
         title=f"{values['method']} on {values['problem']}, {values['num-clients']} nodes",
-        values=values,
-        build=lambda callbacks: settings.build_strategy(
-            values, dim=dimension(values), monitor=monitor, on_round_end=callbacks
-        ),
-        client_app=client_app,
+        realism=REALISM,
+        strategy=partial(settings.build_strategy, values, dim=dimension(values), monitor=monitor),
         initial_arrays=ArrayRecord(),
         num_rounds=values["iterations"],
-        train_config={},
         measure=measure,
     )
+
+
+app = server_app("ceps", settings.read, client_app, experiment)

@@ -1,24 +1,12 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any
 
-from flwr.app import UserConfigValue
-
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.serverapp import RUN_SETTINGS
-from hedgerow.sim.runs.settings import (
-    Setting,
-    choice,
-    flag,
-    in_range,
-    number,
-    read_settings,
-    refuse,
-    text,
-    whole,
-)
+from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, task_settings
+from hedgerow.sim.runs.kinds import NOT_NEGATIVE, POSITIVE, above, choice, flag, in_range, text, whole
+from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
 from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
 from hedgerow.strategies.gossip.monitor import Monitor
@@ -39,82 +27,129 @@ METHODS = (
     "dp-dsgt",
     "matcha",
 )
-_POSITIVE = number("a finite number > 0", lambda v: 0 < v < inf)
-_NOT_NEGATIVE = number("a finite number >= 0", lambda v: 0 <= v < inf)
 _TASK = ("dataset", "data-dir", "partition", "model")
 
 SETTINGS: Mapping[str, Setting] = {
-    "method": choice(*METHODS),
-    "iterations": whole(1),
-    "num-clients": whole(1),
-    "topology": text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4"),
-    "participation": in_range(0.0, 1.0, open_below=True),
-    "sparsity": whole(1),
-    "codec": choice("1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"),
-    "measurements": whole(0),
-    "expand": choice("consistent", "literal"),
-    "compand": choice("log", "none"),
-    "gamma": number("a finite number > 1", lambda v: 1 < v < inf),
-    "decoder": choice("gpsp", "biht"),
-    "phi-density": in_range(0.5, 1.0),
-    "phi-owner": choice("sender", "receiver"),
-    "stragglers": flag(),
-    "interval-low": whole(1),
-    "interval-high": whole(1),
-    "mu": _POSITIVE,
-    "sigma-rule": choice("paper", "fixed_c"),
-    "c": _POSITIVE,
-    "privacy": choice("none", "paper", "sound"),
-    "epsilon": _POSITIVE,
-    "delta": number("a number in (0, 1)", lambda v: 0 < v < 1),
-    "sensitivity": _POSITIVE,
-    "clip": _POSITIVE,
-    "noise-source": choice("entropy", "seed"),
-    "learning-rate": _POSITIVE,
-    "momentum": number("a number in [0, 1)", lambda v: 0 <= v < 1),
-    "rho": _NOT_NEGATIVE,
-    "local-steps": whole(1),
-    "bits": whole(0),
-    "budget": in_range(0.0, 1.0, open_below=True),
-    "monitor": flag(),
-    "tolerance": _NOT_NEGATIVE,
-    "problem": choice("linear", "logistic", "network"),
-    "features": whole(1),
-    "noise": _NOT_NEGATIVE,
-    "samples-low": whole(1),
-    "samples-high": whole(1),
-    "class-0": whole(0),
-    "class-1": whole(0),
-    "libsvm": text("a file in data-dir, or empty"),
-    "l2": _NOT_NEGATIVE,
-    **{key: text(*TASK_TEXTS[key]) for key in _TASK},
-    "seed": whole(0),
-    **RUN_SETTINGS,
+    "method": Setting("ceps", choice(*METHODS), "a row of the table at the top of README.md"),
+    "iterations": Setting(61, whole(1), "iterations K"),
+    "num-clients": Setting(16, whole(1), "nodes m"),
+    "topology": Setting(
+        "",
+        text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4"),
+        "a connected graph: `ring`, `complete`, `regular(8)`, `erdos-renyi(0.4)`, …; empty: random regular",
+    ),
+    "participation": Setting(
+        0.5,
+        in_range(0.0, 1.0, open_below=True),
+        "r: the share of its neighbours that a node asks (`ceps`, `d-psgd-pc`, `dfedavgm`, `dfedsam`)",
+    ),
+    "sparsity": Setting(10, whole(1), "s; also of the truth in `linear`"),
+    "codec": Setting(
+        "1bcs",
+        choice("1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"),
+        "a message of `ceps`: one bit a measurement, or the model itself as indices and values, or dense",
+    ),
+    "measurements": Setting(0, whole(0), "signs d of a one-bit message (0: n / 2)"),
+    "expand": Setting(
+        "consistent",
+        choice("consistent", "literal"),
+        "recover the scale that Algorithm 2 divides out, or take it literally with base gamma",
+    ),
+    "compand": Setting("log", choice("log", "none"), "measure sign(w) log(1 + abs(w)), or w"),
+    "gamma": Setting(5.0, above(1), "base of `expand` = `literal`"),
+    "decoder": Setting("gpsp", choice("gpsp", "biht"), "what finds the model behind the signs"),
+    "phi-density": Setting(1.0, in_range(0.5, 1.0), "nonzeros of the measuring matrix"),
+    "phi-owner": Setting("sender", choice("sender", "receiver"), "whose matrix measures"),
+    "stragglers": Setting(
+        False, flag(), "hear the neighbours that reply first, in place of some drawn before"
+    ),
+    "interval-low": Setting(10, whole(1), "a node communicates every kappa iterations, drawn from here on"),
+    "interval-high": Setting(15, whole(1), "and up to here"),
+    "mu": Setting(0.1, POSITIVE, "proximal weight of a local step"),
+    "sigma-rule": Setting(
+        "paper",
+        choice("paper", "fixed_c"),
+        "sigma from the data's largest singular value (`paper`) or c / m_i (`fixed_c`)",
+    ),
+    "c": Setting(1.0, POSITIVE, "c of `fixed_c`"),
+    "privacy": Setting(
+        "none",
+        choice("none", "paper", "sound"),
+        "noise: `none`; as the `paper` prints it, which guarantees nothing; `sound`",
+    ),
+    "epsilon": Setting(0.5, POSITIVE, "epsilon of one release"),
+    "delta": Setting(1e-5, in_range(0.0, 1.0, open_below=True, open_above=True), "delta of one release"),
+    "sensitivity": Setting(0.1, POSITIVE, "u_i of the paper's calibration"),
+    "clip": Setting(1.0, POSITIVE, "norm to which `sound` clips each record's gradient"),
+    "noise-source": Setting(
+        "entropy",
+        choice("entropy", "seed"),
+        "where `sound` takes its noise from: the operating system, or `seed`, for simulations that must "
+        "repeat (and guarantee nothing)",
+    ),
+    "learning-rate": Setting(0.1, POSITIVE, "step size of the baselines"),
+    "momentum": Setting(0.9, in_range(0.0, 1.0, open_above=True), "of DFedAvgM"),
+    "rho": Setting(0.05, NOT_NEGATIVE, "of DFedSAM"),
+    "local-steps": Setting(10, whole(1), "steps of the baselines between two communications"),
+    "bits": Setting(0, whole(0), "quantiser bits of DFedAvgM (0: none) and DCD-PSGD (0: 8)"),
+    "budget": Setting(0.5, in_range(0.0, 1.0, open_below=True), "communication budget of MATCHA"),
+    "monitor": Setting(True, flag(), "look at all models (simulation only)"),
+    "tolerance": Setting(0.0, NOT_NEGATIVE, "stop when the consensus measure falls to this (0: never)"),
+    "problem": Setting(
+        "linear",
+        choice("linear", "logistic", "network"),
+        "`linear`: Example 1; `logistic`: Example 2 on two classes of images or a LIBSVM file; `network`: a "
+        "small network on images, whose change from a common start is sparse",
+    ),
+    "features": Setting(1000, whole(1), "n of `linear`"),
+    "noise": Setting(0.5, NOT_NEGATIVE, "noise of `linear`'s observations"),
+    "samples-low": Setting(250, whole(1), "fewest samples of a node in `linear`"),
+    "samples-high": Setting(750, whole(1), "most samples of a node in `linear`"),
+    "class-0": Setting(0, whole(0), "the one class of `logistic`"),
+    "class-1": Setting(1, whole(0), "the other class of `logistic`"),
+    "libsvm": Setting("", text("a file in data-dir, or empty"), "a file for `logistic`, instead of images"),
+    "l2": Setting(0.001, NOT_NEGATIVE, "lambda of `logistic`"),
+    **override(
+        task_settings({key: TASK_TEXTS[key] for key in ("dataset", "data-dir", "partition", "model")}),
+        defaults={"model": "mlp"},
+        helps={
+            "dataset": "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`",
+            "partition": "how `network`'s images are dealt",
+            "model": "of `network`",
+        },
+    ),
+    "seed": SEED,
+    **override(
+        RUN_SETTINGS,
+        defaults={"evaluate-every": 1},
+        helps={
+            "evaluate-every": "events between records of what the monitor saw",
+            "train-loss-samples": "not used here",
+            "min-replies": "fewest valid replies of an event",
+            "checkpoint-every": "events between checkpoints",
+        },
+    ),
 }
 
 
-def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-    """Return the settings, checked one by one and against each other.
-
-    Raises
-    ------
-    SettingsError
-        Naming every bad key, its value and what is valid.
-    """
-    values = read_settings(run_config, SETTINGS)
-    problems = [
-        f"{low} = {values[low]}; valid is up to {high} = {values[high]}"
-        for low, high in (("interval-low", "interval-high"), ("samples-low", "samples-high"))
-        if values[low] > values[high]
-    ]
-    if values["problem"] == "linear" and values["sparsity"] > values["features"]:
-        problems.append(f"sparsity = {values['sparsity']}; valid is up to features = {values['features']}")
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong between settings that are each valid."""
+    problems = at_most(
+        values,
+        ("interval-low", "interval-high"),
+        ("samples-low", "samples-high"),
+        ("min-replies", "num-clients"),
+    )
+    if values["problem"] == "linear":
+        problems += at_most(values, ("sparsity", "features"))
     if values["privacy"] == "sound" and values["sigma-rule"] == "paper" and values["method"] == "ceps":
         problems.append("sigma-rule = 'paper'; valid with privacy = 'sound' is 'fixed_c'")
     if values["bits"] == 1 or values["bits"] > 16:
         problems.append(f"bits = {values['bits']}; valid is 0 (none) or 2 to 16")
-    refuse(problems)
-    return values
+    return problems
+
+
+read = reader(SETTINGS, _problems)
 
 
 def build_strategy(

@@ -1,16 +1,13 @@
-"""The app's server: settings, strategy, run folder, and a table at the end."""
+"""The app's server: what is trained, by which strategy, and how it is measured."""
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from functools import partial
 
 from fedmud import settings
 from fedmud.client_app import app as client_app
 from hedgerow.clients import global_task
-from hedgerow.sim.runs.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
 from hedgerow.tasks import CentralMetrics
 from hedgerow.wire.records import to_record
-
-app = ServerApp()
 
 REALISM = (
     "Clients train for real, and factors, bits and merges travel for real in the downlink mode that is "
@@ -18,22 +15,18 @@ REALISM = (
 )
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Train with the settings of the run config and write a run folder."""
-    values = settings.read(context.run_config)
+def experiment(values: Values) -> Experiment:
+    """Return the run that the settings describe."""
     model, data = global_task(values)
-    run_strategy(
-        grid,
-        context,
-        name="fedmud",
+    method, ratio = values["method"], values["ratio"]
+    return Experiment(
+        title=f"{method} on {values['dataset']}, ratio {ratio:.4g}, {values['sync']}",
         realism=REALISM,
-        title=f"{values['method']} on {values['dataset']}, ratio {values['ratio']:.4g}, {values['sync']}",
-        values=values,
-        build=lambda callbacks: settings.build_strategy(values, model, on_round_end=callbacks),
-        client_app=client_app,
+        strategy=partial(settings.build_strategy, values, model),
         initial_arrays=to_record({key: value.clone() for key, value in model.state_dict().items()}),
         num_rounds=values["num-rounds"],
-        train_config={},
         measure=CentralMetrics(model, data, values["train-loss-samples"]),
     )
+
+
+app = server_app("fedmud", settings.read, client_app, experiment)

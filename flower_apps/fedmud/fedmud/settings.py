@@ -1,25 +1,14 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
-from flwr.app import UserConfigValue
 from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.serverapp import RUN_SETTINGS
-from hedgerow.sim.runs.settings import (
-    Setting,
-    choice,
-    flag,
-    in_range,
-    number,
-    read_settings,
-    refuse,
-    text,
-    whole,
-)
+from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
+from hedgerow.sim.runs.kinds import POSITIVE, choice, flag, in_range, whole
+from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
 from hedgerow.strategies.rounds import RoundCallback
@@ -27,7 +16,6 @@ from hedgerow.wire.lowrank import BUDGETS, LAYOUTS
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
 
-_POSITIVE = number("a finite number > 0", lambda v: 0 < v < inf)
 _VARIANTS = {
     "fedavg": "dense",
     "fedmud": "mud",
@@ -40,48 +28,71 @@ _VARIANTS = {
 METHODS = (*_VARIANTS, "fedlmt", "fedpara", "fedhm", "ef21-p", "fedbat")
 
 SETTINGS: Mapping[str, Setting] = {
-    "method": choice(*METHODS),
-    "num-rounds": whole(1),
-    "num-clients": whole(1),
-    "clients-per-round": whole(1),
-    "learning-rate": _POSITIVE,
-    "local-epochs": whole(1),
-    "batch-size": whole(1),
-    "ratio": in_range(0.0, 1.0, open_below=True),
-    "budget": choice(*BUDGETS),
-    "reset-interval": whole(1),
-    "init-a": _POSITIVE,
-    "layout": choice(*LAYOUTS),
-    "tight": flag(),
-    "skip-front": whole(0),
-    "skip-back": whole(0),
-    "rand-k-scale": flag(),
-    "measure-bias": flag(),
-    "sync": choice("catchup", "dense", "broadcast"),
-    "weighting": choice("num-examples", "num-batches", "uniform"),
-    **{key: text(valid, check) for key, (valid, check) in TASK_TEXTS.items()},
-    "seed": whole(0),
-    "training-mode": choice("auto", "loop", "stack"),
-    "stack-nodes": whole(0),
-    **RUN_SETTINGS,
+    "method": Setting("fedmud+bkd+aad", choice(*METHODS), "a row of the table at the top of README.md"),
+    "num-rounds": Setting(20, whole(1), "rounds R"),
+    "num-clients": Setting(10, whole(1), "clients N"),
+    "clients-per-round": Setting(4, whole(1), "clients K that train in a round (drawn uniformly)"),
+    "learning-rate": Setting(0.01, POSITIVE, "step size of plain local SGD"),
+    "local-epochs": Setting(1, whole(1), "epochs of plain local SGD in a round"),
+    "batch-size": Setting(32, whole(1), "samples of a mini-batch of plain local SGD"),
+    "ratio": Setting(
+        0.03125,
+        in_range(0.0, 1.0, open_below=True),
+        "share of the dense parameters that is sent; 0.03125 is 1/32",
+    ),
+    "budget": Setting(
+        "model",
+        choice(*BUDGETS),
+        "what `ratio` is a share of: the whole model, what stays uncompressed included (`model`), or each "
+        "compressed layer (`layer`)",
+    ),
+    "reset-interval": Setting(1, whole(1), "rounds s between merges"),
+    "init-a": Setting(5.0, POSITIVE, "random factors are uniform in (-a, a)"),
+    "layout": Setting("flat", choice(*LAYOUTS), "order of Kronecker blocks"),
+    "tight": Setting(False, flag(), "leave out the Kronecker blocks that a layer's size never reaches"),
+    "skip-front": Setting(1, whole(0), "layers that stay dense at the front"),
+    "skip-back": Setting(1, whole(0), "layers that stay dense at the back"),
+    "rand-k-scale": Setting(True, flag(), "EF21-P's Rand-K is scaled to be unbiased"),
+    "measure-bias": Setting(
+        False, flag(), "report how far the average of factors is from the average of updates"
+    ),
+    "sync": Setting(
+        "catchup",
+        choice("catchup", "dense", "broadcast"),
+        "the downlink: a client is sent the merges that it missed (`catchup`), or the base each time "
+        "(`dense`); or all hear every merge (`broadcast`)",
+    ),
+    "weighting": Setting(
+        "num-examples",
+        choice("num-examples", "num-batches", "uniform"),
+        "of the clients in a mean; `num-batches` is the reference code's, `uniform` that of eq. 4",
+    ),
+    **override(
+        task_settings(TASK_TEXTS),
+        defaults={"partition": "dirichlet(0.3)", "model": "cnn4"},
+        helps={
+            "partition": "`capped-dirichlet(0.3)` is the paper's Non-IID-1, `labels(3)` its Non-IID-2",
+            "model": "`cnn4`, `cnn8`, `cnn10`, `resnet18` are the paper's; any of Linear and Conv2d will do",
+        },
+    ),
+    "seed": SEED,
+    **override(
+        STACK_SETTINGS,
+        helps={
+            "training-mode": "`loop`: one client after the other, as models with BatchNorm train always; "
+            "`stack`: many at once"
+        },
+    ),
+    **override(RUN_SETTINGS, defaults={"evaluate-every": 2, "train-loss-samples": 1000}),
 }
 
 
-def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-    """Return the settings, checked one by one and against each other.
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong between settings that are each valid."""
+    return at_most(values, ("clients-per-round", "num-clients"), ("min-replies", "clients-per-round"))
 
-    Raises
-    ------
-    SettingsError
-        Naming every bad key, its value and what is valid.
-    """
-    values = read_settings(run_config, SETTINGS)
-    problems = []
-    for key, most in (("clients-per-round", "num-clients"), ("min-replies", "clients-per-round")):
-        if values[key] > values[most]:
-            problems.append(f"{key} = {values[key]}; valid is up to {most} = {values[most]}")
-    refuse(problems)
-    return values
+
+read = reader(SETTINGS, _problems)
 
 
 def build_strategy(

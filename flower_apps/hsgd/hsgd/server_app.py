@@ -1,21 +1,16 @@
-"""The app's server: settings, strategy, run folder, and a table at the end."""
+"""The app's server: who takes part, by which strategy, and how split models are measured."""
 
-from collections.abc import Sequence
+from typing import Any
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from hedgerow.sim.runs.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
 from hedgerow.strategies import HSGD
-from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.records import to_record, to_state_dict
 from hsgd import settings
 from hsgd.client_app import app as client_app
 from hsgd.evaluation import SplitMetrics
 from hsgd.parties import deal
-
-app = ServerApp()
 
 REALISM = (
     "Hospitals and devices train for real on their own half, and encodings, heads and models travel in "
@@ -24,37 +19,32 @@ REALISM = (
 )
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Train with the settings of the run config and write a run folder."""
-    values = settings.read(context.run_config)
+def experiment(values: Values) -> Experiment:
+    """Return the run that the settings describe."""
     parties = deal(values)
     settings.check_size(values, parties)
     metrics = SplitMetrics(parties, values["train-loss-samples"])
     built: list[HSGD] = []
 
-    def build(callbacks: Sequence[RoundCallback]) -> HSGD:
-        built.append(settings.build_strategy(values, on_round_end=callbacks))
+    def strategy(**callbacks: Any) -> HSGD:
+        built.append(settings.build_strategy(values, **callbacks))
         return built[0]
 
     def measure(state: dict[str, Tensor]) -> dict[str, float]:
         """Return the global model's metrics; of groups that stay apart, the mean over theirs."""
-        (strategy,) = built
-        if strategy.aggregate:
+        (hsgd,) = built
+        if hsgd.aggregate:
             return metrics(state)
-        return metrics.mean([to_state_dict(model) for model in strategy.models()])
+        return metrics.mean([to_state_dict(model) for model in hsgd.models()])
 
-    run_strategy(
-        grid,
-        context,
-        name="hsgd",
-        realism=REALISM,
+    return Experiment(
         title=f"{values['method']} on {values['dataset']}, {values['num-groups']} groups",
-        values=values,
-        build=build,
-        client_app=client_app,
+        realism=REALISM,
+        strategy=strategy,
         initial_arrays=to_record({key: value.clone() for key, value in parties.model.state_dict().items()}),
         num_rounds=settings.num_rounds(values),
-        train_config={},
         measure=measure,
     )
+
+
+app = server_app("hsgd", settings.read, client_app, experiment)

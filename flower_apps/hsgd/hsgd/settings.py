@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import isfinite
 from typing import Any
 
 from flwr.app import UserConfigValue
 
-from hedgerow.sim.runs.serverapp import RUN_SETTINGS
-from hedgerow.sim.runs.settings import Setting, choice, in_range, number, read_settings, refuse, text, whole
+from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED
+from hedgerow.sim.runs.kinds import NOT_NEGATIVE, POSITIVE, Kind, choice, in_range, number, text, whole
+from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
@@ -19,13 +20,11 @@ from hsgd.parties import Parties, deal, merges
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "check_size", "group_sizes", "num_rounds", "read"]
 
 METHODS = tuple(str(method) for method in Method)
-_POSITIVE = number("a finite number > 0", lambda v: 0 < v < inf)
-_NOT_NEGATIVE = number("a finite number >= 0", lambda v: 0 <= v < inf)
 # Only the form: how many samples a class has is known when the data are.
 _SCHEME = re.compile(r"\s*(iid|(pairs|rates)\s*\([^()]+\))\s*")
 
 
-def _known_or_import_path(*names: str) -> Setting:
+def _known_or_import_path(*names: str) -> Kind:
     def check(value: str) -> None:
         if value not in names and ":" not in value:
             raise ValueError(f"unknown name {value!r}")
@@ -39,64 +38,103 @@ def _scheme(value: str) -> None:
 
 
 def _power(value: UserConfigValue) -> int:
-    power = whole(2).read(value)
+    power: int = whole(2).read(value)
     if power > 3:
         raise ValueError
-    return int(power)
+    return power
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "method": choice(*METHODS),
-    "tdcd": choice("merged", "isolated"),
-    "num-groups": whole(1),
-    "layout": choice("edges", "devices"),
-    "num-clients": whole(1),
-    "patients-per-group": whole(0),
-    "participation": in_range(0.0, 1.0, open_below=True),
-    "iterations": whole(1),
-    "global-interval": whole(1),
-    "local-interval": whole(1),
-    "learning-rate": _POSITIVE,
-    "halving-period": whole(0),
-    "mu": _NOT_NEGATIVE,
-    "clip": _NOT_NEGATIVE,
-    "noise-multiplier": _NOT_NEGATIVE,
-    "noise-delta": number("a number in (0, 1)", lambda v: 0 < v < 1),
-    "noise-source": choice("entropy", "seed"),
-    "adaptive": choice("off", "observe", "strategy2", "strategy2+3"),
-    "replan-every": whole(0),
-    "eta-power": Setting("3 (the root of (20)) or 2 (as printed)", _power),
-    "probe-steps": whole(1),
-    "probe-batches": whole(1),
-    "probe-batch": whole(0),
-    "probe-aggregate": choice("max", "mean"),
-    "final-loss": number("a finite number", lambda v: -inf < v < inf),
-    "compute-seconds": _NOT_NEGATIVE,
-    "raw-bytes-per-group": _NOT_NEGATIVE,
-    "raw-seconds": _NOT_NEGATIVE,
-    "dataset": _known_or_import_path(*VERTICAL_DATASETS),
-    "data-dir": text("a folder, or empty"),
-    "partition": text("iid, pairs(n_major, n_minor) or rates(concentration)", _scheme),
-    "model": _known_or_import_path("auto", *SPLIT_MODELS),
-    "seed": whole(0),
-    **RUN_SETTINGS,
+    "method": Setting("hsgd", choice(*METHODS), "a row of the table at the top of README.md"),
+    "tdcd": Setting(
+        "merged",
+        choice("merged", "isolated"),
+        "groups in TDCD: all people at one hospital (`merged`), or groups that never aggregate (`isolated`)",
+    ),
+    "num-groups": Setting(4, whole(1), "hospitals M"),
+    "layout": Setting(
+        "edges",
+        choice("edges", "devices"),
+        "beside the hospitals: an edge for each, or every device",
+    ),
+    "num-clients": Setting(8, whole(1), "all nodes"),
+    "patients-per-group": Setting(0, whole(0), "K_m at most (0: all)"),
+    "participation": Setting(
+        0.2,
+        in_range(0.0, 1.0, open_below=True),
+        "alpha: max(1, floor(alpha K_m)) devices of a group are in a batch",
+    ),
+    "iterations": Setting(400, whole(1), "T, a multiple of P"),
+    "global-interval": Setting(4, whole(1), "P, a multiple of Q"),
+    "local-interval": Setting(2, whole(1), "Q"),
+    "learning-rate": Setting(0.1, POSITIVE, "eta"),
+    "halving-period": Setting(0, whole(0), "the iterations after which eta is halved (0: never)"),
+    "mu": Setting(0.0, NOT_NEGATIVE, "L2 regularisation of both encoders"),
+    "clip": Setting(
+        0.0, NOT_NEGATIVE, "largest norm of an encoding; with the noise both > 0, or both 0 for none"
+    ),
+    "noise-multiplier": Setting(0.0, NOT_NEGATIVE, "the noise's deviation over the largest norm"),
+    "noise-delta": Setting(
+        1e-5, in_range(0.0, 1.0, open_below=True, open_above=True), "delta at which epsilon is told"
+    ),
+    "noise-source": Setting(
+        "entropy",
+        choice("entropy", "seed"),
+        "`entropy`: from the operating system; `seed`: for simulations that must repeat, no protection",
+    ),
+    "adaptive": Setting(
+        "off",
+        choice("off", "observe", "strategy2", "strategy2+3"),
+        "`observe`: estimate rho, delta and F0 and go on as set; `strategy2`: choose P = Q by them; "
+        "`strategy2+3`: eta too",
+    ),
+    "replan-every": Setting(0, whole(0), "rounds between estimates (0: at the start only)"),
+    "eta-power": Setting(
+        3, Kind("3 (the root of (20)) or 2 (as printed)", _power), "Q* with this power of eta"
+    ),
+    "probe-steps": Setting(5, whole(1), "steps of an estimate"),
+    "probe-batches": Setting(4, whole(1), "random batches of a step of an estimate"),
+    "probe-batch": Setting(0, whole(0), "people of a group's fixed batch in an estimate (0: all)"),
+    "probe-aggregate": Setting("max", choice("max", "mean"), "delta^2 is the largest variance, or the mean"),
+    "final-loss": Setting(0.0, number("a finite number", isfinite), "E[F] at the end"),
+    "compute-seconds": Setting(0.0, NOT_NEGATIVE, "t_c, simulated seconds of an iteration"),
+    "raw-bytes-per-group": Setting(
+        0.0, NOT_NEGATIVE, "raw data that merged TDCD moves first; other methods move none"
+    ),
+    "raw-seconds": Setting(0.0, NOT_NEGATIVE, "how long merged TDCD waits for the raw data"),
+    "dataset": Setting(
+        "breast-cancer",
+        _known_or_import_path(*VERTICAL_DATASETS),
+        "a row of the table of data in README.md",
+    ),
+    "data-dir": Setting("", text("a folder, or empty"), "where its files are"),
+    "partition": Setting(
+        "iid", text("iid, pairs(n_major, n_minor) or rates(concentration)", _scheme), "how people are dealt"
+    ),
+    "model": Setting(
+        "auto",
+        _known_or_import_path("auto", *SPLIT_MODELS),
+        "`auto`: by the samples' shape, `cnn` for images, `lstm` for series, `mlp` for tables",
+    ),
+    "seed": SEED,
+    **override(
+        RUN_SETTINGS,
+        helps={
+            "train-loss-samples": "training people that the loss is taken over, the same each time (0: all)",
+            "min-replies": "fewest groups left of a round",
+        },
+    ),
 }
 
 
-def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-    """Return the settings, checked one by one and against each other.
-
-    Raises
-    ------
-    SettingsError
-        Naming every bad key, its value and what is valid.
-    """
-    values = read_settings(run_config, SETTINGS)
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong between settings that are each valid."""
     problems = [
         f"{key} = {values[key]}; valid is a multiple of {divisor} = {values[divisor]}"
         for key, divisor in (("global-interval", "local-interval"), ("iterations", "global-interval"))
         if values[key] % values[divisor]
     ]
+    problems += at_most(values, ("min-replies", "num-groups"))
     hospitals = 1 if merges(values) else values["num-groups"]
     if values["layout"] == "edges" and values["num-clients"] != 2 * hospitals:
         problems.append(_wrong_size(values, 2 * hospitals, f"{hospitals} hospitals and {hospitals} edges"))
@@ -107,8 +145,10 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
         )
     if values["adaptive"] != "off" and values["method"] in ("tdcd", "c-tdcd") and not merges(values):
         problems.append(f"adaptive = {values['adaptive']!r}; valid is 'off' with tdcd = 'isolated'")
-    refuse(problems)
-    return values
+    return problems
+
+
+read = reader(SETTINGS, _problems)
 
 
 def check_size(values: Mapping[str, Any], parties: Parties) -> None:

@@ -1,17 +1,13 @@
-"""The app's server: settings, strategy, run folder, and a table at the end."""
+"""The app's server: what is trained, by which strategy, and how it is measured."""
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from functools import partial
 
 from hedgerow.clients import global_task
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
 from hedgerow.tasks import CentralMetrics, count_parameters, forward_macs
 from hedgerow.wire.records import to_record
 from sd_feel import settings
 from sd_feel.client_app import app as client_app
-
-app = ServerApp()
 
 REALISM = {
     "emulated": (
@@ -29,31 +25,25 @@ REALISM = {
 _FORWARD_AND_BACKWARD = 3
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Train with the settings of the run config and write a run folder."""
-    values = settings.read(context.run_config)
-    if values["engine"] == "inprocess":
-        # Edge servers that are nodes make more nodes than num-clients says.
-        grid = InProcessGrid.inside(grid, client_app, context, num_nodes=settings.num_nodes(values))
+def experiment(values: Values) -> Experiment:
+    """Return the run that the settings describe."""
     model, data = global_task(values)
     macs = forward_macs(model, data.dataset.input_shape)
-    run_strategy(
-        grid,
-        context,
-        name="sd_feel",
-        realism=REALISM[values["edge-servers"]],
+    return Experiment(
         title=f"{values['method']} on {values['dataset']}, seconds of preset {values['latency-preset']}",
-        values=values,
-        build=lambda callbacks: settings.build_strategy(
+        realism=REALISM[values["edge-servers"]],
+        strategy=partial(
+            settings.build_strategy,
             values,
             num_params=count_parameters(model),
             flops_per_iteration=_FORWARD_AND_BACKWARD * values["batch-size"] * macs,
-            on_round_end=callbacks,
         ),
-        client_app=client_app,
         initial_arrays=to_record(model.state_dict()),
         num_rounds=values["iterations"] // settings.local_steps(values),
         train_config={key: values[key] for key in ("learning-rate", "batch-size", "seed")},
         measure=CentralMetrics(model, data, values["train-loss-samples"]),
+        num_nodes=settings.num_nodes(values),
     )
+
+
+app = server_app("sd_feel", settings.read, client_app, experiment)

@@ -1,24 +1,12 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
-from flwr.app import UserConfigValue
-
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.serverapp import RUN_SETTINGS
-from hedgerow.sim.runs.settings import (
-    Setting,
-    choice,
-    flag,
-    in_range,
-    number,
-    read_settings,
-    refuse,
-    text,
-    whole,
-)
+from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
+from hedgerow.sim.runs.kinds import POSITIVE, choice, flag, in_range, text, whole
+from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
@@ -28,42 +16,56 @@ from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 
 __all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "read"]
 
-_POSITIVE = number("a finite number > 0", lambda v: isfinite(v) and v > 0)
-
 SETTINGS: Mapping[str, Setting] = {
-    "method": choice("sd-feel", "hierfavg", "feel", "fedavg"),
-    "iterations": whole(1),
-    "num-clients": whole(1),
-    "num-servers": whole(1),
-    "topology": text(f"one of {', '.join(TOPOLOGIES)}"),
-    "tau1": whole(1),
-    "tau2": whole(1),
-    "alpha": whole(0),
-    "participation": in_range(0.0, 1.0, open_below=True),
-    "clients-per-round": whole(1),
-    "exact-if-complete": flag(),
-    "edge-servers": choice(*EDGE_SERVERS),
-    **{key: text(valid, check) for key, (valid, check) in TASK_TEXTS.items()},
-    "learning-rate": _POSITIVE,
-    "batch-size": whole(1),
-    "seed": whole(0),
-    "latency-preset": choice(*PRESETS),
-    "training-mode": choice("auto", "loop", "stack"),
-    "stack-nodes": whole(0),
-    **RUN_SETTINGS,
+    "method": Setting("sd-feel", choice("sd-feel", "hierfavg", "feel", "fedavg"), "SD-FEEL, or a baseline"),
+    "iterations": Setting(300, whole(1), "local iterations K, a multiple of tau1 tau2"),
+    "num-clients": Setting(20, whole(1), "clients C"),
+    "num-servers": Setting(4, whole(1), "edge servers D; client i belongs to server floor(i D / C)"),
+    "topology": Setting("ring", text(f"one of {', '.join(TOPOLOGIES)}"), "the servers' graph"),
+    "tau1": Setting(5, whole(1), "intra-cluster period"),
+    "tau2": Setting(2, whole(1), "inter-cluster period"),
+    "alpha": Setting(2, whole(0), "gossip steps"),
+    "participation": Setting(
+        1.0, in_range(0.0, 1.0, open_below=True), "probability beta that a client takes part in a round"
+    ),
+    "clients-per-round": Setting(5, whole(1), "clients that FEEL schedules"),
+    "exact-if-complete": Setting(
+        False,
+        flag(),
+        "on a complete graph take the exact mean (the paper's matrix does so only for equal clusters)",
+    ),
+    "edge-servers": Setting(
+        "emulated",
+        choice(*EDGE_SERVERS),
+        "where SD-FEEL's edge servers are: `emulated` in the strategy's state, or `nodes` of their own",
+    ),
+    **override(
+        task_settings(TASK_TEXTS),
+        defaults={"partition": "dirichlet(0.5)"},
+        helps={"model": "`lenet` has 21,840 parameters on 1x28x28 and 31,340 on 3x32x32"},
+    ),
+    "learning-rate": Setting(0.05, POSITIVE, "step size of the clients' plain SGD"),
+    "batch-size": Setting(10, whole(1), "samples of a mini-batch of the clients' plain SGD"),
+    "seed": SEED,
+    "latency-preset": Setting(
+        "honest",
+        choice(*PRESETS),
+        "`honest`: size and work of the trained net; `paper-text`: M = 21,840 and 138.4 MFLOP; `cifar-large`",
+    ),
+    **STACK_SETTINGS,
+    **override(
+        RUN_SETTINGS,
+        helps={
+            "evaluate-every": "rounds between evaluations of u (loss on training, accuracy on test data)",
+            "train-loss-samples": "training samples that F(u) is taken over, the same each time (0: all)",
+        },
+    ),
 }
 
 
-def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-    """Return the settings, checked one by one and against each other.
-
-    Raises
-    ------
-    SettingsError
-        Naming every bad key, its value and what is valid.
-    """
-    values = read_settings(run_config, SETTINGS)
-    problems = []
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong between settings that are each valid."""
+    problems = at_most(values, ("min-replies", "num-clients"))
     clients = values["num-clients"]
     group = {"sd-feel": "num-servers", "hierfavg": "num-servers", "feel": "clients-per-round"}
     key = group.get(values["method"])
@@ -83,8 +85,10 @@ def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
             f"edge-servers = 'nodes'; valid is 'emulated' with method = {values['method']!r}: "
             "only sd-feel has edge servers that gossip"
         )
-    refuse(problems)
-    return values
+    return problems
+
+
+read = reader(SETTINGS, _problems)
 
 
 def num_nodes(values: Mapping[str, Any]) -> int:

@@ -1,16 +1,13 @@
-"""The app's server: settings, strategy, run folder, and a table at the end."""
+"""The app's server: what is trained, by which strategy, and how it is measured."""
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from functools import partial
 
 from hedgerow.clients import global_task
-from hedgerow.sim.runs.serverapp import run_strategy
+from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
 from hedgerow.tasks import CentralMetrics
 from hedgerow.wire.records import to_record
 from similarity_free import settings
 from similarity_free.client_app import app as client_app
-
-app = ServerApp()
 
 REALISM = (
     "Workers train for real, and uplinks are compressed for real: what is counted is what is sent. "
@@ -18,22 +15,17 @@ REALISM = (
 )
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Train with the settings of the run config and write a run folder."""
-    values = settings.read(context.run_config)
+def experiment(values: Values) -> Experiment:
+    """Return the run that the settings describe."""
     model, data = global_task(values)
-    run_strategy(
-        grid,
-        context,
-        name="similarity_free",
-        realism=REALISM,
+    return Experiment(
         title=f"{values['algorithm']} on {values['dataset']}, {settings.build_schedule(values)}",
-        values=values,
-        build=lambda callbacks: settings.build_strategy(values, on_round_end=callbacks),
-        client_app=client_app,
+        realism=REALISM,
+        strategy=partial(settings.build_strategy, values),
         initial_arrays=to_record(model.state_dict()),
         num_rounds=values["num-rounds"],
-        train_config={},
         measure=CentralMetrics(model, data, values["train-loss-samples"]),
     )
+
+
+app = server_app("similarity_free", settings.read, client_app, experiment)

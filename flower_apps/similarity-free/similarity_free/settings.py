@@ -1,14 +1,12 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from typing import Any
 
-from flwr.app import UserConfigValue
-
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
-from hedgerow.sim.runs.serverapp import RUN_SETTINGS
-from hedgerow.sim.runs.settings import Setting, choice, number, read_settings, refuse, text, whole
+from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
+from hedgerow.sim.runs.kinds import POSITIVE, above, choice, in_range, text, whole
+from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
@@ -16,7 +14,6 @@ from hedgerow.wire.compress import validate_compressor
 
 __all__ = ["SETTINGS", "build_schedule", "build_strategy", "read"]
 
-_POSITIVE = number("a finite number > 0", lambda v: 0 < v < inf)
 # What the uplink carries, and whether workers remember what it cut off.
 _ALGORITHMS = {
     "fedavg": ("gradient", False, False),
@@ -27,48 +24,81 @@ _ALGORITHMS = {
 }
 
 SETTINGS: Mapping[str, Setting] = {
-    "algorithm": choice(*_ALGORITHMS),
-    "num-rounds": whole(1),
-    "num-clients": whole(1),
-    "local-iters": whole(1),
-    "batch-size": whole(1),
-    "compressor": text("'identity', 'topk(0.01)', 'topk(100)', 'sign' or 'ternary'", validate_compressor),
-    "schedule": choice("fixed", "diminishing", "step-decay"),
-    "fixed-c": _POSITIVE,
-    "diminishing-c": _POSITIVE,
-    "diminishing-nu": number("a number in (0.5, 1)", lambda v: 0.5 < v < 1),
-    "decay-start": _POSITIVE,
-    "decay-factor": number("a finite number > 1", lambda v: 1 < v < inf),
-    "decay-stage": whole(1),
-    "schedule-drives": choice("local", "round"),
-    "inner-lr": text("'auto:<max>' or 'fixed:<value>', both > 0", parse_inner_lr),
-    "inner-steps": whole(1),
-    "inner-tol": number("a number in [0, 1)", lambda v: 0 <= v < 1),
-    "inner-batch": choice("fixed", "fresh"),
-    "weighting": choice("uniform", "examples"),
-    "probe-rounds": whole(0),
-    **{key: text(valid, check) for key, (valid, check) in TASK_TEXTS.items()},
-    "seed": whole(0),
-    "training-mode": choice("auto", "loop", "stack"),
-    "stack-nodes": whole(0),
-    **RUN_SETTINGS,
+    "algorithm": Setting("ef-fedavg", choice(*_ALGORITHMS), "a row of the table at the top of README.md"),
+    "num-rounds": Setting(50, whole(1), "communication rounds K"),
+    "num-clients": Setting(10, whole(1), "workers n"),
+    "local-iters": Setting(10, whole(1), "T of the gradient operator"),
+    "batch-size": Setting(32, whole(1), "samples of a mini-batch"),
+    "compressor": Setting(
+        "topk(0.01)",
+        text("'identity', 'topk(0.01)', 'topk(100)', 'sign' or 'ternary'", validate_compressor),
+        "`topk(fraction)`, `topk(count)`, either with `,packed` before the bracket (bit-packed indices), "
+        "`sign`, `ternary`, `identity`",
+    ),
+    "schedule": Setting(
+        "fixed",
+        choice("fixed", "diminishing", "step-decay"),
+        "`fixed`: c / sqrt(K); `diminishing`: c / (k + 1)^nu; `step-decay`: start / factor^floor(k / stage)",
+    ),
+    "fixed-c": Setting(0.7, POSITIVE, "c of the fixed schedule"),
+    "diminishing-c": Setting(0.8, POSITIVE, "c of the diminishing schedule"),
+    "diminishing-nu": Setting(
+        0.51, in_range(0.5, 1.0, open_below=True, open_above=True), "nu of the diminishing schedule"
+    ),
+    "decay-start": Setting(0.2, POSITIVE, "first step of the step decay"),
+    "decay-factor": Setting(2.0, above(1), "what the step decay divides by"),
+    "decay-stage": Setting(10, whole(1), "rounds of a stage of the step decay"),
+    "schedule-drives": Setting(
+        "local",
+        choice("local", "round"),
+        "`local`: the schedule is the local step, as in the paper's experiments; `round`: it is the step of "
+        "a whole round, as in its theory, and a local step of SGD is 1/T of it",
+    ),
+    "inner-lr": Setting(
+        "auto:0.1",
+        text("'auto:<max>' or 'fixed:<value>', both > 0", parse_inner_lr),
+        "step of the inner solver of a proximal point: `auto:<max>` is gamma/3 up to a maximum, "
+        "`fixed:<value>` diverges above 2 gamma",
+    ),
+    "inner-steps": Setting(30, whole(1), "at most so many inner steps"),
+    "inner-tol": Setting(
+        0.001,
+        in_range(0.0, 1.0, open_above=True),
+        "inner steps stop at this residual relative to the first gradient",
+    ),
+    "inner-batch": Setting(
+        "fixed", choice("fixed", "fresh"), "one mini-batch a round (`fixed`), or an inner step (`fresh`)"
+    ),
+    "weighting": Setting("uniform", choice("uniform", "examples"), "`uniform`: 1/n, as in the paper"),
+    "probe-rounds": Setting(
+        0,
+        whole(0),
+        "first rounds in which workers also estimate curvature and gradient variance, for the planner",
+    ),
+    **override(
+        task_settings(TASK_TEXTS),
+        defaults={"scaling": "unit", "partition": "ring(2)"},
+        helps={
+            "partition": "`ring(2)`: two classes a worker; `ring(1)`: one class",
+            "model": "`cnn-431k` is the paper's",
+        },
+    ),
+    "seed": SEED,
+    **STACK_SETTINGS,
+    **override(
+        RUN_SETTINGS,
+        defaults={"min-replies": 0},
+        helps={"min-replies": "fewest valid replies of a round (0: every worker's)"},
+    ),
 }
 
 
-def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-    """Return the settings, checked one by one and against each other.
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong between settings that are each valid."""
+    return at_most(values, ("min-replies", "num-clients"))
 
-    Raises
-    ------
-    SettingsError
-        Naming every bad key, its value and what is valid.
-    """
-    values = read_settings(run_config, SETTINGS)
-    if values["min-replies"] > values["num-clients"]:
-        refuse(
-            [f"min-replies = {values['min-replies']}; valid is 0 to num-clients = {values['num-clients']}"]
-        )
-    return values
+
+read = reader(SETTINGS, _problems)
 
 
 def build_schedule(values: Mapping[str, Any]) -> Schedule:

@@ -10,8 +10,8 @@ import pytest
 
 from hedgerow.sim.deploy import flower_cli
 from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
+from hedgerow.sim.deploy.flower_run import follow
 from hedgerow.sim.deploy.processes import free_ports
-from hedgerow.sim.runs.launch import follow
 
 # Says what the files beside it say, and writes down how it was called.
 FAKE = """#!{python}

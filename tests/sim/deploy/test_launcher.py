@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 from flwr.common.config import parse_config_args
-from typer.testing import CliRunner
 
-from hedgerow.sim.cli.main import app as cli
 from hedgerow.sim.deploy import launcher as deploy
-from hedgerow.sim.deploy.launcher import FAST, THREADS, Deployment, SuperNode, deploy_local, node_configs
+from hedgerow.sim.deploy.launcher import FAST, THREADS, Deployment, SuperNode
 from hedgerow.sim.deploy.processes import Program, StartError
 from hedgerow.sim.engine._compat import read_toml
-from hedgerow.sim.runs.launch import AppSpec, plan_run
+from hedgerow.sim.runs.app import AppSpec
 
 # Plays flower-superlink and flower-supernode: says what it was started with, and waits.
 FAKE = """#!{python}
@@ -52,8 +50,8 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("flower-superlink", "flower-supernode", "flwr"):
         (folder / name).write_text(FAKE.format(python=sys.executable))
         (folder / name).chmod(0o755)
-    for module in ("deploy", "flower_cli"):
-        monkeypatch.setattr(f"hedgerow.sim.{module}.program", lambda name: str(folder / name))
+    for module in ("launcher", "supernode", "flower_cli"):
+        monkeypatch.setattr(f"hedgerow.sim.deploy.{module}.program", lambda name: str(folder / name))
     monkeypatch.setattr(deploy, "healthy", lambda *_: True)
     for key in (*FAST, THREADS):
         monkeypatch.delenv(key, raising=False)
@@ -189,30 +187,6 @@ def test_a_deployment_that_cannot_be_is_refused(spec: AppSpec, options: dict[str
         Deployment(spec, **options)  # type: ignore[arg-type]
 
 
-# Node configs from the command line
-
-
-def test_a_node_config_is_for_all_for_one_or_for_some() -> None:
-    texts = ["site=north", '0: role=hub group="a b"', "1-2: role=leaf rank=3", "2:role=late"]
-    assert node_configs(texts, 4) == [
-        {"site": "north", "role": "hub", "group": "a b"},
-        {"site": "north", "role": "leaf", "rank": 3},
-        {"site": "north", "role": "late", "rank": 3},
-        {"site": "north"},
-    ]
-
-
-@pytest.mark.parametrize("text", ["4: role=hub", "2-1: role=hub", "0-4: role=hub"])
-def test_a_partition_that_is_not_there_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="valid partitions are 0 to 3"):
-        node_configs([text], 4)
-
-
-def test_a_node_config_that_is_no_pairs_is_refused() -> None:
-    with pytest.raises(ValueError, match="is not 'key=value"):
-        node_configs(["hub"], 4)
-
-
 # Start and end
 
 
@@ -323,82 +297,3 @@ def test_a_run_gets_its_settings_and_an_absolute_output_folder(
 def test_faults_are_not_a_deployments_to_play(start: Deploy) -> None:
     with pytest.raises(ValueError, match="a deployment plays no faults"):
         start().plan("fault-dropout=0.5")
-
-
-def test_the_data_folder_goes_into_the_node_config(
-    spec: AppSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked: list[object] = []
-
-    class AskedError(Exception):
-        pass
-
-    def note(*_: object, node_config: object, **__: object) -> None:
-        asked.append(node_config)
-        raise AskedError
-
-    monkeypatch.setattr(deploy, "Deployment", note)
-    for config in ([{}, {"data-dir": "/own"}], None):
-        with pytest.raises(AskedError):
-            deploy_local(spec, plan_run(spec, ["data-dir=mine"], num_nodes=2), node_config=config)
-    mine = {"data-dir": str(tmp_path / "mine")}
-    assert asked == [[mine, {"data-dir": "/own"}], [mine, mine]]
-
-
-# The command line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["-c", "nope=1"], "has no such key"),
-        (["-c", "fault-dropout=0.1"], "a deployment plays no faults"),
-        (["--nodes", "2", "--node-config", "2: role=hub"], "valid partitions are 0 to 1"),
-    ],
-)
-def test_bad_options_exit_with_2(arguments: list[str], text: str) -> None:
-    app = Path(__file__).parents[3] / "flower_apps" / "sd-feel"
-    shown = CliRunner().invoke(cli, ["deploy", "local", str(app), *arguments])
-    assert shown.exit_code == 2
-    assert text in shown.output
-
-
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        (lambda: 0, 0),
-        (lambda: 1, 1),
-        (StartError("no port"), 1),
-        (KeyboardInterrupt(), 130),
-        (SystemExit(143), 143),
-    ],
-)
-def test_exit_codes_tell_how_it_ended(ends: object, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, object] = {}
-
-    def end(spec: AppSpec, plan: object, **options: object) -> int:
-        asked.update(options, plan=plan)
-        if isinstance(ends, BaseException):
-            raise ends
-        return ends()  # type: ignore[operator, no-any-return]
-
-    monkeypatch.setattr(deploy, "deploy_local", end)
-    app = Path(__file__).parents[3] / "flower_apps" / "sd-feel"
-    options = ["--nodes", "3", "--tls", "--out", "/a/b", "--keep-logs", "--node-config", "site=north"]
-    shown = CliRunner().invoke(cli, ["deploy", "local", str(app), *options])
-    assert shown.exit_code == code, shown.output
-    assert asked["plan"].run_config["output-dir"] == "/a/b"  # type: ignore[attr-defined]
-    assert asked["plan"].run_config["num-clients"] == 3  # type: ignore[attr-defined]
-    del asked["plan"]
-    assert asked == {"tls": True, "keep_logs": True, "node_config": [{"site": "north"}] * 3}
-
-
-def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:
-    arguments = ["deploy", "keys", str(tmp_path / "keys"), "--nodes", "2", "--host", "192.168.1.10"]
-    shown = CliRunner().invoke(cli, arguments)
-    assert shown.exit_code == 0
-    assert f"register {tmp_path / 'keys' / 'node1.pub'}" in shown.output
-    again = CliRunner().invoke(cli, arguments)
-    assert again.exit_code == 2
-    assert "File exists" in again.output

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hedgerow.sim.deploy import processes
-from hedgerow.sim.deploy.processes import Program, StartError, free_ports, program, stop_all, uninterrupted
+from hedgerow.sim.deploy.processes import Program, StartError, free_ports, program, stop_all
 
 # A parent with a child in its own group and a detached one; each says on a line of the log who it is.
 FAMILY = """
@@ -199,14 +199,6 @@ def test_programs_are_stopped_together(make: Make) -> None:
     stop_all(several, 0.5)
     assert time.monotonic() - began < 5
     assert not any(one.running for one in several)
-
-
-def test_a_second_signal_does_not_stop_the_stopping() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_this_process_is_never_signalled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.runs.checkpoint import load_checkpoint, save_checkpoint
 
+PARTS = ("dtype", "shape", "stype", "data")
+
 
 def test_every_kind_of_record_comes_back_from_disk(tmp_path: Path) -> None:
     records = RecordDict(
@@ -36,12 +38,7 @@ def test_every_kind_of_record_comes_back_from_disk(tmp_path: Path) -> None:
     for name, record in records.array_records.items():
         for key, array in record.items():
             twin = back.array_records[name][key]
-            assert (twin.dtype, twin.shape, twin.stype, twin.data) == (
-                array.dtype,
-                array.shape,
-                array.stype,
-                array.data,
-            )
+            assert [getattr(twin, part) for part in PARTS] == [getattr(array, part) for part in PARTS]
     assert back.metric_records == records.metric_records
     assert back.config_records == records.config_records
 

@@ -6,7 +6,6 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hedgerow.sim.runs import recorder as recording
+from hedgerow.sim.runs import environment
 from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint
-from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, RunRecorder, new_run_folder, read_rounds, round_table
+from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, RunRecorder, new_run_folder, read_rounds
 
 
 @dataclass
@@ -28,10 +27,6 @@ class Round:
     bits: int = 0
     sim_seconds: float = 0.0
     rejected: dict[str, int] = field(default_factory=dict)
-
-
-def record(n: int, **central: float) -> dict[str, Any]:
-    return {"round": n, "central": central, "bits": n * 1_500_000, "sim_seconds": n / 4}
 
 
 # Folders
@@ -103,7 +98,7 @@ def test_without_git_the_config_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_package_that_is_not_installed_has_no_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "_PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(environment, "_PACKAGES", ("no-such-package",))
     RunRecorder(tmp_path, {})
     packages = json.loads((tmp_path / "config.json").read_text())["environment"]["packages"]
     assert packages == {"no-such-package": None}
@@ -324,47 +319,3 @@ def test_the_final_model_is_read_with_numpy_alone(tmp_path: Path) -> None:
         assert {key: stored[key].tolist() for key in stored.files} == {
             k: v.tolist() for k, v in model.items()
         }
-
-
-# Tables
-
-
-def rows(table: str) -> list[list[str]]:
-    lines = [line for line in table.splitlines() if line.startswith("│")]
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-
-
-def test_a_table_shows_the_evaluated_rounds() -> None:
-    rounds = [record(0, loss=2.3, accuracy=0.1), record(1), record(2, loss=1.0, accuracy=0.75)]
-    table = round_table(rounds, "sd-feel on mnist")
-    assert table.startswith("sd-feel on mnist")
-    assert rows(table) == [
-        ["0", "2.3000", "0.1000", "0.00", "0.000"],
-        ["2", "1.0000", "0.7500", "0.50", "3.000"],
-    ]
-
-
-def test_a_table_without_evaluations_shows_the_rounds() -> None:
-    assert rows(round_table([record(0), record(1)], "t")) == [
-        ["0", "0.00", "0.000"],
-        ["1", "0.25", "1.500"],
-    ]
-
-
-def test_a_table_of_a_method_without_time_and_accuracy_has_no_columns_for_them() -> None:
-    rounds = [{**record(n, loss=1.0), "sim_seconds": 0.0, "bits": 20_000_000 * n} for n in (0, 1)]
-    assert rows(round_table(rounds, "t")) == [["0", "1.0000", "0.0"], ["1", "1.0000", "20.0"]]
-
-
-@pytest.mark.parametrize("count", [1, 2, 19, 20, 21, 1000])
-@pytest.mark.parametrize("most", [2, 3, 20])
-def test_a_long_table_is_thinned_evenly_and_keeps_its_ends(count: int, most: int) -> None:
-    shown = [int(row[0]) for row in rows(round_table([record(n, loss=1.0) for n in range(count)], "t", most))]
-    assert len(shown) == min(count, most)
-    assert (shown[0], shown[-1]) == (0, count - 1)
-    gaps = [b - a for a, b in pairwise(shown)]
-    assert not gaps or max(gaps) - min(gaps) <= 1
-
-
-def test_a_table_of_no_rounds_has_no_rows() -> None:
-    assert rows(round_table([], "t")) == []

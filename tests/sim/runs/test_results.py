@@ -1,12 +1,11 @@
 """Runs and sweeps are read back with the labels, costs and doubts that a comparison needs."""
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hedgerow.sim.runs.results import COSTS, load, tidy_rows, write_csv
+from hedgerow.sim.runs.results import load
 
 WriteRun = Callable[..., Path]
 
@@ -126,26 +125,3 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_an_empty_sweep_is_refused(write_sweep: WriteRun) -> None:
     with pytest.raises(ValueError, match="no run is there yet"):
         load([write_sweep({})])
-
-
-def test_every_measured_value_is_one_row(write_run: WriteRun, tmp_path: Path) -> None:
-    results = load([write_run("a", [2.0, None, 1.0])])
-    rows = list(tidy_rows(results))
-    assert [(row["rounds"], row["source"], row["metric"], row["value"]) for row in rows] == [
-        (0, "central", "loss", 2.0),
-        (0, "central", "accuracy", 0.5),
-        (1, "train", "consensus-error", 0.01),
-        (2, "central", "loss", 1.0),
-        (2, "central", "accuracy", 0.75),
-        (2, "train", "consensus-error", 0.02),
-    ]
-    assert [rows[-1][x] for x in COSTS] == [2, 20, 1.0, 2_000_000, 400_000, 3.0]
-
-
-def test_the_csv_reads_back_as_its_rows(write_run: WriteRun, tmp_path: Path) -> None:
-    results = load([write_run("a", [2.0, None, 1.0])])
-    file = tmp_path / "new" / "out.csv"
-    assert write_csv(results, file) == 6
-    with file.open(newline="") as lines:
-        read = list(csv.DictReader(lines))
-    assert read == [{key: str(value) for key, value in row.items()} for row in tidy_rows(results)]

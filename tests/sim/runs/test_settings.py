@@ -5,16 +5,9 @@ from typing import Any
 
 import pytest
 
-from hedgerow.sim.runs.settings import (
-    Setting,
-    SettingsError,
-    choice,
-    in_range,
-    number,
-    read_settings,
-    text,
-    whole,
-)
+from hedgerow.sim.runs.common_settings import RUN_SETTINGS
+from hedgerow.sim.runs.kinds import Kind, choice, in_range, number, text, whole
+from hedgerow.sim.runs.settings import at_most, override, read_settings, Setting, SettingsError
 
 
 def word_without_spaces(value: str) -> None:
@@ -22,7 +15,7 @@ def word_without_spaces(value: str) -> None:
         raise ValueError("it has spaces")
 
 
-SETTINGS = {
+KINDS = {
     "clients": whole(1),
     "share": in_range(0.0, 1.0),
     "beta": in_range(0.0, 1.0, open_below=True),
@@ -31,6 +24,7 @@ SETTINGS = {
     "name": text("a word", word_without_spaces),
     "folder": text("a folder"),
 }
+SETTINGS = {key: Setting(0, kind, "") for key, kind in KINDS.items()}
 GOOD: dict[str, Any] = {
     "clients": 3,
     "share": 0.0,
@@ -88,7 +82,7 @@ def test_a_whole_number_too_large_for_a_float_is_refused() -> None:
 def test_a_missing_key_is_refused_with_what_is_valid(key: str) -> None:
     with pytest.raises(SettingsError) as error:
         read_settings({k: v for k, v in GOOD.items() if k != key}, SETTINGS)
-    assert str(error.value) == f"Bad settings:\n  - {key} is missing; valid is {SETTINGS[key].valid}"
+    assert str(error.value) == f"Bad settings:\n  - {key} is missing; valid is {KINDS[key].valid}"
 
 
 def test_an_unknown_key_is_refused_with_the_known_ones() -> None:
@@ -96,6 +90,29 @@ def test_an_unknown_key_is_refused_with_the_known_ones() -> None:
         SettingsError, match=r"taul = 3 is not a setting of this app; there are: beta, clients,"
     ):
         read_settings({**GOOD, "taul": 3}, SETTINGS)
+
+
+@pytest.mark.parametrize(("key", "meant"), [("client", "clients"), ("methd", "method"), ("Rate", "rate")])
+def test_a_near_miss_is_answered_with_the_key_that_was_meant(key: str, meant: str) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"is not a setting of this app \(did you mean '{meant}'\?\); there"
+    ):
+        read_settings({**GOOD, key: 3}, SETTINGS)
+
+
+def test_an_app_may_have_other_defaults_and_other_help() -> None:
+    changed = override(RUN_SETTINGS, defaults={"evaluate-every": 7}, helps={"quiet": "silence"})
+    assert list(changed) == list(RUN_SETTINGS)
+    assert (changed["evaluate-every"].default, changed["quiet"].help) == (7, "silence")
+    assert changed["evaluate-every"].kind is RUN_SETTINGS["evaluate-every"].kind
+    assert changed["resume"] is RUN_SETTINGS["resume"]
+    with pytest.raises(KeyError):
+        override(RUN_SETTINGS, defaults={"evaluate-evry": 7})
+
+
+def test_a_setting_may_be_bounded_by_another() -> None:
+    values = {"least": 3, "most": 2, "all": 5}
+    assert at_most(values, ("least", "most"), ("most", "all")) == ["least = 3; valid is up to most = 2"]
 
 
 def test_all_that_is_wrong_is_in_one_error() -> None:
@@ -131,7 +148,7 @@ def test_an_app_may_bring_settings_of_its_own() -> None:
     def read(value: Any) -> tuple[int, ...]:
         return tuple(int(part) for part in value.split(","))
 
-    own = {"sizes": Setting("whole numbers with commas", read)}
+    own = {"sizes": Setting("1,2", Kind("whole numbers with commas", read), "sizes")}
     assert read_settings({"sizes": "1,2"}, own) == {"sizes": (1, 2)}
     with pytest.raises(SettingsError, match="sizes = 'x'; valid is whole numbers with commas"):
         read_settings({"sizes": "x"}, own)

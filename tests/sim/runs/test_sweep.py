@@ -17,12 +17,9 @@ from hedgerow.sim.runs import sweep as sweep_module
 from hedgerow.sim.deploy.processes import cores
 from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.sim.runs.results import load
-from hedgerow.sim.runs.sweep import Job, Outcome, plan_sweep, run_sweep
+from hedgerow.sim.runs.sweep import Outcome, run_sweep
+from hedgerow.sim.runs.sweep_plan import Job, plan_sweep
 from hedgerow.sim.runs.sweep_file import read_sweep
-from sd_feel import settings as sd_feel_settings
-
-APP = Path(__file__).parents[3] / "flower_apps" / "sd-feel"
-FIGURES = sorted(APP.glob("figures/*.toml"))
 
 # Stands for `hedgerow run`: what the sweep sees of a run, without its seconds of imports.
 RUNNER = """
@@ -49,14 +46,7 @@ if config["tau1"] != 14:
 WriteToml = Callable[[str], Path]
 
 
-@pytest.fixture
-def write_toml(tmp_path: Path) -> WriteToml:
-    def write(text: str, app: str = str(APP)) -> Path:
-        file = tmp_path / "mine.toml"
-        file.write_text(f"app = {json.dumps(app)}\n{textwrap.dedent(text)}")
-        return file
 
-    return write
 
 
 @pytest.fixture
@@ -77,111 +67,14 @@ def record(out: Path, run: str) -> dict[str, Any]:
     return found
 
 
-# The file
 
 
-def test_variants_times_grid_in_the_files_order(write_toml: WriteToml) -> None:
-    sweep = read_sweep(
-        write_toml("""
-            [grid]
-            tau1 = [1, 5]
-            topology = ["ring"]
-            [[variant]]
-            label = "SD-FEEL"
-            method = "sd-feel"
-            [[variant]]
-            label = "HierFAVG / exact"
-            method = "hierfavg"
-        """)
-    )
-    assert [(variant.label, variant.folder) for variant in sweep.variants] == [
-        ("SD-FEEL, tau1=1, topology=ring", "SD-FEEL_tau1=1_topology=ring"),
-        ("SD-FEEL, tau1=5, topology=ring", "SD-FEEL_tau1=5_topology=ring"),
-        ("HierFAVG / exact, tau1=1, topology=ring", "HierFAVG_exact_tau1=1_topology=ring"),
-        ("HierFAVG / exact, tau1=5, topology=ring", "HierFAVG_exact_tau1=5_topology=ring"),
-    ]
-    assert sweep.variants[1].settings == {"method": "sd-feel", "tau1": 5, "topology": "ring"}
 
 
-def test_a_file_may_ask_for_a_single_setting(write_toml: WriteToml) -> None:
-    sweep = read_sweep(write_toml(""))
-    assert [(variant.label, variant.settings) for variant in sweep.variants] == [("all", {})]
-    assert (sweep.title, sweep.seeds, sweep.xs, sweep.ys) == ("mine", (0,), ("rounds",), ("loss",))
 
 
-def test_the_app_is_relative_to_the_file(write_toml: Callable[..., Path], tmp_path: Path) -> None:
-    assert read_sweep(write_toml("", app="../app")).app == tmp_path.parent / "app"
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "bad.toml"
-    file.write_text("""
-        titel = "x"
-        x = "epochs"
-        y = 3
-        seeds = [1, 1]
-        variant = [{method = "feel"}]
-        base = {seed = 3}
-        grid = {tau1 = 3, alpha = []}
-    """)
-    with pytest.raises(ValueError, match=r"bad\.toml") as error:
-        read_sweep(file)
-    for problem in (
-        "titel: not a key",
-        "app is missing",
-        "x = 'epochs'",
-        "y = 3",
-        "seeds = [1, 1]",
-        "variant 1: label = None",
-        "base: seed is set by the sweep itself",
-        "grid: tau1 = 3",
-        "grid: alpha = []",
-    ):
-        assert problem in str(error.value)
-
-
-def test_two_variants_of_one_name_are_refused(write_toml: WriteToml) -> None:
-    with pytest.raises(ValueError, match="label 'tau1=1' of 2 variants"):
-        read_sweep(write_toml("grid = {tau1 = [1, 1]}"))
-
-
-def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.toml"):
-        read_sweep(tmp_path / "none.toml")
-
-
-# The plan
-
-
-def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: Path) -> None:
-    sweep = read_sweep(write_toml("seeds = [3]\nbase = {tau2 = 7}\ngrid = {tau1 = [1, 5]}"))
-    plan = plan_sweep(sweep, tmp_path / "out", ["dataset=fashion-mnist"])
-    assert [job.folder.relative_to(tmp_path / "out").as_posix() for job in plan] == [
-        "tau1=1/seed-3",
-        "tau1=5/seed-3",
-    ]
-    asked = ("tau1", "tau2", "seed", "dataset", "method")
-    assert [plan[1].settings[key] for key in asked] == [5, 7, 3, "fashion-mnist", "sd-feel"]
-
-
-def test_faults_can_be_swept(write_toml: WriteToml, tmp_path: Path) -> None:
-    sweep = read_sweep(write_toml("grid = {fault-dropout = [0.0, 0.5]}"))
-    assert [job.settings["fault-dropout"] for job in plan_sweep(sweep, tmp_path)] == [0.0, 0.5]
-
-
-def test_a_key_that_the_app_lacks_is_refused_before_any_run(write_toml: WriteToml, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tau=1, seed 0: tau=1: app 'sd-feel' has no such key"):
-        plan_sweep(read_sweep(write_toml("grid = {tau = [1]}")), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("override", "why"), [("tau1=5", "variants set it"), ("seed=5", "set by the sweep itself")]
-)
-def test_an_override_of_what_is_swept_is_refused(
-    write_toml: WriteToml, tmp_path: Path, override: str, why: str
-) -> None:
-    with pytest.raises(ValueError, match=why):
-        plan_sweep(read_sweep(write_toml("grid = {tau1 = [1, 5]}")), tmp_path, [override])
 
 
 # The runs
@@ -356,27 +249,3 @@ def test_settings_share_their_start_seed_by_seed(write_toml: WriteToml, tmp_path
 
 def runs_of(out: Path) -> list[str]:
     return [f"tau1={tau1}/seed-{seed}" for tau1 in (1, 4) for seed in (0, 1)]
-
-
-# The figures
-
-
-@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
-def test_every_run_of_a_figure_is_one_that_the_app_accepts(file: Path, tmp_path: Path) -> None:
-    plan = plan_sweep(read_sweep(file), tmp_path)
-    for job in plan:
-        values = sd_feel_settings.read(job.settings)
-        rounds = values["iterations"] // sd_feel_settings.local_steps(values)
-        assert rounds % values["evaluate-every"] == 0, job.name
-    assert len({job.seed for job in plan}) >= 3
-
-
-@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
-def test_the_variants_of_a_figure_are_evaluated_at_common_iterations(file: Path, tmp_path: Path) -> None:
-    def spacing(job: Job) -> int:
-        values = sd_feel_settings.read(job.settings)
-        return int(values["evaluate-every"]) * sd_feel_settings.local_steps(values)
-
-    plan = plan_sweep(read_sweep(file), tmp_path)
-    widest = max(map(spacing, plan))
-    assert [widest % spacing(job) for job in plan] == [0] * len(plan)

@@ -1,15 +1,39 @@
-"""TensorBoard reads back what a run folder holds."""
+"""Other tools read back what a run folder holds."""
 
+import csv
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hedgerow.sim.runs.results import load
-from hedgerow.sim.runs.tensorboard import write_tensorboard
+from hedgerow.sim.runs.export import tidy_rows, write_csv, write_tensorboard
+from hedgerow.sim.runs.results import COSTS, load
 
 WriteRun = Callable[..., Path]
+
+
+def test_every_measured_value_is_one_row(write_run: WriteRun, tmp_path: Path) -> None:
+    results = load([write_run("a", [2.0, None, 1.0])])
+    rows = list(tidy_rows(results))
+    assert [(row["rounds"], row["source"], row["metric"], row["value"]) for row in rows] == [
+        (0, "central", "loss", 2.0),
+        (0, "central", "accuracy", 0.5),
+        (1, "train", "consensus-error", 0.01),
+        (2, "central", "loss", 1.0),
+        (2, "central", "accuracy", 0.75),
+        (2, "train", "consensus-error", 0.02),
+    ]
+    assert [rows[-1][x] for x in COSTS] == [2, 20, 1.0, 2_000_000, 400_000, 3.0]
+
+
+def test_the_csv_reads_back_as_its_rows(write_run: WriteRun, tmp_path: Path) -> None:
+    results = load([write_run("a", [2.0, None, 1.0])])
+    file = tmp_path / "new" / "out.csv"
+    assert write_csv(results, file) == 6
+    with file.open(newline="") as lines:
+        read = list(csv.DictReader(lines))
+    assert read == [{key: str(value) for key, value in row.items()} for row in tidy_rows(results)]
 
 
 def test_a_log_holds_every_metric_and_cost_by_round(write_run: WriteRun, tmp_path: Path) -> None:

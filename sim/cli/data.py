@@ -1,0 +1,23 @@
+"""``hedgerow data``: which data sets are here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["data"]
+
+
+def data(
+    data_dir: Annotated[
+        str | None, typer.Option(help="Folder to look in. Default: the variable HEDGEROW_DATA_DIR.")
+    ] = None,
+) -> None:
+    """List the known data sets: where each was found, or how to get it."""
+    from hedgerow.tasks import catalogue
+
+    for entry in catalogue(data_dir):
+        typer.echo(f"{entry.name}: {entry.description} ({entry.size})")
+        where = f"found in {entry.found_at}" if entry.found_at else f"not here: {entry.how_to_get}"
+        typer.echo(f"    {where}")

@@ -1,0 +1,35 @@
+"""``hedgerow export``: runs for other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import Paths, bad_options, load_results
+
+__all__ = ["export"]
+
+
+def export(
+    paths: Paths,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Every measured value as a row.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option("--tensorboard", metavar="FOLDER", help="A TensorBoard log a run (an optional extra)."),
+    ] = None,
+) -> None:
+    """Write runs for other tools: a CSV file, or TensorBoard logs."""
+    from hedgerow.sim.runs.export import write_csv, write_tensorboard
+
+    with bad_options():
+        if csv is None and tensorboard is None:
+            raise ValueError("nothing to write; valid is --csv FILE, --tensorboard FOLDER or both")
+        results = load_results(paths)
+        if csv is not None:
+            typer.echo(f"{csv}: {write_csv(results, csv)} rows")
+        if tensorboard is not None:
+            typer.echo(f"{tensorboard}: {write_tensorboard(results, tensorboard)} logs")

@@ -1,0 +1,80 @@
+"""What several commands share: options, exit codes of bad input and of interruptions, reading of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hedgerow.sim.runs.results import Results
+
+__all__ = [
+    "AppPath",
+    "Costs",
+    "Metrics",
+    "Paths",
+    "RunConfig",
+    "bad_options",
+    "interruptible",
+    "load_results",
+]
+
+AppPath = Annotated[
+    str, typer.Argument(metavar="APP", help="Folder of a Flower App, or a module inside one.")
+]
+RunConfig = Annotated[
+    list[str] | None,
+    typer.Option("--run-config", "-c", help="'key=value key=value', or a .toml file. Repeatable."),
+]
+Paths = Annotated[list[Path], typer.Argument(metavar="RUN...|SWEEP", help="Folders of runs or sweeps.")]
+Costs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--x",
+        help="rounds, iterations, sim-seconds, bits, payload-bytes or wall-seconds. Repeatable. "
+        "Default: what the sweep says, else rounds.",
+    ),
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--y",
+        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ... Repeatable. "
+        "Default: what the sweep says, else loss.",
+    ),
+]
+
+
+@contextmanager
+def bad_options(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn what the library says of bad input, ``kinds`` or else OSError and ValueError, into exit code 2."""
+    caught = kinds or (OSError, ValueError)
+    try:
+        yield
+    except caught as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into a message and exit code 130 or 143."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        typer.echo(message, err=True)
+        raise typer.Exit(130 if isinstance(stop, KeyboardInterrupt) else 143) from None
+
+
+def load_results(paths: list[Path]) -> Results:
+    """Read runs and sweeps; say on stderr what a reader should know of them."""
+    from hedgerow.sim.runs.results import load
+
+    results = load(paths)
+    for warning in results.warnings:
+        typer.echo(f"Warning: {warning}", err=True)
+    return results

@@ -1,0 +1,240 @@
+"""``hedgerow plan hsgd``: intervals and learning rate by the paper's bound and cost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hedgerow.sim.cli.options import bad_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hedgerow.strategies.hsgd.costs import Sizes
+    from hedgerow.strategies.hsgd.estimates import Estimates
+    from hedgerow.strategies.hsgd.theory import Plan
+
+__all__ = ["plan_hsgd"]
+
+# The MIMIC-III networks of the paper's experiments: |theta_0|, |theta_1|, |theta_2|, e_1, e_2, |A|.
+_HSGD_SIZES = (33, 3_584, 3_584, 16, 16, 29)
+
+
+def plan_hsgd(
+    rho: Annotated[
+        float | None, typer.Option(help="Lipschitz constant of the gradients. Needed without --from-run.")
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Root of a stochastic gradient's variance bound. Needed without --from-run."),
+    ] = None,
+    loss_gap: Annotated[
+        float | None,
+        typer.Option(
+            help="F(theta^0) - E[F(theta^T)], the paper's second term 0. Needed without --from-run."
+        ),
+    ] = None,
+    gradient2: Annotated[
+        float | None, typer.Option(help="||grad F||^2 at the start, for Strategy 3's learning rate.")
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help='Folder of a run with -c "adaptive=observe": gives what is not given.'
+        ),
+    ] = None,
+    app_path: Annotated[
+        str | None, typer.Option("--app", help="Folder of the app: sizes, T and eta of its settings.")
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Changes of the app's settings. Repeatable."),
+    ] = None,
+    head: Annotated[int, typer.Option(help="Scalars of the head.")] = _HSGD_SIZES[0],
+    hospital: Annotated[int, typer.Option(help="Scalars of the hospital's encoder.")] = _HSGD_SIZES[1],
+    device: Annotated[int, typer.Option(help="Scalars of the device's encoder.")] = _HSGD_SIZES[2],
+    hospital_encoding: Annotated[int, typer.Option(help="e_1.")] = _HSGD_SIZES[3],
+    device_encoding: Annotated[int, typer.Option(help="e_2.")] = _HSGD_SIZES[4],
+    batch: Annotated[int, typer.Option(help="Devices of a group in a local interval.")] = _HSGD_SIZES[5],
+    num_groups: Annotated[int, typer.Option(min=1, help="Groups M, taken as equal.")] = 10,
+    iterations: Annotated[int | None, typer.Option(help="T. Default: the app's, else 4000.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="eta. Default: the app's, else 0.01.")] = None,
+    target: Annotated[float, typer.Option(help="Mean squared gradient norm to reach.")] = 0.5,
+    eta_power: Annotated[
+        int, typer.Option(help="Q* with eta^3, the root of (20), or with eta^2, as printed.")
+    ] = 3,
+    compute_seconds: Annotated[float, typer.Option(help="t_c of one iteration.")] = 0.0,
+    rows: Annotated[int, typer.Option(min=1, help="How many pairs (P, Q) to show.")] = 10,
+) -> None:
+    """Choose HSGD's intervals P and Q and its learning rate by the bound (17) and the cost (19).
+
+    The bound is for groups that are alike, and its proof has gaps: take it for a guide. Without sizes or an
+    app, the sizes are those of the paper's MIMIC-III networks.
+    """
+    from rich.console import Console
+
+    from hedgerow.sim.runs.recorder import read_rounds
+    from hedgerow.strategies.hsgd import costs, theory
+    from hedgerow.strategies.hsgd.estimates import Estimates
+
+    with bad_options():
+        groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
+        settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}
+        if app_path is not None:
+            groups, settings = _app_of_hsgd(app_path, run_config or [])
+        T = settings["iterations"] if iterations is None else iterations
+        eta = settings["learning-rate"] if learning_rate is None else learning_rate
+        told = {} if from_run is None else _told_constants(from_run, read_rounds(from_run))
+        given = {"rho": rho, "delta": delta, "loss-gap": loss_gap, "gradient2": gradient2}
+        inputs = {key: told.get(key) if value is None else value for key, value in given.items()}
+        lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
+        if lacking:
+            raise ValueError(f"{', '.join(lacking)} needed, or --from-run, which measures them")
+        known = Estimates(
+            float(inputs["loss-gap"] or 0.0), float(inputs["rho"] or 0.0), float(inputs["delta"] or 0.0)
+        )
+        if eta_power not in (2, 3):
+            raise ValueError(f"--eta-power {eta_power}; valid is 3 or 2")
+        console = Console()
+        sources = {key: "given" if given[key] is not None else "measured" for key in given}
+        console.print(_hsgd_inputs(inputs, sources, T, eta, target))
+        console.print(_hsgd_intervals(known, T, eta, target))
+        found = theory.plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds)
+        console.print(
+            _hsgd_strategies(
+                known, groups, T, eta, 3 if eta_power == 3 else 2, inputs["gradient2"], compute_seconds
+            )
+        )
+        if found:
+            console.print(_hsgd_pairs(found[:rows], groups, T, target))
+        else:
+            console.print(
+                f"Infeasible: no P and Q with eta = {eta:g} <= 1 / (8 P rho) reach {target:g} in {T} "
+                "iterations. Take a larger target, a larger T or another eta."
+            )
+
+
+def _app_of_hsgd(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, Any]]:
+    """Return each group's sizes, which the app knows, and its settings."""
+    from hedgerow.sim.runs.app import find_app, settings_module
+    from hedgerow.sim.runs.plan import plan_run
+
+    spec = find_app(path)
+    settings = settings_module(spec)
+    if not hasattr(settings, "group_sizes"):
+        raise ValueError(f"--app {path}: {spec.name} has no groups; valid is the app hsgd")
+    values = settings.read(plan_run(spec, run_config).run_config)
+    return settings.group_sizes(values), values
+
+
+def _told_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the constants of a run's first estimate."""
+    for record in rounds:
+        if "rho" in record["train"]:
+            train = record["train"]
+            return {
+                "rho": train["rho"],
+                "delta": train["delta-g"],
+                "loss-gap": train["F0"],
+                "gradient2": train["gradient2"],
+            }
+    raise ValueError(f'{folder} has no estimates; a run with -c "adaptive=observe" makes them')
+
+
+def _hsgd_inputs(
+    inputs: dict[str, float | None], sources: dict[str, str], T: int, eta: float, target: float
+) -> Table:
+    from rich.table import Table
+
+    table = Table("input", "value", "source", title="What the plan rests on", title_justify="left")
+    for key, value in inputs.items():
+        if value is not None:
+            table.add_row(key, f"{value:.6g}", sources[key])
+    for key, value in (("T", T), ("eta", eta), ("target", target)):
+        table.add_row(key, f"{value:g}", "set")
+    return table
+
+
+def _hsgd_intervals(known: Estimates, T: int, eta: float, target: float) -> Table:
+    """Say of some P what eta may be, and which Q reaches the target (Strategy 1)."""
+    from rich.table import Table
+
+    from hedgerow.strategies.hsgd import theory
+
+    table = Table("P", "largest eta", "Lambda_min", "largest Q", title="Strategy 1", title_justify="left")
+    for P in (1, 2, 4, 8, 16, 32):
+        least = theory.lambda_min(known, P=P, eta=eta, T=T, target=target)
+        Q = theory.choose_local_interval(known, P=P, eta=eta, T=T, target=target)
+        cap = theory.eta_max(known.rho, P)
+        over = "" if theory.interval_max(known.rho, eta) >= P else ", eta too large"
+        reached = "infeasible" if Q is None else str(Q)
+        table.add_row(
+            str(P), f"{cap:.6g}", "infeasible" if math.isinf(least) else f"{least:.6g}", reached + over
+        )
+    return table
+
+
+def _hsgd_strategies(
+    known: Estimates,
+    groups: list[Sizes],
+    T: int,
+    eta: float,
+    eta_power: Literal[2, 3],
+    gradient2: float | None,
+    compute_seconds: float,
+) -> Table:
+    """Say what P = Q Strategy 2 chooses, what that costs, and the eta of Strategy 3 there."""
+    from rich.table import Table
+
+    from hedgerow.strategies.hsgd import theory
+
+    table = Table("Strategy 2 and 3", "value", title_justify="left")
+    star = theory.q_star(known, eta=eta, T=T, eta_power=eta_power)
+    table.add_row(f"Q* with eta^{eta_power}", f"{star:.6g}")
+    largest = theory.interval_max(known.rho, eta)
+    table.add_row("largest P that eta admits", str(largest))
+    if largest < 1:
+        table.add_row("P = Q", f"infeasible: eta is above {theory.eta_max(known.rho, 1):.6g}")
+        return table
+    P = theory.choose_same_interval(known, eta=eta, T=T, eta_power=eta_power)
+    table.add_row("P = Q", str(P))
+    table.add_row("bound (17)", f"{theory.bound(known, P=P, Q=P, eta=eta, T=T):.6g}")
+    if gradient2 is not None:
+        table.add_row("eta* at P = Q", f"{theory.choose_eta(known, P=P, Q=P, gradient2=gradient2):.6g}")
+    paper, wire, seconds = _hsgd_cost(groups, P, P, T, compute_seconds)
+    table.add_row("cost (19), MB", f"{paper / 1e6:.6g}")
+    table.add_row("sent on all links, MB", f"{wire / 1e6:.6g}")
+    table.add_row("seconds a round", f"{seconds:.6g}")
+    return table
+
+
+def _hsgd_pairs(found: list[Plan], groups: list[Sizes], T: int, target: float) -> Table:
+    from rich.table import Table
+
+    columns = ("P", "Q", "bound (17)", "cost (19), MB", "all links, MB", "simulated s", "iterations")
+    title = f"Pairs that reach {target:g}, the cheapest by (19) first"
+    table = Table(*columns, title=title, title_justify="left")
+    for one in found:
+        _, wire, _ = _hsgd_cost(groups, one.P, one.Q, T, 0.0)
+        numbers = (one.bound, one.bytes / 1e6, wire / 1e6, one.seconds)
+        table.add_row(str(one.P), str(one.Q), *(f"{number:.6g}" for number in numbers), str(one.iterations))
+    return table
+
+
+def _hsgd_cost(
+    groups: list[Sizes], P: int, Q: int, T: int, compute_seconds: float
+) -> tuple[float, int, float]:
+    """Return bytes by (19) and on all links, over all groups, and the slowest group's seconds a round."""
+    from hedgerow.strategies.hsgd import costs
+    from hedgerow.strategies.hsgd.theory import iterations
+
+    paper = sum(costs.paper_bytes(sizes, P=P, Q=Q, T=T) for sizes in groups)
+    wire = sum(sum(costs.traffic(sizes, P=P, Q=Q, T=iterations(T, P)).values()) for sizes in groups)
+    seconds = max(
+        costs.round_seconds(costs.round_parts(sizes), P=P, Q=Q, compute_seconds=compute_seconds)
+        for sizes in groups
+    )
+    return paper, wire, seconds

@@ -1,0 +1,180 @@
+"""``hedgerow plan similarity-free``: what the paper guarantees for each algorithm and schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import bad_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hedgerow.strategies.similarity_free.planner import Estimates, Plan
+
+__all__ = ["plan_similarity_free"]
+
+
+def plan_similarity_free(
+    smoothness: Annotated[
+        float | None, typer.Option(help="L of every node's loss. Needed without --from-run.")
+    ] = None,
+    variance: Annotated[
+        float | None,
+        typer.Option(help="Variance bound of a mini-batch gradient. Needed without --from-run."),
+    ] = None,
+    delta_inf: Annotated[
+        float | None, typer.Option(help="Mean of f^inf - f_i^inf. Default: bounded by a loss.")
+    ] = None,
+    initial_gap: Annotated[
+        float | None, typer.Option(help="f(x^0) - f^inf. Default: bounded by the first loss.")
+    ] = None,
+    max_gap: Annotated[
+        float | None,
+        typer.Option(help="Bound on every V_k, for step-decay. Default: the largest loss, else V_0."),
+    ] = None,
+    initial_loss: Annotated[
+        float | None,
+        typer.Option(help="f(x^0), if no loss is negative. Default: ln 10, a guess among ten classes."),
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", help='Folder of a run with -c "probe-rounds=5": measures what is not given.'
+        ),
+    ] = None,
+    local_iters: Annotated[int, typer.Option(help="Local iterations T of the FedAvg family.")] = 1,
+    num_rounds: Annotated[int, typer.Option(help="Rounds K that the bounds are for.")] = 400,
+    epsilon: Annotated[float, typer.Option(help="Squared gradient norm to reach.")] = 0.1,
+    nu: Annotated[float, typer.Option(help="Exponent of the diminishing schedule.")] = 0.75,
+    compressor_contraction: Annotated[
+        float | None, typer.Option(help="Contraction of the compressor, in (0, 1]. Default: 1, none.")
+    ] = None,
+    topk: Annotated[
+        float | None,
+        typer.Option(help="Fraction that top-k keeps, in (0, 1]: contraction and bits; needs --num-params."),
+    ] = None,
+    num_params: Annotated[
+        int | None, typer.Option(min=1, help="Trainable parameters: gives uplink bits.")
+    ] = None,
+    num_nodes: Annotated[int, typer.Option(help="Nodes; all take part in every round.")] = 10,
+    printed: Annotated[
+        bool,
+        typer.Option("--printed", help="The paper's constants and Theorem 3 as printed, errors and all."),
+    ] = False,
+) -> None:
+    """Say what is guaranteed for FedAvg and FedProx, with error feedback or without, for each schedule.
+
+    Nothing asks how similar the nodes' data are: no step size depends on it. Steps are those of a round;
+    a local step of the FedAvg family is T times smaller.
+    """
+    from rich.console import Console
+
+    from hedgerow.sim.runs.recorder import read_rounds
+    from hedgerow.strategies.similarity_free import planner
+    from hedgerow.strategies.similarity_free.theory import Mode
+
+    with bad_options():
+        contraction, message_bits = _compression(compressor_contraction, topk, num_params)
+        if from_run is not None:
+            if initial_loss is not None:
+                raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
+            known = planner.estimates_from_rounds(
+                read_rounds(from_run),
+                L=smoothness,
+                sigma2=variance,
+                delta_inf=delta_inf,
+                V0=initial_gap,
+                R=max_gap,
+            )
+        elif smoothness is None or variance is None:
+            raise ValueError("--smoothness and --variance are needed, or --from-run, which measures them")
+        else:
+            known = planner.estimates(
+                smoothness,
+                variance,
+                initial_loss=math.log(10) if initial_loss is None else initial_loss,
+                delta_inf=delta_inf,
+                V0=initial_gap,
+                R=max_gap,
+            )
+        rows = planner.plan(
+            known,
+            num_rounds=num_rounds,
+            epsilon=epsilon,
+            local_iters=local_iters,
+            contraction=contraction,
+            nu=nu,
+            num_nodes=num_nodes,
+            num_params=num_params,
+            message_bits=message_bits,
+            mode=Mode.PRINTED if printed else Mode.CORRECTED,
+        )
+    whose = "printed" if printed else "corrected"
+    console = Console()
+    console.print(_input_table(known, guessed_loss=from_run is None and initial_loss is None))
+    console.print(_constants_table(rows, f"Constants, {whose}; contraction {contraction:g}"))
+    console.print(_guarantees_table(rows, num_rounds, epsilon))
+
+
+def _compression(
+    contraction: float | None, topk: float | None, num_params: int | None
+) -> tuple[float, int | None]:
+    """Return the contraction and the bits of a compressed message, None where they are not known."""
+    if topk is None:
+        if contraction is None or contraction == 1:
+            return 1.0, None if num_params is None else 32 * num_params
+        return contraction, None
+    if contraction is not None:
+        raise ValueError("--topk with --compressor-contraction; valid is one of them")
+    if num_params is None:
+        raise ValueError(f"--topk {topk:g} without --num-params; valid is both")
+    from hedgerow.wire.compress import TopK
+
+    compressor = TopK(fraction=topk)
+    return compressor.contraction(num_params), compressor.bits(num_params)
+
+
+def _input_table(known: Estimates, *, guessed_loss: bool) -> Table:
+    from rich.table import Table
+
+    table = Table("input", "value", "source", "how", title="What the plan rests on", title_justify="left")
+    for field in fields(known):
+        one = getattr(known, field.name)
+        table.add_row(field.name, f"{one.value:.6g}", str(one.source), one.rule)
+    if guessed_loss and {"delta_inf", "V0"} & known.assumed().keys():
+        table.add_row(
+            "f(x^0)", f"{math.log(10):.6g}", "assumed", "cross-entropy of a guess among ten classes"
+        )
+    return table
+
+
+def _constants_table(rows: list[Plan], title: str) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        "algorithm", "max step", "max local step", "b1", "b2", "b3", title=title, title_justify="left"
+    )
+    for row in {row.algorithm: row for row in rows}.values():
+        c = row.constants
+        numbers = (row.max_step, row.max_local_step, c.b1, c.b2, c.b3)
+        table.add_row(str(row.algorithm), *(f"{number:.6g}" for number in numbers))
+    return table
+
+
+def _guarantees_table(rows: list[Plan], num_rounds: int, epsilon: float) -> Table:
+    from rich.table import Column, Table
+
+    names = (Column(name, no_wrap=True) for name in ("algorithm", "schedule"))
+    columns = ("first step", "bound", "theorem", "rounds", "uplink")
+    title = f"Squared gradient norm: bounds at K = {num_rounds}; rounds and uplink bits to {epsilon:g}"
+    table = Table(*names, *columns, title=title, title_justify="left")
+    for row in rows:
+        numbers = (row.schedule(0), row.bound, row.theorem, row.rounds)
+        bits = "" if row.uplink_bits is None else f"{row.uplink_bits:.3g}"
+        table.add_row(str(row.algorithm), row.schedule.name, *(f"{number:.3g}" for number in numbers), bits)
+    return table

@@ -1,0 +1,36 @@
+"""``hedgerow plot``: curves of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import Costs, Metrics, Paths, bad_options, load_results
+
+__all__ = ["plot"]
+
+
+def plot(
+    paths: Paths,
+    x: Costs = None,
+    y: Metrics = None,
+    out: Annotated[
+        Path | None, typer.Option(help="FILE.png and FILE.svg are written. Default: in the sweep's folder.")
+    ] = None,
+    log_y: Annotated[bool, typer.Option("--log-y", help="Draw y on a logarithmic scale.")] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="KEY", help="A column of panels for each value of this setting.")
+    ] = None,
+) -> None:
+    """Draw each variant's mean and band over its seeds: a panel for each pair of x and y."""
+    from hedgerow.sim.runs.plot import default_path, draw, save
+
+    with bad_options():
+        results = load_results(paths)
+        xs, ys = x or results.xs, y or results.ys
+        figure = draw(results, xs, ys, log_y=log_y, by=results.by if by is None else by)
+        written = save(figure, out or default_path(results, xs, ys))
+    for path in written:
+        typer.echo(path)

@@ -1,0 +1,81 @@
+"""``hedgerow run``: an app on this machine."""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options
+
+__all__ = ["Engine", "run"]
+
+
+class Engine(StrEnum):
+    """Who carries the messages."""
+
+    INPROCESS = "inprocess"
+    FLOWER = "flower"
+
+
+def run(
+    app_path: AppPath,
+    run_config: RunConfig = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of nodes. Default: what the app says, else 2."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:N or auto: the app's run-config key 'device'.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="inprocess: here, without Ray. flower: through 'flwr run'.")
+    ] = Engine.INPROCESS,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Folder of a run that was stopped: its settings, from its last checkpoint on."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no log below warnings.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Serialise every message, as a deployment does (inprocess).")
+    ] = False,
+    client_cpus: Annotated[
+        int, typer.Option(min=1, help="CPUs that Ray reserves for a client (flower).")
+    ] = 1,
+    client_gpus: Annotated[
+        float, typer.Option(min=0.0, help="Share of a GPU that Ray reserves for a client (flower).")
+    ] = 0.0,
+) -> None:
+    """Run an app on this machine. Exits with 0 if the run completed, 1 if it failed, 2 on bad options."""
+    from hedgerow.sim.deploy.flower_run import flower_run
+    from hedgerow.sim.runs.app import find_app, load_app
+    from hedgerow.sim.runs.checkpoint import CheckpointError
+    from hedgerow.sim.runs.launch import run_app
+    from hedgerow.sim.runs.plan import plan_run, resumed_config
+    from hedgerow.sim.runs.recorder import RunFolderError
+    from hedgerow.sim.runs.settings import SettingsError
+    from hedgerow.strategies import RosterError, TooFewRepliesError
+
+    with bad_options():
+        if strict and engine is Engine.FLOWER:
+            raise ValueError("--strict: Flower's engine has no strict mode; use --engine inprocess")
+        spec = find_app(app_path)
+        overrides = [*(resumed_config(spec, resume) if resume else []), *(run_config or [])]
+        plan = plan_run(
+            spec, [*overrides, *(["quiet=true"] if quiet else [])], num_nodes=nodes, device=device
+        )
+        if plan.faults is not None and engine is Engine.FLOWER:
+            raise ValueError("fault-*: Flower's engine plays no faults; use --engine inprocess")
+
+    if engine is Engine.FLOWER:
+        raise typer.Exit(flower_run(spec, plan, client_cpus=client_cpus, client_gpus=client_gpus))
+    if quiet:
+        logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        with bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError):
+            run_app(load_app(spec.folder), plan, strict=strict)
+    except (RosterError, TooFewRepliesError) as error:
+        typer.echo(f"Run failed: {error}", err=True)
+        raise typer.Exit(1) from error

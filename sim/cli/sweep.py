@@ -1,0 +1,79 @@
+"""``hedgerow sweep``: variants x seeds of a sweep file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import bad_options, interruptible
+
+if TYPE_CHECKING:
+    from hedgerow.sim.runs.sweep import Outcome
+    from hedgerow.sim.runs.sweep_plan import Job
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.toml", help="What to run: see hedgerow.sim.runs.sweep_file.")
+    ],
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Changes for every run, as in 'run'. Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder. Default: runs/<name of FILE>.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once. Default: one for each core.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; start none.")] = False,
+) -> None:
+    """Run variants x seeds of a sweep file, each in its own folder; finished ones are kept.
+
+    Exits with 0 if all runs are there, 1 if one failed, 2 on bad options, 130 if interrupted, 143 if
+    terminated.
+    """
+    from hedgerow.sim.deploy.processes import cores
+    from hedgerow.sim.runs.sweep import run_sweep
+    from hedgerow.sim.runs.sweep_file import read_sweep
+    from hedgerow.sim.runs.sweep_plan import plan_sweep
+
+    with bad_options():
+        asked = read_sweep(file)
+        folder = (out or Path("runs") / file.stem).expanduser().resolve()
+        plan = plan_sweep(asked, folder, run_config or [])
+    if dry_run:
+        for job in plan:
+            typer.echo(f"{'kept' if job.kept else 'run '}  {job.name}  ->  {job.folder}")
+        return
+    at_once = jobs or cores()
+    progress = _SweepProgress(plan, at_once)
+    with interruptible(f"Interrupted; start it again to go on in {folder}"):
+        outcomes = run_sweep(asked, plan, folder, jobs=at_once, on_end=progress)
+    typer.echo(f"Sweep folder: {folder}")
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        typer.echo(f"Failed: {outcome.job.name}: {outcome.error}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+class _SweepProgress:
+    """A line for each run that ended, with the time that the others will take at the same pace."""
+
+    def __init__(self, plan: list[Job], at_once: int) -> None:
+        self.total = len(plan)
+        self.at_once = at_once
+        self.ended = 0
+        self.seconds: list[float] = []
+
+    def __call__(self, outcome: Outcome) -> None:
+        self.ended += 1
+        line = f"[{self.ended}/{self.total}] {outcome.job.name}: {outcome.status}"
+        if outcome.status != "kept":
+            self.seconds.append(outcome.seconds)
+            pace = sum(self.seconds) / len(self.seconds) / self.at_once
+            line += f" after {outcome.seconds:.0f} s; about {pace * (self.total - self.ended):.0f} s left"
+        typer.echo(line)

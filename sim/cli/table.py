@@ -1,0 +1,54 @@
+"""``hedgerow table``: variants compared, in markdown."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import Costs, Metrics, Paths, bad_options, load_results
+
+__all__ = ["table"]
+
+
+def table(
+    paths: Paths,
+    x: Costs = None,
+    y: Metrics = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X=VALUE", help="Compare at this cost. Default: the largest that all runs spent."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="Y=VALUE", help="Compare what it cost to reach this."),
+    ] = None,
+) -> None:
+    """Compare variants in markdown: values at a budget, cost to a target, paired differences over seeds."""
+    from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, target_table
+
+    with bad_options():
+        results = load_results(paths)
+        budgets = dict([_pair("--budget", budget)]) if budget else {}
+        xs = x or list(budgets) or results.xs
+        parts = [
+            budget_table(results, a, b, budgets[a] if a in budgets else common_budget(results, a))
+            for a in xs
+            for b in y or results.ys
+        ]
+        if target:
+            metric, value = _pair("--target", target)
+            parts += [target_table(results, a, metric, value) for a in xs]
+    typer.echo(
+        "\n\n".join([f"## {results.title}", *parts, NOTE, f"Realism: {results.realism or 'not stated'}."])
+    )
+
+
+def _pair(option: str, text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise ValueError(f"{option} {text!r}; valid is name=number") from None

@@ -1,0 +1,74 @@
+"""One run of an app on a loopback deployment of its own: ``hedgerow deploy local``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from flwr.app import UserConfig, UserConfigValue
+
+from hedgerow.sim.deploy.flower_run import follow
+from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.plan import Plan, absolute_output
+
+__all__ = ["deploy_local"]
+
+
+def deploy_local(
+    spec: AppSpec,
+    plan: Plan,
+    *,
+    tls: bool = False,
+    node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
+    keep_logs: bool = False,
+) -> int:
+    """Run an app on a loopback deployment of its own, and return 0 if it completed, 1 if not.
+
+    Parameters
+    ----------
+    spec, plan : AppSpec, Plan
+        The app, and what the user asks of its run, without faults. A ``data-dir`` of the run config goes into
+        the node configs, absolute.
+    tls, node_config
+        As for ``Deployment``.
+    keep_logs : bool (default: False)
+        Leave the logs in ``logs-<time>`` beside the run folder.
+
+    Raises
+    ------
+    StartError
+        If a program does not start.
+    """
+    run_config = absolute_output(plan.run_config)
+    configs = [{**_data_dir(run_config), **more} for more in node_config or [{}] * plan.num_nodes]
+    logs = None
+    if keep_logs:
+        logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
+    deployment = Deployment(spec, plan.num_nodes, tls=tls, node_config=configs, keep_logs=logs)
+    with ExitStack() as after:
+        if logs:
+            after.callback(print, f"Logs: {logs}", flush=True)
+        started = time.monotonic()
+        with deployment:
+            guarded = "TLS, authenticated" if tls else "no TLS"
+            print(
+                f"SuperLink on {deployment.address}, {plan.num_nodes} SuperNodes ({guarded}), "
+                f"up after {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+            code = follow(deployment.submit(plan))
+            for node in deployment.nodes:
+                if not node.running:
+                    print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)
+            return code
+
+
+def _data_dir(run_config: UserConfig) -> UserConfig:
+    folder = run_config.get("data-dir")
+    return (
+        {"data-dir": str(Path(folder).expanduser().absolute())} if folder and isinstance(folder, str) else {}
+    )

@@ -1,0 +1,171 @@
+"""A ClientApp's handlers at work: for many nodes in one call where the app can, else node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from logging import ERROR, WARNING
+from math import inf
+
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
+
+from hedgerow.sim.engine._compat import (
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+    copy_records,
+    delivered,
+    has_wrappers,
+    log,
+    through_the_wire,
+)
+from hedgerow.wire.calls import Batched, BatchHandler, Call
+
+__all__ = ["App", "Handlers", "Job", "Node"]
+
+# What a ClientApp is to an engine.
+App = Callable[[Message, Context], Message]
+
+
+@dataclass(slots=True)
+class Node:
+    """One node, and what it keeps between messages."""
+
+    node_id: int
+    partition_id: int
+    config: UserConfig
+    state: RecordDict
+    received: int = 0
+    busy_until: float = 0.0
+    offline_at: float = inf
+
+
+@dataclass(slots=True)
+class Job:
+    """One message under way. Its fate is known when it is pushed; its work is done when it is due."""
+
+    message: Message
+    node: Node | None
+    due: float
+    deadline: float
+    runs: bool = False
+    verdict: Error | None = None  # the answer, whatever the node does
+    corrupt: str | None = None
+    size: int = 0
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.message.metadata.message_id
+
+
+class Handlers:
+    """Calls an app's handlers with each node's state, which is kept only where a reply comes of it.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Any Flower ClientApp.
+    run_config : dict
+        What handlers see in ``context.run_config``.
+    strict : bool
+        Serialise each node's state, as a deployment does.
+    """
+
+    def __init__(self, app: App, run_config: UserConfig, *, strict: bool) -> None:
+        self._app = app
+        self._run_config = dict(run_config)
+        self._strict = strict
+
+    def answers(
+        self, message_type: str, jobs: Sequence[Job], run_id: int
+    ) -> Iterator[tuple[Job, RecordDict | Error]]:
+        """Yield each of the jobs, whose messages are of one type, with its node's answer."""
+        handler = self._batch_handler(message_type)
+        contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
+        batch = None if handler is None else _batch(handler, message_type, jobs, contexts)
+        if batch is None:
+            for job in jobs:
+                yield job, self._one(job, self._context(job, run_id))
+            return
+        for job, context, answer in zip(jobs, contexts, batch, strict=True):
+            if isinstance(answer, RecordDict):
+                self._keep(job, context)
+                yield job, answer
+            elif isinstance(answer, Exception):
+                yield job, _exception(job, answer)
+            else:
+                yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
+
+    def _batch_handler(self, message_type: str) -> BatchHandler | None:
+        if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
+            return None
+        return self._app.batch_handler(message_type)
+
+    def _one(self, job: Job, context: Context) -> RecordDict | Error:
+        # A handler may pop records as it reads them (keep_input=False): others share this content.
+        message = delivered(job.message, copy_records(job.message.content))
+        try:
+            reply = self._app(message, context)
+        except Exception as error:
+            return _exception(job, error)
+        if not isinstance(reply, Message):
+            return _raised(f"the handler returned a {type(reply).__name__}, not a Message")
+        if reply.metadata.reply_to_message_id != job.id or reply.metadata.dst_node_id != SUPERLINK_NODE_ID:
+            return _raised("the handler returned a Message that is no reply to the one it got")
+        self._keep(job, context)
+        return reply.error if reply.has_error() else reply.content
+
+    def _context(self, job: Job, run_id: int) -> Context:
+        node = job.node
+        assert node is not None
+        return Context(
+            run_id=run_id,
+            node_id=node.node_id,
+            node_config=node.config.copy(),
+            state=copy_records(node.state),
+            run_config=self._run_config.copy(),
+        )
+
+    def _keep(self, job: Job, context: Context) -> None:
+        assert job.node is not None
+        state = context.state
+        if self._strict:
+            state = through_the_wire(state, f"state of partition {job.node.partition_id}")
+        job.node.state = state
+
+
+def _batch(
+    handler: BatchHandler, message_type: str, jobs: Sequence[Job], contexts: Sequence[Context]
+) -> list[object] | None:
+    """Return what a batch handler answers, an entry a job; None where the call itself fails."""
+    calls = [
+        Call(job.message.content, context, message_type) for job, context in zip(jobs, contexts, strict=True)
+    ]
+    try:
+        answers: list[object] = list(handler(calls))
+        if len(answers) != len(calls):
+            raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
+    except Exception as error:
+        log(
+            WARNING,
+            "Batched %s of %d nodes failed (%s: %s): one call a node instead",
+            message_type,
+            len(calls),
+            type(error).__name__,
+            error,
+        )
+        return None
+    return answers
+
+
+def _exception(job: Job, error: Exception) -> Error:
+    partition_id = job.node.partition_id if job.node else "?"
+    reason = f"{type(error).__name__}: {error}"
+    log(
+        ERROR, "Partition %s, %s: %s", partition_id, job.message.metadata.message_type, reason, exc_info=error
+    )
+    return _raised(reason)
+
+
+def _raised(reason: str) -> Error:
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)

@@ -1,0 +1,43 @@
+"""The ids of a federation's nodes: drawn as Flower draws them, or those of a grid that Flower runs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["draw_node_ids", "wait_for_nodes"]
+
+
+def draw_node_ids(num_nodes: int, seed: int) -> list[int]:
+    """Draw ids as Flower's: 64 random bits, here never in partition order, so that bugs of order show."""
+    rng = generator(seed, purpose=Purpose.FAULT)
+    ids: dict[int, None] = {}
+    while len(ids) < num_nodes:
+        ids.setdefault(int(rng.integers(2, 2**64, dtype=np.uint64)))
+    out = list(ids)
+    return out[::-1] if out == sorted(out) else out
+
+
+def wait_for_nodes(grid: Grid, num_nodes: int | None, timeout: float) -> list[int]:
+    """Return the ids of a grid's nodes, by id, when all have registered."""
+    end = time.monotonic() + timeout
+    settled, seen = time.monotonic(), -1
+    while True:
+        node_ids = sorted(grid.get_node_ids())
+        if len(node_ids) != seen:
+            settled, seen = time.monotonic(), len(node_ids)
+        if num_nodes is not None and len(node_ids) >= num_nodes:
+            return node_ids[:num_nodes]
+        if num_nodes is None and node_ids and time.monotonic() - settled >= 1.0:
+            return node_ids
+        if time.monotonic() >= end:
+            raise ValueError(
+                f"num_nodes: {len(node_ids)} nodes are there after {timeout:g} s, "
+                f"{num_nodes if num_nodes is not None else 'at least 1'} are needed; "
+                'flwr run sets their number: --federation-config "num-supernodes=N"'
+            )
+        time.sleep(0.1)

@@ -1,0 +1,217 @@
+"""A Flower App on disk: what its pyproject.toml says, its components, and its settings.
+
+An app is a folder as ``flwr new`` lays it out. Its pyproject.toml names the ServerApp and the ClientApp
+(``[tool.flwr.app.components]``) and every run-config key with its default (``[tool.flwr.app.config]``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from flwr.app import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+from hedgerow.sim.engine._compat import app_pyproject
+
+__all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "settings_module"]
+
+T = TypeVar("T")
+
+# Flower's own default since 1.32.
+DEFAULT_NODES = 2
+
+
+@dataclass(frozen=True)
+class AppSpec:
+    """What an app's pyproject.toml says.
+
+    Parameters
+    ----------
+    name : str
+        ``[project] name``.
+    folder : Path
+        The app's folder, absolute.
+    config : dict
+        The run config's defaults, nested tables flattened to dotted keys.
+    components : dict of str to str
+        ``serverapp`` and ``clientapp``, as ``module:attribute``.
+    num_supernodes : int or None
+        ``[tool.hedgerow] num-supernodes``: the size that the app is meant for.
+    more_nodes : dict (default: none)
+        ``[tool.hedgerow.more-nodes]``: run-config keys that number nodes beside the clients, each with the
+        keys and values under which it does: ``num-servers = { edge-servers = "nodes" }``.
+    """
+
+    name: str
+    folder: Path
+    config: UserConfig
+    components: Mapping[str, str]
+    num_supernodes: int | None
+    more_nodes: Mapping[str, UserConfig] = field(default_factory=dict)
+
+    def num_nodes(self, run_config: UserConfig | None = None) -> int:
+        """Return the federation's size where the user names none.
+
+        Run-config key ``num-clients`` (where > 0), else ``num_supernodes``, else 2 as in Flower; and the
+        nodes that are no clients.
+        """
+        config = run_config or self.config
+        clients = int(config.get("num-clients", 0)) or self.num_supernodes or DEFAULT_NODES
+        return clients + sum(self.no_clients(config).values())
+
+    def no_clients(self, run_config: UserConfig) -> dict[str, int]:
+        """Return how many nodes are no clients, by the run-config key that says so."""
+        return {
+            key: count
+            for key, conditions in self.more_nodes.items()
+            if all(run_config.get(other) == value for other, value in conditions.items())
+            and isinstance(count := run_config.get(key), int)
+            and count > 0
+        }
+
+
+@dataclass(frozen=True)
+class LoadedApp:
+    """An app with its components imported."""
+
+    spec: AppSpec
+    server_app: ServerApp
+    client_app: ClientApp
+
+    @property
+    def name(self) -> str:
+        """The app's name."""
+        return self.spec.name
+
+    @property
+    def config(self) -> UserConfig:
+        """The run config's defaults."""
+        return dict(self.spec.config)
+
+
+def find_app(path_or_module: str | Path) -> AppSpec:
+    """Read the pyproject.toml of an app given by its folder, or by the name of a module inside it.
+
+    Raises
+    ------
+    ValueError
+        If there is no Flower App there.
+    """
+    folder = Path(path_or_module).expanduser().resolve()
+    if not folder.exists():
+        # Flower's own command line takes no app whose name has an underscore; folders of before had them.
+        folder = folder.with_name(folder.name.replace("_", "-"))
+    if not (folder / "pyproject.toml").is_file():
+        folder = _folder_of_module(str(path_or_module))
+    pyproject, config = app_pyproject(folder)
+    ours = pyproject["tool"].get("hedgerow", {})
+    num_supernodes, more_nodes = ours.get("num-supernodes"), ours.get("more-nodes", {})
+    if num_supernodes is not None and (not isinstance(num_supernodes, int) or num_supernodes < 1):
+        raise ValueError(
+            f"{folder / 'pyproject.toml'}: [tool.hedgerow] num-supernodes = {num_supernodes!r} "
+            "is not an integer >= 1"
+        )
+    for key, conditions in more_nodes.items():
+        unknown = [name for name in (key, *conditions) if name not in config]
+        if unknown:
+            raise ValueError(
+                f"{folder / 'pyproject.toml'}: [tool.hedgerow.more-nodes] {key} = {conditions!r} names "
+                f"{unknown[0]!r}; valid are keys of [tool.flwr.app.config]"
+            )
+    return AppSpec(
+        name=pyproject["project"]["name"],
+        folder=folder,
+        config=config,
+        components=pyproject["tool"]["flwr"]["app"]["components"],
+        num_supernodes=num_supernodes,
+        more_nodes=more_nodes,
+    )
+
+
+def load_app(path_or_module: str | Path) -> LoadedApp:
+    """Import an app's components, with its folder first on ``sys.path`` (and left there, as Flower does).
+
+    Raises
+    ------
+    ValueError
+        If there is no Flower App there, a component is not what pyproject.toml says, or a module of that
+        name is already imported from another place.
+    """
+    spec = find_app(path_or_module)
+    server_app = _component(spec, "serverapp", ServerApp)
+    client_app = _component(spec, "clientapp", ClientApp)
+    return LoadedApp(spec, server_app, client_app)
+
+
+def settings_module(spec: AppSpec) -> ModuleType:
+    """Import the module of an app that holds its ``SETTINGS``: ``settings``, beside its ServerApp.
+
+    Raises
+    ------
+    ValueError
+        If the app has none.
+    """
+    name = spec.components["serverapp"].partition(":")[0].rpartition(".")[0] + ".settings"
+    try:
+        module = _import(spec, name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(f"app {spec.name!r} has no module {name}; its keys are in its pyproject.toml") from error
+    if not hasattr(module, "SETTINGS"):
+        raise ValueError(f"module {name} of app {spec.name!r} has no SETTINGS")
+    return module
+
+
+def _folder_of_module(module: str) -> Path:
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or found.origin is None:
+        raise ValueError(
+            f"app: {module!r} is neither a folder with a pyproject.toml nor an importable module"
+        )
+    for folder in Path(found.origin).resolve().parents:
+        if (folder / "pyproject.toml").is_file():
+            return folder
+    raise ValueError(f"app: no pyproject.toml above {found.origin}")
+
+
+def _component(spec: AppSpec, name: str, kind: type[T]) -> T:
+    reference = spec.components[name]
+    module_name, _, attributes = reference.partition(":")
+    component: Any = _import(spec, module_name)
+    for attribute in attributes.split("."):
+        component = getattr(component, attribute, None)
+    if not isinstance(component, kind):
+        raise ValueError(
+            f"{name} = {reference!r} in {spec.folder / 'pyproject.toml'} is a {type(component).__name__}, "
+            f"not a {kind.__name__}"
+        )
+    return component
+
+
+def _import(spec: AppSpec, name: str) -> ModuleType:
+    """Import a module of an app from its own folder, which stays first on ``sys.path``, as Flower leaves it."""
+    if str(spec.folder) not in sys.path:
+        sys.path.insert(0, str(spec.folder))
+        importlib.invalidate_caches()
+    package = name.partition(".")[0]
+    own = next((p for p in (spec.folder / package, spec.folder / f"{package}.py") if p.exists()), None)
+    module = importlib.import_module(name)
+    origin = getattr(module, "__file__", None)
+    if own is not None and origin is not None and spec.folder not in Path(origin).resolve().parents:
+        raise ValueError(
+            f"app {spec.name!r}: module {name!r} of {spec.folder} is already imported from {origin}; "
+            "run the apps in separate processes"
+        )
+    return module

@@ -1,0 +1,212 @@
+"""What a user asks of a run: an app's run config with changes, the number of nodes, faults.
+
+Changes are texts, as Flower's ``--run-config`` takes them: ``'key=value key2=value2'``, or a TOML file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import UserConfig, UserConfigValue
+
+from hedgerow.sim.engine._compat import read_toml
+from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.recorder import read_config
+from hedgerow.sim.runs.settings import did_you_mean
+
+__all__ = [
+    "Plan",
+    "absolute_output",
+    "parse_overrides",
+    "plan_run",
+    "resumed_config",
+    "toml_text",
+    "toml_value",
+]
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_PAIR = re.compile(r"""([^\s=]+)\s*=\s*("[^"]*"|'[^']*'|\S+)""")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a run of an app was asked to be.
+
+    Parameters
+    ----------
+    run_config : dict
+        The app's run config with the user's changes; ``num-clients``, where the app has that key, is the
+        number of nodes without those of ``AppSpec.no_clients``.
+    num_nodes : int
+        Size of the federation.
+    faults : FaultModel or None
+        What the keys ``fault-*`` say. They may be given whether the app declares them or not.
+    """
+
+    run_config: UserConfig
+    num_nodes: int
+    faults: FaultModel | None
+
+
+def plan_run(
+    spec: AppSpec, overrides: Sequence[str] = (), *, num_nodes: int | None = None, device: str | None = None
+) -> Plan:
+    """Check all that the user asks of a run, before anything of the app is started.
+
+    Parameters
+    ----------
+    spec : AppSpec
+        The app.
+    overrides : sequence of str
+        Each ``'key=value key2=value2'`` with TOML values (a text need not be quoted where the app's
+        default is a text), or the path of a ``.toml`` file. Later ones win.
+    num_nodes : int or None (default: None)
+        Size of the federation, >= 1. None: ``spec.num_nodes``.
+    device : str or None (default: None)
+        ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``: the app's key ``device``.
+
+    Raises
+    ------
+    ValueError
+        With one line for every key that the app lacks and every value of the wrong type.
+    """
+    changes = parse_overrides(overrides, spec.config)
+    if device is not None:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"device: {device!r} is not cpu, cuda, cuda:N or auto")
+        changes["device"] = device
+    if num_nodes is not None and num_nodes < 1:
+        raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
+    clients = changes.get("num-clients")
+    # An app whose own default is 0 leaves the number to the federation.
+    if isinstance(clients, int) and clients < min(1, int(spec.config.get("num-clients", 1))):
+        raise ValueError(f"num-clients={clients!r}: an integer >= 1 is needed")
+    others = spec.no_clients({**spec.config, **changes})
+    no_clients = sum(others.values())
+    if num_nodes is not None and num_nodes <= no_clients:
+        named = " and ".join(f"{key}={count}" for key, count in others.items())
+        raise ValueError(f"num_nodes: {num_nodes} is not above {named}, which are nodes too")
+    if num_nodes is not None and changes.get("num-clients", num_nodes - no_clients) != num_nodes - no_clients:
+        raise ValueError(f"num-clients={changes['num-clients']!r}: {num_nodes} nodes were asked for")
+    undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
+    run_config = {
+        **spec.config,
+        **_checked(changes, spec, _fault_errors({**spec.config, **changes, **undeclared})),
+    }
+    faults = FaultModel.from_run_config({**run_config, **undeclared})
+    num_nodes = num_nodes or spec.num_nodes(run_config)
+    if "num-clients" in run_config:
+        run_config["num-clients"] = num_nodes - no_clients
+    return Plan({**run_config, **undeclared}, num_nodes, faults)
+
+
+def _is_fault(key: str) -> bool:
+    return key.startswith("fault-")
+
+
+def _fault_errors(run_config: UserConfig) -> list[str]:
+    try:
+        FaultModel.from_run_config(run_config)
+    except ValueError as error:
+        return str(error).splitlines()
+    return []
+
+
+def resumed_config(spec: AppSpec, folder: str) -> list[str]:
+    """Return the overrides that go on with an earlier run of an app: its settings, and where it lies.
+
+    Raises
+    ------
+    RunFolderError
+        If the folder is not that of a run.
+    ValueError
+        If the app has no key ``resume``.
+    """
+    if "resume" not in spec.config:
+        raise ValueError(f"--resume: app {spec.name!r} has no run-config key 'resume'")
+    earlier = read_config(folder)["run"]
+    known = {key: value for key, value in earlier.items() if key in spec.config or _is_fault(key)}
+    known["resume"] = str(Path(folder).expanduser().resolve())
+    return [f"{key}={toml_value(value)}" for key, value in known.items()]
+
+
+def absolute_output(run_config: UserConfig) -> UserConfig:
+    """Return the run config with an absolute ``output-dir``: Flower's programs may work elsewhere."""
+    output = run_config.get("output-dir")
+    if not isinstance(output, str) or not output:
+        return dict(run_config)
+    return {**run_config, "output-dir": str(Path(output).expanduser().absolute())}
+
+
+def parse_overrides(overrides: Sequence[str], defaults: UserConfig) -> UserConfig:
+    """Return the changes that the texts of ``--run-config`` ask for, later ones winning.
+
+    Raises
+    ------
+    ValueError
+        If a text is neither key=value pairs nor a readable TOML file.
+    """
+    changes: UserConfig = {}
+    for override in overrides:
+        path = Path(override).expanduser()
+        if override.endswith(".toml") and ("=" not in override or path.is_file()):
+            try:
+                changes.update(read_toml(path))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"run config {override}: {error}") from error
+        else:
+            pairs = _PAIR.findall(override)
+            if not pairs or _PAIR.sub("", override).strip():
+                raise ValueError(f"run config {override!r} is not 'key=value key=value ...' or a .toml file")
+            changes.update({key: _value(key, text, defaults) for key, text in pairs})
+    return changes
+
+
+def _value(key: str, text: str, defaults: UserConfig) -> UserConfigValue:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if not isinstance(defaults.get(key, ""), str):
+            default = defaults[key]
+            raise ValueError(
+                f"{key}={text}: a {type(default).__name__} is needed, like {default!r}"
+            ) from None
+        return text
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError(f"{key}={text}: a bool, int, float or text is needed")
+    return value
+
+
+def _checked(changes: UserConfig, spec: AppSpec, errors: list[str]) -> UserConfig:
+    """Hold changes to Flower's rule: only keys that the app declares, each of the declared type."""
+    out: UserConfig = {}
+    for key, value in changes.items():
+        default = spec.config.get(key)
+        if default is None:
+            errors.append(f"{key}={value!r}: app {spec.name!r} has no such key{did_you_mean(key, spec.config)}")
+        elif isinstance(default, float) and type(value) is int:
+            out[key] = float(value)
+        elif type(value) is not type(default):
+            errors.append(f"{key}={value!r}: a {type(default).__name__} is needed, like {default!r}")
+        else:
+            out[key] = value
+    if errors:
+        raise ValueError("\n".join([*errors, f"valid keys: {', '.join(sorted(spec.config)) or 'none'}"]))
+    return out
+
+
+def toml_text(values: UserConfig) -> str:
+    """Return a flat run config as TOML, which ``--run-config`` reads back unchanged."""
+    return "".join(f"{json.dumps(key)} = {toml_value(value)}\n" for key, value in values.items())
+
+
+def toml_value(value: UserConfigValue) -> str:
+    """Return a value as TOML."""
+    # JSON's texts, numbers and booleans are TOML's too; its own inf and nan are not TOML's; Python's are.
+    return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,147 @@
+"""Which runs a sweep is made of: variants x seeds, checked whole, before any is started.
+
+Common random numbers: an app keys data partition, initial model and mini-batches by the run config's
+``seed`` alone, so runs with one seed differ in nothing but their settings, and variants can be compared
+seed by seed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from flwr.app import UserConfig
+
+from hedgerow.sim.engine._compat import read_toml
+from hedgerow.sim.runs.app import AppSpec, find_app
+from hedgerow.sim.runs.plan import parse_overrides, plan_run, toml_text
+from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
+
+__all__ = ["SETTINGS_FILE", "Job", "changed_settings", "plan_sweep"]
+
+# Settings that change no result: a finished run is kept whatever they are.
+_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "resume"))
+# The whole run config of a run, in its folder.
+SETTINGS_FILE = "settings.toml"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep.
+
+    Parameters
+    ----------
+    variant : Variant
+        What it is a repetition of.
+    seed : int
+        Its seed.
+    folder : Path
+        Where the finished run goes; beside it lie ``.partial`` (running, or interrupted and able to go
+        on), ``.failed`` and ``.log``.
+    settings : dict
+        The whole run config, defaults included.
+    kept : bool
+        Whether it is finished already.
+    """
+
+    variant: Variant
+    seed: int
+    folder: Path
+    settings: UserConfig
+    kept: bool
+
+    @property
+    def name(self) -> str:
+        """Label and seed."""
+        return f"{self.variant.label}, seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """Where the run's output goes."""
+        return self.beside("log")
+
+    def beside(self, suffix: str) -> Path:
+        """Return what lies beside the folder under its name and a suffix."""
+        return self.folder.with_name(f"{self.folder.name}.{suffix}")
+
+
+def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[Job]:
+    """Return every run of a sweep, checked against the app's keys, before any is started.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        From ``read_sweep``.
+    out : Path
+        The sweep's folder.
+    overrides : sequence of str
+        Run-config changes for all runs, as in ``plan_run``; they may not touch what the sweep varies.
+
+    Raises
+    ------
+    ValueError
+        If there is no app, a setting is not one of its keys, or a finished run in ``out`` had other
+        settings.
+    """
+    spec = find_app(sweep.app)
+    missing = [key for key in ("output-dir", "seed") if key not in spec.config]
+    if missing:
+        raise ValueError(f"app {spec.name!r} has no key {' and '.join(missing)}: a sweep needs both")
+    changes = parse_overrides(overrides, spec.config)
+    _check_overrides(sweep, changes)
+    jobs, problems = [], []
+    for variant, seed in product(sweep.variants, sweep.seeds):
+        asked = {**sweep.base, **changes, **variant.settings, "seed": seed}
+        folder = out.resolve() / variant.folder / f"seed-{seed}"
+        try:
+            settings = _whole_config(spec, asked)
+            jobs.append(Job(variant, seed, folder, settings, _is_kept(folder, settings)))
+        except ValueError as error:
+            problems.append(f"{variant.label}, seed {seed}: {error}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return jobs
+
+
+def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:
+    reserved = [key for key in changes if key in RESERVED]
+    if reserved:
+        raise ValueError(f"-c {', '.join(reserved)}: set by the sweep itself")
+    varied = {key for variant in sweep.variants for key in variant.settings}
+    clash = sorted(varied & set(changes))
+    if clash:
+        raise ValueError(f"-c {', '.join(clash)}: this sweep's variants set it; change the sweep file")
+
+
+def _whole_config(spec: AppSpec, asked: UserConfig) -> UserConfig:
+    """Return the run config with the app's defaults, checked as ``hedgerow run`` will check it."""
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / SETTINGS_FILE
+        file.write_text(toml_text(asked), encoding="utf-8")
+        plan = plan_run(spec, [str(file)])
+    faults = {key: value for key, value in asked.items() if key not in plan.run_config}
+    return {**plan.run_config, **faults}
+
+
+def _is_kept(folder: Path, settings: UserConfig) -> bool:
+    if not folder.exists():
+        return False
+    if not (folder / "summary.json").is_file() or not (folder / SETTINGS_FILE).is_file():
+        raise ValueError(f"{folder} is there and is no finished run of a sweep; remove it or choose --out")
+    changed = changed_settings(folder / SETTINGS_FILE, settings)
+    if changed:
+        raise ValueError(f"{folder} was run with {'; '.join(changed)}; remove it or choose another --out")
+    return True
+
+
+def changed_settings(file: Path, settings: UserConfig) -> list[str]:
+    """Return where the settings that a run was made with differ from those asked for now."""
+    before = read_toml(file)
+    return [
+        f"{key} = {before.get(key)!r}, asked is {settings.get(key)!r}"
+        for key in sorted((set(before) | set(settings)) - _IRRELEVANT)
+        if before.get(key) != settings.get(key)
+    ]

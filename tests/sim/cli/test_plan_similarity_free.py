@@ -1,0 +1,85 @@
+"""``hedgerow plan similarity-free``: steps, constants and what they rest on."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.sim.cli.command_line import cells, hedgerow
+
+GIVEN = ("plan", "similarity-free", "--smoothness", "2", "--variance", "0.25")
+
+
+def write_probed_run(folder: Path, *, probed: bool) -> Path:
+    folder.mkdir()
+    probes = {"curvature": 4.0, "gradient-variance": 0.5} if probed else {}
+    rounds = [
+        {"round": 0, "train": {}, "central": {"loss": 2.0}},
+        {"round": 1, "train": {"train-loss": 1.0, **probes}, "central": {"loss": 1.5}},
+    ]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rounds))
+    return folder
+
+
+def test_a_similarity_free_plan_shows_steps_and_constants() -> None:
+    arguments = ("--delta-inf", "0.5", "--initial-gap", "1", "--local-iters", "30")
+    result = hedgerow(*GIVEN, *arguments, "--compressor-contraction", "0.1")
+    assert result.exit_code == 0, result.output
+    assert cells(result.stdout, "fedavg") == ["0.204124", "0.00680414", "9.79796", "0.5", "6.01135"]
+    assert cells(result.stdout, "ef-fedprox") == ["0.00787426", "0.00787426", "392.988", "0.25", "218.454"]
+    assert cells(result.stdout, "R") == ["1", "assumed", "no V_k above V_0"]
+    assert "f(x^0)" not in result.stdout
+
+
+def test_a_similarity_free_plan_shows_the_printed_constants_on_request() -> None:
+    result = hedgerow(*GIVEN, "--delta-inf", "0.5", "--compressor-contraction", "0.1", "--printed")
+    assert cells(result.stdout, "ef-fedprox")[2:] == ["588", "0.25", "326.625"]
+
+
+def test_a_similarity_free_plan_says_what_it_assumed() -> None:
+    result = hedgerow(*GIVEN)
+    assert cells(result.stdout, "V0") == ["2.30259", "assumed", "V0 <= f(x^0), loss non-negative"]
+    assert cells(result.stdout, "f(x^0)")[:2] == ["2.30259", "assumed"]
+    assert cells(result.stdout, "fedavg", "fixed")[-1] == ""
+
+
+def test_top_k_sets_contraction_and_bits() -> None:
+    result = hedgerow(*GIVEN, "--topk", "0.01", "--num-params", "431080", "--num-nodes", "1")
+    assert "contraction 0.00999814" in result.stdout
+    dense, compressed = (cells(result.stdout, name, "fixed") for name in ("fedavg", "ef-fedavg"))
+    assert float(dense[-1]) / float(dense[-2]) == pytest.approx(32 * 431_080, rel=0.01)
+    assert float(compressed[-1]) / float(compressed[-2]) == pytest.approx(64 * 4310, rel=0.01)
+
+
+def test_a_similarity_free_plan_takes_its_inputs_from_a_probed_run(tmp_path: Path) -> None:
+    run = write_probed_run(tmp_path / "run", probed=True)
+    result = hedgerow("plan", "similarity-free", "--from-run", run)
+    assert result.exit_code == 0, result.output
+    assert cells(result.stdout, "L")[:2] == ["4", "measured"]
+    assert cells(result.stdout, "sigma2")[:2] == ["0.5", "measured"]
+    assert [cells(result.stdout, name)[0] for name in ("delta_inf", "V0", "R")] == ["1.5", "2", "2"]
+
+
+def test_a_run_without_probes_says_how_to_make_one_with_them(tmp_path: Path) -> None:
+    run = write_probed_run(tmp_path / "run", probed=False)
+    result = hedgerow("plan", "similarity-free", "--from-run", run)
+    assert result.exit_code == 2
+    assert "train 'curvature', train 'gradient-variance'" in result.stderr
+    assert '-c "probe-rounds=5"' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "similarity-free"), "--smoothness and --variance are needed, or --from-run"),
+        ((*GIVEN, "--topk", "0.01"), "--topk 0.01 without --num-params"),
+        ((*GIVEN, "--topk", "2", "--num-params", "9"), "fraction is 2.0; valid is a number in (0, 1]"),
+        ((*GIVEN, "--topk", "0.5", "--compressor-contraction", "0.5"), "valid is one of them"),
+        ((*GIVEN, "--epsilon", "0"), "epsilon is 0.0; valid is a finite number > 0"),
+        ((*GIVEN, "--from-run", "nowhere"), "nowhere"),
+        ((*GIVEN, "--from-run", "nowhere", "--initial-loss", "1"), "the run has losses"),
+    ],
+)
+def test_bad_options_of_a_similarity_free_plan_are_named(arguments: tuple[str, ...], message: str) -> None:
+    result = hedgerow(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,0 +1,44 @@
+"""``hedgerow run``: what runs, and what it exits with."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.sim.cli.command_line import APPS, hedgerow
+from tests.sim.tiny_app import MakeApp, result
+
+
+def test_the_command_line_runs_an_app(make_app: MakeApp, tmp_path: Path) -> None:
+    home = make_app()
+    shown = hedgerow("run", home, "--nodes", "3", "--strict", "-c", "output-dir=out", "-c", "lr=1")
+    assert shown.exit_code == 0, shown.output
+    np.testing.assert_allclose(result(tmp_path / "out")["arrays"], [4.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-c", "nope=1"], "has no such key"),
+        (["--device", "gpu"], "device: 'gpu'"),
+        (["--engine", "flower", "--strict"], "no strict mode"),
+        (["--engine", "flower", "-c", "fault-dropout=0.1"], "plays no faults"),
+        (["--engine", "ray"], "flower"),
+    ],
+)
+def test_bad_options_exit_with_2(make_app: MakeApp, arguments: list[str], text: str) -> None:
+    shown = hedgerow("run", make_app(), *arguments)
+    assert shown.exit_code == 2
+    assert text in shown.output
+
+
+def test_an_app_that_fails_exits_with_1(make_app: MakeApp) -> None:
+    shown = hedgerow("run", make_app(), "-c", "fail=true")
+    assert shown.exit_code == 1
+    assert isinstance(shown.exception, RuntimeError)
+
+
+def test_an_apps_folder_of_before_runs(tmp_path: Path) -> None:
+    small = "num-clients=2 num-servers=1 iterations=1 tau1=1 tau2=1 topology=complete model=logistic"
+    shown = hedgerow("run", APPS / "sd_feel", "-c", f"{small} quiet=true output-dir='{tmp_path}'")
+    assert shown.exit_code == 0, shown.output
+    assert [folder.name.startswith("sd_feel-") for folder in tmp_path.iterdir()] == [True]

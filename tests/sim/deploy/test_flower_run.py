@@ -1,0 +1,51 @@
+"""An app runs on Flower's own engine with the same plan, the same numbers and a true exit status."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.sim.tiny_app import MakeApp, result
+
+from hedgerow.sim.deploy.flower_run import flower_run
+from hedgerow.sim.runs.app import AppSpec, find_app, load_app
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"client_cpus": 0}, "client_cpus: 0"), ({"client_gpus": -0.5}, "client_gpus: -0.5")],
+)
+def test_resources_out_of_range_are_refused(tiny: AppSpec, options: dict[str, float], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        flower_run(tiny, **options)  # type: ignore[arg-type]
+
+
+def superlinks() -> set[str]:
+    """Return the SuperLinks that this process started: others on the machine may have theirs."""
+    command = ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in table.splitlines() if "flower-superlink" in line}
+
+
+@pytest.mark.slow
+def test_flowers_engine_gives_the_same_numbers_and_leaves_nothing_running(
+    make_app: MakeApp, tmp_path: Path
+) -> None:
+    loaded = load_app(make_app())
+    run_app(loaded, plan_run(loaded.spec, ["output-dir=here"], num_nodes=3))
+    assert flower_run(loaded.spec, plan_run(loaded.spec, ["output-dir=there"], num_nodes=3)) == 0
+    here, there = result(tmp_path / "here"), result(tmp_path / "there")
+    # FedAvg sums in the order of the replies, which is not Flower's to promise.
+    np.testing.assert_allclose(there.pop("arrays"), here.pop("arrays"), rtol=1e-12)
+    assert there == here
+    assert superlinks() == set()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_on_flowers_engine_exits_with_1(make_app: MakeApp) -> None:
+    spec = find_app(make_app())
+    assert flower_run(spec, plan_run(spec, ["fail=true"])) == 1
+    assert superlinks() == set()

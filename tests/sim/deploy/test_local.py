@@ -1,0 +1,31 @@
+"""A run on a deployment of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.deploy import local
+from hedgerow.sim.deploy.local import deploy_local
+from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.plan import plan_run
+
+
+def test_the_data_folder_goes_into_the_node_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config: dict[str, bool | int | float | str] = {"data-dir": ""}
+    spec = AppSpec("tiny-app", tmp_path / "app", config, {}, None)
+    monkeypatch.chdir(tmp_path)
+    asked: list[object] = []
+
+    class AskedError(Exception):
+        pass
+
+    def note(*_: object, node_config: object, **__: object) -> None:
+        asked.append(node_config)
+        raise AskedError
+
+    monkeypatch.setattr(local, "Deployment", note)
+    for own in ([{}, {"data-dir": "/own"}], None):
+        with pytest.raises(AskedError):
+            deploy_local(spec, plan_run(spec, ["data-dir=mine"], num_nodes=2), node_config=own)
+    mine = {"data-dir": str(tmp_path / "mine")}
+    assert asked == [[mine, {"data-dir": "/own"}], [mine, mine]]

@@ -1,0 +1,26 @@
+"""Node configs as the command line says them."""
+
+import pytest
+
+from hedgerow.sim.deploy.supernode import node_configs
+
+
+def test_a_node_config_is_for_all_for_one_or_for_some() -> None:
+    texts = ["site=north", '0: role=hub group="a b"', "1-2: role=leaf rank=3", "2:role=late"]
+    assert node_configs(texts, 4) == [
+        {"site": "north", "role": "hub", "group": "a b"},
+        {"site": "north", "role": "leaf", "rank": 3},
+        {"site": "north", "role": "late", "rank": 3},
+        {"site": "north"},
+    ]
+
+
+@pytest.mark.parametrize("text", ["4: role=hub", "2-1: role=hub", "0-4: role=hub"])
+def test_a_partition_that_is_not_there_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="valid partitions are 0 to 3"):
+        node_configs([text], 4)
+
+
+def test_a_node_config_that_is_no_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not 'key=value"):
+        node_configs(["hub"], 4)

@@ -1,0 +1,140 @@
+"""What a user asks of a run is checked whole before anything starts, and reaches Flower unchanged."""
+
+from pathlib import Path
+
+import pytest
+from tests.sim.tiny_app import MakeApp
+
+from hedgerow.sim.engine._compat import read_toml
+from hedgerow.sim.runs.app import AppSpec, find_app
+from hedgerow.sim.runs.plan import plan_run, toml_text
+
+
+def test_overrides_are_toml_and_later_ones_win(tiny: AppSpec, tmp_path: Path) -> None:
+    (tmp_path / "paper.toml").write_text('label = "paper"\nlr = 0.25\n[model]\nwidth = 7\n')
+    plan = plan_run(
+        tiny,
+        ["lr=0.1 fail=true", str(tmp_path / "paper.toml"), 'label="two words" lr=1'],
+    )
+    assert plan.run_config == {
+        **tiny.config,
+        "fail": True,
+        "label": "two words",
+        "lr": 1.0,
+        "model.width": 7,
+    }
+
+
+def test_a_text_need_not_be_quoted(tiny: AppSpec) -> None:
+    assert plan_run(tiny, ["label=ring output-dir=/a/b"]).run_config["label"] == "ring"
+
+
+def test_a_whole_number_will_do_for_a_float(tiny: AppSpec) -> None:
+    lr = plan_run(tiny, ["lr=2"]).run_config["lr"]
+    assert (lr, type(lr)) == (2.0, float)
+
+
+def test_one_error_lists_every_bad_override(tiny: AppSpec) -> None:
+    with pytest.raises(ValueError, match="no such key") as raised:
+        plan_run(tiny, ["nope=1 lr=true num-server-rounds=2.5 fail=1 fault-dropout=7"])
+    text = str(raised.value)
+    for line in (
+        "nope=1: app 'tiny-app' has no such key",
+        "lr=True: a float is needed, like 0.5",
+        "num-server-rounds=2.5: a int is needed, like 2",
+        "fail=1: a bool is needed, like False",
+        "fault-dropout=7: dropout: 7.0 is not in [0, 1]",
+        "valid keys: device, fail, label, lr, model.width, num-server-rounds, output-dir",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("lr", "is not 'key=value"),
+        ("lr=0.1 oops", "is not 'key=value"),
+        ("lr=fast", "lr=fast: a float is needed, like 0.5"),
+        ("lr=[1]", "a bool, int, float or text is needed"),
+        ("missing.toml", "missing.toml"),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_named(tiny: AppSpec, override: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        plan_run(tiny, [override])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1", "auto"])
+def test_the_device_goes_into_the_run_config(tiny: AppSpec, device: str) -> None:
+    assert plan_run(tiny, device=device).run_config["device"] == device
+
+
+def test_a_device_that_is_none_is_refused(tiny: AppSpec) -> None:
+    with pytest.raises(ValueError, match="device: 'gpu' is not cpu, cuda, cuda:N or auto"):
+        plan_run(tiny, device="gpu")
+
+
+def test_a_device_that_the_app_does_not_ask_for_is_refused(tiny: AppSpec) -> None:
+    config = {key: value for key, value in tiny.config.items() if key != "device"}
+    bare = AppSpec(tiny.name, tiny.folder, config, tiny.components, None)
+    with pytest.raises(ValueError, match="device='cpu': app 'tiny-app' has no such key"):
+        plan_run(bare, device="cpu")
+    assert "device" not in plan_run(bare).run_config
+
+
+def test_the_number_of_nodes_comes_from_user_then_config_then_app_then_flower(tiny: AppSpec) -> None:
+    def of(clients: int | None, supernodes: int | None) -> AppSpec:
+        config = tiny.config if clients is None else {**tiny.config, "num-clients": clients}
+        return AppSpec(tiny.name, tiny.folder, config, tiny.components, supernodes)
+
+    assert plan_run(of(None, None)).num_nodes == 2
+    assert plan_run(of(None, 5)).num_nodes == 5
+    assert plan_run(of(0, 5)).num_nodes == 5
+    assert plan_run(of(7, 5)).num_nodes == 7
+    assert plan_run(of(7, 5), ["num-clients=9"]).num_nodes == 9
+    assert plan_run(of(7, 5), num_nodes=3).num_nodes == 3
+    assert plan_run(of(7, 5), num_nodes=3).run_config["num-clients"] == 3
+    with pytest.raises(ValueError, match="num-clients=9: 3 nodes were asked for"):
+        plan_run(of(7, 5), ["num-clients=9"], num_nodes=3)
+    with pytest.raises(ValueError, match="num_nodes: 0 is not >= 1"):
+        plan_run(tiny, num_nodes=0)
+
+
+@pytest.mark.parametrize("clients", [0, -3])
+def test_no_clients_are_refused_unless_the_app_says_so_itself(tiny: AppSpec, clients: int) -> None:
+    def of(default: int) -> AppSpec:
+        return AppSpec(tiny.name, tiny.folder, {**tiny.config, "num-clients": default}, tiny.components, 5)
+
+    with pytest.raises(ValueError, match=f"num-clients={clients}: an integer >= 1 is needed"):
+        plan_run(of(7), [f"num-clients={clients}"])
+    assert plan_run(of(0), ["num-clients=0"]).num_nodes == 5
+
+
+def test_a_near_miss_is_answered_with_the_key_that_was_meant(tiny: AppSpec) -> None:
+    with pytest.raises(ValueError, match=r"lable='x': app 'tiny-app' has no such key \(did you mean 'label'\?\)"):
+        plan_run(tiny, ["lable=x"])
+
+
+def test_an_app_may_have_nodes_beside_its_clients(make_app: MakeApp) -> None:
+    more = "relays = 2\n[tool.hedgerow]\nnum-supernodes = 4\n[tool.hedgerow.more-nodes]\n"
+    tiny = find_app(make_app(extra=f"{more}relays = {{ label = 'mine' }}"))
+    assert tiny.num_nodes() == 4
+    assert tiny.num_nodes({**tiny.config, "label": "mine"}) == 6
+    with pytest.raises(ValueError, match="num_nodes: 2 is not above relays=2, which are nodes too"):
+        plan_run(tiny, ["label=mine"], num_nodes=2)
+    with pytest.raises(ValueError, match=r"more-nodes.*names 'colour'; valid are keys of"):
+        find_app(make_app(folder="bad", extra=f"{more}label = {{ colour = 'red' }}"))
+
+
+def test_faults_need_not_be_declared(tiny: AppSpec) -> None:
+    plan = plan_run(tiny, ["fault-dropout=0.5 fault-delay=uniform:1,2"])
+    assert plan.faults is not None
+    assert plan.faults.dropout == 0.5
+    # They determine the run, so its record must have them.
+    assert plan.run_config == {**tiny.config, "fault-dropout": 0.5, "fault-delay": "uniform:1,2"}
+
+
+def test_what_flower_reads_is_what_was_planned(tiny: AppSpec, tmp_path: Path) -> None:
+    awkward = {**tiny.config, "label": "a \"b\" 'c' \\ ü\n🌱", "lr": 1e-7, "fail": True, "x": float("inf")}
+    (tmp_path / "run.toml").write_text(toml_text(awkward), encoding="utf-8")
+    assert read_toml(tmp_path / "run.toml") == awkward

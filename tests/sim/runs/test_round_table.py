@@ -1,0 +1,53 @@
+"""A run's rounds read as a table on a terminal."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from hedgerow.sim.runs.round_table import round_table
+
+
+def record(n: int, **central: float) -> dict[str, Any]:
+    return {"round": n, "central": central, "bits": n * 1_500_000, "sim_seconds": n / 4}
+
+
+def rows(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_a_table_shows_the_evaluated_rounds() -> None:
+    rounds = [record(0, loss=2.3, accuracy=0.1), record(1), record(2, loss=1.0, accuracy=0.75)]
+    table = round_table(rounds, "sd-feel on mnist")
+    assert table.startswith("sd-feel on mnist")
+    assert rows(table) == [
+        ["0", "2.3000", "0.1000", "0.00", "0.000"],
+        ["2", "1.0000", "0.7500", "0.50", "3.000"],
+    ]
+
+
+def test_a_table_without_evaluations_shows_the_rounds() -> None:
+    assert rows(round_table([record(0), record(1)], "t")) == [
+        ["0", "0.00", "0.000"],
+        ["1", "0.25", "1.500"],
+    ]
+
+
+def test_a_table_of_a_method_without_time_and_accuracy_has_no_columns_for_them() -> None:
+    rounds = [{**record(n, loss=1.0), "sim_seconds": 0.0, "bits": 20_000_000 * n} for n in (0, 1)]
+    assert rows(round_table(rounds, "t")) == [["0", "1.0000", "0.0"], ["1", "1.0000", "20.0"]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 20, 21, 1000])
+@pytest.mark.parametrize("most", [2, 3, 20])
+def test_a_long_table_is_thinned_evenly_and_keeps_its_ends(count: int, most: int) -> None:
+    shown = [int(row[0]) for row in rows(round_table([record(n, loss=1.0) for n in range(count)], "t", most))]
+    assert len(shown) == min(count, most)
+    assert (shown[0], shown[-1]) == (0, count - 1)
+    gaps = [b - a for a, b in pairwise(shown)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_a_table_of_no_rounds_has_no_rows() -> None:
+    assert rows(round_table([], "t")) == []

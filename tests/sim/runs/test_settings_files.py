@@ -1,0 +1,86 @@
+"""What is written into an app's files is what its settings say, and nothing else changes."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.runs.kinds import in_range, text, whole
+from hedgerow.sim.runs.settings import Setting
+from hedgerow.sim.runs.settings_files import listing, pyproject_with, readme_with, write_settings
+
+SETTINGS = {
+    "clients": Setting(3, whole(1), "nodes; see `hedgerow data`"),
+    "delta": Setting(1e-5, in_range(0.0, 1.0), "a share"),
+    "topology": Setting("ring", text("'ring' or 'regular(<k>)'"), "the graph"),
+    "folder": Setting("", text("a folder, or empty"), "where"),
+}
+WRITTEN = 'clients = 3\ndelta = 1e-5\ntopology = "ring"\nfolder = ""\n'
+PYPROJECT = """[project]
+name = "x"
+
+# Before.
+[tool.flwr.app.config]
+old = 1
+{comment}[tool.hedgerow]
+num-supernodes = 3
+"""
+README = """# X
+
+## Settings
+
+<!-- The settings, from settings.py by `hedgerow settings APP --write`. -->
+old
+<!-- End of the settings. -->
+
+After.
+"""
+
+
+@pytest.mark.parametrize("comment", ["\n", "\n# A comment.\n"])
+def test_the_run_config_holds_every_default_in_order(comment: str) -> None:
+    before = PYPROJECT.format(comment=comment)
+    after = pyproject_with(SETTINGS, before)
+    assert after == before.replace("old = 1\n", WRITTEN)
+    config = tomllib.loads(after)["tool"]["flwr"]["app"]["config"]
+    assert config == {key: setting.default for key, setting in SETTINGS.items()}
+    assert pyproject_with(SETTINGS, after) == after
+
+
+def test_a_run_config_at_the_end_of_the_file_is_written_too() -> None:
+    head = "[tool.flwr.app.config]\n"
+    assert pyproject_with(SETTINGS, f"{head}old = 1\n") == head + WRITTEN
+
+
+def test_the_table_stands_between_its_markers() -> None:
+    after = readme_with(SETTINGS, README)
+    assert "| `clients` | 3 | an integer >= 1 | nodes; see `hedgerow data` |\n" in after
+    assert "| `delta` | 1e-5 | a number in [0, 1] | a share |\n" in after
+    assert "| `topology` | `ring` | 'ring' or 'regular(&lt;k>)' | the graph |\n" in after
+    assert "| `folder` |  | a folder, or empty | where |\n" in after
+    assert "\nold\n" not in after
+    assert after.endswith("<!-- End of the settings. -->\n\nAfter.\n")
+    assert readme_with(SETTINGS, after) == after
+
+
+def test_the_listing_is_for_a_terminal() -> None:
+    assert listing(SETTINGS).splitlines()[:3] == [
+        "clients = 3",
+        "    nodes; see hedgerow data",
+        "    valid: an integer >= 1",
+    ]
+
+
+def test_only_what_changed_is_written(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(comment="\n"))
+    (tmp_path / "README.md").write_text(readme_with(SETTINGS, README))
+    assert write_settings(SETTINGS, tmp_path) == [tmp_path / "pyproject.toml"]
+    assert write_settings(SETTINGS, tmp_path) == []
+
+
+def test_a_file_without_a_place_for_the_settings_is_refused_and_none_is_written(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(comment="\n"))
+    (tmp_path / "README.md").write_text("# X\n")
+    with pytest.raises(ValueError, match="no place for the settings; valid is a file with <!-- The settings"):
+        write_settings(SETTINGS, tmp_path)
+    assert "old = 1" in (tmp_path / "pyproject.toml").read_text()

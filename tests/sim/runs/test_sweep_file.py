@@ -1,0 +1,80 @@
+"""A sweep file says which runs there are, and everything that is wrong with it at once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.runs.sweep_file import read_sweep
+
+WriteToml = Callable[[str], Path]
+
+
+def test_variants_times_grid_in_the_files_order(write_toml: WriteToml) -> None:
+    sweep = read_sweep(
+        write_toml("""
+            [grid]
+            tau1 = [1, 5]
+            topology = ["ring"]
+            [[variant]]
+            label = "SD-FEEL"
+            method = "sd-feel"
+            [[variant]]
+            label = "HierFAVG / exact"
+            method = "hierfavg"
+        """)
+    )
+    assert [(variant.label, variant.folder) for variant in sweep.variants] == [
+        ("SD-FEEL, tau1=1, topology=ring", "SD-FEEL_tau1=1_topology=ring"),
+        ("SD-FEEL, tau1=5, topology=ring", "SD-FEEL_tau1=5_topology=ring"),
+        ("HierFAVG / exact, tau1=1, topology=ring", "HierFAVG_exact_tau1=1_topology=ring"),
+        ("HierFAVG / exact, tau1=5, topology=ring", "HierFAVG_exact_tau1=5_topology=ring"),
+    ]
+    assert sweep.variants[1].settings == {"method": "sd-feel", "tau1": 5, "topology": "ring"}
+
+
+def test_a_file_may_ask_for_a_single_setting(write_toml: WriteToml) -> None:
+    sweep = read_sweep(write_toml(""))
+    assert [(variant.label, variant.settings) for variant in sweep.variants] == [("all", {})]
+    assert (sweep.title, sweep.seeds, sweep.xs, sweep.ys) == ("mine", (0,), ("rounds",), ("loss",))
+
+
+def test_the_app_is_relative_to_the_file(write_toml: Callable[..., Path], tmp_path: Path) -> None:
+    assert read_sweep(write_toml("", app="../app")).app == tmp_path.parent / "app"
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("""
+        titel = "x"
+        x = "epochs"
+        y = 3
+        seeds = [1, 1]
+        variant = [{method = "feel"}]
+        base = {seed = 3}
+        grid = {tau1 = 3, alpha = []}
+    """)
+    with pytest.raises(ValueError, match=r"bad\.toml") as error:
+        read_sweep(file)
+    for problem in (
+        "titel: not a key",
+        "app is missing",
+        "x = 'epochs'",
+        "y = 3",
+        "seeds = [1, 1]",
+        "variant 1: label = None",
+        "base: seed is set by the sweep itself",
+        "grid: tau1 = 3",
+        "grid: alpha = []",
+    ):
+        assert problem in str(error.value)
+
+
+def test_two_variants_of_one_name_are_refused(write_toml: WriteToml) -> None:
+    with pytest.raises(ValueError, match="label 'tau1=1' of 2 variants"):
+        read_sweep(write_toml("grid = {tau1 = [1, 1]}"))
+
+
+def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.toml"):
+        read_sweep(tmp_path / "none.toml")

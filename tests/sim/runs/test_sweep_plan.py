@@ -1,0 +1,68 @@
+"""A sweep's runs are checked against the app before any is started."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hedgerow.sim.runs.sweep_file import read_sweep
+from hedgerow.sim.runs.sweep_plan import Job, plan_sweep
+from sd_feel import settings as sd_feel_settings
+
+FIGURES = sorted((Path(__file__).parents[3] / "flower_apps" / "sd-feel").glob("figures/*.toml"))
+WriteToml = Callable[[str], Path]
+
+
+def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: Path) -> None:
+    sweep = read_sweep(write_toml("seeds = [3]\nbase = {tau2 = 7}\ngrid = {tau1 = [1, 5]}"))
+    plan = plan_sweep(sweep, tmp_path / "out", ["dataset=fashion-mnist"])
+    assert [job.folder.relative_to(tmp_path / "out").as_posix() for job in plan] == [
+        "tau1=1/seed-3",
+        "tau1=5/seed-3",
+    ]
+    asked = ("tau1", "tau2", "seed", "dataset", "method")
+    assert [plan[1].settings[key] for key in asked] == [5, 7, 3, "fashion-mnist", "sd-feel"]
+
+
+def test_faults_can_be_swept(write_toml: WriteToml, tmp_path: Path) -> None:
+    sweep = read_sweep(write_toml("grid = {fault-dropout = [0.0, 0.5]}"))
+    assert [job.settings["fault-dropout"] for job in plan_sweep(sweep, tmp_path)] == [0.0, 0.5]
+
+
+def test_a_key_that_the_app_lacks_is_refused_before_any_run(write_toml: WriteToml, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tau=1, seed 0: tau=1: app 'sd-feel' has no such key"):
+        plan_sweep(read_sweep(write_toml("grid = {tau = [1]}")), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"), [("tau1=5", "variants set it"), ("seed=5", "set by the sweep itself")]
+)
+def test_an_override_of_what_is_swept_is_refused(
+    write_toml: WriteToml, tmp_path: Path, override: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        plan_sweep(read_sweep(write_toml("grid = {tau1 = [1, 5]}")), tmp_path, [override])
+
+
+# The figures
+
+
+@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
+def test_every_run_of_a_figure_is_one_that_the_app_accepts(file: Path, tmp_path: Path) -> None:
+    plan = plan_sweep(read_sweep(file), tmp_path)
+    for job in plan:
+        values = sd_feel_settings.read(job.settings)
+        rounds = values["iterations"] // sd_feel_settings.local_steps(values)
+        assert rounds % values["evaluate-every"] == 0, job.name
+    assert len({job.seed for job in plan}) >= 3
+
+
+@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
+def test_the_variants_of_a_figure_are_evaluated_at_common_iterations(file: Path, tmp_path: Path) -> None:
+    def spacing(job: Job) -> int:
+        values = sd_feel_settings.read(job.settings)
+        return int(values["evaluate-every"]) * sd_feel_settings.local_steps(values)
+
+    plan = plan_sweep(read_sweep(file), tmp_path)
+    widest = max(map(spacing, plan))
+    assert [widest % spacing(job) for job in plan] == [0] * len(plan)
