@@ -6,6 +6,7 @@ with one message and the handler sees a list of one; an engine that holds a whol
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,7 +14,11 @@ from flwr.clientapp import ClientApp
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.wire.calls import RESTORE, STATE, BatchHandler, Call
 
-__all__ = ["BatchClientApp", "each", "whoami"]
+__all__ = ["Answer", "BatchClientApp", "each", "together", "whoami"]
+
+Answer = RecordDict | Exception
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 class BatchClientApp(ClientApp):
@@ -62,17 +67,39 @@ def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:
 
 def each(work: Callable[[Call], RecordDict]) -> BatchHandler:
     """Return the handler that answers call by call; one that fails does not fail the others."""
+    return lambda calls: [_outcome(work, call) for call in calls]
 
-    def handle(calls: Sequence[Call]) -> list[RecordDict | Exception]:
-        answers: list[RecordDict | Exception] = []
-        for call in calls:
-            try:
-                answers.append(work(call))
-            except Exception as error:  # Whatever is wrong with one node is that node's answer.
-                answers.append(error)
-        return answers
+
+def together(
+    read: Callable[[Call], Job | RecordDict],
+    work: Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, Answer]],
+) -> BatchHandler:
+    """Return the handler that works on all calls at once; one that cannot be read does not fail the others.
+
+    Parameters
+    ----------
+    read : Callable[[Call], Job or RecordDict]
+        Returns what there is to do, checked before anything is computed, or the answer where that is nothing.
+    work : Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, RecordDict or Exception]]
+        Does what there is to do, at least one job; jobs and answers stand under the positions of their calls.
+    """
+
+    def handle(calls: Sequence[Call]) -> list[Answer]:
+        found = [_outcome(read, call) for call in calls]
+        jobs = {at: job for at, job in enumerate(found) if not isinstance(job, RecordDict | Exception)}
+        answers = {at: one for at, one in enumerate(found) if isinstance(one, RecordDict | Exception)}
+        if jobs:
+            answers |= work(calls, jobs)
+        return [answers[at] for at in range(len(calls))]
 
     return handle
+
+
+def _outcome(read: Callable[[Call], Found], call: Call) -> Found | Exception:
+    try:
+        return read(call)
+    except Exception as error:  # Whatever is wrong with one node is that node's answer.
+        return error
 
 
 def whoami(num_examples: Callable[[Context], int]) -> BatchHandler:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.instructions import flag, only_config, whole
+from hedgerow.clients.node_state import keep, kept
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.compress import (
     Compressor,
@@ -29,13 +30,13 @@ from hedgerow.wire.compress import (
     parse_compressor,
     payload_record,
 )
-from hedgerow.wire.records import Layout, finite_views, lazy_array, to_state_dict
+from hedgerow.wire.records import Layout, lazy_array, to_state_dict
 
 __all__ = ["Metrics", "Update", "compress_reply", "compress_updates", "compressed", "feed_back"]
 
 Metrics = dict[str, int | float]
 
-_ARRAYS, _STATUS = "error-feedback", "error-feedback-status"  # records in context.state
+_RECORD = "error-feedback"  # in context.state
 _MEMORY, _PENDING = "memory", "pending."  # keys of the arrays
 # Floats that one encoding holds at once, beside the updates themselves.
 _CHUNK = 1 << 26
@@ -207,10 +208,10 @@ class _Sending:
         feeds_back = flag(config, "error-feedback", default=True)
         if feeds_back:
             current, acknowledged = whole(config, "round-index", 0), whole(config, "acknowledged", -1)
-            kept = _Memory.of(call.context, message.numel())
-            if kept is not None and kept.precedes(current, acknowledged):
-                memory = torch.from_numpy(kept.vector(acknowledged)).to(message.device)
-                repeated = kept.round_index == current and acknowledged < current
+            own = _Memory.of(call.context, message.numel())
+            if own is not None and own.precedes(current, acknowledged):
+                memory = torch.from_numpy(own.vector(acknowledged)).to(message.device)
+                repeated = own.round_index == current and acknowledged < current
                 message = memory if repeated else message + memory
             else:
                 memory_lost = acknowledged >= 0
@@ -231,19 +232,13 @@ class _Memory:
     @classmethod
     def of(cls, context: Context, size: int) -> "_Memory | None":
         """Return the memory of this run and size, or None; one that is damaged is none."""
-        state = context.state
-        if _ARRAYS not in state.array_records or _STATUS not in state.config_records:
-            return None
-        status, round_index = state.config_records[_STATUS], state.config_records[_STATUS].get("round-index")
-        if status.get("run") != str(context.run_id) or not isinstance(round_index, int):
+        arrays, status = kept(context, _RECORD)
+        error, round_index = arrays.pop(_MEMORY, np.zeros(0)), status.get("round-index")
+        if error.shape != (size,) or error.dtype != np.float32 or not isinstance(round_index, int):
             return None
         try:
-            arrays = finite_views(state.array_records[_ARRAYS])
             compressor = parse_compressor(str(status.get("compressor")))
         except ValueError:
-            return None
-        error = arrays.pop(_MEMORY, np.zeros(0))
-        if error.shape != (size,) or error.dtype != np.float32:
             return None
         pending = {key.removeprefix(_PENDING): array for key, array in arrays.items()}
         return cls(error, pending, compressor, round_index)
@@ -262,14 +257,8 @@ class _Memory:
         """Write to the node's state."""
         record = payload_record({_PENDING + key: array for key, array in self.pending.items()})
         record[_MEMORY] = lazy_array(self.error)
-        context.state[_ARRAYS] = record
-        context.state[_STATUS] = ConfigRecord(
-            {
-                "run": str(context.run_id),
-                "round-index": self.round_index,
-                "compressor": str(self.compressor),
-            }
-        )
+        compressor = str(self.compressor)
+        keep(context, _RECORD, record, {"round-index": self.round_index, "compressor": compressor})
 
 
 def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Exception]:
@@ -295,8 +284,8 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
         if sending.feeds_back:
             current = whole(only_config(sending.call), "round-index", 0)
             # A row's own copy: a view would keep the whole stack in memory.
-            kept = _Memory(np.array(error.cpu().numpy()), payload, compressor, current)
-            kept.keep(sending.call.context)
+            memory = _Memory(np.array(error.cpu().numpy()), payload, compressor, current)
+            memory.keep(sending.call.context)
         answers.append((record, metrics))
     return answers
 

@@ -1,14 +1,23 @@
-"""What a node answers to ``evaluate``: the sent model's loss and accuracy on the node's own samples."""
+"""What every node with a task answers: who it is, and how the sent model does on the node's own samples."""
 
 import torch
 from flwr.app import MetricRecord, RecordDict
 
+from hedgerow.clients.app import each, whoami
 from hedgerow.clients.instructions import sent_state
-from hedgerow.clients.local_task import LocalTask
+from hedgerow.clients.local_task import LocalTask, LocalTaskFn
 from hedgerow.tasks import evaluate
-from hedgerow.wire.calls import Call
+from hedgerow.wire.calls import BatchHandler, Call
 
-__all__ = ["evaluate_on_part"]
+__all__ = ["evaluate_on_part", "task_handlers"]
+
+
+def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
+    """Return the handlers of ``evaluate`` and ``query.whoami`` of nodes with a task."""
+    return {
+        "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
+        "query.whoami": whoami(lambda context: len(task(context).part)),
+    }
 
 
 def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:

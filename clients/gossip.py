@@ -29,7 +29,6 @@ __all__ = ["GossipMethod", "Memory", "Node", "Place", "ProblemFn", "gossip_app"]
 Vector = NDArray[np.float64]
 ProblemFn = Callable[[Context], Problem]
 Metrics = dict[str, int | float]
-Record = dict[str, Any]
 
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
 _ROOT = "noise-root"  # the key in SECRET_RECORD
@@ -349,7 +348,7 @@ class _Known:
 
     def keep(self, context: Context) -> None:
         """Write everything to the node's state."""
-        numbers: Record = {"run": self.run, "iteration": self.memory.iteration}
+        numbers: dict[str, Any] = {"run": self.run, "iteration": self.memory.iteration}
         # Longer than the integers of a record.
         root = self.node.root.to_bytes(-(-self.node.root.bit_length() // 8))
         context.state[_ARRAYS] = to_record(self.memory.arrays)
@@ -364,11 +363,7 @@ class _Known:
 
     def prepared(self, k: int) -> "_Known":
         """Return the node at iteration k."""
-        if k < self.memory.iteration:
-            raise ValueError(
-                f"iteration is {k}; valid is {self.memory.iteration} or later, where the node is"
-            )
-        _check_ahead(k, self.memory)
+        _check_iteration(k, self.memory)
         return replace(self, memory=self.method.prepare(self.node, self.memory, k))
 
     def published(self, receivers: Any) -> bytes | list[bytes]:
@@ -490,9 +485,7 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     if not call.context.node_config.get("monitor", True):
         raise ValueError("monitor is false in the node's own config; valid is true, to show its model")
     known, k = _Known.of(call, problem, methods), whole(only_config(call), "iteration", 0)
-    if k < known.memory.iteration:
-        raise ValueError(f"iteration is {k}; valid is {known.memory.iteration} or later, where the node is")
-    _check_ahead(k, known.memory)
+    _check_iteration(k, known.memory)
     memory, w = known.method.look(known.node, known.memory, k)
     replace(known, memory=memory).keep(call.context)
     metrics: Metrics = {"num-examples": known.node.problem.num_examples}
@@ -503,8 +496,10 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     return RecordDict({"arrays": to_record({"w": w}), "metrics": MetricRecord({**metrics})})
 
 
-def _check_ahead(k: int, memory: Memory) -> None:
-    """Raise ValueError if a message asks for too many local steps at once."""
+def _check_iteration(k: int, memory: Memory) -> None:
+    """Raise ValueError if k is past, or so far ahead that a message asks for too many local steps at once."""
+    if k < memory.iteration:
+        raise ValueError(f"iteration is {k}; valid is {memory.iteration} or later, where the node is")
     if k - memory.iteration > MAX_STEPS:
         raise ValueError(
             f"iteration is {k}; valid is at most {MAX_STEPS} past {memory.iteration}, where the node is"

@@ -4,11 +4,33 @@ Flower's engines drop a node's state when a run ends, and give a resumed run a n
 is its owner's: with ``share-state = false`` in the node config it stays where it is.
 """
 
-from flwr.app import ConfigRecord, RecordDict
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from numpy.typing import NDArray
 
 from hedgerow.wire.calls import NODE_RECORD, RUN_KEY, SECRET_RECORD, Call
+from hedgerow.wire.records import PayloadError, finite_views
 
-__all__ = ["restore_state", "tell_state"]
+__all__ = ["keep", "kept", "restore_state", "tell_state"]
+
+
+def keep(context: Context, name: str, arrays: ArrayRecord, status: Mapping[str, str | int]) -> None:
+    """Put arrays into ``context.state`` under a name, and what they are beside them, as ``<name>-status``."""
+    context.state[name] = arrays
+    context.state[f"{name}-status"] = ConfigRecord({RUN_KEY: str(context.run_id), **status})
+
+
+def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRecord]:
+    """Return arrays and status that were kept in this run; both empty where they are missing or damaged."""
+    state, about = context.state, f"{name}-status"
+    status = state.config_records.get(about, ConfigRecord())
+    if name in state.array_records and status.get(RUN_KEY) == str(context.run_id):
+        with suppress(PayloadError):
+            return finite_views(state.array_records[name]), status
+    return {}, ConfigRecord()
 
 
 def tell_state(call: Call) -> RecordDict:

@@ -109,6 +109,10 @@ class Privacy:
         step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
         return cls("sound", epsilon=step, delta=delta, clip=clip)
 
+    def metrics(self, count: int) -> dict[str, float]:
+        """Return what a round's record says of ``count`` releases; nothing without noise."""
+        return {} if self.mode == "none" else self.report(count).metrics()
+
     def report(self, count: int, delta: float | None = None, *, numerical: bool = False) -> "PrivacyReport":
         """Account for a node's ``count`` releases, at a total ``delta`` (None: that of one release).
 

@@ -130,7 +130,10 @@ def run_rounds(
             break
         started = time.monotonic()
         log(INFO, "[ROUND %d/%d]", current, num_rounds)
-        arrays, train = _train(strategy, grid, current, arrays, train_config, timeout)
+        trained = _train(strategy, grid, current, arrays, train_config, timeout)
+        if trained is None:
+            break
+        arrays, train = trained
         result.arrays = arrays
         if train is not None:
             result.train_metrics_clientapp[current] = train
@@ -150,11 +153,14 @@ def _train(
     arrays: ArrayRecord,
     config: ConfigRecord,
     timeout: float,
-) -> tuple[ArrayRecord, MetricRecord | None]:
+) -> tuple[ArrayRecord, MetricRecord | None] | None:
+    """Return the round's arrays and metrics; None if there was nothing left to do, which nodes may tell."""
     for attempt in range(1 + strategy.max_repeats):
         if attempt:
             log(WARNING, "Round %d had too few valid replies; repeated (%d).", current, attempt)
         messages = list(strategy.configure_train(current, arrays, config, grid))
+        if strategy.finished:
+            return None
         new, metrics = strategy.aggregate_train(current, collect(grid, messages, timeout))
         if new is not None:
             return new, metrics

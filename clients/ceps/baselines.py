@@ -9,10 +9,11 @@ problems are small; noise of eq. (13) of Sha et al. on every gradient, where it 
 does not answer leaves its weight to the node itself; and several local steps in DCD-PSGD.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from flwr.app import ConfigRecord
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.step import neighbour_mean
@@ -22,6 +23,8 @@ from hedgerow.wire.thresholding import project
 from hedgerow.wire.vector_codecs import Quantised
 
 __all__ = ["BASELINES", "decentralised_client", "mix"]
+
+Arrays = Mapping[str, Vector]
 
 
 def mix(
@@ -49,58 +52,61 @@ def mix(
     return total
 
 
-class _Budget:
-    """Gradients of one call, each with noise of its own."""
+class _Call:
+    """One call at one node: what it keeps and has heard, its step size, and its noisy gradients."""
 
-    def __init__(self, node: Node, memory: Memory) -> None:
-        self._node, self.used = node, memory.count("gradients")
+    def __init__(
+        self,
+        node: Node,
+        memory: Memory,
+        received: Mapping[int, Vector] | None = None,
+        mixing: Mapping[int, float] | None = None,
+    ) -> None:
+        self.node, self.memory, self.arrays = node, memory, memory.arrays
+        self.received, self.mixing = received or {}, mixing
+        self.eta = positive(node.config, "eta")
+        self.gradients = memory.count("gradients")
 
     def gradient(self, x: Vector) -> Vector:
-        gradient = self._node.problem.gradient(x, self._node.privacy.clip) + self._node.noise(self.used)
-        self.used += 1
+        """Return g_i(x), with noise that no other gradient has."""
+        gradient = self.node.problem.gradient(x, self.node.privacy.clip) + self.node.noise(self.gradients)
+        self.gradients += 1
         return gradient
 
+    def descend(self, x: Vector, steps: int) -> Vector:
+        """Return x after so many steps x <- x - eta g_i(x)."""
+        for _ in range(steps):
+            x = x - self.eta * self.gradient(x)
+        return x
 
-def _begin(node: Node, arrays: Mapping[str, Vector]) -> Memory:
-    config = node.config
-    positive(config, "eta")
-    if config.get("kappa-low") != config.get("kappa-high"):
-        raise ValueError(
-            f"kappa-high is {config.get('kappa-high')!r} in the message's config; valid is kappa-low, "
-            f"{config.get('kappa-low')!r}: the nodes of this method communicate at the same iterations"
-        )
-    return Memory(arrays, 0, {"gradients": 0, "missed": 0})
-
-
-def _at(node: Node, memory: Memory, k: int, arrays: Mapping[str, Vector], gradients: int) -> Memory:
-    """Return the memory at iteration k; communications in between, and one not finished, are missed."""
-    kappa = node.place.kappa
-    lost = max(k - 1, 0) // kappa - max(memory.iteration - 1, 0) // kappa
-    return Memory(arrays, k, {"gradients": gradients, "missed": memory.count("missed") + lost})
+    def mix(self, x: Vector, received: Mapping[int, Vector]) -> Vector:
+        """Return sum_j W_ij x_j."""
+        return mix(self.node.place.own, x, received, self.mixing)
 
 
-def _after(memory: Memory, arrays: Mapping[str, Vector], gradients: int) -> Memory:
-    """Return the memory after the communication at its iteration."""
-    return Memory(arrays, memory.iteration + 1, {**memory.counts, "gradients": gradients})
+class _Baseline(ABC):
+    """What the methods share: all begin at 0, and count gradients and the communications that they missed.
 
-
-@dataclass(frozen=True)
-class _DPSGD:
-    """x_i <- sum_j W_ij x_j - eta g_i(x_i); iterations without communication are plain gradient steps.
-
-    Read: ``eta`` > 0; ``threshold`` (absent: false): keep the ``s`` largest entries of what was mixed.
+    A method says what a node does up to a communication (``prepared``) and in it (``communicated``): each
+    returns the arrays that the node then keeps.
     """
 
+    # The array that is there only between ``prepared`` and ``communicated``; None if there is no such array.
+    ready: str | None = None
+
     def begin(self, node: Node) -> Memory:
-        if flag(node.config, "threshold", default=False):
-            whole(node.config, "s", 1)
-        return _begin(node, {"x": np.zeros(node.problem.n)})
+        self.check(node.config)
+        arrays = dict.fromkeys(self.names(node), np.zeros(node.problem.n))
+        return Memory(arrays, 0, {"gradients": 0, "missed": 0})
 
     def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
-        x, budget, eta = memory.arrays["x"], _Budget(node, memory), positive(node.config, "eta")
-        for _ in range(memory.iteration, k):
-            x = x - eta * budget.gradient(x)
-        return _at(node, memory, k, {"x": x}, budget.used)
+        if memory.iteration == k and self.ready in memory.arrays:
+            return memory
+        call, kappa = _Call(node, memory), node.place.kappa
+        arrays = self.prepared(call, k)
+        # Communications in between, and one not finished, are missed.
+        lost = max(k - 1, 0) // kappa - max(memory.iteration - 1, 0) // kappa
+        return Memory(arrays, k, {"gradients": call.gradients, "missed": memory.count("missed") + lost})
 
     def message(self, node: Node, memory: Memory) -> Vector:
         return memory.arrays["x"]
@@ -108,16 +114,38 @@ class _DPSGD:
     def update(
         self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
     ) -> tuple[Memory, Metrics]:
-        x, budget = memory.arrays["x"], _Budget(node, memory)
-        step = positive(node.config, "eta") * budget.gradient(x)
-        mixed = mix(node.place.own, x, received, mixing) - step
-        if flag(node.config, "threshold", default=False):
-            mixed = project(mixed, whole(node.config, "s", 1))
-        return _after(memory, {"x": _finite(mixed)}, budget.used), {}
+        call = _Call(node, memory, received, mixing)
+        arrays = self.communicated(call)
+        counts = {**memory.counts, "gradients": call.gradients}
+        return Memory(arrays, memory.iteration + 1, counts), self.metrics(arrays)
 
     def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
-        memory = self.prepare(node, memory, k)
         return memory, memory.arrays["x"]
+
+    def check(self, config: ConfigRecord) -> None:
+        """Raise ValueError if something that the method reads is not valid."""
+        positive(config, "eta")
+        if config.get("kappa-low") != config.get("kappa-high"):
+            raise ValueError(
+                f"kappa-high is {config.get('kappa-high')!r} in the message's config; valid is kappa-low, "
+                f"{config.get('kappa-low')!r}: the nodes of this method communicate at the same iterations"
+            )
+
+    def names(self, node: Node) -> list[str]:
+        """Return the names of the arrays that a node begins with."""
+        return ["x"]
+
+    @abstractmethod
+    def prepared(self, call: _Call, k: int) -> Arrays:
+        """Return the arrays at iteration k, before its communication."""
+
+    @abstractmethod
+    def communicated(self, call: _Call) -> Arrays:
+        """Return the arrays after a communication."""
+
+    def metrics(self, arrays: Arrays) -> Metrics:
+        """Return what a communication tells."""
+        return {}
 
 
 def _finite(x: Vector) -> Vector:
@@ -126,74 +154,100 @@ def _finite(x: Vector) -> Vector:
     return x
 
 
-@dataclass(frozen=True)
-class _AdaptThenCombine:
-    """z_i = K local steps from x_i; x_i <- sum_j W_ij z_j, at every communication.
+class _DPSGD(_Baseline):
+    """x_i <- sum_j W_ij x_j - eta g_i(x_i); iterations without communication are plain gradient steps.
+
+    Read: ``eta`` > 0; ``threshold`` (absent: false): keep the ``s`` largest entries of what was mixed.
+    """
+
+    def check(self, config: ConfigRecord) -> None:
+        super().check(config)
+        self._kept(config)
+
+    def prepared(self, call: _Call, k: int) -> Arrays:
+        return {"x": call.descend(call.arrays["x"], k - call.memory.iteration)}
+
+    def communicated(self, call: _Call) -> Arrays:
+        x, s = call.arrays["x"], self._kept(call.node.config)
+        x = call.mix(x, call.received) - call.eta * call.gradient(x)
+        return {"x": _finite(x if s is None else project(x, s))}
+
+    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+        return super().look(node, self.prepare(node, memory, k), k)
+
+    def _kept(self, config: ConfigRecord) -> int | None:
+        return whole(config, "s", 1) if flag(config, "threshold", default=False) else None
+
+
+class _AdaptThenCombine(_Baseline):
+    """z_i = K local steps from x_i; x_i <- sum_j W_ij z_j, at every communication. This one is MATCHA.
 
     With a quantising codec q_i = Q(z_i - x_i) travels instead, and x_i <- x_i + sum_j W_ij q_j.
 
-    Read: ``eta`` > 0 and ``local-steps`` K >= 1; ``theta`` in [0, 1) of DFedAvgM, reset each round;
-    ``rho-sam`` >= 0 of DFedSAM.
-
-    Parameters
-    ----------
-    momentum, ascent : bool
-        DFedAvgM's local steps, DFedSAM's; neither are plain gradient steps, MATCHA's.
+    Read: ``eta`` > 0 and ``local-steps`` K >= 1.
     """
 
-    momentum: bool = False
-    ascent: bool = False
+    ready = "z"
 
-    def begin(self, node: Node) -> Memory:
-        self._constants(node)
-        return _begin(node, {"x": np.zeros(node.problem.n)})
+    def check(self, config: ConfigRecord) -> None:
+        super().check(config)
+        local_steps(config, "local-steps")
 
-    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
-        x, budget = memory.arrays["x"], _Budget(node, memory)
-        if "z" in memory.arrays:
-            if memory.iteration == k:
-                return memory
+    def local(self, call: _Call, x: Vector, K: int) -> Vector:
+        """Return z_i: y <- y - eta g_i(y), K times from x_i."""
+        return call.descend(x, K)
+
+    def prepared(self, call: _Call, k: int) -> Arrays:
+        x = call.arrays["x"]
+        if "z" in call.arrays:
             # The communication was lost: the node learnt, and nobody mixed.
-            x = x + self._own(node, memory) if _quantised(node) else memory.arrays["z"]
-        z = self._local(node, x, budget)
-        return _at(node, memory, k, {"x": x, "z": _finite(z)}, budget.used)
+            x = x + self._own(call) if _quantised(call.node) else call.arrays["z"]
+        return {"x": x, "z": _finite(self.local(call, x, local_steps(call.node.config, "local-steps")))}
 
     def message(self, node: Node, memory: Memory) -> Vector:
         x, z = memory.arrays["x"], memory.arrays["z"]
         return z - x if _quantised(node) else z
 
-    def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
-    ) -> tuple[Memory, Metrics]:
-        if _quantised(node):
-            x = memory.arrays["x"] + mix(node.place.own, self._own(node, memory), received, mixing)
-        else:
-            x = mix(node.place.own, memory.arrays["z"], received, mixing)
-        return _after(memory, {"x": x}, memory.count("gradients")), {}
+    def communicated(self, call: _Call) -> Arrays:
+        if _quantised(call.node):
+            return {"x": call.arrays["x"] + call.mix(self._own(call), call.received)}
+        return {"x": call.mix(call.arrays["z"], call.received)}
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
-        return memory, memory.arrays["x"]
+    def _own(self, call: _Call) -> Vector:
+        """Return what others decode of this node's own message."""
+        return call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
 
-    def _own(self, node: Node, memory: Memory) -> Vector:
-        return node.place.as_received(self.message(node, memory), memory.iteration)
 
-    def _constants(self, node: Node) -> tuple[int, float, float]:
-        theta = nonnegative(node.config, "theta", below=1.0) if self.momentum else 0.0
-        return (
-            local_steps(node.config, "local-steps"),
-            theta,
-            nonnegative(node.config, "rho-sam") if self.ascent else 0.0,
-        )
+class _DFedAvgM(_AdaptThenCombine):
+    """Local steps with momentum. Read besides: ``theta`` in [0, 1)."""
 
-    def _local(self, node: Node, x: Vector, budget: _Budget) -> Vector:
-        (K, theta, rho), eta = self._constants(node), positive(node.config, "eta")
+    def check(self, config: ConfigRecord) -> None:
+        super().check(config)
+        nonnegative(config, "theta", below=1.0)
+
+    def local(self, call: _Call, x: Vector, K: int) -> Vector:
+        """Return z_i: y <- y - eta g_i(y) + theta (y - y_before), K times from x_i; at first y_before = y."""
+        theta = nonnegative(call.node.config, "theta", below=1.0)
         y, before = x, x
         for _ in range(K):
-            g = budget.gradient(y)
-            if self.ascent:
-                norm = float(np.linalg.norm(g))
-                g = budget.gradient(y + rho * g / norm if norm > 0 else y)
-            y, before = y - eta * g + theta * (y - before), y
+            y, before = y - call.eta * call.gradient(y) + theta * (y - before), y
+        return y
+
+
+class _DFedSAM(_AdaptThenCombine):
+    """Local steps by the gradient where the loss is worst nearby. Read besides: ``rho-sam`` >= 0."""
+
+    def check(self, config: ConfigRecord) -> None:
+        super().check(config)
+        nonnegative(config, "rho-sam")
+
+    def local(self, call: _Call, x: Vector, K: int) -> Vector:
+        """Return z_i: y <- y - eta g_i(y + rho g_i(y) / ||g_i(y)||), K times from x_i."""
+        rho, y = nonnegative(call.node.config, "rho-sam"), x
+        for _ in range(K):
+            g = call.gradient(y)
+            norm = float(np.linalg.norm(g))
+            y = y - call.eta * call.gradient(y + rho * g / norm if norm > 0 else y)
         return y
 
 
@@ -201,8 +255,7 @@ def _quantised(node: Node) -> bool:
     return isinstance(node.place.codec, Quantised)
 
 
-@dataclass(frozen=True)
-class _DCD:
+class _DCD(_Baseline):
     """x_i^+ = sum_j W_ij x^_j + (K local steps from x_i) - x_i; q_i = C(x_i^+ - x_i) moves x_i and replicas.
 
     Read: ``eta`` > 0, ``local-steps`` (absent: 1), and ``weights``, which do not change. C is the run's
@@ -210,84 +263,69 @@ class _DCD:
     given up: its weight goes to the node itself.
     """
 
-    def begin(self, node: Node) -> Memory:
-        zero = np.zeros(node.problem.n)
-        replicas = {f"replica-{j}": zero for j in node.place.neighbours}
-        self._steps(node)
-        return _begin(node, {"x": zero, **replicas})
+    ready = "plus"
 
-    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
-        if "plus" in memory.arrays:
-            if memory.iteration == k:
-                return memory
-            at = self.update(node, memory, {}, None)[0]
-            memory = replace(memory, arrays=at.arrays)
-        x, budget, eta = memory.arrays["x"], _Budget(node, memory), positive(node.config, "eta")
-        y = x
-        for _ in range(self._steps(node)):
-            y = y - eta * budget.gradient(y)
-        plus = mix(node.place.own, x, _replicas(memory), node.mixing) + (y - x)
-        return _at(node, memory, k, {**memory.arrays, "plus": _finite(plus)}, budget.used)
+    def check(self, config: ConfigRecord) -> None:
+        super().check(config)
+        self._steps(config)
+
+    def names(self, node: Node) -> list[str]:
+        return ["x", *(f"replica-{j}" for j in node.place.neighbours)]
+
+    def prepared(self, call: _Call, k: int) -> Arrays:
+        # A communication that was lost has moved x and no replica.
+        arrays = self.communicated(call) if "plus" in call.arrays else call.arrays
+        x = arrays["x"]
+        mixed = mix(call.node.place.own, x, _replicas(arrays), call.node.mixing)
+        plus = mixed + (call.descend(x, self._steps(call.node.config)) - x)
+        return {**arrays, "plus": _finite(plus)}
 
     def message(self, node: Node, memory: Memory) -> Vector:
         return memory.arrays["plus"] - memory.arrays["x"]
 
-    def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
-    ) -> tuple[Memory, Metrics]:
-        q = node.place.as_received(self.message(node, memory), memory.iteration)
-        known = _replicas(memory)
-        replicas = {f"replica-{j}": known[j] + received[j] for j in known if j in received}
-        arrays = {"x": memory.arrays["x"] + q, **replicas}
-        return _after(memory, arrays, memory.count("gradients")), {"replicas": len(replicas)}
+    def communicated(self, call: _Call) -> Arrays:
+        q = call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
+        known, q_of = _replicas(call.arrays), call.received
+        replicas = {f"replica-{j}": known[j] + q_of[j] for j in known if j in q_of}
+        return {"x": call.arrays["x"] + q, **replicas}
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
-        return memory, memory.arrays["x"]
+    def metrics(self, arrays: Arrays) -> Metrics:
+        return {"replicas": len(_replicas(arrays))}
 
-    def _steps(self, node: Node) -> int:
-        return local_steps(node.config, "local-steps") if "local-steps" in node.config else 1
+    def _steps(self, config: ConfigRecord) -> int:
+        return local_steps(config, "local-steps") if "local-steps" in config else 1
 
 
-def _replicas(memory: Memory) -> dict[int, Vector]:
-    return {
-        int(key.removeprefix("replica-")): array
-        for key, array in memory.arrays.items()
-        if key.startswith("replica-")
-    }
+def _replicas(arrays: Arrays) -> dict[int, Vector]:
+    prefix = "replica-"
+    return {int(key.removeprefix(prefix)): x for key, x in arrays.items() if key.startswith(prefix)}
 
 
-@dataclass(frozen=True)
-class _DSGT:
+class _DSGT(_Baseline):
     """x_i <- sum_j W_ij (x_j - eta y_j); y_i <- sum_j W_ij y_j + g_i(new x_i) - g_i(old x_i).
 
     Read: ``eta`` > 0. A message holds x and y, 2 n numbers; nothing happens between communications.
     """
 
-    def begin(self, node: Node) -> Memory:
-        zero = np.zeros(node.problem.n)
-        return _begin(node, {"x": zero, "y": zero, "g": zero})
+    def names(self, node: Node) -> list[str]:
+        return ["x", "y", "g"]
 
-    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
-        return _at(node, memory, k, memory.arrays, memory.count("gradients"))
+    def prepared(self, call: _Call, k: int) -> Arrays:
+        return call.arrays
 
     def message(self, node: Node, memory: Memory) -> Vector:
         return np.concatenate([memory.arrays["x"], memory.arrays["y"]])
 
-    def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
-    ) -> tuple[Memory, Metrics]:
-        own, eta, n = node.place.own, positive(node.config, "eta"), node.problem.n
-        x, y, old = (memory.arrays[key] for key in ("x", "y", "g"))
-        stepped = {j: vector[:n] - eta * vector[n:] for j, vector in received.items()}
-        trackers = {j: vector[n:] for j, vector in received.items()}
-        x = _finite(mix(own, x - eta * y, stepped, mixing))
-        budget = _Budget(node, memory)
-        new = budget.gradient(x)
-        y = mix(own, y, trackers, mixing) + new - old
-        return _after(memory, {"x": x, "y": y, "g": new}, budget.used), {}
-
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
-        return memory, memory.arrays["x"]
+    def communicated(self, call: _Call) -> Arrays:
+        x, y, old = (call.arrays[key] for key in ("x", "y", "g"))
+        models, trackers = {}, {}
+        for j, message in call.received.items():
+            models[j], trackers[j] = np.split(message, 2)
+        stepped = {j: models[j] - call.eta * trackers[j] for j in models}
+        x = _finite(call.mix(x - call.eta * y, stepped))
+        new = call.gradient(x)
+        y = call.mix(y, trackers) + new - old
+        return {"x": x, "y": y, "g": new}
 
 
 # Which row of W a node uses comes with the messages: fixed, another one each time (d-psgd-dn, matcha), or
@@ -296,8 +334,8 @@ BASELINES: Mapping[str, GossipMethod] = {
     "d-psgd": _DPSGD(),
     "d-psgd-dn": _DPSGD(),
     "d-psgd-pc": _DPSGD(),
-    "dfedavgm": _AdaptThenCombine(momentum=True),
-    "dfedsam": _AdaptThenCombine(ascent=True),
+    "dfedavgm": _DFedAvgM(),
+    "dfedsam": _DFedSAM(),
     "matcha": _AdaptThenCombine(),
     "dcd-psgd": _DCD(),
     "dp-dsgt": _DSGT(),

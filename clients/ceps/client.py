@@ -7,6 +7,7 @@ one node. ``step.py`` has the iteration, ``gossip.py`` the messages.
 from collections.abc import Mapping
 
 import numpy as np
+from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp
@@ -83,14 +84,13 @@ class _CEPS:
 
     def _rules(self, node: Node, sigma: float) -> Rules:
         config, place = node.config, node.place
-        fixed_c = choice(config, "sigma-rule", ("paper", "fixed_c")) == "fixed_c"
-        s, mu = whole(config, "s", 1), positive(config, "mu")
-        return Rules(s, mu, place.kappa, sigma, len(place.neighbours), fixed_c, node.privacy)
+        s, mu, neighbours = whole(config, "s", 1), positive(config, "mu"), len(place.neighbours)
+        return Rules(s, mu, place.kappa, sigma, neighbours, _is_c_fixed(config), node.privacy)
 
     def _sigma(self, node: Node) -> float:
         """Return sigma_i, or c where that is fixed. lambda_max is dear: this is done once a run."""
         config, place, problem = node.config, node.place, node.problem
-        if choice(config, "sigma-rule", ("paper", "fixed_c")) == "fixed_c":
+        if _is_c_fixed(config):
             return positive(config, "c")
         if node.privacy.mode == "sound":
             raise ValueError(
@@ -100,6 +100,10 @@ class _CEPS:
         by_bits = "sigma-d" in config and choice(config, "sigma-d", ("samples", "bits")) == "bits"
         d = whole(config, "d", 1) if by_bits else problem.num_examples
         return penalty(problem.largest_eigenvalue, place.num_nodes, place.r, d)
+
+
+def _is_c_fixed(config: ConfigRecord) -> bool:
+    return choice(config, "sigma-rule", ("paper", "fixed_c")) == "fixed_c"
 
 
 def _state(memory: Memory) -> NodeState:

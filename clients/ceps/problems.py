@@ -54,35 +54,21 @@ class Problem(Protocol):
         """
 
 
-class _Records:
-    """The records' matrix A (records, n), dense or sparse, of an objective that sees w as A w alone."""
+class _LinearModel:
+    """An objective that sees w as A w alone, A (records, n) being the records' matrix, dense or sparse."""
 
     def __init__(self, A: Any, targets: Vector, name: str) -> None:
         self._sparse = hasattr(A, "tocsr")
-        self.A: Any = A.tocsr() if self._sparse else np.ascontiguousarray(A, np.float64)
-        self.targets = np.asarray(targets, np.float64)
-        if self.A.ndim != 2 or not min(self.A.shape):
-            raise ValueError(f"A has the shape {self.A.shape}; valid is (records, n), both >= 1")
-        if self.targets.shape != self.A.shape[:1]:
-            raise ValueError(f"{name} has the shape {self.targets.shape}; valid is ({self.A.shape[0]},)")
-        values = self.A.data if self._sparse else self.A
-        if not (np.isfinite(values).all() and np.isfinite(self.targets).all()):
+        self._A: Any = A.tocsr() if self._sparse else np.ascontiguousarray(A, np.float64)
+        self._targets = np.asarray(targets, np.float64)
+        if self._A.ndim != 2 or not min(self._A.shape):
+            raise ValueError(f"A has the shape {self._A.shape}; valid is (records, n), both >= 1")
+        if self._targets.shape != self._A.shape[:1]:
+            raise ValueError(f"{name} has the shape {self._targets.shape}; valid is ({self._A.shape[0]},)")
+        values = self._A.data if self._sparse else self._A
+        if not (np.isfinite(values).all() and np.isfinite(self._targets).all()):
             raise ValueError(f"A or {name} has NaN or infinite entries; valid are finite numbers")
-
-    def products(self, w: Vector) -> Vector:
-        return np.asarray(self.A @ w)
-
-    def mean_gradient(self, residuals: Vector, clip: float) -> Vector:
-        """Return the mean of a_t r_t, each clipped to the norm ``clip``."""
-        if clip < inf:
-            norms = self.row_norms * np.abs(residuals)
-            residuals = residuals * np.minimum(1.0, clip / np.maximum(norms, clip))
-        return np.asarray(self.A.T @ residuals) / len(residuals)
-
-    @cached_property
-    def row_norms(self) -> Vector:
-        squares = self.A.multiply(self.A).sum(1) if self._sparse else np.square(self.A).sum(1)
-        return np.sqrt(np.asarray(squares, np.float64).ravel())
+        self.num_examples, self.n = (int(size) for size in self._A.shape)
 
     @cached_property
     def largest_eigenvalue(self) -> float:
@@ -90,16 +76,31 @@ class _Records:
         # A device starts a process for every message, most of which do without it.
         from scipy.sparse.linalg import svds  # noqa: PLC0415
 
-        smaller = min(self.A.shape)
-        if not self.row_norms.any():
+        smaller = min(self._A.shape)
+        if not self._row_norms.any():
             return 0.0
         if smaller < 3:  # Too small for Lanczos.
-            return float(np.linalg.norm(self.A.toarray() if self._sparse else self.A, 2)) ** 2
+            return float(np.linalg.norm(self._A.toarray() if self._sparse else self._A, 2)) ** 2
         start = np.random.default_rng(0).standard_normal(smaller)
-        return float(svds(self.A, k=1, v0=start, return_singular_vectors=False)[0]) ** 2
+        return float(svds(self._A, k=1, v0=start, return_singular_vectors=False)[0]) ** 2
+
+    def _products(self, w: Vector) -> Vector:
+        return np.asarray(self._A @ w)
+
+    def _mean_gradient(self, residuals: Vector, clip: float) -> Vector:
+        """Return the mean of a_t r_t, each clipped to the norm ``clip``."""
+        if clip < inf:
+            norms = self._row_norms * np.abs(residuals)
+            residuals = residuals * np.minimum(1.0, clip / np.maximum(norms, clip))
+        return np.asarray(self._A.T @ residuals) / len(residuals)
+
+    @cached_property
+    def _row_norms(self) -> Vector:
+        squares = self._A.multiply(self._A).sum(1) if self._sparse else np.square(self._A).sum(1)
+        return np.sqrt(np.asarray(squares, np.float64).ravel())
 
 
-class LinearRegression:
+class LinearRegression(_LinearModel):
     """f(w) = ||A w - b||^2 / (2 m), Example 1.
 
     Parameters
@@ -116,13 +117,7 @@ class LinearRegression:
     """
 
     def __init__(self, A: Any, b: Vector) -> None:
-        self._records = _Records(A, b, "b")
-        self.num_examples, self.n = (int(size) for size in self._records.A.shape)
-
-    @property
-    def largest_eigenvalue(self) -> float:
-        """lambda_max(A^T A)."""
-        return self._records.largest_eigenvalue
+        super().__init__(A, b, "b")
 
     @property
     def curvature(self) -> float:
@@ -131,23 +126,21 @@ class LinearRegression:
 
     def value(self, w: Vector) -> float:
         """Return f(w)."""
-        residuals = self._records.products(w) - self._records.targets
+        residuals = self._products(w) - self._targets
         return float(residuals @ residuals) / (2 * self.num_examples)
 
     def gradient(self, w: Vector, clip: float = inf) -> Vector:
         """Return A^T (A w - b) / m, each record's part clipped to the norm ``clip``."""
-        return self._records.mean_gradient(self._records.products(w) - self._records.targets, clip)
+        return self._mean_gradient(self._products(w) - self._targets, clip)
 
 
-class LogisticRegression:
+class LogisticRegression(_LinearModel):
     """f(w) = mean(ln(1 + exp(a_t w)) - y_t a_t w) + lam ||w||^2 / 2, Example 2.
 
     Parameters
     ----------
-    A : ndarray or scipy.sparse matrix (m, n)
-        The records.
-    y : ndarray (m,)
-        Labels, 0 or 1.
+    A, y : ndarray or scipy.sparse matrix (m, n), ndarray (m,)
+        The records, and their labels, 0 or 1.
     lam : float (default: 0.001)
         Weight of the regulariser, >= 0.
 
@@ -158,18 +151,12 @@ class LogisticRegression:
     """
 
     def __init__(self, A: Any, y: Vector, lam: float = 0.001) -> None:
-        self._records = _Records(A, y, "y")
-        if strange := set(np.unique(self._records.targets)) - {0.0, 1.0}:
+        super().__init__(A, y, "y")
+        if strange := set(np.unique(self._targets)) - {0.0, 1.0}:
             raise ValueError(f"y has the label {strange.pop()!r}; valid are 0 and 1")
         if not 0 <= lam < inf:
             raise ValueError(f"lam is {lam!r}; valid is a finite number >= 0")
         self.lam = lam
-        self.num_examples, self.n = (int(size) for size in self._records.A.shape)
-
-    @property
-    def largest_eigenvalue(self) -> float:
-        """lambda_max(A^T A)."""
-        return self._records.largest_eigenvalue
 
     @property
     def curvature(self) -> float:
@@ -178,15 +165,15 @@ class LogisticRegression:
 
     def value(self, w: Vector) -> float:
         """Return f(w)."""
-        products = self._records.products(w)
-        losses = np.logaddexp(0.0, products) - self._records.targets * products
+        products = self._products(w)
+        losses = np.logaddexp(0.0, products) - self._targets * products
         return float(losses.mean()) + self.lam / 2 * float(w @ w)
 
     def gradient(self, w: Vector, clip: float = inf) -> Vector:
         """Return A^T (sigmoid(A w) - y) / m + lam w, each record's part clipped to the norm ``clip``."""
         # The sigmoid as a tanh: exp would overflow.
-        sigmoid = (1.0 + np.tanh(self._records.products(w) / 2)) / 2
-        return self._records.mean_gradient(sigmoid - self._records.targets, clip) + self.lam * w
+        sigmoid = (1.0 + np.tanh(self._products(w) / 2)) / 2
+        return self._mean_gradient(sigmoid - self._targets, clip) + self.lam * w
 
 
 class TorchProblem:

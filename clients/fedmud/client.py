@@ -9,28 +9,20 @@ merges (``frozen_base.py``); in the authors' code nodes merge, and are sent the 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import nn
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
-from hedgerow.clients.evaluation import evaluate_on_part
+from hedgerow.clients.app import Answer, BatchClientApp, each, together
+from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
 from hedgerow.clients.fedmud.frozen_base import Bases
 from hedgerow.clients.fedmud.methods import Instruction, Method, Work
 from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.training.sgd import (
-    LocalWork,
-    Loss,
-    State,
-    Trained,
-    TrainingMode,
-    cross_entropy,
-    local_sgd,
-)
+from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.records import to_record
 
@@ -66,42 +58,28 @@ def fedmud_client(
     task : Callable[[Context], LocalTask] (default: local_task)
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
-        How nodes train; None is the run config's ``training-mode``, or ``auto``. The run config's
-        ``stack-nodes`` bounds how many train at once. ``fedbat`` always trains node by node.
+        How nodes train; None is what the run config says, see ``LocalTraining.of``. ``fedbat`` always trains
+        node by node.
     loss : Loss (default: cross_entropy)
         Loss of each sample in training; ``evaluate`` reports cross-entropy and accuracy.
     """
 
-    def train(calls: Sequence[Call]) -> list[RecordDict | Exception]:
-        answers: dict[int, RecordDict | Exception] = {}
-        rounds: dict[int, _Round] = {}
+    def train(calls: Sequence[Call]) -> Sequence[Answer]:
         bases = Bases()
-        for position, call in enumerate(calls):
-            try:
-                ready = _Round.of(call, task(call.context), bases)
-                if ready is None:
-                    answers[position] = _needs_base(call)
-                else:
-                    rounds[position] = ready
-            except Exception as error:  # One node's bad task or message must not fail the others.
-                answers[position] = error
-        if rounds:
-            run_config = calls[0].context.run_config
-            mode = training_mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
-            max_nodes = int(run_config.get("stack-nodes", 0)) or None
-            for position, outcome in _trained(rounds, loss, mode, max_nodes).items():
-                answers[position] = rounds[position].reply(outcome)
-        return [answers[position] for position in range(len(calls))]
+        handle = together(
+            lambda call: _Round.of(call, task(call.context), bases) or _needs_base(call),
+            lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode, loss)),
+        )
+        return handle(calls)
 
-    def listen(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
+    def listen(calls: Sequence[Call]) -> Sequence[Answer]:
         bases = Bases()
         return each(lambda call: _listen(call, task(call.context), bases))(calls)
 
     handlers: dict[str, BatchHandler] = {
         "train": train,
         "query.merge": listen,
-        "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        "query.whoami": whoami(lambda context: len(task(context).part)),
+        **task_handlers(task),
     }
     return BatchClientApp(handlers)
 
@@ -125,7 +103,7 @@ class _Round:
         work = method.work(instruction.rest(method.compressed), base)
         return cls(instruction, method, base, work)
 
-    def reply(self, outcome: Trained | Exception) -> RecordDict | Exception:
+    def reply(self, outcome: Trained | Exception) -> Answer:
         """Return what is sent, or what is wrong with it: a model that is not finite is no answer."""
         if isinstance(outcome, Exception):
             return outcome
@@ -153,34 +131,30 @@ def _base(instruction: Instruction, method: Method, bases: Bases) -> State | Non
     return bases.current(instruction.call, instruction.config, method.evolution)
 
 
-def _trained(
-    rounds: Mapping[int, _Round], loss: Loss, mode: TrainingMode, max_nodes: int | None
-) -> dict[int, Trained | Exception]:
-    """Return what every node learnt, or why it did not; those of one model are trained together."""
-    together: dict[nn.Module, list[int]] = {}
+def _answers(rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answer]:
+    """Train every node, those of one model together, and return what it replies."""
+    groups: dict[nn.Module, list[int]] = {}
     for position, one in rounds.items():
-        together.setdefault(one.method.model, []).append(position)
+        groups.setdefault(one.method.model, []).append(position)
 
     def train(model: nn.Module, positions: list[int]) -> dict[int, Trained | Exception]:
         works = [rounds[position].work for position in positions]
         try:
-            return dict(zip(positions, _train(model, works, loss, mode, max_nodes), strict=True))
+            return dict(zip(positions, _trained(model, works, how), strict=True))
         except Exception as error:  # A batch that a model does not take: its other nodes may have none.
             if len(positions) == 1:
                 return {positions[0]: error}
             return {key: outcome for p in positions for key, outcome in train(model, [p]).items()}
 
-    return {key: outcome for group in together.items() for key, outcome in train(*group).items()}
+    outcomes = {key: outcome for group in groups.items() for key, outcome in train(*group).items()}
+    return {position: rounds[position].reply(outcome) for position, outcome in outcomes.items()}
 
 
-def _train(
-    model: nn.Module, works: Sequence[Work], loss: Loss, mode: TrainingMode, max_nodes: int | None
-) -> list[Trained]:
+def _trained(model: nn.Module, works: Sequence[Work], how: LocalTraining) -> list[Trained]:
     """Return what nodes of one model learnt."""
-    sgd = [work for work in works if isinstance(work, LocalWork)]
-    trained = iter(local_sgd(model, sgd, loss, mode, max_nodes=max_nodes))
+    trained = iter(how.sgd(model, [work for work in works if isinstance(work, LocalWork)]))
     return [
-        train_binarised(model, work, loss) if isinstance(work, BinarisedWork) else next(trained)
+        train_binarised(model, work, how.loss) if isinstance(work, BinarisedWork) else next(trained)
         for work in works
     ]
 

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["moved_by_largest", "random_values"]
+from hedgerow.clients.training.work import State
 
-State = dict[str, Tensor]
+__all__ = ["moved_by_largest", "random_values"]
 
 
 def random_values(start: Mapping[str, Tensor], end: Mapping[str, Tensor], kept: NDArray[np.int64]) -> Tensor:

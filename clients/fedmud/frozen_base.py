@@ -15,9 +15,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
 
 from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.node_state import keep, kept
+from hedgerow.clients.training.work import State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import (
-    PayloadError,
     finite_views,
     received_state,
     to_record,
@@ -27,9 +28,7 @@ from hedgerow.wire.records import (
 
 __all__ = ["Bases", "Evolution"]
 
-State = dict[str, Tensor]
-
-_ARRAYS, _STATUS = "base", "base-status"  # records in context.state
+_RECORD = "base"  # in context.state
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Bases:
             not finite.
         """
         version, first = whole(config, "version", 0), whole(config, "from-version", 0)
-        keep = flag(config, "keep-base")
+        keeps = flag(config, "keep-base")
         base = self._from_message(call, evolution)
         if base is None:
             held = _Held.of(call.context, evolution)
@@ -97,8 +96,9 @@ class Bases:
             if held.version == version:
                 return self._shared(held)
             base = self._moved_on(held, version, call, evolution)
-        if keep:
-            _keep(call.context, base, version, self._checksum(base))
+        if keeps:
+            checksum = self._checksum(base)
+            keep(call.context, _RECORD, to_record(base), {"version": version, "checksum": checksum})
         return base
 
     def _from_message(self, call: Call, evolution: Evolution) -> State | None:
@@ -142,27 +142,14 @@ class _Held:
 
     @classmethod
     def of(cls, context: Context, evolution: Evolution) -> "_Held | None":
-        state = context.state
-        if _ARRAYS not in state.array_records or _STATUS not in state.config_records:
+        arrays, status = kept(context, _RECORD)
+        version, shapes = status.get("version"), {key: values.shape for key, values in arrays.items()}
+        if not isinstance(version, int) or shapes != dict(evolution.shapes):
             return None
-        record, status = state.array_records[_ARRAYS], state.config_records[_STATUS]
-        try:
-            shapes = {key: values.shape for key, values in finite_views(record).items()}
-        except PayloadError:
-            return None
-        version = status.get("version")
-        if status.get("run") != str(context.run_id) or shapes != dict(evolution.shapes):
-            return None
-        if not isinstance(version, int) or (checksum := _checksum(record)) != status.get("checksum"):
+        record = context.state.array_records[_RECORD]
+        if (checksum := _checksum(record)) != status.get("checksum"):
             return None
         return cls(record, version, checksum)
-
-
-def _keep(context: Context, base: State, version: int, checksum: str) -> None:
-    context.state[_ARRAYS] = to_record(base)
-    context.state[_STATUS] = ConfigRecord(
-        {"run": str(context.run_id), "version": version, "checksum": checksum}
-    )
 
 
 def _update(record: ArrayRecord, name: str, version: int) -> State:

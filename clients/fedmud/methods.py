@@ -230,16 +230,25 @@ class _Factored:
         return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
 
 
-class _EF21P:
-    """Weights, K entries of whose change travel."""
+class _MovingWeights:
+    """Weights that server and nodes move alike; a method says what travels of a node's change of them."""
 
-    def __init__(self, instruction: Instruction) -> None:
+    def __init__(
+        self, instruction: Instruction, move: Callable[[State, Mapping[str, Tensor]], State]
+    ) -> None:
         self.instruction = instruction
         self.model = instruction.task.model
         self.compressed = instruction.compressed_shapes()
         self.evolution = Evolution(
-            self.compressed, "updates", lambda base, version, update: moved_by_largest(base, update)
+            self.compressed, "updates", lambda base, version, update: move(base, update)
         )
+
+
+class _EF21P(_MovingWeights):
+    """Weights, K entries of whose change travel."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        super().__init__(instruction, moved_by_largest)
         size, keep = sum(map(math.prod, self.compressed.values())), whole(instruction.config, "keep", 1)
         self.kept = rand_k(size, keep, **instruction.stream)
 
@@ -251,16 +260,11 @@ class _EF21P:
         return rest | {"values": random_values(base, state, self.kept)}
 
 
-class _FedBAT:
+class _FedBAT(_MovingWeights):
     """Weights, a learnt bit of each one's change of which travels."""
 
     def __init__(self, instruction: Instruction) -> None:
-        self.instruction = instruction
-        self.model = instruction.task.model
-        self.compressed = instruction.compressed_shapes()
-        self.evolution = Evolution(
-            self.compressed, "updates", lambda base, version, update: moved_by_signs(base, update)
-        )
+        super().__init__(instruction, moved_by_signs)
 
     def work(self, rest: State, base: State) -> Work:
         stream = torch_generator(**self.instruction.stream, purpose=Purpose.COMPRESSION)

@@ -6,18 +6,19 @@ iteration k is a function of (seed, client, k) alone, so that runs with other pe
 see the same batches.
 """
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flwr.app import MetricRecord, RecordDict
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
-from hedgerow.clients.evaluation import evaluate_on_part
+from hedgerow.clients.app import Answer, BatchClientApp, together, whoami
+from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
+from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
-from hedgerow.clients.training.batches import batch_indices
-from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode, local_sgd
+from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.edge_servers import EDGE
 from hedgerow.wire.records import to_record
@@ -39,51 +40,49 @@ def sd_feel_client(
     task : Callable[[Context], LocalTask] (default: local_task)
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
-        How nodes train; None is the run config's ``training-mode``, or ``auto``. The run config's
-        ``stack-nodes`` bounds how many train at once (0 or none: what memory and caches hold).
+        How nodes train; None is what the run config says, see ``LocalTraining.of``.
     """
 
-    def train(calls: Sequence[Call]) -> list[RecordDict | Exception]:
-        answers: list[RecordDict | Exception] = [RuntimeError("not reached")] * len(calls)
-        works: dict[int, LocalWork] = {}
-        tasks: dict[int, LocalTask] = {}
-        for position, call in enumerate(calls):
-            try:
-                tasks[position] = task(call.context)
-                works[position] = _work(call, tasks[position])
-            except Exception as error:  # One node's bad task or message must not fail the others.
-                answers[position] = error
-        if works:
-            run_config = calls[0].context.run_config
-            mode = training_mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
-            max_nodes = int(run_config.get("stack-nodes", 0)) or None
-            model = tasks[next(iter(works))].model
-            trained = local_sgd(model, list(works.values()), mode=mode, max_nodes=max_nodes)
-            for position, outcome in zip(works, trained, strict=True):
-                answers[position] = _reply(outcome, tasks[position])
-        return answers
-
     handlers: dict[str, BatchHandler] = {
-        "train": train,
-        "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
+        "train": together(
+            lambda call: _Round.of(call, task(call.context)),
+            lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
+        ),
+        **task_handlers(task),
         "query.whoami": whoami(lambda context: 0 if role_of(context) == EDGE else len(task(context).part)),
         **edge_server_handlers(),
     }
     return BatchClientApp(handlers)
 
 
-def _work(call: Call, task: LocalTask) -> LocalWork:
-    config = only_config(call)
-    seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
-    first = whole(config, "first-step", 0)
-    steps = local_steps(config, "local-steps", min(batch_size, len(task.part)))
-    batches = [
-        task.part[batch_indices(seed, call.partition_id, k, len(task.part), batch_size)]
-        for k in range(first + 1, first + steps + 1)
-    ]
-    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "learning-rate"))
+@dataclass(frozen=True)
+class _Round:
+    """What one node does in one round."""
+
+    task: LocalTask
+    work: LocalWork
+
+    @classmethod
+    def of(cls, call: Call, task: LocalTask) -> "_Round":
+        config = only_config(call)
+        seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
+        batches = step_batches(
+            task.part,
+            seed=seed,
+            partition_id=call.partition_id,
+            done=whole(config, "first-step", 0),
+            steps=local_steps(config, "local-steps", min(batch_size, len(task.part))),
+            batch_size=batch_size,
+        )
+        lr = positive(config, "learning-rate")
+        return cls(task, LocalWork(sent_state(call, task), task.x, task.y, batches, lr))
+
+    def reply(self, outcome: Trained) -> RecordDict:
+        metrics = MetricRecord({"num-examples": len(self.task.part), "train-loss": outcome.mean_loss})
+        return RecordDict({"arrays": to_record(outcome.state), "metrics": metrics})
 
 
-def _reply(outcome: Trained, task: LocalTask) -> RecordDict:
-    metrics = MetricRecord({"num-examples": len(task.part), "train-loss": outcome.mean_loss})
-    return RecordDict({"arrays": to_record(outcome.state), "metrics": metrics})
+def _answers(rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answer]:
+    model = next(iter(rounds.values())).task.model
+    outcomes = how.sgd(model, [one.work for one in rounds.values()])
+    return {at: one.reply(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}

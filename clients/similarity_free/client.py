@@ -9,7 +9,6 @@ mini-batch is a function of (seed, client, step of the whole run) alone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import cast
 
 import numpy as np
 import torch
@@ -17,9 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.app import Answer, BatchClientApp, each, together
 from hedgerow.clients.error_feedback import Update, compress_updates
-from hedgerow.clients.evaluation import evaluate_on_part
+from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.instructions import (
     choice,
     flag,
@@ -32,18 +31,11 @@ from hedgerow.clients.instructions import (
     whole,
 )
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
+from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.similarity_free.probes import Probe, probe, probe_stream
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
-from hedgerow.clients.training.batches import batch_indices
-from hedgerow.clients.training.sgd import (
-    LocalWork,
-    Loss,
-    State,
-    Trained,
-    TrainingMode,
-    cross_entropy,
-    local_sgd,
-)
+from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.compress import Compressor, Identity, parse_compressor
 from hedgerow.wire.records import to_record
@@ -78,34 +70,13 @@ def similarity_free_client(
     task : Callable[[Context], LocalTask] (default: local_task)
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
-        How nodes train; None is the run config's ``training-mode``, or ``auto``. The run config's
-        ``stack-nodes`` bounds how many train at once (0 or none: what memory and caches hold).
+        How nodes train; None is what the run config says, see ``LocalTraining.of``.
     loss : Loss (default: cross_entropy)
         Loss of each sample in training and probes; ``evaluate`` reports cross-entropy and accuracy.
     """
 
-    def train(calls: Sequence[Call]) -> list[RecordDict | Exception]:
-        answers: dict[int, RecordDict | Exception] = {}
-        rounds: dict[int, _Round] = {}
-        for position, call in enumerate(calls):
-            try:
-                rounds[position] = _Round.of(call, task(call.context), loss)
-            except Exception as error:  # One node's bad task or message must not fail the others.
-                answers[position] = error
-        if rounds:
-            run_config = calls[0].context.run_config
-            mode = training_mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
-            max_nodes = int(run_config.get("stack-nodes", 0)) or None
-            works = {position: round.work for position, round in rounds.items()}
-            model = next(iter(rounds.values())).task.model
-            learnt: dict[int, _Learnt] = {}
-            for position, outcome in _apply_operators(model, works, loss, mode, max_nodes).items():
-                try:
-                    learnt[position] = rounds[position].learnt(outcome)
-                except ValueError as error:
-                    answers[position] = error
-            answers |= _replies(calls, learnt)
-        return [answers[position] for position in range(len(calls))]
+    def answers(calls: Sequence[Call], rounds: Mapping[int, _Round]) -> dict[int, Answer]:
+        return _answers(calls, rounds, LocalTraining.of(calls[0].context, training_mode, loss))
 
     def answer_probe(call: Call) -> RecordDict:
         own = task(call.context)
@@ -114,9 +85,8 @@ def similarity_free_client(
         return RecordDict({"metrics": MetricRecord({**metrics})})
 
     handlers: dict[str, BatchHandler] = {
-        "train": train,
-        "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        "query.whoami": whoami(lambda context: len(task(context).part)),
+        "train": together(lambda call: _Round.of(call, task(call.context), loss), answers),
+        **task_handlers(task),
         "query.probe": each(answer_probe),
     }
     return BatchClientApp(handlers)
@@ -175,9 +145,22 @@ class _Learnt:
     metrics: Mapping[str, float]
 
 
-def _replies(calls: Sequence[Call], learnt: Mapping[int, _Learnt]) -> dict[int, RecordDict | Exception]:
+def _answers(calls: Sequence[Call], rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answer]:
+    """Apply every node's operator, and return what it replies."""
+    model = next(iter(rounds.values())).task.model
+    learnt: dict[int, _Learnt] = {}
+    failed: dict[int, Answer] = {}
+    for position, outcome in _apply_operators(model, rounds, how).items():
+        try:
+            learnt[position] = rounds[position].learnt(outcome)
+        except ValueError as error:
+            failed[position] = error
+    return failed | _replies(calls, learnt)
+
+
+def _replies(calls: Sequence[Call], learnt: Mapping[int, _Learnt]) -> dict[int, Answer]:
     """Return x_i^k itself where nothing compresses it, else q_i^k, Algorithm 2, steps 3 and 4."""
-    replies: dict[int, RecordDict | Exception] = {}
+    replies: dict[int, Answer] = {}
     changes: dict[int, Update] = {}
     for position, one in learnt.items():
         if one.round.compressor == Identity():
@@ -224,21 +207,25 @@ def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> lis
     """Return the round's mini-batches, of the steps k T + 1, ..., (k + 1) T; the config's ``key`` has T."""
     seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
     count = local_steps(config, key, min(batch_size, len(task.part)))
-    done = whole(config, "round-index", 0) * count
-    return [
-        task.part[batch_indices(seed, call.partition_id, step, len(task.part), batch_size)]
-        for step in range(done + 1, done + count + 1)
-    ]
+    return step_batches(
+        task.part,
+        seed=seed,
+        partition_id=call.partition_id,
+        done=whole(config, "round-index", 0) * count,
+        steps=count,
+        batch_size=batch_size,
+    )
 
 
 def _apply_operators(
-    model: nn.Module, works: Mapping[int, Work], loss: Loss, mode: TrainingMode, max_nodes: int | None
+    model: nn.Module, rounds: Mapping[int, _Round], how: LocalTraining
 ) -> dict[int, Outcome]:
     """Return x_i^k of every node; nodes that were asked for the same operator are computed together."""
+    works = {position: one.work for position, one in rounds.items()}
     gradient = {i: work for i, work in works.items() if isinstance(work, LocalWork)}
     prox = {i: work for i, work in works.items() if isinstance(work, ProximalWork)}
-    sgd = local_sgd(model, list(gradient.values()), loss, mode, max_nodes=max_nodes)
-    points = proximal_steps(model, list(prox.values()), loss, mode, max_nodes=max_nodes)
+    sgd = how.sgd(model, list(gradient.values()))
+    points = proximal_steps(model, list(prox.values()), how)
     return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))
 
 

@@ -19,15 +19,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.training.sgd import (
-    LocalWork,
-    Loss,
-    State,
-    Trained,
-    TrainingMode,
-    cross_entropy,
-    local_sgd,
-)
+from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.training.work import LocalWork, State, Trained
 from hedgerow.wire.checks import at_least, positive
 
 __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
@@ -158,12 +151,7 @@ class Proximal:
 
 
 def proximal_steps(
-    model: nn.Module,
-    works: Sequence[ProximalWork],
-    loss: Loss = cross_entropy,
-    mode: TrainingMode = "auto",
-    *,
-    max_nodes: int | None = None,
+    model: nn.Module, works: Sequence[ProximalWork], how: LocalTraining
 ) -> list[Proximal | ValueError]:
     """Take every node's proximal step: S inner steps, or fewer where the residual is small before.
 
@@ -180,8 +168,8 @@ def proximal_steps(
         The architecture, on the training device. Its parameters serve as scratch space.
     works : Sequence[ProximalWork]
         One entry a node.
-    loss, mode, max_nodes
-        As ``local_sgd`` takes them.
+    how : LocalTraining
+        How the inner steps are computed.
 
     Returns
     -------
@@ -192,17 +180,14 @@ def proximal_steps(
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     solvers = [_Solver(work, trainable) for work in works]
 
-    def gradient_steps(of: Sequence[LocalWork]) -> list[Trained]:
-        return local_sgd(model, of, loss, mode, max_nodes=max_nodes)
-
     for work in works:
         if work.inner_lr > 2 * work.gamma:
             _warn(work.inner_lr, work.gamma)
-    firsts = gradient_steps([work.gradient_step(work.start, work.steps) for work in works])
+    firsts = how.sgd(model, [work.gradient_step(work.start, work.steps) for work in works])
     for solver, first in zip(solvers, firsts, strict=True):
         solver.refer_to(first)
     while active := [solver for solver in solvers if solver.outcome is None]:
-        steps = gradient_steps([solver.work.gradient_step(solver.y, solver.step) for solver in active])
+        steps = how.sgd(model, [solver.work.gradient_step(solver.y, solver.step) for solver in active])
         for solver, trained in zip(active, steps, strict=True):
             solver.advance(trained)
     return [solver.outcome for solver in solvers if solver.outcome is not None]

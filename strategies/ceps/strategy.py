@@ -6,23 +6,26 @@ sensing matrices live on the nodes. A node uses its own model in addition to tho
 max(1, round(r |N_i|)) neighbours; the paper leaves open whether it counts among them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Literal, Unpack, get_args
+from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import networkx as nx
 from flwr.common import log
+from flwr.serverapp.strategy import Result
 
+from hedgerow.strategies.gossip.method import GossipOptions, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, Scalar
+from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
-__all__ = ["CEPS", "OneBitCode", "neighbourhood_graph", "participants"]
+__all__ = ["CEPS", "OneBitCode", "Topology", "neighbourhood_graph", "participants"]
 
+Topology: TypeAlias = str | nx.Graph | Sequence[tuple[int, int]] | None
 SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]
 
@@ -35,9 +38,7 @@ def participants(participation: float, degree: int) -> int:
     return min(degree, max(1, round(participation * degree)))
 
 
-def neighbourhood_graph(
-    topology: str | nx.Graph | Sequence[tuple[int, int]] | None, num_nodes: int, seed: int
-) -> nx.Graph:
+def neighbourhood_graph(topology: Topology, num_nodes: int, seed: int) -> nx.Graph:
     """Return a connected graph; without a topology a random regular one of degree m / 4, at least 2."""
     if topology is not None:
         return as_graph(topology, num_nodes, seed)
@@ -154,7 +155,7 @@ class CEPS(Gossip):
         measurements: int | None = None,
         codec: str = "1bcs",
         code: OneBitCode | None = None,
-        topology: str | nx.Graph | Sequence[tuple[int, int]] | None = None,
+        topology: Topology = None,
         participation: float = 0.2,
         interval: int | tuple[int, int] = (10, 15),
         stragglers: bool = False,
@@ -194,10 +195,7 @@ class CEPS(Gossip):
             participation=participation,
             interval=_checked_interval(interval),
             stragglers=stragglers,
-            mu=mu,
-            sigma_rule=sigma_rule,
-            sigma_d=sigma_d,
-            c=c,
+            step={"mu": mu, "sigma-rule": sigma_rule, "sigma-d": sigma_d, "c": c},
             privacy=privacy,
         )
         super().__init__(method, **options)
@@ -208,10 +206,12 @@ class CEPS(Gossip):
         if privacy.mode == "sound" and self.monitor is not None:
             log(WARNING, "The monitor sees all models: the privacy guarantee does not hold against it.")
 
-    def conclude(self) -> None:
-        """Log what the run cost in privacy."""
+    def start(self, *args: Any, **options: Any) -> Result:
+        """Run the strategy, see ``Gossip``, and log what the run cost in privacy."""
+        result = super().start(*args, **options)
         if self.privacy.mode != "none":
             log(INFO, "Privacy: %s", self.privacy_report())
+        return result
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Account for the node that communicates most often, over the iterations so far, at a total delta.
@@ -223,7 +223,7 @@ class CEPS(Gossip):
         ValueError
             If there is no noise.
         """
-        count = releases(max(self.iterations, 1), self.interval[0]) + self._restarted
+        count = releases(max(self.iterations, 1), self.interval[0]) + self._appointments.restarted
         return self.privacy.report(count, delta, numerical=True)
 
     def summary(self) -> None:
@@ -244,10 +244,7 @@ class _Method:
     participation: float
     interval: tuple[int, int]
     stragglers: bool
-    mu: float
-    sigma_rule: SigmaRule
-    sigma_d: SigmaDivisor
-    c: float
+    step: Mapping[str, Scalar]
     privacy: Privacy
     name: str = "ceps"
 
@@ -267,10 +264,7 @@ class _Method:
             "ask": "all" if self.stragglers else "chosen",
             "kappa-low": self.interval[0],
             "kappa-high": self.interval[1],
-            "mu": self.mu,
-            "sigma-rule": self.sigma_rule,
-            "sigma-d": self.sigma_d,
-            "c": self.c,
+            **self.step,
             **self.privacy.instructions(),
             "neighbours": self._neighbours(node),
             "num-nodes": self.num_nodes,
@@ -286,10 +280,8 @@ class _Method:
         return participants(self.participation, len(self._neighbours(node))) if self.stragglers else None
 
     def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
-        if self.privacy.mode == "none":
-            return {}
         # A node that lost its state releases the gradient at W^0 again, with other noise.
-        return self.privacy.report(releases(iterations, self.interval[0]) + restarts).metrics()
+        return self.privacy.metrics(releases(iterations, self.interval[0]) + restarts)
 
     def describe(self) -> Iterable[str]:
         graph = self.graph(0)
@@ -299,7 +291,7 @@ class _Method:
         )
         low, high = self.interval
         yield f"n = {self.sizes.dim}, s = {self.sizes.sparsity}, kappa: {low} to {high}"
-        yield f"mu = {self.mu:g}, sigma: {self.sigma_rule}, privacy: {self.privacy.mode}"
+        yield f"mu = {self.step['mu']:g}, sigma: {self.step['sigma-rule']}, privacy: {self.privacy.mode}"
 
     def _neighbours(self, node: int) -> list[int]:
         return sorted(self.graph(0).neighbors(node))

@@ -37,41 +37,23 @@ class EF21P(CompressedLayers):
 
     Parameters
     ----------
-    layers : Sequence[LayerShape]
-        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
-    num_parameters : int
-        Trainable scalars of the model.
     ratio : float (default: 1 / 32)
         K = ceil(ratio * D) of the compressed layers' D weights travel each way; in (0, 1].
     scale : bool (default: True)
         Whether what Rand-K keeps counts D / K times, which makes it unbiased.
-    skip_front, skip_back : int (default: 1, 1)
-        Layers at either end that travel as they are, >= 0.
     **options
-        See ``CompressedLayers``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        See ``CompressedLayers``, also for what is raised.
     """
 
     def __init__(
-        self,
-        *,
-        layers: Sequence[LayerShape],
-        num_parameters: int,
-        ratio: float = 1 / 32,
-        scale: bool = True,
-        skip_front: int = 1,
-        skip_back: int = 1,
-        **options: Unpack[TrainingOptions],
+        self, *, ratio: float = 1 / 32, scale: bool = True, **options: Unpack[TrainingOptions]
     ) -> None:
         in_range("ratio", ratio, 0.0, 1.0, open_below=True)
-        compression = Compression("dense", ratio, "layer", skip_front=skip_front, skip_back=skip_back)
-        chosen = compression.compressed(layers, num_parameters)
-        method = BroadcastIterate(chosen, ratio, scale, options.get("seed", 0))
-        super().__init__(method, compression, compression.plan(layers, num_parameters), **options)
+        super().__init__(
+            Compression("dense", ratio, "layer"),
+            lambda model: BroadcastIterate(model.compressed, ratio, scale, model.seed),
+            **options,
+        )
 
 
 class BroadcastIterate:

@@ -8,7 +8,7 @@ without its Frobenius decay. No node keeps anything between rounds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -25,85 +25,53 @@ from hedgerow.strategies.vectors import arrays, joined, split, tensors, weighted
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 from hedgerow.wire.records import to_record
 
-__all__ = ["FedHM", "FedLMT", "FedPara", "SingularValues", "truncated"]
+__all__ = ["FedHM", "FedLMT", "FedPara", "SingularValues", "TrainedFactors", "truncated"]
 
 
-class FedLMT(CompressedLayers):
-    """FedLMT: each compressed weight is U V from the start; the factors are averaged.
+class TrainedFactors(CompressedLayers):
+    """Clients train factors of the weights themselves, which are averaged; a subclass says of which form.
 
     The run starts from random factors: what the initial arrays hold of the compressed layers is not used.
 
     Parameters
     ----------
-    layers : Sequence[LayerShape]
-        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
-    num_parameters : int
-        Trainable scalars of the model.
-    ratio, budget, init_a, skip_front, skip_back, measure_bias
+    ratio, budget, init_a, measure_bias
         As in ``FedMUD``.
     **options
-        See ``CompressedLayers``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        See ``CompressedLayers``, also for what is raised.
     """
+
+    variant: ClassVar[str]
 
     def __init__(
         self,
         *,
-        layers: Sequence[LayerShape],
-        num_parameters: int,
         ratio: float = 1 / 32,
         budget: str = "model",
         init_a: float = 0.1,
-        skip_front: int = 1,
-        skip_back: int = 1,
         measure_bias: bool = False,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        compression = Compression("lmt", ratio, budget, init_a, skip_front=skip_front, skip_back=skip_back)
-        plan = compression.plan(layers, num_parameters)
-        method = FactorAveraging(plan, options.get("seed", 0), measure_bias=measure_bias)
-        super().__init__(method, compression, plan, **options)
+        super().__init__(
+            Compression(self.variant, ratio, budget, init_a),
+            lambda model: FactorAveraging(model.plan, model.seed, measure_bias=measure_bias),
+            **options,
+        )
 
 
-class FedPara(CompressedLayers):
-    """FedPara: each compressed weight is the entrywise product of two low-rank ones; factors are averaged.
+class FedLMT(TrainedFactors):
+    """FedLMT: each compressed weight is U V from the start. Parameters are those of ``TrainedFactors``."""
 
-    The run starts from random factors: what the initial arrays hold of the compressed layers is not used.
+    variant = "lmt"
 
-    Parameters
-    ----------
-    layers, num_parameters, ratio, budget, init_a, skip_front, skip_back, measure_bias
-        As in ``FedLMT``.
-    **options
-        See ``CompressedLayers``.
 
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+class FedPara(TrainedFactors):
+    """FedPara: each compressed weight is the entrywise product of two low-rank ones, (X1 Y1) * (X2 Y2).
+
+    Parameters are those of ``TrainedFactors``.
     """
 
-    def __init__(
-        self,
-        *,
-        layers: Sequence[LayerShape],
-        num_parameters: int,
-        ratio: float = 1 / 32,
-        budget: str = "model",
-        init_a: float = 0.1,
-        skip_front: int = 1,
-        skip_back: int = 1,
-        measure_bias: bool = False,
-        **options: Unpack[TrainingOptions],
-    ) -> None:
-        compression = Compression("para", ratio, budget, init_a, skip_front=skip_front, skip_back=skip_back)
-        plan = compression.plan(layers, num_parameters)
-        method = FactorAveraging(plan, options.get("seed", 0), measure_bias=measure_bias)
-        super().__init__(method, compression, plan, **options)
+    variant = "para"
 
 
 class FedHM(CompressedLayers):
@@ -114,31 +82,17 @@ class FedHM(CompressedLayers):
 
     Parameters
     ----------
-    layers, num_parameters, ratio, budget, skip_front, skip_back
-        As in ``FedLMT``.
+    ratio, budget
+        As in ``FedMUD``.
     **options
-        See ``CompressedLayers``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        See ``CompressedLayers``, also for what is raised.
     """
 
     def __init__(
-        self,
-        *,
-        layers: Sequence[LayerShape],
-        num_parameters: int,
-        ratio: float = 1 / 32,
-        budget: str = "model",
-        skip_front: int = 1,
-        skip_back: int = 1,
-        **options: Unpack[TrainingOptions],
+        self, *, ratio: float = 1 / 32, budget: str = "model", **options: Unpack[TrainingOptions]
     ) -> None:
-        compression = Compression("lmt", ratio, budget, skip_front=skip_front, skip_back=skip_back)
-        plan = compression.plan(layers, num_parameters)
-        super().__init__(SingularValues(plan), compression, plan, **options)
+        compression = Compression("lmt", ratio, budget)
+        super().__init__(compression, lambda model: SingularValues(model.plan), **options)
 
 
 class SingularValues:

@@ -57,34 +57,13 @@ class FedBAT(CompressedLayers):
 
     Parameters
     ----------
-    layers : Sequence[LayerShape]
-        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
-    num_parameters : int
-        Trainable scalars of the model.
-    skip_front, skip_back : int (default: 1, 1)
-        Layers at either end that travel as they are, >= 0.
     **options
-        See ``CompressedLayers``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        See ``CompressedLayers``, also for what is raised.
     """
 
-    def __init__(
-        self,
-        *,
-        layers: Sequence[LayerShape],
-        num_parameters: int,
-        skip_front: int = 1,
-        skip_back: int = 1,
-        **options: Unpack[TrainingOptions],
-    ) -> None:
-        compression = Compression("dense", 1 / 32, "layer", skip_front=skip_front, skip_back=skip_back)
-        chosen = compression.compressed(layers, num_parameters)
-        method = SignUpdates(chosen, options.get("seed", 0))
-        super().__init__(method, compression, compression.plan(layers, num_parameters), **options)
+    def __init__(self, **options: Unpack[TrainingOptions]) -> None:
+        compression = Compression("dense", 1 / 32, "layer")
+        super().__init__(compression, lambda model: SignUpdates(model.compressed, model.seed), **options)
 
 
 class SignUpdates:

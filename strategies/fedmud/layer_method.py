@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord
@@ -10,7 +11,7 @@ from torch import Tensor
 from hedgerow.strategies.fedmud.sync import UpdateLog
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 
-__all__ = ["Compression", "Method", "Scalar"]
+__all__ = ["CompressedModel", "Compression", "Method", "Scalar"]
 
 Scalar = str | int | float | bool
 
@@ -34,17 +35,45 @@ class Compression:
     skip_front: int = 1
     skip_back: int = 1
 
-    def plan(self, layers: Sequence[LayerShape], num_parameters: int) -> Factorisation:
-        """Return the factors of a model's layers; ValueError for what is out of range."""
-        return Factorisation.plan(layers, num_parameters=num_parameters, **self.__dict__)
-
-    def compressed(self, layers: Sequence[LayerShape], num_parameters: int) -> tuple[LayerShape, ...]:
-        """Return the layers between those that are skipped; ValueError for what is out of range."""
-        return Compression(**{**self.__dict__, "variant": "lmt"}).plan(layers, num_parameters).layers
-
     def instructions(self) -> dict[str, Scalar]:
         """Return the arguments as keys of a message's config."""
         return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
+
+
+@dataclass(frozen=True)
+class CompressedModel:
+    """A model of which some layers are compressed: what a method is made for.
+
+    Parameters
+    ----------
+    compression : Compression
+        Which layers, and how far.
+    layers : Sequence[LayerShape]
+        The model's layers, in module order.
+    num_parameters : int
+        Trainable scalars of the model.
+    seed : int
+        The run's seed.
+    """
+
+    compression: Compression
+    layers: Sequence[LayerShape]
+    num_parameters: int
+    seed: int
+
+    @cached_property
+    def plan(self) -> Factorisation:
+        """The factors; ValueError for what is out of range."""
+        return self._plan()
+
+    @property
+    def compressed(self) -> tuple[LayerShape, ...]:
+        """The layers between those that are skipped, of a method without factors; ValueError if none is."""
+        return self._plan(variant="lmt").layers
+
+    def _plan(self, **changed: Any) -> Factorisation:
+        arguments = {**self.compression.__dict__, **changed}
+        return Factorisation.plan(self.layers, num_parameters=self.num_parameters, **arguments)
 
 
 class Method(Protocol):

@@ -158,10 +158,6 @@ class FedMUD(CompressedLayers):
 
     Parameters
     ----------
-    layers : Sequence[LayerShape]
-        The model's layers, ``layers_of(model)``; ``for_model`` fills in this and the next.
-    num_parameters : int
-        Trainable scalars of the model.
     variant : str (default: "mud+bkd+aad")
         One of ``UPDATE_VARIANTS``; see ``Factorisation``.
     ratio : float (default: 1 / 32)
@@ -176,24 +172,15 @@ class FedMUD(CompressedLayers):
         Kronecker blocks one after the other, as in the authors' code, or in a square, as in the text.
     tight : bool (default: False)
         Leave out the blocks that no weight reaches, which the authors' code transmits.
-    skip_front, skip_back : int (default: 1, 1)
-        Layers at either end that travel as they are, >= 0.
     measure_bias : bool (default: False)
         Tell the aggregation bias each round; see ``FactorAveraging``.
     **options
-        See ``CompressedLayers``.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is out of range, naming it, its value and what is valid.
+        See ``CompressedLayers``, also for what is raised.
     """
 
     def __init__(
         self,
         *,
-        layers: Sequence[LayerShape],
-        num_parameters: int,
         variant: str = "mud+bkd+aad",
         ratio: float = 1 / 32,
         budget: str = "model",
@@ -201,14 +188,13 @@ class FedMUD(CompressedLayers):
         init_a: float = 0.1,
         layout: str = "flat",
         tight: bool = False,
-        skip_front: int = 1,
-        skip_back: int = 1,
         measure_bias: bool = False,
         **options: Unpack[TrainingOptions],
     ) -> None:
         int_at_least(1, reset_interval=reset_interval)
         one_of("variant", variant, UPDATE_VARIANTS)
-        compression = Compression(variant, ratio, budget, init_a, layout, tight, skip_front, skip_back)
-        plan = compression.plan(layers, num_parameters)
-        method = FactorAveraging(plan, options.get("seed", 0), reset_interval, measure_bias)
-        super().__init__(method, compression, plan, **options)
+        super().__init__(
+            Compression(variant, ratio, budget, init_a, layout, tight),
+            lambda model: FactorAveraging(model.plan, model.seed, reset_interval, measure_bias),
+            **options,
+        )

@@ -1,6 +1,7 @@
 """Methods whose nodes send each other messages along a graph."""
 
+from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
-from hedgerow.strategies.gossip.strategy import Gossip, GossipMethod
+from hedgerow.strategies.gossip.strategy import Gossip
 
 __all__ = ["DivergenceError", "Gossip", "GossipMethod", "Monitor"]

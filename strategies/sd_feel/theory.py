@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ __all__ = [
     "PAPER_RATES",
     "PRESETS",
     "BoundConstants",
+    "Grid",
     "Plan",
     "Problem",
     "Scheme",
@@ -554,17 +555,17 @@ def plans(
     return [Plan(int(p), int(q), int(r), int(k), s) for p, q, r, k, s in zip(*columns, strict=True)]
 
 
-def plan(
-    target: float,
-    problem: Problem,
-    system: System,
-    *,
-    eta: float,
-    zeta: float,
-    tau1: Iterable[int] = range(1, 31),
-    tau2: Iterable[int] = range(1, 11),
-    alpha: Iterable[int] = range(1, 31),
-) -> Plan:
+class Grid(TypedDict, total=False):
+    """What ``plan`` takes by keyword, as ``plans`` does."""
+
+    eta: Required[float]
+    zeta: Required[float]
+    tau1: Iterable[int]
+    tau2: Iterable[int]
+    alpha: Iterable[int]
+
+
+def plan(target: float, problem: Problem, system: System, **grid: Unpack[Grid]) -> Plan:
     """Return the first of ``plans``, the cheapest schedule; read there why its tau2 is always 1.
 
     Raises
@@ -572,11 +573,11 @@ def plan(
     ValueError
         If a number is out of range, or no schedule of the grid reaches the target.
     """
-    found = plans(target, problem, system, eta=eta, zeta=zeta, tau1=tau1, tau2=tau2, alpha=alpha)
+    found = plans(target, problem, system, **grid)
     if not found:
         raise ValueError(
-            f"target is {target!r} at eta {eta!r} and zeta {zeta!r}; valid is a target that a schedule "
-            f"of the grid reaches: take a larger target, a smaller eta or more gossip steps"
+            f"target is {target!r} at eta {grid['eta']!r} and zeta {grid['zeta']!r}; valid is a target that "
+            "a schedule of the grid reaches: take a larger target, a smaller eta or more gossip steps"
         )
     return found[0]
 

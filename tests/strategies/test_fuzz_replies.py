@@ -18,9 +18,10 @@ from hedgerow.strategies.exchange import Node, _introduced, checked_metrics
 from hedgerow.strategies.fedmud.ef21p import EF21P
 from hedgerow.strategies.fedmud.fedbat import FedBAT
 from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.gossip.strategy import _Appointment, _next_communication, _seen
-from hedgerow.strategies.gossip.strategy import _introduced as _greeted
+from hedgerow.strategies.gossip.replies import introduced as greeted
+from hedgerow.strategies.gossip.replies import next_communication, seen
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.schedules import Fixed
@@ -92,10 +93,10 @@ TOLD = [
     refuses("metrics", RecordDict({"m": METRICS}), lambda c: checked_metrics(c, "num-examples"), are_metrics),
     refuses("pair", RecordDict({"pair": PAIR}), introduction, is_party),
     refuses(
-        "hello", RecordDict({"hello": HELLO}), partial(_greeted, NODE), lambda a: isinstance(a, _Appointment)
+        "hello", RecordDict({"hello": HELLO}), partial(greeted, NODE), lambda a: isinstance(a, Appointment)
     ),
-    refuses("next", RecordDict({"next": HELLO}), lambda c: _next_communication(c, "next", after=4), is_next),
-    refuses("look", RecordDict(SIGHT), lambda c: _seen(c, 6), lambda sight: sight.model.shape == (6,)),
+    refuses("next", RecordDict({"next": HELLO}), lambda c: next_communication(c, "next", after=4), is_next),
+    refuses("look", RecordDict(SIGHT), lambda c: seen(c, 6), lambda sight: sight.model.shape == (6,)),
 ]
 
 
@@ -206,18 +207,18 @@ def layered(strategy: Any, coded: dict[str, Any]) -> Decoder:
     """A reply to a method of the FedMUD family."""
     start = {layer.key: RNG.standard_normal(layer.shape).astype(np.float32) for layer in LAYERS}
     state = {**start, "last.bias": np.zeros(2, np.float32), "norm.num_batches_tracked": np.array(0)}
-    strategy._begin(to_record(state))
+    strategy._model.begin(to_record(state))
     rest = {key: value for key, value in state.items() if key not in COMPRESSED}
     metrics = {"num-examples": 7, "base-version": strategy.method.log.version, "need-base": 0}
 
     def is_uplink(value: Any) -> bool:
         coded_finite = all(np.isfinite(part).all() for part in np.atleast_1d(value.coded))
-        return finite(value.rest, strategy._rest_layout.size) and coded_finite and value.weight > 0
+        return finite(value.rest, strategy._model.rest_layout.size) and coded_finite and value.weight > 0
 
     return refuses(
         type(strategy).__name__,
         RecordDict({"arrays": to_record({**coded, **rest}), "metrics": MetricRecord(metrics)}),
-        lambda content: strategy._checked(1, NODE, content),
+        lambda content: strategy._read(1, NODE, content),
         is_uplink,
     )
 

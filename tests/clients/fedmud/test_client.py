@@ -3,13 +3,14 @@ side, against the plain loop of eqs. (3) to (9) of FedMUD, Y. Li et al."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from tests.clients.contexts import context
 from tests.clients.training.cases import torch_seeded
 from tests.oracles import fedmud as oracle
 from torch import Tensor, nn
@@ -34,15 +35,6 @@ from hedgerow.wire.records import to_record, to_state_dict
 
 NODES, CLASSES = 6, 3
 Make = Callable[..., CompressedLayers]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small gain nothing from several threads, and wait long for a core that is taken."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def third_party() -> nn.Module:
@@ -84,16 +76,6 @@ def task_of(model: nn.Module) -> LocalTaskFn:
         return LocalTask(model, x, y, np.arange(18 * i, 18 * i + samples(i)))
 
     return task
-
-
-def context(partition_id: int = 1) -> Context:
-    return Context(
-        run_id=1,
-        node_id=100 + partition_id,
-        node_config={"partition-id": partition_id},
-        state=RecordDict(),
-        run_config={},
-    )
 
 
 # A message that the handlers take, as the server makes it.

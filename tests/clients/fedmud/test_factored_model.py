@@ -22,15 +22,6 @@ UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
 WEIGHTS = ("lmt", "para")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small gain nothing from several threads, and wait long for a core that is taken."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def third_party() -> nn.Module:
     """Normalisation, groups, a rectangular kernel, biases, a frozen layer: nothing of this suite's."""
     return torch_seeded(

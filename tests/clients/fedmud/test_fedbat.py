@@ -1,7 +1,6 @@
 """FedBAT at a node: goldens of the stochastic binariser, its gradients, and two halves of local training."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,6 @@ ALPHA = torch.tensor(0.01)
 # Golden: alpha = 0.01.
 X = torch.tensor([-0.02, -0.005, 0.0, 0.005, 0.02])
 MEAN = torch.tensor([-0.01, -0.005, 0.0, 0.005, 0.01])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Operations this small gain nothing from several threads, and wait long for a core that is taken."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def stream(seed: int = 0) -> torch.Generator:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from tests.clients.contexts import context
 from tests.clients.similarity_free.quadratic_cases import Q2_X, Q2_Y, Point, half_square, point
 from tests.oracles import similarity_free as oracle
 from tests.oracles.similarity_free import Q2
@@ -16,6 +17,7 @@ from torch import nn
 
 from hedgerow.clients import LocalTask, batch_indices
 from hedgerow.clients.local_task import LocalTaskFn
+from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.probes import probe, probe_stream
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
@@ -48,16 +50,6 @@ PROX = {
     "inner-batch": "fixed",
 }
 MODES: tuple[TrainingMode, ...] = ("loop", "stack")
-
-
-def context(partition_id: int) -> Context:
-    return Context(
-        run_id=1,
-        node_id=100 + partition_id,
-        node_config={"partition-id": partition_id},
-        state=RecordDict(),
-        run_config={},
-    )
 
 
 def call(
@@ -438,7 +430,7 @@ def test_one_local_iteration_is_one_step_of_sgd() -> None:
 def test_the_proximal_operator_sees_one_batch_a_round_or_one_a_step(policy: str, steps: list[int]) -> None:
     sent = {"round_index": 3, "inner_steps": 6, "inner_batch": policy, "inner_lr": "fixed:0.04"}
     work = ProximalWork(START, X, Y, [batch(2, step) for step in steps], 0.1, 0.04, 6, tol=0.0)
-    (expected,) = proximal_steps(MODEL, [work])
+    (expected,) = proximal_steps(MODEL, [work], LocalTraining())
     assert isinstance(expected, Proximal)
     reply = answer(node(2, PROX, **sent))
     assert all(torch.equal(value, expected.state[key]) for key, value in state(reply).items())

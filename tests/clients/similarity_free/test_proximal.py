@@ -16,9 +16,10 @@ from tests.oracles.similarity_free import Q2, Quadratic, inner_iterates
 from torch import Tensor, nn
 
 from hedgerow.clients import local_sgd
+from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.sgd import TrainingMode
-from hedgerow.clients.training.work import LocalWork, cross_entropy
+from hedgerow.clients.training.work import LocalWork
 
 ONE, TWO = np.array([0]), np.array([1])
 
@@ -31,7 +32,7 @@ def work(batch: Any = TWO, **changes: Any) -> ProximalWork:
 
 
 def solve(works: Sequence[ProximalWork], mode: TrainingMode = "auto", model: nn.Module | None = None) -> Any:
-    return proximal_steps(model or Point(), works, half_square, mode)
+    return proximal_steps(model or Point(), works, LocalTraining(mode, half_square))
 
 
 def solved(one: ProximalWork) -> Proximal:
@@ -247,7 +248,7 @@ def network_works(model: nn.Module, dtype: torch.dtype, *, fresh: bool) -> list[
 def test_the_stack_equals_the_loop(dtype: torch.dtype, tolerance: float, fresh: bool) -> None:
     model = network().to(dtype)
     works = network_works(model, dtype, fresh=fresh)
-    stack, loop = (proximal_steps(model, works, cross_entropy, mode) for mode in ("stack", "loop"))
+    stack, loop = (proximal_steps(model, works, LocalTraining(mode)) for mode in ("stack", "loop"))
     failures = []
     for node, (a, b) in enumerate(zip(stack, loop, strict=True)):
         assert isinstance(a, Proximal)
@@ -267,7 +268,7 @@ def test_frozen_parameters_stay_and_do_not_enter_the_residual() -> None:
     model = network()
     model.get_parameter("0.weight").requires_grad_(False)
     works = network_works(model, torch.float32, fresh=False)
-    (outcome,) = proximal_steps(model, works[:1])
+    (outcome,) = proximal_steps(model, works[:1], LocalTraining())
     assert isinstance(outcome, Proximal)
     assert torch.equal(outcome.state["0.weight"], works[0].start["0.weight"])
     assert 0 < outcome.relative_residual < 1
@@ -276,7 +277,7 @@ def test_frozen_parameters_stay_and_do_not_enter_the_residual() -> None:
 def test_the_same_works_give_the_same_bits() -> None:
     model = network()
     works = network_works(model, torch.float32, fresh=True)
-    one, two = (proximal_steps(model, works) for _ in range(2))
+    one, two = (proximal_steps(model, works, LocalTraining()) for _ in range(2))
     for a, b in zip(one, two, strict=True):
         assert isinstance(a, Proximal)
         assert isinstance(b, Proximal)
@@ -288,7 +289,7 @@ def test_running_statistics_are_carried_along() -> None:
     start = {key: value.clone() for key, value in model.state_dict().items()}
     x: Tensor = torch.linspace(-1, 1, 40).view(10, 4)
     one = ProximalWork(start, x, torch.arange(10) % 3, [np.arange(10)], 0.3, 0.1, steps=4, tol=0.0)
-    (outcome,) = proximal_steps(model, [one])
+    (outcome,) = proximal_steps(model, [one], LocalTraining())
     assert isinstance(outcome, Proximal)
     assert list(outcome.state) == list(start)
     assert outcome.state["1.num_batches_tracked"] == 4

@@ -100,6 +100,12 @@ def test_num_rounds_limits_the_events_and_num_iterations_the_run() -> None:
     assert strategy.finished
 
 
+def test_a_run_that_ends_before_anybody_is_due_has_no_event() -> None:
+    strategy = ceps(num_iterations=min(KAPPAS))
+    assert [end.round for end in run(strategy, nodes(), 50)[1]] == [0]
+    assert (strategy.finished, strategy.completed_rounds) == (True, 0)
+
+
 def test_flowers_own_start_runs_the_same_events() -> None:
     ours, theirs = nodes(), nodes()
     run(ceps(), ours, 6)

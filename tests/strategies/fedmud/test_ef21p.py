@@ -9,6 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
 from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
@@ -170,14 +171,7 @@ def test_k_values_are_counted_both_ways_and_indices_are_sent() -> None:
 
 @pytest.mark.parametrize("sync", SYNCS)
 def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
-    final, _ = run(ef21p(sync=sync, num_clients_per_round=2), LinearFederation(), 6)
-    federation = LinearFederation()
-    grid = federation.grid()
-    first = ef21p(sync=sync, num_clients_per_round=2)
-    second = ef21p(sync=sync, num_clients_per_round=2)
-    run(first, federation, 3, grid=grid)
-    second.load_state_dict(first.state_dict())
-    assert same(run(second, federation, 6, grid=grid)[0], final)
+    assert ends_with_the_same_bits(ef21p, sync=sync)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """FedLMT, FedPara and FedHM: factors of the weights themselves, and nodes that keep nothing."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from flwr.app import RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import (
     COMPRESSED,
     E_UNC,
@@ -67,11 +69,7 @@ def test_factors_and_the_rest_are_counted_both_ways(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", BASELINES)
 def test_a_resumed_run_ends_with_the_same_bits(kind: Any) -> None:
-    final, _ = run(baseline(kind, num_clients_per_round=2), LinearFederation(), 6)
-    first, second = baseline(kind, num_clients_per_round=2), baseline(kind, num_clients_per_round=2)
-    run(first, LinearFederation(), 3)
-    second.load_state_dict(first.state_dict())
-    assert same(run(second, LinearFederation(), 6)[0], final)
+    assert ends_with_the_same_bits(partial(baseline, kind))
 
 
 @pytest.mark.parametrize("kind", [FedLMT, FedPara])

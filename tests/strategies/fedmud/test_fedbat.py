@@ -9,6 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
 from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
@@ -160,14 +161,7 @@ def test_garbage_costs_that_reply_and_is_counted_by_reason(reason: str) -> None:
 
 @pytest.mark.parametrize("sync", SYNCS)
 def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
-    final, _ = run(fedbat(sync=sync, num_clients_per_round=2), LinearFederation(), 6)
-    federation = LinearFederation()
-    grid = federation.grid()
-    first = fedbat(sync=sync, num_clients_per_round=2)
-    second = fedbat(sync=sync, num_clients_per_round=2)
-    run(first, federation, 3, grid=grid)
-    second.load_state_dict(first.state_dict())
-    assert same(run(second, federation, 6, grid=grid)[0], final)
+    assert ends_with_the_same_bits(fedbat, sync=sync)
 
 
 def test_bad_parameters_are_named() -> None:

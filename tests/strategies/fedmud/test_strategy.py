@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.strategies.fedmud.cases import fedmud
 from tests.strategies.linear_federation import (
     COMPRESSED,
     E_UNC,
@@ -37,20 +38,6 @@ from hedgerow.wire.records import to_record, to_state_dict
 
 COMPRESSING = [variant for variant in UPDATE_VARIANTS if variant != "dense"]
 EXACT = ["mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad"]
-
-
-def fedmud(**parameters: Any) -> FedMUD:
-    defaults = {
-        "variant": "mud+aad",
-        "ratio": 0.2,
-        "budget": "layer",
-        "init_a": 0.5,
-        "learning_rate": 0.1,
-        "local_epochs": 2,
-        "min_available_nodes": 5,
-        "fraction_evaluate": 0.0,
-    }
-    return FedMUD(**{**MODEL, **defaults, **parameters})
 
 
 def captured(replies: dict[tuple[int, int], RecordDict]) -> Callable[[int, int, RecordDict], RecordDict]:

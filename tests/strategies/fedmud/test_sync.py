@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.linear_federation import E_UNC, MODEL, D, LinearFederation, run
+from tests.strategies.fedmud.cases import fedmud
+from tests.strategies.linear_federation import E_UNC, D, LinearFederation, run
 
 from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
 from hedgerow.strategies.fedmud.strategy import FedMUD
@@ -17,20 +18,6 @@ from hedgerow.wire.records import payload_bytes, to_record, view
 HEADER = 128  # of a serialised array
 BUFFER = 8  # one int64
 REST_KEYS = ("first.weight", "last.weight", "last.bias", "norm.num_batches_tracked")
-
-
-def fedmud(**parameters: Any) -> FedMUD:
-    defaults = {
-        "variant": "mud+aad",
-        "ratio": 0.2,
-        "budget": "layer",
-        "init_a": 0.5,
-        "learning_rate": 0.1,
-        "local_epochs": 1,
-        "min_available_nodes": 5,
-        "fraction_evaluate": 0.0,
-    }
-    return FedMUD(**{**MODEL, **defaults, **parameters})
 
 
 def transfers(strategy: FedMUD, rounds: int, federation: LinearFederation) -> list[list[Transfer]]:

@@ -1,0 +1,45 @@
+"""How the nodes of one call train: by which loss, in a loop or as a stack, how many at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from flwr.app import Context
+from torch import nn
+
+from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy, local_sgd
+
+__all__ = ["LocalTraining"]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What ``local_sgd`` takes beside a model and the nodes' work.
+
+    Parameters
+    ----------
+    mode : {"auto", "loop", "stack"} (default: "auto")
+        Node by node, many nodes at once, or what suits device, architecture and number of nodes.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+    max_nodes : int or None (default: None)
+        The most nodes that train at once, >= 1; None for what memory and caches hold.
+    """
+
+    mode: TrainingMode = "auto"
+    loss: Loss = cross_entropy
+    max_nodes: int | None = None
+
+    @classmethod
+    def of(cls, context: Context, mode: TrainingMode | None, loss: Loss = cross_entropy) -> "LocalTraining":
+        """Return what a run asks for: its config has ``training-mode`` and ``stack-nodes``, 0 for None.
+
+        A mode that is given goes before the run config's, which is ``auto`` where it has none.
+        """
+        run_config = context.run_config
+        mode = mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
+        return cls(mode, loss, int(run_config.get("stack-nodes", 0)) or None)
+
+    def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained]:
+        """Train every node's model on its own batches."""
+        return local_sgd(model, works, self.loss, self.mode, max_nodes=self.max_nodes)

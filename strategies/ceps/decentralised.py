@@ -1,0 +1,226 @@
+"""What the methods that CEPS is compared with have in common: options, graphs, mixing weights, messages.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", section V, the settings
+of the comparison.
+Differs: mixing weights, which that comparison leaves open, are Metropolis's. All nodes communicate at the
+same iterations; one of which a payload is lost keeps that payload's weight itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Required, Self, Unpack
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
+from hedgerow.strategies.gossip.method import GossipOptions, Scalar
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.router import GraphAt, graph_at
+from hedgerow.strategies.topology import metropolis
+from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = [
+    "LARGEST_STEP",
+    "BaselineOptions",
+    "Decentralised",
+    "Network",
+    "NetworkOptions",
+    "dynamic_network",
+    "fixed_network",
+]
+
+Matrix = NDArray[np.float64]
+
+LARGEST_STEP = 1e6
+
+
+class NetworkOptions(GossipOptions, total=False):
+    """Options of every baseline but its privacy; see ``Decentralised``."""
+
+    dim: Required[int]
+    topology: Topology
+
+
+class BaselineOptions(NetworkOptions, total=False):
+    """Options of a baseline that may go without privacy, by keyword; see ``Decentralised``."""
+
+    privacy: Privacy | None
+
+
+@dataclass(frozen=True)
+class Network:
+    """Who may hear whom at iteration k, and the mixing matrix W (m, m); whether they change with k."""
+
+    graph: GraphAt
+    matrix: Callable[[int], Matrix]
+    changes: bool
+
+    @classmethod
+    def weighted(cls, graph: GraphAt, weights: Callable[[nx.Graph], Matrix], *, changes: bool) -> Self:
+        """Return the network whose matrix at iteration k is that of its graph then."""
+        return cls(graph, lru_cache(maxsize=8)(lambda k: weights(graph(k))), changes)
+
+
+def fixed_network(topology: Topology, num_nodes: int, seed: int) -> Network:
+    """Return a graph with Metropolis's weights, the same for all iterations."""
+    graph = graph_at(neighbourhood_graph(topology, num_nodes, seed))
+    return Network.weighted(graph, _metropolis, changes=False)
+
+
+def dynamic_network(topology: Topology, num_nodes: int, seed: int) -> Network:
+    """Return a new draw of a random graph, with Metropolis's weights, for every communication.
+
+    Raises
+    ------
+    ValueError
+        If the topology is a graph, and no random one's name.
+    """
+    if not (topology is None or isinstance(topology, str)):
+        raise ValueError(
+            f"topology is {topology!r}; valid in a dynamic network is a random one's name, or None"
+        )
+
+    def draw(k: int) -> nx.Graph:
+        own = int(generator(seed, round=k, purpose=Purpose.TOPOLOGY).integers(2**31))
+        return neighbourhood_graph(topology, num_nodes, own)
+
+    return Network.weighted(graph_at(draw), _metropolis, changes=True)
+
+
+def _metropolis(graph: nx.Graph) -> Matrix:
+    return metropolis(graph).matrix
+
+
+class Decentralised(Gossip):
+    """A baseline: its name, what its nodes are told, and the size of its messages.
+
+    **The ClientApp must be** ``hedgerow.clients.decentralised_client(problem)``, which has the arithmetic.
+
+    Parameters
+    ----------
+    name : str
+        The method, as nodes know it.
+    learning_rate : float
+        eta in (0, 10^6].
+    keys : Mapping[str, Scalar] (default: none)
+        What else nodes are told.
+    local_steps : int (default: 1)
+        Iterations from one communication to the next, >= 1.
+    participation : float (default: 1.0)
+        In (0, 1]. Below 1 a node hears that share of its neighbours, drawn by itself, and averages them and
+        itself with equal weights.
+    codec, vectors
+        Of a message, as in ``PayloadSizes``.
+    gradients : int (default: 1)
+        Gradients an iteration takes, each of which has noise of its own.
+    network : Callable (default: fixed_network)
+        Makes the network of topology, number of nodes and seed.
+    dim : int
+        Model dimension n, >= 1.
+    topology : str, networkx.Graph, edges or None (default: None)
+        A connected graph; None is a random regular one of degree m / 4.
+    privacy : Privacy or None (default: None)
+        The noise on each gradient; ``sound`` also clips.
+    **options
+        See ``GossipOptions`` and ``Gossip``; ``min_available_nodes`` is the number of nodes m.
+
+    Raises
+    ------
+    ValueError
+        As ``Gossip``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        learning_rate: float,
+        keys: Mapping[str, Scalar] | None = None,
+        local_steps: int = 1,
+        participation: float = 1.0,
+        *,
+        codec: str = "dense64",
+        vectors: int = 1,
+        gradients: int = 1,
+        network: Callable[[Topology, int, int], Network] = fixed_network,
+        dim: int,
+        topology: Topology = None,
+        privacy: Privacy | None = None,
+        **options: Unpack[GossipOptions],
+    ) -> None:
+        in_range("learning_rate", learning_rate, 0.0, LARGEST_STEP, open_below=True)
+        in_range("participation", participation, 0.0, 1.0, open_below=True)
+        num_nodes, seed = options.get("min_available_nodes", 2), options.get("seed", 0)
+        int_at_least(1, local_steps=local_steps, min_available_nodes=num_nodes)
+        int_at_least(0, seed=seed)
+        told: dict[str, Scalar] = {"codec": codec, "r": participation, "eta": learning_rate}
+        told |= dict.fromkeys(("local-steps", "kappa-low", "kappa-high"), local_steps)
+        method = _Method(
+            name,
+            num_nodes,
+            network(topology, num_nodes, seed),
+            PayloadSizes(codec, dim, vectors=vectors),
+            {**told, **(keys or {})},
+            privacy or Privacy(),
+            hears_all=participation == 1,
+            gradients=gradients,
+        )
+        super().__init__(method, **options)
+
+
+@dataclass(frozen=True)
+class _Method:
+    """What the relay is told of a baseline."""
+
+    name: str
+    num_nodes: int
+    network: Network
+    sizes: PayloadSizes
+    keys: Mapping[str, Scalar]
+    privacy: Privacy
+    hears_all: bool
+    gradients: int
+
+    set_up_bytes = 0
+
+    @property
+    def graph(self) -> GraphAt:
+        return self.network.graph
+
+    def instructions(self, node: int) -> dict[str, Scalar]:
+        place = {"num-nodes": self.num_nodes, **self._place(node, 0)}
+        return {**self.keys, **self.privacy.instructions(), **place}
+
+    def event(self, node: int, k: int) -> dict[str, Scalar]:
+        return self._place(node, k) if self.network.changes else {}
+
+    def wants(self, node: int, k: int) -> Sequence[int] | None:
+        return self._neighbours(node, k) if self.hears_all else None
+
+    def first(self, node: int) -> int | None:
+        return None
+
+    def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
+        # A node that lost its state takes the steps from W^0 on again, with other noise.
+        return self.privacy.metrics(iterations * self.gradients * (1 + restarts))
+
+    def describe(self) -> Iterable[str]:
+        yield ", ".join(f"{key} = {value}" for key, value in self.keys.items())
+
+    def _place(self, node: int, k: int) -> dict[str, Scalar]:
+        """Return a node's neighbours and, where it hears all of them, their weights and its own, the last."""
+        neighbours = self._neighbours(node, k)
+        if not self.hears_all:
+            return {"neighbours": neighbours}
+        return {
+            "neighbours": neighbours,
+            "weights": self.network.matrix(k)[node, [*neighbours, node]].tolist(),
+        }
+
+    def _neighbours(self, node: int, k: int) -> list[int]:
+        return sorted(self.graph(k).neighbors(node))

@@ -1,0 +1,129 @@
+"""What a round sends: to participants what they lack, and to nodes that only listen the updates."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from hedgerow.strategies.exchange import Exchange, Node
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.fedmud.replies import check_base
+from hedgerow.strategies.fedmud.split_model import SplitModel
+from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, Sync
+from hedgerow.wire.records import payload_bytes, to_record
+
+__all__ = ["DOWN", "LISTEN", "Sending"]
+
+DOWN = "server->client"
+# Sent to nodes that do not train, where every node hears every update.
+LISTEN = "query.merge"
+
+Check = Callable[[Node, RecordDict], Any]
+
+
+class Sending:
+    """The messages of one run's rounds.
+
+    Parameters
+    ----------
+    federation : Federation
+        The nodes, and the ledger in which messages are booked.
+    model : SplitModel
+        What there is to send.
+    sync : {"catchup", "dense", "broadcast"}
+        How nodes come by the current base, see ``Downlink``.
+    """
+
+    def __init__(self, federation: Federation, model: SplitModel, sync: Sync) -> None:
+        self.federation = federation
+        self.model = model
+        self.downlink = Downlink(sync, federation.num_clients, model.method.log)
+        self._listening = Exchange([], "", lambda node, content: None)
+        self._listeners: set[int] = set()
+        self._heard: list[Message] = []
+
+    def messages(
+        self,
+        server_round: int,
+        grid: Grid,
+        participants: Sequence[int],
+        config: Mapping[str, Any],
+        nominal_bits: int,
+        check: Check,
+    ) -> list[Message]:
+        """Return a round's messages, and book them; nodes that lack the same share one content.
+
+        Parameters
+        ----------
+        server_round : int
+            The round, from 1.
+        grid : Grid
+            Knows who is there.
+        participants : Sequence[int]
+            The partition ids of those that train.
+        config : Mapping[str, Any]
+            What they are told.
+        nominal_bits : int
+            The paper's count of an instruction; it does not count nodes that only listen.
+        check : Callable[[Node, RecordDict], Any]
+            Reads a participant's reply.
+        """
+        nodes, offline = self.federation.online(grid, participants)
+        listeners = self._behind(grid, nodes)
+        post, start = self._post(config), self.downlink.start
+        contents = [(node, post.instruction(start(node.partition_id))) for node in nodes]
+        news = [(node, post.news(start(node.partition_id))) for node in listeners]
+        trained, informed = ([node.partition_id for node in group] for group in (nodes, listeners))
+        self.downlink.book(trained, informed, Download.of(*post.own.values()), Download.of(post.base))
+        self._book(server_round, contents, nominal_bits)
+        self._book(server_round, news, 0)
+        return [
+            *self.federation.instruct(server_round, contents, check, offline=offline),
+            *self._broadcast(server_round, news),
+        ]
+
+    def of_participants(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """Yield what participants replied; put aside what nodes replied that only listened."""
+        for reply in replies:
+            if reply.metadata.src_node_id in self._listeners:
+                self._heard.append(reply)
+            else:
+                yield reply
+
+    def note_listeners(self) -> None:
+        """Note which of the nodes that only listened hold the current version."""
+        for reply in self._listening.accept(self._heard):
+            self.downlink.heard(reply.node.partition_id)
+
+    def _post(self, config: Mapping[str, Any]) -> Post:
+        settings, method = self.federation.settings, self.model.method
+        own = {settings.arrayrecord_key: self.model.rest_record(), **method.down()}
+        told = (settings.configrecord_key, config)
+        return Post(own, to_record(method.base()), method.update_record, method.log, told)
+
+    def _behind(self, grid: Grid, training: Sequence[Node]) -> list[Node]:
+        """Return who hears the updates without training: all that lack some, or none."""
+        if self.downlink.sync != "broadcast":
+            return []
+        roster = self.federation.gather(grid)
+        others = set(range(self.federation.num_clients)) - {node.partition_id for node in training}
+        behind = [roster.nodes[client] for client in self.downlink.behind(sorted(others))]
+        return [node for node in behind if node.node_id in roster.online]
+
+    def _broadcast(self, server_round: int, news: Sequence[tuple[Node, RecordDict]]) -> list[Message]:
+        group, ttl = str(server_round), self.federation.timeout
+        self._listening = Exchange([node for node, _ in news], group, partial(check_base, self.downlink))
+        self._listeners = {node.node_id for node, _ in news}
+        self._heard = []
+        return [Message(content, node.node_id, LISTEN, ttl=ttl, group_id=group) for node, content in news]
+
+    def _book(self, server_round: int, contents: Sequence[tuple[Node, RecordDict]], bits: int) -> None:
+        sizes: dict[int, tuple[int, int]] = {}
+        for node, content in contents:
+            if id(content) not in sizes:
+                arrays = sum(payload_bytes(record) for record in content.array_records.values())
+                sizes[id(content)] = arrays, payload_bytes(content)
+            size = sizes[id(content)]
+            self.federation.book_down(server_round, DOWN, 0, node.partition_id, bits, size)

@@ -1,0 +1,101 @@
+"""How a monitor gets to see all models of a simulated run: an exchange for each iteration, booked nowhere."""
+
+from collections.abc import Mapping, Sequence
+from logging import INFO
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from hedgerow.strategies.exchange import Exchange, Node, collect
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.gossip.monitor import Monitor, Sight
+from hedgerow.strategies.gossip.replies import seen
+from hedgerow.wire.records import lazy_array
+
+__all__ = ["LOOK", "Looks"]
+
+LOOK = "query.monitor"
+
+
+class Looks:
+    """The looks of one run, each iteration once; without a monitor there are none.
+
+    Parameters
+    ----------
+    monitor : Monitor or None
+        Who looks.
+    federation : Federation
+        Deadline and keys of records.
+    dim : int
+        Model dimension n.
+    """
+
+    def __init__(self, monitor: Monitor | None, federation: Federation, dim: int) -> None:
+        self.monitor = monitor
+        self.federation = federation
+        self.dim = dim
+        self._looked = -1
+        if monitor is not None:
+            monitor.reset()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the stopping rule is met."""
+        return self.monitor is not None and self.monitor.stopped_at is not None
+
+    def until(
+        self, last: int | None, grid: Grid, server_round: int, nodes: Sequence[Node], *, may_stop: bool
+    ) -> None:
+        """Look at the iterations not seen yet, up to one at which nobody has communicated; None for none."""
+        if self.monitor is None or last is None:
+            return
+        for iteration in range(self._looked + 1, last + 1):
+            self._looked = iteration
+            sights = self._ask(grid, server_round, nodes, iteration)
+            if not sights:
+                continue
+            told = sights
+            if self.monitor.measures_loss:
+                mean = ArrayRecord({"mean": lazy_array(self.monitor.mean(sights))})
+                told = self._ask(grid, server_round, nodes, iteration, mean)
+            self.monitor.look(iteration, sights, told, may_stop=may_stop)
+            if self.stopped:
+                log(INFO, "The stopping rule is met at iteration %d.", iteration)
+                return
+
+    def metrics(self, iteration: int) -> MetricRecord | None:
+        """Return what was seen at an iteration; None if nobody looked."""
+        history = [] if self.monitor is None else self.monitor.history
+        return next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the looks are, and the monitor's own state."""
+        own = None if self.monitor is None else self.monitor.state_dict()
+        return {"looked": self._looked, "monitor": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self._looked = int(state["looked"])
+        if self.monitor is not None and state["monitor"] is not None:
+            self.monitor.load_state_dict(state["monitor"])
+
+    def _ask(
+        self,
+        grid: Grid,
+        server_round: int,
+        nodes: Sequence[Node],
+        iteration: int,
+        mean: ArrayRecord | None = None,
+    ) -> dict[int, Sight]:
+        """Return what the monitor sees of each node that answers; with the mean, what they tell of that."""
+        group, timeout = f"{server_round}-look", self.federation.timeout
+        config = ConfigRecord({"iteration": iteration})
+        content = RecordDict({self.federation.settings.configrecord_key: config})
+        if mean is not None:
+            content["arrays"] = mean
+        messages = [Message(content, node.node_id, LOOK, ttl=timeout, group_id=group) for node in nodes]
+        exchange = Exchange(nodes, group, lambda _, reply: seen(reply, self.dim))
+        replies = exchange.accept(collect(grid, messages, timeout))
+        return {reply.node.partition_id: reply.value for reply in replies}

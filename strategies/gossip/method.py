@@ -1,0 +1,62 @@
+"""What a gossip method tells the strategy that runs it: who hears whom, and how large a message is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from hedgerow.strategies.federation import FederationOptions
+from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.router import GraphAt
+
+__all__ = ["GossipMethod", "GossipOptions", "Scalar"]
+
+Scalar = bool | int | float | str | list[int] | list[float]
+
+
+class GossipMethod(Protocol):
+    """What sets a method apart: who may hear whom, who does, and how large a message is."""
+
+    @property
+    def name(self) -> str:
+        """The method's name, as nodes know it."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes m."""
+
+    @property
+    def graph(self) -> GraphAt:
+        """Who may hear whom at an iteration."""
+
+    @property
+    def sizes(self) -> PayloadSizes:
+        """How large a message is."""
+
+    @property
+    def set_up_bytes(self) -> int:
+        """Bytes that a node tells each neighbour before its first message."""
+
+    def instructions(self, node: int) -> Mapping[str, Scalar]:
+        """Return the settings that a node is told once."""
+
+    def event(self, node: int, k: int) -> Mapping[str, Scalar]:
+        """Return what a node is told of its communication at iteration k alone."""
+
+    def wants(self, node: int, k: int) -> Sequence[int] | None:
+        """Return the neighbours that a node gets payloads of at iteration k; None leaves it to the node."""
+
+    def first(self, node: int) -> int | None:
+        """Return how many payloads a node takes, the first that arrive; None for all that it wants."""
+
+    def metrics(self, iterations: int, restarts: int = 0) -> Mapping[str, float]:
+        """Return what the method can tell of a run of so many iterations and nodes that began anew."""
+
+    def describe(self) -> Iterable[str]:
+        """Return the settings in a few lines."""
+
+
+class GossipOptions(FederationOptions, total=False):
+    """Options that every gossip strategy takes, by keyword; see ``Gossip``."""
+
+    num_iterations: int | None
+    monitor: Monitor | None

@@ -1,0 +1,431 @@
+"""Every method's ledger against the messages that passed: no byte is booked that was not sent, or the reverse.
+
+Both legs through the hub are the contents of all messages but those named in ``UNBOOKED``. A modelled link is
+the arrays (or payloads) that belong to it, where there are messages that do: what is only emulated is held
+against the run in which it is sent, or against its closed form.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from tests.strategies.ceps.test_baselines import STRATEGIES as GOSSIP
+from tests.strategies.ceps.test_baselines import fakes
+from tests.strategies.ceps.test_baselines import make as gossip
+from tests.strategies.ceps.test_strategy import ceps, nodes
+from tests.strategies.fedmud.cases import fedmud
+from tests.strategies.fedmud.test_ef21p import ef21p
+from tests.strategies.fedmud.test_factored import BASELINES, baseline
+from tests.strategies.fedmud.test_fedbat import fedbat
+from tests.strategies.gossip.nodes import Nodes
+from tests.strategies.gossip.nodes import run as run_gossip
+from tests.strategies.hsgd.nodes import Parties
+from tests.strategies.hsgd.nodes import run as run_hsgd
+from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd, network_parties
+from tests.strategies.linear_federation import LinearFederation
+from tests.strategies.linear_federation import run as run_linear
+from tests.strategies.recording_grid import RecordingGrid
+from tests.strategies.sd_feel.edge_federation import EdgeFederation
+from torch import nn
+
+from hedgerow.clients import LocalTask, similarity_free_client
+from hedgerow.clients.error_feedback import compress_reply
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, Monitor, SDFeel, SimilarityFree
+from hedgerow.strategies.ceps.strategy import OneBitCode
+from hedgerow.strategies.compressed import Compressed
+from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
+from hedgerow.strategies.fedmud.sync import SYNCS
+from hedgerow.strategies.gossip.strategy import SET_UP
+from hedgerow.strategies.router import NODE_TO_NODE
+from hedgerow.strategies.schedules import Fixed
+from hedgerow.wire.compress import parse_compressor
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.records import payload_bytes, to_record
+
+# What is booked nowhere: introductions, which settle who is there before anything is modelled; looks of the
+# monitor, which a real run cannot take; and federated evaluation, which the papers do not count.
+UNBOOKED = ("query.whoami", "query.monitor", "evaluate")
+
+# (messages, bytes)
+Count = tuple[int, int]
+Contents = Sequence[tuple[str, int, RecordDict]]
+
+
+def assert_hub_is_booked(ledger: Ledger, grid: RecordingGrid) -> None:
+    for link, contents in ((HUB_TO_NODE, grid.sent), (NODE_TO_HUB, grid.replies)):
+        passed = [payload_bytes(content) for kind, _, content in contents if kind not in UNBOOKED]
+        assert (link, *booked(ledger, link)) == (link, len(passed), sum(passed))
+
+
+def booked(ledger: Ledger, link: str) -> Count:
+    traffic = ledger.total(link)
+    return traffic.messages, traffic.payload_bytes
+
+
+def records(contents: Contents, kind: str, name: str = "arrays") -> Count:
+    """Return how many messages of a type carry a record, and its bytes in all of them."""
+    found = [payload_bytes(content[name]) for each, _, content in contents if each == kind and name in content]
+    return len(found), sum(found)
+
+
+def modelled(ledger: Ledger) -> set[str]:
+    return set(ledger.by_link()) - {HUB_TO_NODE, NODE_TO_HUB}
+
+
+# A model with running statistics and a counter, which are no parameters.
+
+PARAMETERS = 3 * 2 + 4
+CLIENTS, SERVERS, ROUNDS = 6, 3, 4
+CLUSTERED: dict[str, Any] = {"min_available_nodes": CLIENTS}
+STATISTICS = {
+    "a.weight": np.ones((3, 2), np.float32),
+    "norm.running_mean": np.zeros(2, np.float32),
+    "norm.num_batches_tracked": np.array(0, np.int64),
+    "b.bias": np.zeros(4, np.float32),
+}
+MODEL = payload_bytes(to_record(STATISTICS))
+
+
+@dataclass
+class Drifting:
+    """Clients that move every entry of their model by one."""
+
+    sizes: Sequence[int] = tuple(range(1, CLIENTS + 1))
+
+    def client_app(self, mods: Sequence[Any] = ()) -> ClientApp:
+        app = ClientApp(mods=list(mods))
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            moved = {key: array.numpy() for key, array in message.content["arrays"].items()}
+            moved = {key: np.asarray(values + 1, values.dtype) for key, values in moved.items()}
+            return self.reply(message, context, arrays=to_record(moved))
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            return self.reply(message, context)
+
+        @app.query("whoami")
+        def whoami(message: Message, context: Context) -> Message:
+            client = int(context.node_config["partition-id"])
+            me = ConfigRecord({"partition-id": client, "num-examples": self.sizes[client]})
+            return Message(RecordDict({"whoami": me}), reply_to=message)
+
+        return app
+
+    def reply(self, message: Message, context: Context, **more: ArrayRecord) -> Message:
+        size = self.sizes[int(context.node_config["partition-id"])]
+        told = MetricRecord({"num-examples": size, "loss": 0.0})
+        return Message(RecordDict({**more, "metrics": told}), reply_to=message)
+
+
+def start(strategy: Any, grid: RecordingGrid, arrays: Mapping[str, Any] | None = None) -> RecordingGrid:
+    with flower_identity(1):
+        strategy.start(grid, to_record(STATISTICS if arrays is None else arrays), num_rounds=ROUNDS)
+    return grid
+
+
+def drifting(strategy: Any, *mods: Any) -> RecordingGrid:
+    return start(strategy, RecordingGrid(Drifting().client_app(mods), CLIENTS))
+
+
+def sd_feel(edge_servers: str, alpha: int) -> SDFeel:
+    return SDFeel(
+        num_servers=SERVERS, tau1=2, tau2=2, alpha=alpha, topology="ring", edge_servers=edge_servers,
+        **CLUSTERED,
+    )  # fmt: skip
+
+
+def assert_clients_are_booked(ledger: Ledger, grid: RecordingGrid, up: str, down: str) -> None:
+    for link, contents in ((up, grid.replies), (down, grid.sent)):
+        assert booked(ledger, link) == records(contents, "train")
+        traffic = ledger.total(link)
+        assert traffic.nominal_bits == 32 * PARAMETERS * traffic.messages
+
+
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_sd_feel_with_edge_servers_that_are_nodes(alpha: int) -> None:
+    strategy = sd_feel("nodes", alpha)
+    grid = start(strategy, EdgeFederation(Drifting(), SERVERS).recording())  # type: ignore[arg-type]
+    assert_hub_is_booked(strategy.ledger, grid)
+    assert_clients_are_booked(strategy.ledger, grid, "client->edge", "edge->client")
+    gossiped = [content["models"] for kind, _, content in grid.sent if kind == "train.gossip"]
+    passed = strategy.ledger.total("edge->edge")
+    assert (passed.messages, passed.payload_bytes) == (
+        sum(map(len, gossiped)),
+        sum(map(payload_bytes, gossiped)),
+    )
+    assert passed.nominal_bits == 32 * PARAMETERS * passed.messages
+    dtypes = {array.dtype for record in gossiped for array in record.values()}
+    assert dtypes == ({"float32"} if alpha == 1 else {"float32", "float64"})
+    models = sum(
+        len(record) for kind, _, c in grid.sent for record in c.array_records.values() if "intra" in kind
+    )
+    sent = models + passed.messages + strategy.ledger.total("edge->client").messages
+    assert strategy.ledger.total(HUB_TO_NODE).nominal_bits == 32 * PARAMETERS * sent
+
+
+@pytest.mark.parametrize("alpha", [1, 3])
+def test_sd_feel_with_emulated_edge_servers_books_what_nodes_would_send(alpha: int) -> None:
+    emulated, relayed = sd_feel("emulated", alpha), sd_feel("nodes", alpha)
+    grid = drifting(emulated)
+    start(relayed, EdgeFederation(Drifting(), SERVERS).recording())  # type: ignore[arg-type]
+    assert_hub_is_booked(emulated.ledger, grid)
+    assert_clients_are_booked(emulated.ledger, grid, "client->edge", "edge->client")
+    assert emulated.ledger.total("edge->edge") == relayed.ledger.total("edge->edge")
+    assert modelled(emulated.ledger) == {"client->edge", "edge->client", "edge->edge"}
+
+
+def test_hierfavg() -> None:
+    strategy = HierFAvg(num_servers=SERVERS, tau1=2, tau2=2, **CLUSTERED)
+    grid = drifting(strategy)
+    assert_hub_is_booked(strategy.ledger, grid)
+    assert_clients_are_booked(strategy.ledger, grid, "client->edge", "edge->client")
+    for link in ("edge->cloud", "cloud->edge"):  # emulated: one model of each server, every second round
+        exchanges = ROUNDS // 2 * SERVERS
+        assert booked(strategy.ledger, link) == (exchanges, exchanges * MODEL)
+        assert strategy.ledger.total(link).nominal_bits == 32 * PARAMETERS * exchanges
+
+
+def test_feel() -> None:
+    strategy = Feel(clients_per_round=4, tau1=2, **CLUSTERED)
+    grid = drifting(strategy)
+    assert_hub_is_booked(strategy.ledger, grid)
+    assert_clients_are_booked(strategy.ledger, grid, "client->edge", "edge->client")
+
+
+def test_fedavg() -> None:
+    strategy = FedAvg(local_steps=2, **CLUSTERED)
+    grid = drifting(strategy)
+    assert_hub_is_booked(strategy.ledger, grid)
+    assert_clients_are_booked(strategy.ledger, grid, "client->cloud", "cloud->client")
+
+
+@pytest.mark.parametrize("compressor", ["topk(0.5)", "sign", "identity"])
+def test_compressed_uplinks_of_another_method(compressor: str) -> None:
+    strategy = Compressed(sd_feel("emulated", 1), compressor)
+    grid = drifting(strategy, compress_reply)
+    assert_hub_is_booked(strategy.ledger, grid)
+    assert booked(strategy.ledger, "edge->client") == records(grid.sent, "train")
+    name = "arrays" if compressor == "identity" else "update"
+    assert booked(strategy.ledger, "client->edge") == records(grid.replies, "train", name)
+    bits = parse_compressor(compressor).bits(PARAMETERS)
+    assert strategy.uplink_bits == strategy.ledger.total("client->edge").nominal_bits == 24 * bits
+    assert strategy.dense_uplink_bits == 24 * 32 * PARAMETERS
+
+
+def test_the_clock_sends_parameters_alone() -> None:
+    strategy = FedAvg(local_steps=2, **CLUSTERED)
+    drifting(strategy)
+    assert strategy._system().num_params == PARAMETERS
+
+
+# Similarity-free
+
+
+class Net(nn.Module):
+    """Linear layers around running statistics and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.out = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.hidden(x)).relu())
+
+
+@pytest.mark.parametrize("operator", ["gradient", "prox"])
+@pytest.mark.parametrize("compressor", ["identity", "topk(0.2)", "sign", "ternary"])
+def test_similarity_free(operator: Any, compressor: str) -> None:
+    stream, net = torch.Generator().manual_seed(1), Net()
+    x, y = torch.randn(40, 4, generator=stream), torch.randint(0, 3, (40,), generator=stream)
+    app = similarity_free_client(
+        lambda context: LocalTask(
+            net, x, y, np.arange(10) + 10 * int(context.node_config["partition-id"])
+        )
+    )
+    strategy = SimilarityFree(
+        schedule=Fixed(c=0.1, num_rounds=ROUNDS), operator=operator, compressor=compressor, local_iters=2,
+        batch_size=5, min_available_nodes=4,
+    )  # fmt: skip
+    grid = start(strategy, RecordingGrid(app, 4), Net().state_dict())
+    assert_hub_is_booked(strategy.ledger, grid)
+    assert booked(strategy.ledger, "server->worker") == records(grid.sent, "train")
+    name = "arrays" if compressor == "identity" else "update"
+    assert booked(strategy.ledger, "worker->server") == records(grid.replies, "train", name)
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    assert strategy.ledger.total("server->worker").nominal_bits == 4 * ROUNDS * 32 * parameters
+    if compressor != "ternary":  # whose bits depend on what it sends
+        bits = parse_compressor(compressor).bits(parameters)
+        assert strategy.ledger.total("worker->server").nominal_bits == 4 * ROUNDS * bits
+
+
+# FedMUD and its baselines
+
+
+def assert_layers_are_booked(strategy: Any) -> None:
+    federation = LinearFederation()
+    grid = RecordingGrid(federation.client_app(), federation.num_clients)
+    run_linear(strategy, federation, 6, grid=grid)
+    assert_hub_is_booked(strategy.ledger, grid)
+
+    def arrays(contents: Contents) -> list[int]:
+        kinds = ("train", "query.merge")
+        return [
+            sum(map(payload_bytes, content.array_records.values()))
+            for kind, _, content in contents
+            if kind in kinds
+        ]
+
+    sent, told = arrays(grid.sent), [size for size in arrays(grid.replies) if size]
+    assert booked(strategy.ledger, DOWN) == (len(sent), sum(sent))
+    assert booked(strategy.ledger, UP) == (len(told), sum(told))
+    assert strategy.ledger.total(UP).nominal_bits == strategy.nominal_bits * len(told)
+    assert modelled(strategy.ledger) == {DOWN, UP}
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    **{
+        variant: (lambda variant: lambda **options: fedmud(variant=variant, **options))(variant)
+        for variant in ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+aad", "dense")
+    },
+    "mud, merged every two rounds": lambda **options: fedmud(reset_interval=2, **options),
+    "ef21p": lambda **options: ef21p(learning_rate=0.02, **options),
+    "fedbat": fedbat,
+    **{kind.__name__: (lambda kind: lambda **o: baseline(kind, **o))(kind) for kind in BASELINES},
+}
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+@pytest.mark.parametrize("name", METHODS)
+def test_fedmud_and_its_baselines(name: str, sync: str) -> None:
+    assert_layers_are_booked(METHODS[name](sync=sync, num_clients_per_round=2))
+
+
+# CEPS and the gossip baselines
+
+
+def assert_gossip_is_booked(strategy: Any, fake: Nodes, num_rounds: int = 8) -> None:
+    _, _, grid = run_gossip(strategy, fake, num_rounds)
+    assert_hub_is_booked(strategy.ledger, grid)
+    bundles = [content["bundle"] for kind, _, content in grid.sent if kind == "train.update"]
+    payloads = [payload for bundle in bundles for payload in bundle.values()]
+    assert payloads
+    assert booked(strategy.ledger, NODE_TO_NODE) == (len(payloads), sum(map(len, payloads)))
+    bits = strategy.method.sizes.message_bits
+    assert strategy.ledger.total(NODE_TO_NODE).nominal_bits == bits * len(payloads)
+    # Seeds that neighbours tell each other before their first message are modelled: no message holds them.
+    assert modelled(strategy.ledger) - {SET_UP} == {NODE_TO_NODE}
+
+
+@pytest.mark.parametrize("monitor", [False, True], ids=["alone", "monitored"])
+@pytest.mark.parametrize("codec", ["1bcs", "sparse64", "dense64"])
+def test_ceps(codec: str, monitor: bool) -> None:
+    seen = {"monitor": Monitor(3)} if monitor else {}
+    assert_gossip_is_booked(ceps(codec=codec, **seen), nodes())
+
+
+def test_ceps_that_encodes_for_each_receiver() -> None:
+    assert_gossip_is_booked(ceps(code=OneBitCode(phi_owner="receiver")), nodes())
+
+
+@pytest.mark.parametrize("name", GOSSIP)
+def test_gossip_baselines(name: str) -> None:
+    fake = fakes(want=lambda i, k: [(i + 1) % 8, (i - 1) % 8])
+    local = {"local_steps": 1} if name.startswith(("d-psgd", "dfed")) else {}
+    assert_gossip_is_booked(gossip(name, **local), fake)
+
+
+# HSGD: vectors and bytes are booked as they are, without keys and headers.
+
+HOSPITAL = {
+    ("query", "train.exchange", "head"): "cloud->hospital",
+    ("query", "train.exchange", "hospital"): "cloud->hospital",
+    ("reply", "train.exchange", "head"): "hospital->edge",
+    ("reply", "train.exchange", "zeta1"): "hospital->edge",
+    ("query", "train.update", "zeta2"): "edge->hospital",
+    ("reply", "train.update", "head"): "hospital->cloud",
+    ("reply", "train.update", "hospital"): "hospital->cloud",
+}
+DEVICE = {
+    ("query", "train.exchange", "device"): "edge->device",
+    ("reply", "train.exchange", "zeta2"): "device->edge",
+    ("query", "train.update", "head"): "edge->device",
+    ("query", "train.update", "zeta1"): "edge->device",
+    ("reply", "train.update", "device"): "device->edge",
+}
+# Hosted devices are emulated: only encodings, of which an edge sends on all that it got, have messages.
+EDGE = {
+    ("query", "train.exchange", "device"): "cloud->edge",
+    ("reply", "train.update", "device"): "edge->cloud",
+}
+CLOUD = {"cloud->hospital", "hospital->cloud", "cloud->edge", "edge->cloud"}
+
+
+def vectors(content: RecordDict) -> dict[str, int]:
+    """Return the bytes of what a content carries, by key."""
+    found = {key: array.numpy().nbytes for record in content.array_records.values() for key, array in record.items()}
+    for key, coded in content.config_records.get("payload", ConfigRecord()).items():
+        found[key] = sum(map(len, coded)) if isinstance(coded, list) else len(coded)  # type: ignore[arg-type]
+    return found
+
+
+def passed_by_link(parties: Parties, grid: RecordingGrid) -> dict[str, int]:
+    links: dict[str, int] = {}
+    tables = {"hospital": HOSPITAL, "device": DEVICE, "edge": EDGE}
+    for direction, contents in (("query", grid.sent), ("reply", grid.replies)):
+        for kind, partition, content in contents:
+            table = tables[parties.parties[partition][0]]
+            for key, size in vectors(content).items():
+                if link := table.get((direction, kind, key)):
+                    links[link] = links.get(link, 0) + size
+    return links
+
+
+@LAYOUTS
+@pytest.mark.parametrize("method", ["hsgd", "c-hsgd", "jfl", "tdcd", "c-tdcd"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_hsgd(method: str, edges: bool, dtype: str) -> None:
+    parties, begin = network_parties(7, edges=edges, dtype=dtype)
+    options: dict[str, Any] = {"aggregate": False} if "tdcd" in method else {}
+    strategy = hsgd(parties, 4, 2, method=method, participation=0.5, **options)
+    _, _, grid = run_hsgd(strategy, parties, begin, 2)
+    assert_hub_is_booked(strategy.ledger, grid)
+    passed = passed_by_link(parties, grid)
+    assert not edges or {"cloud->edge", "edge->cloud"} <= passed.keys()
+    if "tdcd" in method:
+        # There is no cloud: between two rounds models pass through the server only because nodes keep none.
+        passed = {link: size for link, size in passed.items() if link not in CLOUD}
+        assert not modelled(strategy.ledger) & CLOUD
+    if method == "jfl":
+        # A pair's hospital tells the models of all its pairs, and starts from the one global model.
+        assert passed["hospital->cloud"] > passed["cloud->hospital"]
+    assert {link: strategy.ledger.total(link).payload_bytes for link in passed} == passed
+
+
+def test_devices_of_pairs_get_back_the_models_that_they_do_not_keep() -> None:
+    """In the layout of devices a pair's theta_2 passes every local interval; the paper counts the last."""
+    parties, begin = network_parties(7, dtype="float32")
+    strategy = hsgd(parties, 8, 2, method="jfl", participation=0.5)
+    run_hsgd(strategy, parties, begin, 1)
+    up = strategy.ledger.total("device->edge")
+    hosted, _ = network_parties(7, edges=True, dtype="float32")
+    keeps = hsgd(hosted, 8, 2, method="jfl", participation=0.5)
+    run_hsgd(keeps, hosted, begin, 1)
+    assert up.nominal_bits == keeps.ledger.total("device->edge").nominal_bits
+    assert up.payload_bytes > keeps.ledger.total("device->edge").payload_bytes
+
+
+def test_what_a_ledger_is_held_against_is_all_that_passed() -> None:
+    """The helper itself: a message that is booked nowhere, or twice, is found."""
+    strategy = FedAvg(**CLUSTERED)
+    grid = drifting(strategy)
+    strategy.ledger.book(ROUNDS, NODE_TO_HUB, 0, 0, 0, 1)
+    with pytest.raises(AssertionError):
+        assert_hub_is_booked(strategy.ledger, grid)
