@@ -26,7 +26,7 @@ def aligned_empty(nodes: int, *shape: int, like: Tensor) -> Tensor:
 
 
 def aligned(stack: Tensor) -> Tensor:
-    """Return a stack (nodes, m, n) of matrices in such slabs, row by row or column by column: itself, or a copy.
+    """Return a stack (nodes, m, n) in such slabs, row by row or column by column: itself, or a copy.
 
     Of an axis of length 1 torch takes any stride for right, and a product another path by it: such a matrix
     is taken row by row. On other devices than CPUs the stack is returned as it is.

@@ -147,7 +147,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int]) -> Tensor:
-        nodes, out, _, *kernel = weight.shape
+        kernel = weight.shape[3:]
         patches = x.contiguous().unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
         height, width = patches.shape[2:4]
         patches = patches.permute(0, 1, 5, 6, 2, 3, 4)  # (nodes, C, k, k, H', W', batch)
