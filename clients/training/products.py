@@ -22,7 +22,7 @@ def aligned_empty(nodes: int, *shape: int, like: Tensor) -> Tensor:
     slab = torch.Size(shape).numel()
     entries = _BYTES // like.element_size()
     stride = -(-slab // entries) * entries
-    return like.new_empty(nodes, stride)[:, :slab].unflatten(1, shape)
+    return like.new_empty(nodes, stride)[:, :slab].view(nodes, *shape)
 
 
 def aligned(stack: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ class _Convolution(torch.autograd.Function):
         kernels = aligned(weight.flatten(2))
         ctx.save_for_backward(columns, kernels)
         ctx.stride, ctx.shapes, ctx.positions = stride, (x.shape, weight.shape), (height, width)
-        return multiplied(kernels, columns, bias).unflatten(2, (height, width, x.shape[-1]))
+        return multiplied(kernels, columns, bias).view(*weight.shape[:2], height, width, x.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -164,12 +164,12 @@ class _Convolution(torch.autograd.Function):
         gradient = aligned(gradients[0].flatten(2))
         to_x = to_weight = to_bias = None
         if ctx.needs_input_grad[1]:
-            to_weight = multiplied(gradient, columns.mT).unflatten(2, weight_shape[2:])
+            to_weight = multiplied(gradient, columns.mT).view(weight_shape)
         if ctx.needs_input_grad[2]:
             to_bias = gradient.sum(2)
         if ctx.needs_input_grad[0]:
-            shares = multiplied(kernels.mT, gradient).unflatten(1, weight_shape[2:])
-            shares = shares.unflatten(-1, (*ctx.positions, -1))
+            shares = multiplied(kernels.mT, gradient)  # (nodes, C k k, H' W' batch)
+            shares = shares.view(weight_shape[0], *weight_shape[2:], *ctx.positions, -1)
             to_x = _sum_at_places(shares, x_shape, ctx.stride)
         return to_x, to_weight, to_bias, None
 
