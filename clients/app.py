@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hedgerow.clients.node_state import restore_state, tell_state
+from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import RESTORE, STATE, BatchHandler, Call
 
 __all__ = ["Answer", "BatchClientApp", "each", "together", "whoami"]
@@ -38,7 +39,8 @@ class BatchClientApp(ClientApp):
 
     def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
         super().__init__()
-        self._handlers = {STATE: each(tell_state), RESTORE: each(restore_state), **handlers}
+        own = {STATE: each(tell_state), RESTORE: each(restore_state), **handlers}
+        self._handlers = {key: _on_one_blas_thread(handler) for key, handler in own.items()}
         for message_type, handler in self._handlers.items():
             category, _, action = message_type.partition(".")
             registers = {"train": self.train, "evaluate": self.evaluate, "query": self.query}
@@ -53,6 +55,14 @@ class BatchClientApp(ClientApp):
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the handler of a message type; None if there is none."""
         return self._handlers.get(message_type)
+
+
+def _on_one_blas_thread(handler: BatchHandler) -> BatchHandler:
+    def handle(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
+        with one_blas_thread():
+            return handler(calls)
+
+    return handle
 
 
 def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:

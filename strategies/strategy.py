@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from hedgerow.strategies.exchange import ExchangeReport
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import Ledger
@@ -144,8 +145,11 @@ class FederatedStrategy(Strategy):
         self.check_num_rounds(num_rounds)
         if not self.federation.begin(timeout):
             self._forget()
-        arrays = self._set_up(initial_arrays, grid)
-        return run_rounds(self, grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        with one_blas_thread():
+            arrays = self._set_up(initial_arrays, grid)
+            return run_rounds(
+                self, grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+            )
 
     def _begin_round(self, server_round: int) -> None:
         """Forget an earlier run, where a caller of its own goes back to round 1."""

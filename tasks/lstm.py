@@ -9,9 +9,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .initial_weights import draw_uniform
 
 __all__ = ["LSTM"]
 
@@ -35,11 +38,10 @@ class LSTM(nn.Module):
         self.bias_ih_l0 = nn.Parameter(torch.empty(4 * hidden))
         self.bias_hh_l0 = nn.Parameter(torch.empty(4 * hidden))
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset(self, generator: np.random.Generator) -> None:
         """Draw all parameters as ``torch.nn.LSTM`` does, U(-1/sqrt(hidden), 1/sqrt(hidden))."""
-        bound = 1 / math.sqrt(self.hidden)
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            draw_uniform(parameter, 1 / math.sqrt(self.hidden), generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the hidden state after the last step."""

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .imports import import_callable, is_import_path
+from .initial_weights import draw_normal, draw_uniform, weight_generator
 from .modes import evaluating
 from .resnet import ResNet
 
@@ -75,8 +76,8 @@ def build_model(
     # Layers draw when they are built; the meta device would not, but takes half a second to import.
     with torch.random.fork_rng(devices=[]):
         model: nn.Module = _BUILDERS[name](input_shape, num_classes, **options)
-    initialise = _initialise_normal if name in _BATCH_NORMALISED else _initialise
-    initialise(model, torch.Generator().manual_seed(_torch_seed(seed)))
+    draw = _initialise_normal if name in _BATCH_NORMALISED else initialise
+    draw(model, weight_generator(seed))
     return model
 
 
@@ -223,21 +224,21 @@ def _mlp(input_shape: Shape, num_classes: int, hidden: int = 200) -> nn.Module:
     )
 
 
-def _initialise(model: nn.Module, generator: torch.Generator) -> None:
-    """Initialise every layer as torch's constructors do, in their order, but from this generator."""
+def initialise(model: nn.Module, generator: np.random.Generator) -> None:
+    """Draw every weight and bias from U(-b, b), b = 1 / sqrt(inputs of a unit), as torch does by default."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
             bound = 1 / math.sqrt(layer.weight[0].numel())  # weight[0]: the inputs of one unit
+            draw_uniform(layer.weight, bound, generator)
             if layer.bias is not None:
-                nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+                draw_uniform(layer.bias, bound, generator)
 
 
-def _initialise_normal(model: nn.Module, generator: torch.Generator) -> None:
+def _initialise_normal(model: nn.Module, generator: np.random.Generator) -> None:
     """Draw every weight from N(0, 0.01^2); biases are 0, batch normalisation is the identity."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.normal_(layer.weight, std=0.01, generator=generator)
+            draw_normal(layer.weight, 0.01, generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.BatchNorm2d):

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .imports import import_callable, is_import_path
+from .initial_weights import weight_generator
 from .lstm import LSTM
-from .models import _initialise, _torch_seed
+from .models import _torch_seed, initialise
 from .modes import evaluating
 
 __all__ = ["SPLIT_MODELS", "SplitModel", "split_loss", "split_model"]
@@ -142,9 +143,9 @@ def split_model(
         device, e2 = _ENCODERS[name](device_shape)
         logits = 1 if num_classes == 2 else num_classes
         model = SplitModel(_HEADS[name](e1 + e2, logits), hospital, device, e1, e2)
-    generator = torch.Generator().manual_seed(_torch_seed(seed))
+    generator = weight_generator(seed)
     for piece in (model.head, model.hospital, model.device):
-        _initialise(piece, generator)
+        initialise(piece, generator)
         for layer in piece.modules():
             if isinstance(layer, LSTM):
                 layer.reset(generator)

@@ -6,15 +6,16 @@ one flat vector in the order of its module's state dict; a stack has one row of 
 never meet: a member's numbers do not depend on who else is in the stack.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hedgerow.clients.training.threads import map_on_threads
 from hedgerow.tasks.split_models import SplitModel
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
 # (logits, targets) -> one loss a sample.
 Loss = Callable[[Tensor, Tensor], Tensor]
 Parameters = dict[str, Tensor]
+R = TypeVar("R")
 
 # Samples of one stack: what is above is cut into stacks of so many, so that a CPU's caches hold them.
 _MOST_SAMPLES = 1024
@@ -40,7 +42,7 @@ def block_size(module: nn.Module) -> int:
     return sum(prod(shape) for shape in _shapes(module).values())
 
 
-def encodings(encoder: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
+def encodings(encoder: nn.Module, theta: Tensor, x: Tensor, alone: bool = False) -> Tensor:
     """Return each member's zeta of its batch, (members, batch, e).
 
     Parameters
@@ -51,15 +53,17 @@ def encodings(encoder: nn.Module, theta: Tensor, x: Tensor) -> Tensor:
         Their parameters.
     x : Tensor, (members, batch, ...)
         Their samples.
+    alone : bool (default: False)
+        Each member by itself and on one thread: its bits then depend on nobody beside it.
     """
-    with torch.no_grad():
-        parts = [
-            vmap(lambda own, x: functional_call(encoder, own, (x,)))(
-                _unflatten(encoder, theta[rows]), x[rows]
-            )
-            for rows in _pieces(x)
-        ]
-    return torch.cat(parts)
+
+    def encode(own: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            parameters = _unflatten(encoder, own)
+            zeta: Tensor = vmap(lambda own, x: functional_call(encoder, own, (x,)))(parameters, x)
+            return zeta
+
+    return torch.cat(_in_pieces(encode, (theta, x), x.shape[1], alone))
 
 
 class HospitalStack(NamedTuple):
@@ -109,7 +113,12 @@ class DeviceStack(NamedTuple):
 
 
 def hospital_steps(
-    model: SplitModel, loss: Loss, stack: HospitalStack, rates: Sequence[float], mu: float = 0.0
+    model: SplitModel,
+    loss: Loss,
+    stack: HospitalStack,
+    rates: Sequence[float],
+    mu: float = 0.0,
+    alone: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return head and encoder after steps (5) and (6), and each member's mean loss at the first of them.
 
@@ -127,24 +136,32 @@ def hospital_steps(
         eta of each step, >= 0; at least one.
     mu : float (default: 0.0)
         r = mu / 2 ||theta_1||^2, >= 0; the head has none.
+    alone : bool (default: False)
+        As in ``encodings``.
     """
 
     def objective(theta0: Parameters, theta1: Parameters, x1: Tensor, z2: Tensor, y: Tensor) -> Tensor:
         z1 = functional_call(model.hospital, theta1, (x1,))
         return loss(functional_call(model.head, theta0, (z1, z2)), y).mean()
 
-    after = []
-    for rows in _pieces(stack.x1):
-        part = HospitalStack(*(value[rows] for value in stack))
-        live = [_unflatten(model.head, part.head), _unflatten(model.hospital, part.hospital)]
-        live, first = _descend(objective, live, (0.0, mu), (part.x1, part.z2, part.y), rates)
-        after.append((_flatten(live[0]), _flatten(live[1]), first))
+    def steps(*part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        head, hospital, *data = part
+        live = [_unflatten(model.head, head), _unflatten(model.hospital, hospital)]
+        live, first = _descend(objective, live, (0.0, mu), tuple(data), rates)
+        return _flatten(live[0]), _flatten(live[1]), first
+
+    after = _in_pieces(steps, stack, stack.x1.shape[1], alone)
     head, hospital, first = (torch.cat(parts) for parts in zip(*after, strict=True))
     return head, hospital, first
 
 
 def device_steps(
-    model: SplitModel, loss: Loss, stack: DeviceStack, rates: Sequence[float], mu: float = 0.0
+    model: SplitModel,
+    loss: Loss,
+    stack: DeviceStack,
+    rates: Sequence[float],
+    mu: float = 0.0,
+    alone: bool = False,
 ) -> Tensor:
     """Return theta_2 after steps (7), (members, n_2); parameters as in ``hospital_steps``."""
 
@@ -152,13 +169,12 @@ def device_steps(
         z2 = functional_call(model.device, theta2, (x2,))
         return loss(functional_call(model.head, theta0, (z1, z2)), y).mean()
 
-    after = []
-    for rows in _pieces(stack.x2):
-        part = DeviceStack(*(value[rows] for value in stack))
-        frozen = _unflatten(model.head, part.head), part.z1, part.x2, part.y
-        live, _ = _descend(objective, [_unflatten(model.device, part.device)], (mu,), frozen, rates)
-        after.append(_flatten(live[0]))
-    return torch.cat(after)
+    def steps(device: Tensor, head: Tensor, *data: Tensor) -> Tensor:
+        frozen = _unflatten(model.head, head), *data
+        live, _ = _descend(objective, [_unflatten(model.device, device)], (mu,), frozen, rates)
+        return _flatten(live[0])
+
+    return torch.cat(_in_pieces(steps, stack, stack.x2.shape[1], alone))
 
 
 def _descend(
@@ -187,11 +203,15 @@ def _descend(
     return live, losses[0]
 
 
-def _pieces(x: Tensor) -> Iterator[slice]:
-    """Yield the rows of each stack; x is (members, batch, ...)."""
-    size = max(1, _MOST_SAMPLES // max(1, x.shape[1]))
-    for start in range(0, len(x), size):
-        yield slice(start, start + size)
+def _in_pieces(work: Callable[..., R], stack: Sequence[Tensor], batch: int, alone: bool) -> list[R]:
+    """Return the work on each piece of a stack, whose values have a row a member."""
+    members = len(stack[0])
+    if alone:
+        # Copied, so that they begin where any other member's begin: products take other paths by that.
+        parts = [[value[i : i + 1].clone() for value in stack] for i in range(members)]
+        return map_on_threads(lambda part: work(*part), parts, min(torch.get_num_threads(), members))
+    size = max(1, _MOST_SAMPLES // max(1, batch))
+    return [work(*(value[i : i + size] for value in stack)) for i in range(0, members, size)]
 
 
 @lru_cache(maxsize=64)

@@ -70,7 +70,7 @@ class Exchange:
 
     def terms(self) -> Hashable:
         """Return what the members of one stack have in common."""
-        return id(self.party.model), self.party.role == "hospital", self.x.shape[1:]
+        return id(self.party.model), self.party.role == "hospital", self.x.shape[1:], _alone(self.call)
 
     def answer(self) -> RecordDict:
         """Keep the model of iteration t and return what the other side needs."""
@@ -92,7 +92,7 @@ def encode_all(jobs: Sequence[Exchange]) -> None:
         theta, x = (torch.cat(parts) for parts in zip(*((job.theta, job.x) for job in stack), strict=True))
         if party.role != "hospital":
             _warn_of_revealing(party.encoding, x[0, 0].numel())
-        zeta = encodings(encoder, theta, x)  # (members, batch, e)
+        zeta = encodings(encoder, theta, x, _alone(stack[0].call))  # (members, batch, e)
         if zeta.shape[2:] != (party.encoding,):
             raise ValueError(f"the encoder gives {tuple(zeta.shape[2:])}; valid is ({party.encoding},)")
         for job, rows in zip(stack, torch.split(zeta, [len(job.theta) for job in stack]), strict=True):
@@ -204,21 +204,27 @@ def step_all(jobs: Sequence[Update]) -> None:
     """Make the steps of all jobs."""
     hospitals = [job for job in jobs if isinstance(job, HospitalUpdate)]
     for alike in _stacks(hospitals, _terms):
-        party, request = alike[0].party, alike[0].request
+        party, request, alone = alike[0].party, alike[0].request, _alone(alike[0].call)
         stack = HospitalStack(*map(torch.cat, zip(*(job.stack for job in alike), strict=True)))
-        after = hospital_steps(party.model, party.loss, stack, request.rates, request.mu)
+        after = hospital_steps(party.model, party.loss, stack, request.rates, request.mu, alone)
         _hand_out(alike, after)
     devices = [job for job in jobs if isinstance(job, DeviceUpdate)]
     for same in _stacks(devices, _terms):
-        party, request = same[0].party, same[0].request
+        party, request, alone = same[0].party, same[0].request, _alone(same[0].call)
         stacked = DeviceStack(*map(torch.cat, zip(*(job.stack for job in same), strict=True)))
-        _hand_out(same, [device_steps(party.model, party.loss, stacked, request.rates, request.mu)])
+        moved = device_steps(party.model, party.loss, stacked, request.rates, request.mu, alone)
+        _hand_out(same, [moved])
 
 
 def _terms(job: Update) -> Hashable:
     """Return what the members of one stack have in common."""
     shapes = tuple(value.shape[1:] for value in job.stack)
-    return id(job.party.model), job.party.loss, shapes, job.request.rates, job.request.mu
+    return id(job.party.model), job.party.loss, shapes, job.request.rates, job.request.mu, _alone(job.call)
+
+
+def _alone(call: Call) -> bool:
+    """Return whether the run config asks for bits that depend on nobody beside a member."""
+    return call.context.run_config.get("training-mode") == "loop"
 
 
 def _hand_out(jobs: Sequence[Update], after: Sequence[Tensor]) -> None:

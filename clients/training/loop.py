@@ -18,12 +18,20 @@ def train_loop(
     works: Sequence[LocalWork],
     loss: Loss,
     correction: Correction | None,
+    *,
+    spread: bool = False,
 ) -> list[Trained]:
-    """Train node by node, on a CPU as many at once as torch has threads, each on a copy of the model."""
+    """Train node by node, on a CPU as many at once as torch has threads, each on a copy of the model.
+
+    A node's arithmetic is on one thread, which its bits could tell. ``spread`` lets a node that is alone have
+    all of them.
+    """
     threads = min(torch.get_num_threads(), len(works))
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    if threads == 1 or not on_cpu or _draws(model, works):
+    if not on_cpu or (spread and threads == 1):
         return [train_one(model, work, loss, correction) for work in works]
+    if threads > 1 and _draws(model, works):
+        threads = 1
     return train_on_threads(lambda own, work: train_one(own, work, loss, correction), model, works, threads)
 
 

@@ -92,7 +92,7 @@ def local_sgd(
         raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
     if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works)):
         return train_stacks(model, works, loss, correction, max_nodes)
-    return train_loop(model, works, loss, correction)
+    return train_loop(model, works, loss, correction, spread=mode == "auto")
 
 
 def stackable(model: nn.Module) -> str | None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from hedgerow.clients.training.products import aligned, aligned_empty, multiplied, product
+
 __all__ = ["StackedLayers", "stacked_layers"]
 
 Parameters = Mapping[str, Tensor]
@@ -113,18 +115,9 @@ def _flatten(parameters: Parameters, x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a b + bias, (nodes, m, n), each node's to the bit the same whatever nodes stand beside it."""
-    if len(a) == 1 and 1 in (*a.shape[1:], b.shape[-1]):
-        # A single product with a vector would take another kernel: make it two, in the gradient too.
-        doubled = None if bias is None else bias.expand(2, -1)
-        return _product(a.expand(2, -1, -1), b.expand(2, -1, -1), doubled)[:1]
-    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias.unsqueeze(-1), a, b)
-
-
 def _linear(prefix: str) -> Layer:
     weight, bias = f"{prefix}weight", f"{prefix}bias"
-    return lambda parameters, x: _product(parameters[weight], x, parameters.get(bias))
+    return lambda parameters, x: product(parameters[weight], x, parameters.get(bias))
 
 
 def _convolution(prefix: str, module: nn.Conv2d) -> Layer:
@@ -154,29 +147,30 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int]) -> Tensor:
-        nodes, out, _, *kernel = weight.shape
+        kernel = weight.shape[3:]
         patches = x.contiguous().unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
         height, width = patches.shape[2:4]
-        columns = patches.permute(0, 1, 5, 6, 2, 3, 4).reshape(nodes, weight[0, 0].numel(), -1)
-        ctx.save_for_backward(columns, weight)
-        ctx.stride, ctx.input_shape, ctx.positions = stride, x.shape, (height, width)
-        kernels = weight.reshape(nodes, out, -1)
-        return _product(kernels, columns, bias).view(nodes, out, height, width, x.shape[-1])
+        patches = patches.permute(0, 1, 5, 6, 2, 3, 4)  # (nodes, C, k, k, H', W', batch)
+        columns = aligned_empty(*patches.shape, like=x).copy_(patches).flatten(4).flatten(1, 3)
+        kernels = aligned(weight.flatten(2))
+        ctx.save_for_backward(columns, kernels)
+        ctx.stride, ctx.shapes, ctx.positions = stride, (x.shape, weight.shape), (height, width)
+        return multiplied(kernels, columns, bias).view(*weight.shape[:2], height, width, x.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        columns, weight = ctx.saved_tensors
-        nodes, out, channels, *kernel = weight.shape
-        gradient = gradients[0].reshape(nodes, out, -1)
+        columns, kernels = ctx.saved_tensors
+        x_shape, weight_shape = ctx.shapes
+        gradient = aligned(gradients[0].flatten(2))
         to_x = to_weight = to_bias = None
         if ctx.needs_input_grad[1]:
-            to_weight = _product(gradient, columns.mT).view(weight.shape)
+            to_weight = multiplied(gradient, columns.mT).view(weight_shape)
         if ctx.needs_input_grad[2]:
             to_bias = gradient.sum(2)
         if ctx.needs_input_grad[0]:
-            shares = _product(weight.reshape(nodes, out, -1).mT, gradient)
-            shares = shares.view(nodes, channels, *kernel, *ctx.positions, -1)
-            to_x = _sum_at_places(shares, ctx.input_shape, ctx.stride)
+            shares = multiplied(kernels.mT, gradient)  # (nodes, C k k, H' W' batch)
+            shares = shares.view(weight_shape[0], *weight_shape[2:], *ctx.positions, -1)
+            to_x = _sum_at_places(shares, x_shape, ctx.stride)
         return to_x, to_weight, to_bias, None
 
 

@@ -15,12 +15,17 @@ from hedgerow.sim.runs.recorder import read_rounds
 APPS = Path(__file__).parents[2] / "flower_apps"
 
 
+# Each starts a Ray cluster, which takes both cores: one worker runs them, one after the other.
+pytestmark = pytest.mark.xdist_group("flower")
+
+
 @dataclass(frozen=True)
 class Job:
-    """A run of an app; it is killed after ``killed_at`` of its rounds."""
+    """A run of an app; it is killed after ``killed_at`` of its rounds, or runs to a ``brief`` end."""
 
     app: str
     config: str
+    brief: str
     killed_at: int = 12
 
     @property
@@ -33,26 +38,31 @@ JOBS = (
         "sd_feel",
         "num-clients=6 num-servers=3 tau1=2 tau2=2 alpha=3 participation=0.8 batch-size=5 evaluate-every=4 "
         "iterations=64",
+        brief="iterations=16",
     ),
     Job(
         "similarity_free",
         "num-clients=5 partition=iid local-iters=2 batch-size=5 num-rounds=32 evaluate-every=4 fixed-c=0.3",
+        brief="num-rounds=5",
     ),
     Job(
         "fedmud",
         "num-clients=5 clients-per-round=3 batch-size=64 num-rounds=20 evaluate-every=4 model=mlp "
         "skip-front=0 ratio=0.25 reset-interval=2 init-a=0.1",
+        brief="num-rounds=4",
         killed_at=7,
     ),
     Job(
         "ceps",
         "num-clients=6 topology=complete iterations=60 interval-low=3 interval-high=5 features=200 "
         "sparsity=4 measurements=150 evaluate-every=2",
+        brief="iterations=9",
     ),
     Job(
         "hsgd",
         "num-groups=2 num-clients=4 patients-per-group=10 participation=0.4 iterations=56 global-interval=4 "
         "local-interval=2 evaluate-every=4",
+        brief="iterations=12",
         killed_at=7,
     ),
 )
@@ -102,14 +112,14 @@ def uninterrupted(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_flowers_engine_and_ours_end_with_the_same_bits(
-    job: Job, uninterrupted: Path, tmp_path: Path
-) -> None:
-    output = finish(start(job, tmp_path, "--engine", "flower"))
-    assert_same_bits(uninterrupted, tmp_path)
-    ours, theirs = (read_rounds(next(folder.iterdir())) for folder in (uninterrupted, tmp_path))
+def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    finish(start(job, ours, config=job.brief))
+    output = finish(start(job, theirs, "--engine", "flower", config=job.brief))
+    assert_same_bits(ours, theirs)
+    here, there = (read_rounds(next(folder.iterdir())) for folder in (ours, theirs))
     for key in ("bits", "payload_bytes", "sim_seconds", "accepted", "central"):
-        assert [record[key] for record in ours] == [record[key] for record in theirs], key
+        assert [record[key] for record in here] == [record[key] for record in there], key
     assert "loss" in output
 
 
