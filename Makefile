@@ -10,7 +10,7 @@ run: .venv/.runtime
 	$(BIN)/hedgerow run flower_apps/sd-feel --engine flower
 
 test: .venv/.dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 test-slow: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow

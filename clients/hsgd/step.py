@@ -209,7 +209,8 @@ def _in_pieces(work: Callable[..., R], stack: Sequence[Tensor], batch: int, alon
     if alone:
         # Copied, so that they begin where any other member's begin: products take other paths by that.
         parts = [[value[i : i + 1].clone() for value in stack] for i in range(members)]
-        return map_on_threads(lambda part: work(*part), parts, min(torch.get_num_threads(), members))
+        # On one thread, also because ``functional_call`` lends the module its parameters.
+        return map_on_threads(lambda part: work(*part), parts, 1)
     size = max(1, _MOST_SAMPLES // max(1, batch))
     return [work(*(value[i : i + size] for value in stack)) for i in range(0, members, size)]
 

@@ -38,7 +38,9 @@ SEED = Setting(0, whole(0), "keys everything that is drawn")
 # How a machine trains the nodes that it simulates; nothing of it changes what a run means.
 STACK_SETTINGS: Mapping[str, Setting] = {
     "training-mode": Setting(
-        "auto", choice("auto", "loop", "stack"), "`loop`: one node after the other; `stack`: many at once"
+        "auto",
+        choice("auto", "loop", "stack"),
+        "`loop`: one node after the other, which gives bits (docs/bits.md); `stack`: many at once",
     ),
     "stack-nodes": Setting(0, whole(0), "the most nodes in a stack (0: as memory and caches hold)"),
 }

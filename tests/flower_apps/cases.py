@@ -294,6 +294,7 @@ HSGD = AppCase(
     settings=hsgd.settings,
     bad={
         **_COMMON,
+        "training-mode": "stack",
         "method": "sgd",
         "tdcd": "mixed",
         "num-groups": 0,

@@ -117,6 +117,11 @@ SETTINGS: Mapping[str, Setting] = {
         "`auto`: by the samples' shape, `cnn` for images, `lstm` for series, `mlp` for tables",
     ),
     "seed": SEED,
+    "training-mode": Setting(
+        "auto",
+        choice("auto", "loop"),
+        "`loop`: each party's batch and each device by itself, which gives bits (docs/bits.md)",
+    ),
     **override(
         RUN_SETTINGS,
         helps={
