@@ -11,7 +11,8 @@ import torch
 from flwr.app import ConfigRecord
 from task import BATCH, CLIENTS, COHORT, LR, Rounds, read_task
 
-from hedgerow.clients import sd_feel, sd_feel_client
+from hedgerow.clients import sd_feel_client
+from hedgerow.clients.local_training import LocalTraining
 from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import Feel
@@ -26,13 +27,13 @@ def main() -> None:
     assert np.array_equal(data.x.numpy(), task.x)
     assert np.array_equal(np.stack(data.parts), task.parts)
 
-    train = sd_feel.local_sgd
+    train = LocalTraining.sgd
 
-    def counted(model, works, *args, **kwargs):
+    def counted(self, model, works):
         rounds.step(sum(len(work.batches) for work in works))
-        return train(model, works, *args, **kwargs)
+        return train(self, model, works)
 
-    sd_feel.local_sgd = counted
+    LocalTraining.sgd = counted
 
     model = build_model(task.model, (1, 28, 28), 10, 0)
     assert all(np.array_equal(value, task.weights[key]) for key, value in model.state_dict().items())

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ __all__ = ["Exchange", "encode_all", "step_all", "update_of"]
 
 Vector = NDArray[Any]
 Job = TypeVar("Job")
+Stack = TypeVar("Stack", HospitalStack, DeviceStack)
 
 # Lines 13 to 18: encodings of the batch under the model of iteration t.
 
@@ -124,16 +125,20 @@ def _sent_model(call: Call, party: Party) -> dict[str, Vector]:
 
 
 @dataclass
-class HospitalUpdate:
-    """One hospital's steps (5) and (6); a pair of JFL is a member of its own, with its one sample."""
+class _Update(Generic[Stack]):
+    """What one call asks for, and its members before and after their steps."""
 
     call: Call
     party: Party
     request: UpdateRequest
     ids: tuple[str, ...]
     pairs: bool
-    stack: HospitalStack
+    stack: Stack
     after: Sequence[Tensor] = ()
+
+
+class HospitalUpdate(_Update[HospitalStack]):
+    """One hospital's steps (5) and (6); a pair of JFL is a member of its own, with its one sample."""
 
     @classmethod
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
@@ -156,17 +161,8 @@ class HospitalUpdate:
         return _answered(self, arrays, {"loss": float(losses.mean(dtype=np.float64))})
 
 
-@dataclass
-class DeviceUpdate:
+class DeviceUpdate(_Update[DeviceStack]):
     """One device's steps (7), or those of all that an edge hosts, each a member."""
-
-    call: Call
-    party: Party
-    request: UpdateRequest
-    ids: tuple[str, ...]
-    pairs: bool
-    stack: DeviceStack
-    after: Sequence[Tensor] = ()
 
     @classmethod
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "DeviceUpdate":
