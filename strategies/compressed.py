@@ -145,6 +145,8 @@ class Compressed(Strategy):
         """Let the wrapped strategy write its messages, and ask in each for a compressed reply."""
         if server_round == 1 and self.uplink.acknowledged:
             self.uplink = Uplink(self.uplink.compressor, self.uplink.error_feedback)
+        # Told now what nodes are asked for, the strategy books messages as large as they will be.
+        config = ConfigRecord({**config, **self.uplink.asked(server_round - 1)})
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         return self.uplink.ask(server_round - 1, messages, _partition_ids(self.strategy))
 
@@ -270,6 +272,15 @@ class Uplink:
             message.content = contents[shared]
         return messages
 
+    def asked(self, round_index: int, acknowledged: int = -1) -> dict[str, str | bool | int]:
+        """Return what a message's config asks of a node whose last acknowledged round is this one."""
+        return {
+            "compressor": str(self.compressor),
+            "error-feedback": self.error_feedback,
+            "round-index": round_index,
+            "acknowledged": acknowledged,
+        }
+
     def decoded(self, reply: Message, weighted_by_key: str) -> Message | None:
         """Return the reply as the wrapped strategy is to see it: a model, an error, or None for nothing."""
         node_id = reply.metadata.src_node_id
@@ -321,12 +332,7 @@ class Uplink:
                 f"{len(content.config_records)} ConfigRecords; valid is one, and at most one"
             )
         key, config = next(iter(content.config_records.items()), ("config", ConfigRecord()))
-        asked: dict[str, str | bool | int] = {
-            "compressor": str(self.compressor),
-            "error-feedback": self.error_feedback,
-            "round-index": round_index,
-            "acknowledged": acknowledged,
-        }
+        asked = self.asked(round_index, acknowledged)
         return RecordDict({**content, key: ConfigRecord({**config, **asked})})
 
     def _answered(self, reply: Message) -> Message:
@@ -353,7 +359,7 @@ class Uplink:
             sent.layout.flatten(promoted(sent.layout, model), sent.vector.dtype)
         else:
             model = self._rebuilt(_only_arrays(content, _UPDATE), sent)
-        dense_bits = 32 * sent.layout.size
+        dense_bits = 32 * compressed_part(sent.layout).size
         self.bits += nominal_bits(model, dense_bits)
         self.payload_bytes += payload_bytes(model)
         self.dense_bits += dense_bits
@@ -369,7 +375,7 @@ class Uplink:
         if not all(np.isfinite(values[key]).all() for key in part.keys):
             raise PayloadError("non-finite", "the model with the update added overflows")
         payload = {key: array for key, array in record_payload(record).items() if key not in rest.slices}
-        bits = self.compressor.bits(part.size, payload) + 32 * rest.size
+        bits = self.compressor.bits(part.size, payload)
         return decoded_record({key: values[key] for key in sent.layout.keys}, payload_bytes(record), bits)
 
     def _lose(self, node_id: int, error: PayloadError) -> None:

@@ -19,6 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError
 
 __all__ = [
@@ -39,6 +40,8 @@ WHOAMI = "query.whoami"
 # Flower's code for a ClientApp that raised; as an answer to WHOAMI, that it has no such handler.
 RAISED = 2
 _POLL_SECONDS = 0.1
+# Characters of a role or group that a node may introduce itself with.
+_MAX_WORD = 100
 # How often a silent node is asked who it is before the time is over.
 _QUESTIONS = 8
 # Seconds to wait for answers to questions that were asked again.
@@ -314,18 +317,26 @@ def _introduced(message: Message) -> Node | None:
             partition_id=_told(me, "partition-id"),
             node_id=message.metadata.src_node_id,
             num_examples=_told(me, "num-examples"),
-            role=str(me.get("role", "")),
-            group=str(me.get("group", "")),
+            role=_word(me, "role"),
+            group=_word(me, "group"),
         )
     except (KeyError, ValueError) as error:
-        log(WARNING, "Node %d introduced itself wrongly: %r.", message.metadata.src_node_id, error)
+        log(WARNING, "Node %d introduced itself wrongly: %s.", message.metadata.src_node_id, shown(error))
         return None
 
 
 def _told(me: ConfigRecord, key: str) -> int:
     value = me[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_EXAMPLES:
-        raise ValueError(f"{key} is {value!r}; valid is an integer from 0 to {MAX_EXAMPLES}")
+        raise ValueError(f"{key} is {quoted(value)}; valid is an integer from 0 to {MAX_EXAMPLES}")
+    return value
+
+
+def _word(me: ConfigRecord, key: str) -> str:
+    value = str(me.get(key, ""))
+    # It stands in logs and errors as it is.
+    if value != shown(value, _MAX_WORD):
+        raise ValueError(f"{key} is {quoted(value)}; valid is a text of up to {_MAX_WORD} printable characters")
     return value
 
 
@@ -397,7 +408,8 @@ class Exchange:
     def _check_envelope_and_content(self, message: Message) -> Reply:
         node_id = message.metadata.src_node_id
         if message.metadata.group_id != self._group_id:
-            raise PayloadError("stale", f"of round {message.metadata.group_id!r}, not {self._group_id!r}")
+            stale = quoted(message.metadata.group_id)
+            raise PayloadError("stale", f"of round {stale}, not {self._group_id!r}")
         node = self._waiting.pop(node_id, None)
         if node is None:
             asked = node_id in self._asked
@@ -427,11 +439,11 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
     weight = metrics.get(weighted_by_key)
     if not isinstance(weight, int | float) or not 0 < weight <= MAX_EXAMPLES:
         raise PayloadError(
-            "bad weight", f"{weighted_by_key}={weight!r}, expected 0 < weight <= {MAX_EXAMPLES}"
+            "bad weight", f"{weighted_by_key}={quoted(weight)}, expected 0 < weight <= {MAX_EXAMPLES}"
         )
     for key, value in metrics.items():
         if not all(isfinite(v) for v in (value if isinstance(value, list) else [value])):
-            raise PayloadError("non-finite", f"metric {key}={value!r}")
+            raise PayloadError("non-finite", f"metric {shown(key)}={quoted(value)}")
     return metrics
 
 

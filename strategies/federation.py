@@ -28,6 +28,7 @@ from hedgerow.strategies.exchange import (
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
+from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import Layout, PayloadError, nominal_bits, payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
@@ -304,6 +305,16 @@ class Federation:
         if self.layout is None:
             raise RuntimeError("No model yet: configure_train or start comes first.")
         return self.layout
+
+    @property
+    def num_parameters(self) -> int:
+        """What a paper counts of the model: its parameters, without running statistics and counters."""
+        return compressed_part(self.known_layout()).size
+
+    @property
+    def model_bits(self) -> int:
+        """The nominal bits of a model that is sent whole: 32 a parameter."""
+        return 32 * self.num_parameters
 
     # State.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.exchange import collect
+from hedgerow.wire.ledger import Traffic
 
 if TYPE_CHECKING:
     from hedgerow.strategies.strategy import FederatedStrategy
@@ -41,11 +42,13 @@ class TooFewRepliesError(RuntimeError):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: local iterations, traffic of the modelled links, simulated seconds."""
+    """How far a run has come, each figure as in ``RoundEnd``."""
 
     iterations: int = 0
+    total_iterations: int | None = None
     bits: int = 0
     payload_bytes: int = 0
+    by_link: dict[str, Traffic] = field(default_factory=dict)
     sim_seconds: float = 0.0
 
 
@@ -62,10 +65,16 @@ class RoundEnd:
         returned; empty where there is none.
     iterations : int
         Local iterations since the start, the x-axis on which methods with unequal rounds compare.
+        ``evaluate`` and ``central`` are of the models after so many.
+    total_iterations : int or None
+        Iterations at which the run ends, if not before; None where its rounds are what is counted.
     bits : int
         Nominal bits over all links of the modelled system since the start.
     payload_bytes : int
         Serialised bytes over the same links since the start.
+    by_link : dict[str, Traffic]
+        Messages, nominal bits and payload bytes of each link since the start: the modelled links, of which
+        ``bits`` and ``payload_bytes`` are the sums, and the legs through the hub, which are in neither.
     sim_seconds : float
         Simulated seconds since the start.
     wall_seconds : float
@@ -81,8 +90,10 @@ class RoundEnd:
     evaluate: dict[str, Any]
     central: dict[str, Any]
     iterations: int
+    total_iterations: int | None
     bits: int
     payload_bytes: int
+    by_link: dict[str, Traffic]
     sim_seconds: float
     wall_seconds: float
     sent: int
@@ -199,8 +210,10 @@ def _tell(
         evaluate=dict(evaluate or {}),
         central=dict(central or {}),
         iterations=progress.iterations,
+        total_iterations=progress.total_iterations,
         bits=progress.bits,
         payload_bytes=progress.payload_bytes,
+        by_link=progress.by_link,
         sim_seconds=progress.sim_seconds,
         wall_seconds=time.monotonic() - started,
         sent=report.sent,

@@ -56,6 +56,11 @@ class FederatedStrategy(Strategy):
         """Return the global model of the completed rounds; None before the first."""
 
     @property
+    def total_iterations(self) -> int | None:
+        """Local iterations at which the run ends, if not before; None where ``num_rounds`` alone says."""
+        return None
+
+    @property
     def finished(self) -> bool:
         """Whether the run is at its end before ``num_rounds``."""
         return False
@@ -103,9 +108,16 @@ class FederatedStrategy(Strategy):
         return self.federation.clock
 
     def progress(self) -> Progress:
-        """Return iterations, traffic of the modelled links and simulated seconds since the start."""
+        """Return iterations, traffic and simulated seconds since the start."""
         total = self.ledger.total()
-        return Progress(self.iterations, total.nominal_bits, total.payload_bytes, self.clock.seconds)
+        return Progress(
+            iterations=self.iterations,
+            total_iterations=self.total_iterations,
+            bits=total.nominal_bits,
+            payload_bytes=total.payload_bytes,
+            by_link=self.ledger.by_link(),
+            sim_seconds=self.clock.seconds,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next round depends on."""

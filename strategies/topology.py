@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hedgerow.wire.edge_servers import columns, gossip
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
@@ -36,6 +37,9 @@ Array = npt.NDArray[np.float64]
 Edges = Iterable[tuple[int, int]]
 
 _MAX_DRAWS = 1000
+# A mixing matrix takes as many doubles as the square, half a gigabyte; an edge takes half a kilobyte.
+_MAX_NODES = 8192
+_MAX_EDGES = 2**20
 
 
 def _ring(D: int) -> Edges:
@@ -93,6 +97,8 @@ class _Family:
     exists: Callable[[int, tuple[float, ...]], bool] = lambda D, p: not p
     spelled: tuple[str, ...] = ("",)
     random: bool = False
+    # How many edges are to be expected on D nodes.
+    size: Callable[..., float] = lambda D, *p: 2 * D
 
     def build(self, D: int, parameters: tuple[float, ...], rng: np.random.Generator) -> nx.Graph:
         return _from_edges(D, self.edges(D, *([rng] if self.random else []), *parameters))
@@ -123,20 +129,28 @@ def _is_radius(D: int, p: tuple[float, ...]) -> bool:
     return len(p) == 1 and p[0] > 0
 
 
+def _all(D: int, *_: float) -> float:
+    return D * (D - 1) / 2
+
+
+def _half(D: int) -> float:
+    return D * D / 4
+
+
 _FAMILIES = {
-    "bipartite": _Family(_bipartite, "an even number of nodes", _even),
-    "complete": _Family(_complete),
+    "bipartite": _Family(_bipartite, "an even number of nodes", _even, size=_half),
+    "complete": _Family(_complete, size=_all),
     "erdos-renyi": _Family(
-        _erdos_renyi, "erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), random=True
+        _erdos_renyi, "erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
     ),
     "fig2a": _Family(_ring, "six nodes", _six),
     "fig2b": _Family(_ring_chords, "six nodes", _six),
     "fig2c": _Family(_complete, "six nodes", _six),
     "geometric": _Family(
-        _geometric, "geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), random=True
+        _geometric, "geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), True, size=_all
     ),
     "line": _Family(_path),
-    "partial": _Family(_bipartite, "an even number of nodes", _even),
+    "partial": _Family(_bipartite, "an even number of nodes", _even, size=_half),
     "path": _Family(_path),
     "regular": _Family(
         _regular,
@@ -144,6 +158,7 @@ _FAMILIES = {
         _is_regular,
         ("(k)",),
         random=True,
+        size=lambda D, k: D * k / 2,
     ),
     "ring": _Family(_ring),
     "ring-chords": _Family(
@@ -160,16 +175,22 @@ TOPOLOGIES = tuple(name + ending for name, family in _FAMILIES.items() for endin
 def _parse(name: str, num_nodes: int) -> tuple[_Family, tuple[float, ...]]:
     if num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes!r}; valid is an integer >= 1")
+    if num_nodes > _MAX_NODES:
+        raise ValueError(f"num_nodes is {num_nodes!r}; valid for a graph is up to {_MAX_NODES}")
     match = re.fullmatch(r"([a-z0-9-]+)(?:\(([0-9.,\s]+)\))?", name.strip())
     if match is None or match[1] not in _FAMILIES:
-        raise ValueError(f"topology is {name!r}; valid is one of {', '.join(TOPOLOGIES)}")
+        raise ValueError(f"topology is {quoted(name)}; valid is one of {', '.join(TOPOLOGIES)}")
     family = _FAMILIES[match[1]]
     try:
         parameters = tuple(float(text) for text in match[2].split(",")) if match[2] else ()
     except ValueError:
-        raise ValueError(f"topology is {name!r}; valid is {family.needs}") from None
-    if not family.exists(num_nodes, parameters):
-        raise ValueError(f"topology is {name!r} on {num_nodes} nodes; valid is {family.needs}")
+        raise ValueError(f"topology is {quoted(name)}; valid is {family.needs}") from None
+    if not all(map(math.isfinite, parameters)) or not family.exists(num_nodes, parameters):
+        raise ValueError(f"topology is {quoted(name)} on {num_nodes} nodes; valid is {family.needs}")
+    if family.size(num_nodes, *parameters) > _MAX_EDGES:
+        raise ValueError(
+            f"topology is {quoted(name)} on {num_nodes} nodes; valid is a graph of up to {_MAX_EDGES} edges"
+        )
     return family, parameters
 
 

@@ -251,7 +251,7 @@ class CompressedLayers(FederatedStrategy):
                 yield weight, reply.value.coded
 
         mean = self.method.mean(uplinks())
-        self._sending.note_listeners()
+        self._sending.note_listeners(server_round)
         if not self.federation.enough():
             return None, None
         self._iterations += mean_iterations(contents, self.local_epochs)

@@ -12,6 +12,7 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.fedmud.replies import check_base
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, Sync
+from hedgerow.wire.ledger import NODE_TO_HUB
 from hedgerow.wire.records import payload_bytes, to_record
 
 __all__ = ["DOWN", "LISTEN", "Sending"]
@@ -92,10 +93,12 @@ class Sending:
             else:
                 yield reply
 
-    def note_listeners(self) -> None:
-        """Note which of the nodes that only listened hold the current version."""
+    def note_listeners(self, server_round: int) -> None:
+        """Note which of the nodes that only listened hold the current version, and book what they replied."""
         for reply in self._listening.accept(self._heard):
-            self.downlink.heard(reply.node.partition_id)
+            client, size = reply.node.partition_id, payload_bytes(reply.content)
+            self.federation.ledger.book(server_round, NODE_TO_HUB, client, 0, 0, size)
+            self.downlink.heard(client)
 
     def _post(self, config: Mapping[str, Any]) -> Post:
         settings, method = self.federation.settings, self.model.method

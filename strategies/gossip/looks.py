@@ -46,11 +46,23 @@ class Looks:
         return self.monitor is not None and self.monitor.stopped_at is not None
 
     def until(
-        self, last: int | None, grid: Grid, server_round: int, nodes: Sequence[Node], *, may_stop: bool
+        self,
+        last: int | None,
+        grid: Grid,
+        server_round: int,
+        nodes: Sequence[Node],
+        *,
+        may_stop: bool,
+        ended: int | None = None,
     ) -> None:
-        """Look at the iterations not seen yet, up to one at which nobody has communicated; None for none."""
+        """Look at the iterations not seen yet, up to one at which nobody has communicated; None for none.
+
+        ``ended`` is the first iteration after the event that the round's record is of, if that has ended.
+        """
         if self.monitor is None or last is None:
             return
+        if ended is not None:
+            self.monitor.after_event = None
         for iteration in range(self._looked + 1, last + 1):
             self._looked = iteration
             sights = self._ask(grid, server_round, nodes, iteration)
@@ -60,7 +72,9 @@ class Looks:
             if self.monitor.measures_loss:
                 mean = ArrayRecord({"mean": lazy_array(self.monitor.mean(sights))})
                 told = self._ask(grid, server_round, nodes, iteration, mean)
-            self.monitor.look(iteration, sights, told, may_stop=may_stop)
+            look = self.monitor.look(iteration, sights, told, may_stop=may_stop)
+            if iteration == ended and self.monitor.models is not None:
+                self.monitor.after_event = look, self.monitor.models
             if self.stopped:
                 log(INFO, "The stopping rule is met at iteration %d.", iteration)
                 return

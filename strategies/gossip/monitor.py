@@ -89,6 +89,9 @@ class Monitor:
         Every look so far.
     models : numpy.ndarray or None
         W^k of the last look, (m, n).
+    after_event : tuple[Look, numpy.ndarray] or None
+        The look right after the last event, and W^k (m, n) then: what the record of that round is of. None
+        before the first event, and where no node answered.
     stopped_at : int or None
         The iteration at which the rule held.
 
@@ -111,6 +114,7 @@ class Monitor:
         """Forget the run."""
         self.history: list[Look] = []
         self.models: Vector | None = None
+        self.after_event: tuple[Look, Vector] | None = None
         self.stopped_at: int | None = None
 
     def mean(self, seen: Mapping[int, Sight]) -> Vector:
@@ -153,7 +157,7 @@ class Monitor:
         return {"history": [asdict(look) for look in self.history], "stopped-at": self.stopped_at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; the models are there again after the next look."""
+        """Restore a checkpoint; models are there again after the next look, or event."""
         self.reset()
         self.history = [Look(**look) for look in state["history"]]
         self.stopped_at = state["stopped-at"]

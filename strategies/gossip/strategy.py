@@ -130,6 +130,11 @@ class Gossip(FederatedStrategy):
         """k + 1 after the event of iteration k."""
         return self._appointments.iterations
 
+    @property
+    def total_iterations(self) -> int | None:
+        """K, ``num_iterations``; the stopping rule may end the run before."""
+        return self.num_iterations
+
     def current_arrays(self) -> ArrayRecord:
         """Return no arrays: models live on the nodes."""
         return ArrayRecord()
@@ -196,11 +201,15 @@ class Gossip(FederatedStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Let the monitor look at every iteration until the next event; nothing else is evaluated."""
+        """Let the monitor look at every iteration until the next event; nothing else is evaluated.
+
+        The round's record is of the first of them, ``iterations``; ``Monitor.after_event`` has its models.
+        """
         if self.monitor is not None and self._event is not None:
             until = self._next_event()
             until = self.num_iterations if until is None else until
-            self._look(grid, self.federation.gather(grid), server_round, until=until)
+            roster = self.federation.gather(grid)
+            self._look(grid, roster, server_round, until=until, ended=self.iterations)
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -233,10 +242,12 @@ class Gossip(FederatedStrategy):
         wanted = self.method.wants(i, k)
         return list(self._appointments.of[i].want if wanted is None else wanted)
 
-    def _look(self, grid: Grid, roster: Roster, server_round: int, *, until: int | None) -> None:
+    def _look(
+        self, grid: Grid, roster: Roster, server_round: int, *, until: int | None, ended: int | None = None
+    ) -> None:
         everyone = self._appointments.all_communicated(self.method.num_nodes)
         nodes = self._appointments.ready(roster)
-        self._looks.until(until, grid, server_round, nodes, may_stop=everyone)
+        self._looks.until(until, grid, server_round, nodes, may_stop=everyone, ended=ended)
 
     def _checked(self, node: Node, content: RecordDict) -> tuple[int, list[int]]:
         """Return when the node of a valid update communicates next, and with whom."""

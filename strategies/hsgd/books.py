@@ -3,8 +3,9 @@
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning": cost (19), whose terms are the nominal bits.
 Differs: every transfer is booked with its payload's bytes, of which (19) counts neither downlinks, nor the
-device's hop of an encoding, nor head and device encoder of a global aggregation. In a run in which nobody
-fails the sums are those of ``costs.traffic`` and ``costs.paper_bytes``.
+device's hop of an encoding, nor head and device encoder of a global aggregation. Devices keep nothing between
+two local intervals, so that of JFL too their models pass in each of them, where the paper counts the last. In
+a run in which nobody fails the sums are those of ``costs.traffic`` and ``costs.paper_bytes``.
 """
 
 from dataclasses import dataclass
@@ -76,10 +77,11 @@ class Books:
         one = self._coded(self.schema.head) + self._coded(self.schema.zeta1)
         self._book(server_round, "edge->device", m, a * one)
 
-    def models_to_edge(self, server_round: int, m: int, a: int) -> None:
-        """Book a devices' models."""
+    def models_to_edge(self, server_round: int, m: int, a: int, counted: bool = True) -> None:
+        """Book a devices' models; the paper counts none of a pair's before the last of a round."""
         scalars = a * self.schema.device
-        self._book(server_round, "device->edge", m, self._dense(scalars), scalars * _NOMINAL_BITS)
+        bits = scalars * _NOMINAL_BITS if counted else 0
+        self._book(server_round, "device->edge", m, self._dense(scalars), bits)
 
     def to_cloud(self, server_round: int, m: int, a: int) -> None:
         """Book head and hospital's encoder, of JFL one each a pair, and theta_2, which the edge sends."""

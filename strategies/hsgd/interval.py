@@ -165,7 +165,7 @@ class LocalInterval:
         yield group.hospital, instruction(terms.exchange(**common), **start)
         if terms.starts:
             self._books.from_cloud(self._round, group.number)
-        if terms.starts or not self.schema.pairs:
+        if terms.starts or not self._keeps_models(group):
             self._books.model_to_devices(self._round, group.number, len(run.ids))
         asked = edge.asked()
         self._asked.update(asked)
@@ -248,8 +248,11 @@ class LocalInterval:
                 continue
             if self.terms.uploads or not run.group.hosted:
                 run.edge.take_device_model(self._asked[partition], blocks[0])
-            if self.terms.uploads or not self.schema.pairs:
-                self._books.models_to_edge(self._round, run.group.number, len(self._asked[partition]))
+            if self.terms.uploads or not self._keeps_models(run.group):
+                counted = self.terms.uploads or not self.schema.pairs
+                self._books.models_to_edge(
+                    self._round, run.group.number, len(self._asked[partition]), counted
+                )
         for run in self.runs:
             if run.lost:
                 continue
@@ -259,6 +262,10 @@ class LocalInterval:
             run.edge.aggregate()
             if self.terms.uploads and not run.lost:
                 self._books.to_cloud(self._round, run.group.number, len(run.ids))
+
+    def _keeps_models(self, group: Group) -> bool:
+        """Whether devices keep theta_2 from one interval of a round to the next: pairs that an edge hosts."""
+        return self.schema.pairs and group.hosted
 
     def _note_hospital(self, run: GroupRound, loss: float, blocks: tuple[Vector, ...]) -> None:
         run.loss = loss

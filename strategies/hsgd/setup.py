@@ -29,7 +29,7 @@ def introductions(federation: Federation, grid: Grid) -> dict[int, Introduction]
     RosterError
         If a node gives no valid answer, however often it is asked.
     """
-    waves = Waves(federation, 0)
+    waves = Waves(federation, 0, booked=False)
     waiting = [node.partition_id for node in federation.gather(grid).nodes]
     content = RecordDict({"config": ConfigRecord({"seed": federation.settings.seed})})
     told: dict[int, Introduction] = {}

@@ -154,10 +154,14 @@ class HSGD(FederatedStrategy):
         return self._iterations
 
     @property
+    def total_iterations(self) -> int | None:
+        """The iterations that a run that chooses P itself was planned for."""
+        return self.adaptive.iterations if self.adaptive is not None and self.adaptive.apply else None
+
+    @property
     def finished(self) -> bool:
         """Whether a run that chooses P itself has made the iterations that it was planned for."""
-        adaptive = self.adaptive
-        return adaptive is not None and adaptive.apply and self.iterations >= adaptive.iterations
+        return self.total_iterations is not None and self.iterations >= self.total_iterations
 
     @property
     def report(self) -> ExchangeReport:

@@ -27,6 +27,7 @@ from hedgerow.strategies.hsgd.costs import (
 from hedgerow.strategies.hsgd.estimates import Estimates
 from hedgerow.wire.checks import is_real, not_negative, positive, require
 from hedgerow.wire.clock import Rates
+from hedgerow.wire.ordinary import check_ordinary
 
 __all__ = [
     "Plan",
@@ -49,6 +50,8 @@ __all__ = [
 
 # A cap that is met up to rounding is met: 1 / (8 rho eta) of eta = 1 / (8 P rho) must give P again.
 _ROUNDING = 1e-12
+# The largest interval that ``plans`` looks at: there are 160,000 pairs with a multiple up to it.
+_MOST_INTERVALS = 2**14
 
 
 def eta_max(rho: float, P: float) -> float:
@@ -365,7 +368,8 @@ def plans(
     """
     if not groups:
         raise ValueError(f"groups is {groups!r}; valid is at least one group's sizes")
-    positive(target=target)
+    positive(target=target, eta=eta)
+    check_ordinary(target=target, eta=eta, rho=known.rho, delta=known.delta, compute_seconds=compute_seconds)
     alike = Counter(groups)  # a run's groups are mostly of one size
     parts = [round_parts(sizes, rates=rates) for sizes in alike]
 
@@ -376,6 +380,11 @@ def plans(
         return Plan(P, Q, gamma, cost, slowest * T / P, iterations(T, P))
 
     largest = min(interval_max(known.rho, eta), T)
+    if largest > _MOST_INTERVALS:
+        raise ValueError(
+            f"eta is {eta!r} and T {T!r}; valid is a T or 1 / (8 rho eta) of up to {_MOST_INTERVALS}, as every "
+            "pair of intervals up to it is looked at"
+        )
     rows = [
         row(P, Q)
         for Q in range(1, largest + 1)

@@ -25,11 +25,14 @@ class Waves:
         Whose nodes, ledger and deadline they are.
     server_round : int
         The round.
+    booked : bool (default: True)
+        Whether the legs through the hub are booked. Introductions are not: a run that goes on repeats them.
     """
 
-    def __init__(self, federation: Federation, server_round: int) -> None:
+    def __init__(self, federation: Federation, server_round: int, *, booked: bool = True) -> None:
         self._federation = federation
         self._round = server_round
+        self._booked = booked
         self._number = 0
         self._open: Exchange | None = None
         self.report = ExchangeReport()
@@ -69,7 +72,7 @@ class Waves:
         for node, content in there:
             # Devices of a group share their content, which is then measured once.
             size = sizes.setdefault(id(content), payload_bytes(content))
-            self._federation.ledger.book(self._round, HUB_TO_NODE, 0, node.partition_id, 0, size)
+            self._book(HUB_TO_NODE, 0, node.partition_id, size)
         ttl = self._deadline(timeout)
         return [
             Message(content, node.node_id, message_type, ttl=ttl, group_id=group) for node, content in there
@@ -82,12 +85,15 @@ class Waves:
         exchange, self._open = self._open, None
         replies = list(exchange.accept(messages))
         for reply in replies:
-            size = payload_bytes(reply.content)
-            self._federation.ledger.book(self._round, NODE_TO_HUB, reply.node.partition_id, 0, 0, size)
+            self._book(NODE_TO_HUB, reply.node.partition_id, 0, payload_bytes(reply.content))
         self.report.sent += exchange.report.sent
         self.report.accepted += exchange.report.accepted
         self.report.rejected.update(exchange.report.rejected)
         return replies
+
+    def _book(self, leg: str, source: int, target: int, size: int) -> None:
+        if self._booked:
+            self._federation.ledger.book(self._round, leg, source, target, 0, size)
 
     def _deadline(self, timeout: float | None) -> float:
         return self._federation.timeout if timeout is None else timeout

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
+from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.seeds import Purpose, generator
@@ -59,10 +60,11 @@ class HierFAvg(ClusteredStrategy):
             mean += weight * model
         return np.tile(mean.astype(models.dtype), (len(models), 1))
 
-    def server_links(self) -> list[tuple[str, int, int]]:
+    def server_links(self, models: ServerModels) -> list[ServerTransfer]:
         """Return one model up and one down for each server; the cloud is node 0 of its tier."""
-        servers = range(self.num_servers)
-        return [("edge->cloud", d, 0) for d in servers] + [("cloud->edge", 0, d) for d in servers]
+        servers, size = range(self.num_servers), models.payload_bytes
+        up = [ServerTransfer("edge->cloud", d, 0, size) for d in servers]
+        return up + [ServerTransfer("cloud->edge", 0, d, size) for d in servers]
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""

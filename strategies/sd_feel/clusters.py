@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation
-from hedgerow.strategies.sd_feel.servers import ServerModels
+from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
@@ -146,15 +146,13 @@ class ClusteredStrategy(FederatedStrategy):
         """Return the servers' models (D, M) after their exchange."""
         return models
 
-    def server_links(self) -> list[tuple[str, int, int]]:
-        """Return the transfers of one exchange between servers: (link, from, to)."""
+    def server_links(self, models: ServerModels) -> list[ServerTransfer]:
+        """Return the transfers of one exchange between servers that have these models."""
         return []
 
-    def exchanged(
-        self, server_round: int, models: ServerModels
-    ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
+    def exchanged(self, server_round: int, models: ServerModels) -> tuple[NDArray[Any], list[ServerTransfer]]:
         """Return the servers' models (D, M) after their exchange, and the transfers that it took."""
-        return models.after(self.between_servers), self.server_links()
+        return models.after(self.between_servers), self.server_links(models)
 
     @property
     def gossip_steps(self) -> int:
@@ -266,9 +264,13 @@ class ClusteredStrategy(FederatedStrategy):
             return None, None
         models = replace(self._trained(), vectors=averaged)
         if self.exchange_due(server_round):
-            vectors, links = self.exchanged(server_round, models)
+            vectors, transfers = self.exchanged(server_round, models)
             models = replace(models, vectors=vectors)
-            self._book_server_links(server_round, links)
+            for transfer in transfers:
+                self.ledger.book(
+                    server_round, transfer.link, transfer.source, transfer.target,
+                    self.federation.model_bits, transfer.payload_bytes,
+                )  # fmt: skip
         self._models = models
         self.federation.completed = server_round
         self.clock.advance(self._round_seconds(server_round))
@@ -307,7 +309,7 @@ class ClusteredStrategy(FederatedStrategy):
         self, server_round: int, replies: Iterable[Reply], contents: list[RecordDict]
     ) -> Iterator[tuple[int, float, NDArray[Any]]]:
         """Yield (server, |S_i|, model) of each reply, booking it; keep its metrics for later."""
-        bits = self._model_bits()
+        bits = self.federation.model_bits
         for reply in replies:
             client = reply.node.partition_id
             server = self.clusters[client]
@@ -340,15 +342,12 @@ class ClusteredStrategy(FederatedStrategy):
     def _system(self) -> System:
         if self.system is not None:
             return self.system
-        return System(self.federation.known_layout().size, preset("paper-text").compute)
-
-    def _model_bits(self) -> int:
-        return 32 * self.federation.known_layout().size
+        return System(self.federation.num_parameters, preset("paper-text").compute)
 
     def _book_downlinks(
         self, server_round: int, nodes: list[Node], contents: Mapping[int, RecordDict]
     ) -> None:
-        bits = self._model_bits()
+        bits = self.federation.model_bits
         model = {
             s: payload_bytes(c.array_records[self.settings.arrayrecord_key]) for s, c in contents.items()
         }
@@ -357,9 +356,3 @@ class ClusteredStrategy(FederatedStrategy):
             client, server = node.partition_id, self.clusters[node.partition_id]
             sizes = (model[server], message[server])
             self.federation.book_down(server_round, self.down_link, server, client, bits, sizes)
-
-    def _book_server_links(self, server_round: int, links: Iterable[tuple[str, int, int]]) -> None:
-        models = self._trained()
-        bits, size = self._model_bits(), payload_bytes(models.layout.unflatten(models.vectors[0]))
-        for link, source, target in links:
-            self.ledger.book(server_round, link, source, target, bits, size)

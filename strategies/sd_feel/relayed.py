@@ -9,6 +9,7 @@ in a round sits the round's gossip out, which the paper leaves open.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
+import networkx as nx
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -16,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Roster, RosterError, collect
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.sd_feel.servers import ServerTransfer
 from hedgerow.strategies.topology import Mixing
 from hedgerow.wire.edge_servers import (
     CLIENT,
@@ -33,7 +35,7 @@ from hedgerow.wire.edge_servers import (
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, payload_bytes
 
-__all__ = ["EdgeFederation"]
+__all__ = ["EdgeFederation", "gossip_transfers"]
 
 Vector = NDArray[Any]
 
@@ -149,8 +151,8 @@ class EdgeFederation(Federation):
 
     def gossiped(
         self, server_round: int, models: Vector, mixing: Mixing, alpha: int, mixed: NDArray[np.bool_]
-    ) -> tuple[Vector, list[tuple[int, int]]]:
-        """Return the models (D, M) after ``alpha`` gossip steps, eq. (5), and the (from, to) of each model.
+    ) -> tuple[Vector, list[ServerTransfer]]:
+        """Return the models (D, M) after ``alpha`` gossip steps, eq. (5), and the transfers that they took.
 
         Between two steps models travel in float64, so that the result is rounded once.
 
@@ -170,7 +172,7 @@ class EdgeFederation(Federation):
         bounds = np.flatnonzero(np.diff(mixed.astype(np.int8), prepend=0, append=0)).tolist()
         now: list[Vector] = list(models)
         mixing = _without(mixing, self._lost)
-        sent: list[tuple[int, int]] = []
+        sent: list[ServerTransfer] = []
         for step in range(1, alpha + 1):
             dtype = models.dtype if step == alpha else np.dtype(np.float64)
             while alive := [d for d in range(self._servers) if d not in self._lost]:
@@ -179,11 +181,11 @@ class EdgeFederation(Federation):
                     self._lost |= gone
                     mixing = _without(mixing, gone)
                     continue
+                sent += gossip_transfers(mixing.graph, now)
                 for d, model in answers.items():
                     now[d] = model
                     self._held[d] = self._token
                 break
-            sent += sorted([*mixing.graph.edges, *((j, i) for i, j in mixing.graph.edges)])
         after = np.empty_like(models)
         for d, model in enumerate(now):
             after[d] = model
@@ -237,7 +239,7 @@ class EdgeFederation(Federation):
         """Make an exchange with edge servers, and return the valid models (M,) of their replies."""
         if self._grid is None:
             raise RuntimeError("No round is open: configure_train comes first.")
-        bits, group = 32 * size, f"{server_round}-{message_type}-{self._token}"
+        bits, group = self.model_bits, f"{server_round}-{message_type}-{self._token}"
         layout = Layout((MODEL,), ((size,),), (str(np.dtype(dtype)),))
         self._forgetful = set()
 
@@ -278,6 +280,13 @@ class EdgeFederation(Federation):
                     f"{due!r}: partitions 0 to {self._clients - 1} are clients, the {self._servers} after "
                     "them edge servers"
                 )
+
+
+def gossip_transfers(graph: nx.Graph, models: Sequence[Vector]) -> list[ServerTransfer]:
+    """Return the transfers of one gossip step: each edge server's vector to all of its neighbours."""
+    sizes = [payload_bytes(_vectors({str(d): model})) for d, model in enumerate(models)]
+    directed = sorted([*graph.edges, *((j, i) for i, j in graph.edges)])
+    return [ServerTransfer("edge->edge", i, j, sizes[i]) for i, j in directed]
 
 
 def _content(config: ConfigRecord, terms: Mapping[int, tuple[float, Vector | None]]) -> RecordDict:

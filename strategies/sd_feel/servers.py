@@ -6,16 +6,25 @@ Convergence on Non-IID Data", section III.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from hedgerow.wire.compress import compressed_keys
-from hedgerow.wire.records import Layout
+from hedgerow.wire.records import Layout, payload_bytes
 
-__all__ = ["ServerModels"]
+__all__ = ["ServerModels", "ServerTransfer"]
+
+
+class ServerTransfer(NamedTuple):
+    """A model on its way between two servers: over which link, from whom to whom, and its bytes."""
+
+    link: str
+    source: int
+    target: int
+    payload_bytes: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,11 @@ class ServerModels:
     def records(self) -> list[ArrayRecord]:
         """Return the models as records."""
         return [self.layout.unflatten(model) for model in self.vectors]
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of one of the models as a record."""
+        return payload_bytes(self.layout.unflatten(self.vectors[0]))
 
     def mean(self, weights: NDArray[np.float64]) -> NDArray[Any]:
         """Return u (M,), the mean by the clusters' shares of all samples (D,)."""

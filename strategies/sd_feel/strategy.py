@@ -18,7 +18,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
-from hedgerow.strategies.sd_feel.servers import ServerModels
+from hedgerow.strategies.sd_feel.relayed import gossip_transfers
+from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
 from hedgerow.wire.checks import int_at_least
@@ -134,21 +135,24 @@ class SDFeel(ClusteredStrategy):
         """Gossip ``alpha`` steps, eq. (5)."""
         return self.mixing.gossip(models, self.alpha)
 
-    def server_links(self) -> list[tuple[str, int, int]]:
-        """Return both directions of every edge, once a gossip step."""
-        directed = sorted([(i, j) for i, j in self.graph.edges] + [(j, i) for i, j in self.graph.edges])
-        return [("edge->edge", i, j) for i, j in directed] * self.alpha
+    def server_links(self, models: ServerModels) -> list[ServerTransfer]:
+        """Return both directions of every edge, once a gossip step, as edge servers that are nodes send them.
 
-    def exchanged(
-        self, server_round: int, models: ServerModels
-    ) -> tuple[NDArray[Any], list[tuple[str, int, int]]]:
+        Models travel in float64 from the second step on: nothing is rounded between two steps.
+        """
+        first = models.vectors[0]
+        between = np.empty(first.shape, np.float64)
+        return [
+            transfer
+            for step in range(self.alpha)
+            for transfer in gossip_transfers(self.graph, [between if step else first] * self.num_servers)
+        ]
+
+    def exchanged(self, server_round: int, models: ServerModels) -> tuple[NDArray[Any], list[ServerTransfer]]:
         """Return the servers' models (D, M) after gossip, here or at the edge servers, and its transfers."""
         if self.edges is None:
             return super().exchanged(server_round, models)
-        mixed, sent = self.edges.gossiped(
-            server_round, models.vectors, self.mixing, self.alpha, models.exchanged
-        )
-        return mixed, [("edge->edge", i, j) for i, j in sent]
+        return self.edges.gossiped(server_round, models.vectors, self.mixing, self.alpha, models.exchanged)
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
 from hedgerow.wire.clock import Compute, Rates
+from hedgerow.wire.ordinary import check_ordinary
 
 __all__ = [
     "PAPER_RATES",
@@ -358,6 +359,7 @@ class Problem:
         for key in ("delta", "sigma2", "kappa2"):
             not_negative(**{key: getattr(self, key)})
         positive(smoothness=self.smoothness)
+        check_ordinary(**{key: getattr(self, key) for key in ("delta", "smoothness", "sigma2", "kappa2")})
         require("sum_m2", self.sum_m2, "a number in (0, 1]", 0 < self.sum_m2 <= 1)
 
 
@@ -538,6 +540,7 @@ def plans(
         If a number is out of range.
     """
     positive(target=target, eta=eta)
+    check_ordinary(target=target, eta=eta)
     require("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
     t1, t2, a = (
         axis.ravel() for axis in np.meshgrid(_axis("tau1", tau1), _axis("tau2", tau2), _axis("alpha", alpha))

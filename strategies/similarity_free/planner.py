@@ -31,10 +31,15 @@ from hedgerow.strategies.similarity_free.theory import (
     uplink_bits_to_accuracy,
 )
 from hedgerow.wire.checks import at_least, not_negative, positive, require
+from hedgerow.wire.ordinary import check_ordinary
 
 __all__ = ["Estimate", "Estimates", "Plan", "Source", "estimates", "estimates_from_rounds", "plan"]
 
 _BITS_PER_PARAMETER = 32
+# Bounds sum over all rounds' steps, which take 80 MB.
+_MOST_ROUNDS = 10**7
+# A complete stage takes its square of rounds.
+_MOST_DECAY = 3_000.0
 
 
 class Source(StrEnum):
@@ -96,6 +101,7 @@ class Estimates:
     def __post_init__(self) -> None:
         positive(L=self.L.value, V0=self.V0.value)
         not_negative(sigma2=self.sigma2.value, delta_inf=self.delta_inf.value)
+        check_ordinary(**{field.name: getattr(self, field.name).value for field in fields(self)})
         valid = f"a finite number >= V0, {self.V0.value!r}"
         require("R", self.R.value, valid, math.isfinite(self.R.value) and self.R.value >= self.V0.value)
 
@@ -310,6 +316,10 @@ def plan(
         If a number is out of range.
     """
     at_least(1, num_rounds=num_rounds, num_nodes=num_nodes)
+    require("num_rounds", num_rounds, f"an integer up to {_MOST_ROUNDS}", num_rounds <= _MOST_ROUNDS)
+    require("decay_factor", decay_factor, f"a number up to {_MOST_DECAY:g}", decay_factor <= _MOST_DECAY)
+    positive(epsilon=epsilon)
+    check_ordinary(epsilon=epsilon, contraction=contraction)
     stage_len = theory_stage_len(max(num_rounds, 2), decay_factor)
     least = max(2, math.ceil(decay_factor**2))
     require("num_rounds", num_rounds, f"an integer >= {least}", num_rounds >= least)

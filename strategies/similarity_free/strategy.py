@@ -227,7 +227,7 @@ class SimilarityFree(FederatedStrategy):
             own = ConfigRecord({**told, "acknowledged": acknowledged})
             content = RecordDict({self.settings.arrayrecord_key: model, self.settings.configrecord_key: own})
             contents.append((node, content))
-        bits, size = self._dense_bits(), payload_bytes(model)
+        bits, size = self.federation.model_bits, payload_bytes(model)
         for node, content in contents:
             whole = payload_bytes(content)
             self.federation.book_down(server_round, DOWN, 0, node.partition_id, bits, (size, whole))
@@ -280,9 +280,6 @@ class SimilarityFree(FederatedStrategy):
             raise RuntimeError("No model yet: configure_train or start comes first.")
         return self._x
 
-    def _dense_bits(self) -> int:
-        return 32 * self.federation.known_layout().size
-
     def _instructions(self, server_round: int) -> dict[str, str | int | float | bool]:
         k = server_round - 1
         instructions: dict[str, str | int | float | bool] = {
@@ -307,7 +304,7 @@ class SimilarityFree(FederatedStrategy):
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
         if not self.compressed:
-            return _Uplink(weight, layout.flatten(arrays, x.dtype), self._dense_bits())
+            return _Uplink(weight, layout.flatten(arrays, x.dtype), self.federation.model_bits)
         update, dense = unpack_update(self.compressor, layout, arrays)
         part = compressed_part(layout)
         change = np.zeros_like(x)
@@ -316,8 +313,7 @@ class SimilarityFree(FederatedStrategy):
         for key, values in dense.items():
             change[layout.slices[key]] = values.ravel() - x[layout.slices[key]]
         payload = {key: values for key, values in record_payload(arrays).items() if key not in dense}
-        bits = self.compressor.bits(part.size, payload) + 32 * (layout.size - part.size)
-        return _Uplink(weight, change, bits)
+        return _Uplink(weight, change, self.compressor.bits(part.size, payload))
 
     def _weight(self, worker: int, told: float) -> float:
         return self.federation.sizes.setdefault(worker, told) if self.weighting == "examples" else 1.0

@@ -1,12 +1,14 @@
-"""Every method's ledger against the messages that passed: no byte is booked that was not sent, or the reverse.
+"""Every method's ledger against the messages that passed: what is booked was sent, and the reverse.
 
 Both legs through the hub are the contents of all messages but those named in ``UNBOOKED``. A modelled link is
 the arrays (or payloads) that belong to it, where there are messages that do: what is only emulated is held
 against the run in which it is sent, or against its closed form.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,21 +38,23 @@ from torch import nn
 from hedgerow.clients import LocalTask, similarity_free_client
 from hedgerow.clients.error_feedback import compress_reply
 from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, Monitor, SDFeel, SimilarityFree
+from hedgerow.strategies import HSGD, FedAvg, Feel, HierFAvg, Monitor, SDFeel, SimilarityFree
 from hedgerow.strategies.ceps.strategy import OneBitCode
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
 from hedgerow.strategies.fedmud.sync import SYNCS
 from hedgerow.strategies.gossip.strategy import SET_UP
+from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
 from hedgerow.strategies.schedules import Fixed
 from hedgerow.wire.compress import parse_compressor
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import payload_bytes, to_record
 
-# What is booked nowhere: introductions, which settle who is there before anything is modelled; looks of the
-# monitor, which a real run cannot take; and federated evaluation, which the papers do not count.
-UNBOOKED = ("query.whoami", "query.monitor", "evaluate")
+# What is booked nowhere: introductions, which settle who is there before anything is modelled and which a run
+# that goes on repeats; looks of the monitor, which a real run cannot take; and federated evaluation, which
+# the papers do not count.
+UNBOOKED = ("query.whoami", "query.pair", "query.monitor", "evaluate")
 
 # (messages, bytes)
 Count = tuple[int, int]
@@ -70,7 +74,9 @@ def booked(ledger: Ledger, link: str) -> Count:
 
 def records(contents: Contents, kind: str, name: str = "arrays") -> Count:
     """Return how many messages of a type carry a record, and its bytes in all of them."""
-    found = [payload_bytes(content[name]) for each, _, content in contents if each == kind and name in content]
+    found = [
+        payload_bytes(content[name]) for each, _, content in contents if each == kind and name in content
+    ]
     return len(found), sum(found)
 
 
@@ -246,9 +252,7 @@ def test_similarity_free(operator: Any, compressor: str) -> None:
     stream, net = torch.Generator().manual_seed(1), Net()
     x, y = torch.randn(40, 4, generator=stream), torch.randint(0, 3, (40,), generator=stream)
     app = similarity_free_client(
-        lambda context: LocalTask(
-            net, x, y, np.arange(10) + 10 * int(context.node_config["partition-id"])
-        )
+        lambda context: LocalTask(net, x, y, np.arange(10) + 10 * int(context.node_config["partition-id"]))
     )
     strategy = SimilarityFree(
         schedule=Fixed(c=0.1, num_rounds=ROUNDS), operator=operator, compressor=compressor, local_iters=2,
@@ -292,13 +296,13 @@ def assert_layers_are_booked(strategy: Any) -> None:
 
 METHODS: dict[str, Callable[..., Any]] = {
     **{
-        variant: (lambda variant: lambda **options: fedmud(variant=variant, **options))(variant)
+        variant: partial(fedmud, variant=variant)
         for variant in ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+aad", "dense")
     },
-    "mud, merged every two rounds": lambda **options: fedmud(reset_interval=2, **options),
-    "ef21p": lambda **options: ef21p(learning_rate=0.02, **options),
+    "mud, merged every two rounds": partial(fedmud, reset_interval=2),
+    "ef21p": partial(ef21p, learning_rate=0.02),
     "fedbat": fedbat,
-    **{kind.__name__: (lambda kind: lambda **o: baseline(kind, **o))(kind) for kind in BASELINES},
+    **{kind.__name__: partial(baseline, kind) for kind in BASELINES},
 }
 
 
@@ -332,14 +336,15 @@ def test_ceps(codec: str, monitor: bool) -> None:
 
 
 def test_ceps_that_encodes_for_each_receiver() -> None:
-    assert_gossip_is_booked(ceps(code=OneBitCode(phi_owner="receiver")), nodes())
+    # These payloads also say for whom they are.
+    assert_gossip_is_booked(ceps(code=OneBitCode(phi_owner="receiver"), measurements=96), nodes())
 
 
 @pytest.mark.parametrize("name", GOSSIP)
 def test_gossip_baselines(name: str) -> None:
     fake = fakes(want=lambda i, k: [(i + 1) % 8, (i - 1) % 8])
     local = {"local_steps": 1} if name.startswith(("d-psgd", "dfed")) else {}
-    assert_gossip_is_booked(gossip(name, **local), fake)
+    assert_gossip_is_booked(gossip(name, dim=60, **local), fake)
 
 
 # HSGD: vectors and bytes are booked as they are, without keys and headers.
@@ -370,7 +375,11 @@ CLOUD = {"cloud->hospital", "hospital->cloud", "cloud->edge", "edge->cloud"}
 
 def vectors(content: RecordDict) -> dict[str, int]:
     """Return the bytes of what a content carries, by key."""
-    found = {key: array.numpy().nbytes for record in content.array_records.values() for key, array in record.items()}
+    found = {
+        key: array.numpy().nbytes
+        for record in content.array_records.values()
+        for key, array in record.items()
+    }
     for key, coded in content.config_records.get("payload", ConfigRecord()).items():
         found[key] = sum(map(len, coded)) if isinstance(coded, list) else len(coded)  # type: ignore[arg-type]
     return found
@@ -420,6 +429,64 @@ def test_devices_of_pairs_get_back_the_models_that_they_do_not_keep() -> None:
     run_hsgd(keeps, hosted, begin, 1)
     assert up.nominal_bits == keeps.ledger.total("device->edge").nominal_bits
     assert up.payload_bytes > keeps.ledger.total("device->edge").payload_bytes
+
+
+def test_a_run_of_hsgd_that_goes_on_books_what_one_without_a_break_does() -> None:
+    def run(strategy: HSGD, num_rounds: int) -> HSGD:
+        parties, begin = network_parties(7, dtype="float32")
+        run_hsgd(strategy, parties, begin, num_rounds)
+        return strategy
+
+    def make() -> HSGD:
+        return hsgd(network_parties(7, dtype="float32")[0], 4, 2, participation=0.5)
+
+    first, second = run(make(), 1), make()
+    second.load_state_dict(first.state_dict())
+    assert run(second, 3).ledger.by_link() == run(make(), 3).ledger.by_link()
+
+
+# What a round tells of it
+
+
+def test_a_round_tells_the_traffic_of_every_link_since_the_start() -> None:
+    strategy, ends = sd_feel("emulated", 1), list[RoundEnd]()
+    strategy.on_round_end = [ends.append]
+    drifting(strategy)
+    assert [end.by_link for end in ends[:1]] == [{}]
+    assert [sorted(end.by_link) for end in ends[1:3]] == [
+        ["client->edge", "edge->client", HUB_TO_NODE, NODE_TO_HUB],
+        ["client->edge", "edge->client", "edge->edge", HUB_TO_NODE, NODE_TO_HUB],
+    ]
+    assert ends[-1].by_link == strategy.ledger.by_link()
+    for n, end in enumerate(ends[1:], start=1):
+        assert end.by_link["client->edge"].messages == n * CLIENTS
+        inside = [traffic for link, traffic in end.by_link.items() if link not in (HUB_TO_NODE, NODE_TO_HUB)]
+        assert end.bits == sum(traffic.nominal_bits for traffic in inside)
+        assert end.payload_bytes == sum(traffic.payload_bytes for traffic in inside)
+
+
+def test_the_traffic_of_a_round_is_plain_numbers_in_a_record() -> None:
+    strategy, ends = FedAvg(**CLUSTERED), list[RoundEnd]()
+    strategy.on_round_end = [ends.append]
+    drifting(strategy)
+    record = json.loads(json.dumps(asdict(ends[1])))
+    models = {
+        "messages": CLIENTS,
+        "nominal_bits": CLIENTS * 32 * PARAMETERS,
+        "payload_bytes": CLIENTS * MODEL,
+    }
+    assert record["by_link"]["client->cloud"] == record["by_link"]["cloud->client"] == models
+
+
+def test_a_resumed_run_tells_the_traffic_since_its_start() -> None:
+    first, second, ends = FedAvg(**CLUSTERED), FedAvg(**CLUSTERED), list[RoundEnd]()
+    grid = RecordingGrid(Drifting().client_app(), CLIENTS)
+    with flower_identity(1):
+        first.start(grid, to_record(STATISTICS), num_rounds=2)
+        second.load_state_dict(first.state_dict())
+        second.on_round_end = [ends.append]
+        second.start(grid, to_record(STATISTICS), num_rounds=3)
+    assert ends[0].by_link["client->cloud"].messages == 3 * CLIENTS
 
 
 def test_what_a_ledger_is_held_against_is_all_that_passed() -> None:

@@ -9,6 +9,7 @@ from ceps import settings
 from ceps.client_app import app as client_app
 from ceps.problems import dimension, network_accuracy
 from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies.gossip.monitor import Monitor
 
 REALISM = (
@@ -19,21 +20,24 @@ REALISM = (
 
 def experiment(values: Values) -> Experiment:
     """Return the run that the settings describe."""
+    with as_settings_errors():
+        dim = dimension(values)
+        settings.build_strategy(values, dim=dim)
     monitor = Monitor(values["sparsity"], tol=values["tolerance"] or None) if values["monitor"] else None
 
     def measure(_: dict[str, Tensor]) -> dict[str, float]:
-        """Return what the monitor saw last, which is the mean of all nodes' models."""
-        if monitor is None or not monitor.history or monitor.models is None:
+        """Return what the monitor saw right after the event, of which it measures the mean of all models."""
+        if monitor is None or monitor.after_event is None:
             return {}
-        look = monitor.history[-1]
+        look, models = monitor.after_event
         metrics = {"loss": look.loss, "local-loss": look.local_loss, "consensus": look.consensus}
-        accuracy = network_accuracy(values, monitor.models.mean(axis=0))
+        accuracy = network_accuracy(values, models.mean(axis=0))
         return metrics if accuracy is None else {**metrics, "accuracy": accuracy}
 
     return Experiment(
         title=f"{values['method']} on {values['problem']}, {values['num-clients']} nodes",
         realism=REALISM,
-        strategy=partial(settings.build_strategy, values, dim=dimension(values), monitor=monitor),
+        strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor),
         initial_arrays=ArrayRecord(),
         num_rounds=values["iterations"],
         measure=measure,

@@ -7,10 +7,10 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from tests.oracles import decentralised as oracle
-from tests.strategies.gossip.nodes import Nodes, run
+from tests.strategies.gossip.nodes import DIM, Nodes, run
 
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.problems import LinearRegression
@@ -20,6 +20,7 @@ from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM,
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.rounds import EvaluateFn, RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
 
 M, N = 8, 5
@@ -232,13 +233,15 @@ class Regressions:
     def gradients(self, X: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.stack([problem.gradient(x) for problem, x in zip(self.problems, X, strict=True)])
 
-    def learn(self, strategy: Gossip, rounds: int) -> NDArray[np.float64]:
+    def learn(
+        self, strategy: Gossip, rounds: int, evaluate_fn: EvaluateFn | None = None
+    ) -> NDArray[np.float64]:
         def problem(context: Context) -> LinearRegression:
             return self.problems[int(context.node_config["partition-id"])]
 
         grid = InProcessGrid(decentralised_client(problem), M, strict=True)
         with flower_identity(1):
-            strategy.start(grid, ArrayRecord(), num_rounds=rounds)
+            strategy.start(grid, ArrayRecord(), num_rounds=rounds, evaluate_fn=evaluate_fn)
         assert strategy.monitor is not None
         (last,) = [look for look in strategy.monitor.history if look.iteration == strategy.iterations]
         assert last.nodes == M
@@ -257,6 +260,47 @@ def test_d_psgd_is_its_plain_loop() -> None:
     data, strategy = Regressions(), make("d-psgd", monitor=Monitor(1), local_steps=4, num_iterations=13)
     expected = oracle.d_psgd(data.gradients, start(), [W] * 3, 0.1, 4)
     np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_a_rounds_record_is_one_look_at_the_iteration_that_it_is_labelled_with() -> None:
+    data, ends, models = Regressions(), list[RoundEnd](), list[NDArray[np.float64]]()
+    monitor = Monitor(1)
+
+    def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if monitor.after_event is None:
+            return MetricRecord()
+        look, W = monitor.after_event
+        models.append(W)
+        return look.metrics()
+
+    # Models move at every iteration, nodes communicate at every fourth.
+    strategy = make("d-psgd", monitor=monitor, local_steps=4, num_iterations=15, on_round_end=[ends.append])
+    data.learn(strategy, 99, measure)
+    assert [end.iterations for end in ends] == [0, 5, 9, 13]
+    assert ends[0].central == {}
+    losses = {look.iteration: look.loss for look in monitor.history}
+    assert len(set(losses.values())) == len(losses) == 16
+    for end, W in zip(ends[1:], models, strict=True):
+        assert end.central == end.evaluate
+        assert end.central["iteration"] == end.iterations
+        assert end.central["loss"] == losses[end.iterations]
+        mean = W.mean(axis=0)
+        assert end.central["loss"] == pytest.approx(np.mean([p.value(mean) for p in data.problems]))
+
+
+def test_no_look_of_an_earlier_event_stands_for_one_that_nobody_answered() -> None:
+    fake, monitor, seen = fakes(), Monitor(3), list[tuple[int, bool]]()
+
+    def silent(kind: str, i: int, reply: RecordDict) -> RecordDict:
+        if kind == "monitor" and len(seen) == 2:
+            raise RuntimeError("no answer in round 2")
+        return reply
+
+    fake.sabotage = silent
+    strategy = make("d-psgd", monitor=monitor, local_steps=1, dim=DIM)
+    strategy.on_round_end = [lambda end: seen.append((end.round, monitor.after_event is not None))]
+    run(strategy, fake, 3)
+    assert seen == [(0, False), (1, True), (2, False), (3, True)]
 
 
 def test_d_psgd_over_a_dynamic_network_is_its_plain_loop() -> None:

@@ -100,6 +100,11 @@ def test_num_rounds_limits_the_events_and_num_iterations_the_run() -> None:
     assert strategy.finished
 
 
+def test_a_round_tells_the_iterations_at_which_the_run_ends() -> None:
+    assert {end.total_iterations for end in run(ceps(num_iterations=11), nodes(), 100)[1]} == {11}
+    assert {end.total_iterations for end in run(ceps(), nodes(), 4)[1]} == {None}
+
+
 def test_a_run_that_ends_before_anybody_is_due_has_no_event() -> None:
     strategy = ceps(num_iterations=min(KAPPAS))
     assert [end.round for end in run(strategy, nodes(), 50)[1]] == [0]
