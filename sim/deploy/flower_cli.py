@@ -21,6 +21,12 @@ from hedgerow.sim.deploy.processes import program
 __all__ = ["FlowerRun", "RunEnd", "environment", "healthy"]
 
 _STARTED = re.compile(r"Successfully started run (\d+)")
+_FOLDER = re.compile(r"Run folder: (.+?)\s*$")
+# A busy machine may be slow to answer: so many questions in a row without an answer, each of so many seconds.
+_ATTEMPTS = 6
+_ANSWER_SECONDS = 30.0
+_PAUSE_SECONDS = 1.0
+_COMPLETED = "finished:completed"
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -60,7 +66,7 @@ class RunEnd:
     @property
     def exit_code(self) -> int:
         """0 if the run completed, 1 if not."""
-        return 0 if self.status == "finished:completed" else 1
+        return 0 if self.status == _COMPLETED else 1
 
 
 class FlowerRun:
@@ -83,6 +89,7 @@ class FlowerRun:
     ) -> None:
         self.run_id: int | None = None
         self.lines: list[str] = []
+        self._began = time.time()
         self._env = env
         self._superlink = [superlink] if superlink else []
         self._echo = echo
@@ -176,23 +183,40 @@ class FlowerRun:
                 if started := _STARTED.search(line):
                     self.run_id = int(started[1])
 
-    def _end(self, patience: float = 30.0) -> RunEnd:
-        """Ask until the run has ended: its logs may break off before, and Flower may be slow to answer."""
-        end = time.monotonic() + patience
+    def _end(self) -> RunEnd:
+        """Ask until the run has ended: its logs may break off before, and Flower may be slow to answer.
+
+        Where Flower does not answer, the run's own folder on this machine may tell.
+        """
+        unanswered = 0
         while not (found := self.status()).status.startswith("finished"):
-            if found.status != "unknown":
-                end = time.monotonic() + patience
-            elif time.monotonic() > end:
-                break
-            time.sleep(1.0)
+            unanswered = unanswered + 1 if found.status == "unknown" else 0
+            if unanswered == _ATTEMPTS:
+                return self._witness() or found
+            time.sleep(_PAUSE_SECONDS)
         return found
+
+    def _witness(self) -> RunEnd | None:
+        """Return that the run completed if the folder that its log names says so, and since it began."""
+        for line in reversed(self.lines):
+            if named := _FOLDER.search(line):
+                summary = Path(named[1]) / "summary.json"
+                try:
+                    completed = json.loads(summary.read_bytes())["status"] == "completed"
+                    # A resumed run's folder may hold the summary of before, until it goes on.
+                    of_this_run = summary.stat().st_mtime >= self._began
+                except (OSError, ValueError, LookupError, TypeError):
+                    return None
+                details = f"Flower did not answer; {summary} tells"
+                return RunEnd(self.run_id, _COMPLETED, details) if completed and of_this_run else None
+        return None
 
     def _flwr(self, *arguments: str) -> str:
         command = [program("flwr"), *arguments]
         # A SuperLink that is gone is asked again and again: the answer then is that none came.
         try:
             return subprocess.run(
-                command, env=self._env, capture_output=True, text=True, check=False, timeout=30
+                command, env=self._env, capture_output=True, text=True, check=False, timeout=_ANSWER_SECONDS
             ).stdout
         except subprocess.TimeoutExpired:
             return ""

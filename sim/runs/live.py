@@ -20,7 +20,10 @@ __all__ = ["LiveProgress", "RoundProgress"]
 
 
 class RoundProgress(Protocol):
-    """What is told of a round: an object with these fields at least."""
+    """What is told of a round: an object with these fields at least.
+
+    Where it has ``total_iterations`` that is not None, it has ``iterations`` too.
+    """
 
     @property
     def round(self) -> int:
@@ -43,12 +46,13 @@ class LiveProgress:
     """Shows how far a run is; give it to a strategy's ``on_round_end`` inside its ``with`` block.
 
     On a terminal one line is rewritten after each round, below the log. Elsewhere each evaluated round is
-    a line of Flower's log. Metrics are those of the last evaluation.
+    a line of Flower's log. Metrics are those of the last evaluation. Where a round says at how many
+    ``total_iterations`` the run ends, iterations are counted and not rounds.
 
     Parameters
     ----------
     num_rounds : int
-        Rounds of the whole run, >= 1.
+        Rounds of the whole run, >= 1; their upper bound where iterations are counted.
     quiet : bool (default: False)
         Show nothing.
     console : Console or None (default: None)
@@ -69,7 +73,7 @@ class LiveProgress:
         self._live: Live | None = None
         self._moved: list[tuple[StreamHandler[Any], TextIO]] = []
         self._central: Mapping[str, Any] = {}
-        # Round and time from which the pace is measured: a resumed run starts late.
+        # Count and time from which the pace is measured: a resumed run starts late.
         self._first: tuple[int, float] | None = None
         self._started = time.monotonic()
 
@@ -97,36 +101,42 @@ class LiveProgress:
         if end.central:
             self._central = dict(end.central)
         now = time.monotonic()
+        unit, done, total = self._count(end)
         if self._first is None:
             # The first round seen is already over; before round 1 nothing was trained.
-            self._first = (end.round, now) if end.round == 0 else (end.round - 1, self._started)
+            begun = unit == "round" and end.round > 0
+            self._first = (done - 1, self._started) if begun else (done, now)
         if self.quiet:
             return
-        line = self._line(end, now)
+        left = self._seconds_left(done, total, now)
+        # What matters most comes first: a narrow terminal cuts the end off.
+        parts = [f"{unit} {done}/{total}", *([] if left is None else [f"{_duration(left)} left"])]
+        line = " | ".join([*parts, *self._costs(end, now)])
         if self._live is not None:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif end.central:
             log(INFO, "%s", line)
 
-    def _line(self, end: RoundProgress, now: float) -> str:
-        # What matters most comes first: a narrow terminal cuts the end off.
-        parts = [f"round {end.round}/{self.num_rounds}"]
-        left = self._seconds_left(end.round, now)
-        parts += [] if left is None else [f"{_duration(left)} left"]
-        parts += [
-            f"{name} {self._central[name]:.4f}" for name in ("loss", "accuracy") if name in self._central
-        ]
+    def _count(self, end: RoundProgress) -> tuple[str, int, int]:
+        """Return what is counted, how many there were and how many there will be."""
+        total = getattr(end, "total_iterations", None)
+        if total is None:
+            return "round", end.round, self.num_rounds
+        return "iteration", getattr(end, "iterations", 0), total
+
+    def _costs(self, end: RoundProgress, now: float) -> list[str]:
+        metrics = [name for name in ("loss", "accuracy") if name in self._central]
+        parts = [f"{name} {self._central[name]:.4f}" for name in metrics]
         parts.append(f"{end.bits / 1e6:.1f} Mbit")
         parts += [f"{end.sim_seconds:.1f} simulated s"] if end.sim_seconds else []
-        parts.append(f"{_duration(now - self._started)} real")
-        return " | ".join(parts)
+        return [*parts, f"{_duration(now - self._started)} real"]
 
-    def _seconds_left(self, current: int, now: float) -> float | None:
+    def _seconds_left(self, done: int, total: int, now: float) -> float | None:
         assert self._first is not None
         first, since = self._first
-        if current == first or current >= self.num_rounds:
+        if done <= first or done >= total:
             return None
-        return (now - since) / (current - first) * (self.num_rounds - current)
+        return (now - since) / (done - first) * (total - done)
 
     def _move_logs(self, terminals: tuple[TextIO, TextIO]) -> None:
         """Let logs to the terminal pass above the live line.

@@ -2,23 +2,39 @@
 
 ``config.json`` is written before the first round; ``rounds.jsonl`` grows by one flushed line a round, so
 that a killed run leaves all it had done; ``checkpoint/`` lets it go on. Nothing half-written is ever read
-as a result: every other file is written aside and renamed.
+as a result: every other file is written aside and renamed. While a run is written its folder is locked.
 """
 
 import json
-import os
+import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
-from io import TextIOWrapper
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, save_arrays, save_checkpoint
+from hedgerow.sim.runs.checkpoint import Checkpoint, CheckpointError, save_arrays
+from hedgerow.sim.runs.durable import Lines, read_file, remove, write_file
 from hedgerow.sim.runs.environment import environment
+from hedgerow.sim.runs.folder import (
+    CONFIG,
+    LOCK,
+    ROUNDS,
+    SUMMARY,
+    Lock,
+    RunFolderError,
+    new_run_folder,
+    parse_rounds,
+    read_config,
+    read_rounds,
+    refused,
+    write_json,
+)
+from hedgerow.sim.runs.generations import LATEST, drop_damaged, load_newest, save_newest
 from hedgerow.sim.signals import sigterm_raises
 
 __all__ = [
@@ -43,9 +59,7 @@ RESUME_MAY_CHANGE = (
     "resume",
     "round-timeout",
 )
-
-class RunFolderError(ValueError):
-    """A folder is not that of a run, or of a run with other settings."""
+_logger = logging.getLogger("flwr")
 
 
 class RoundLike(Protocol):
@@ -68,33 +82,18 @@ class Stateful(Protocol):
         """Restore a state."""
 
 
-def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
-    """Make and return a folder of a new run, ``<parent>/<name>-<UTC time>``, absolute.
-
-    A relative ``parent`` is taken from the environment variable ``HEDGEROW_OUTPUT_DIR``, else from the
-    working directory, which under ``flwr run`` is the one where Flower's local SuperLink was started.
-    """
-    base = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / Path(parent).expanduser()
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        folder = (base / f"{name}-{stamp}{suffix}").resolve()
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise FileExistsError(f"{base / f'{name}-{stamp}'} and 998 more")
-
-
 class RunRecorder:
     """Writes a run's folder; give ``on_round_end`` to the strategy and run it under ``guard``.
+
+    No other recorder, of any process, writes the folder until this one ends: with ``finish``, an error under
+    ``guard``, ``close``, or the process.
 
     Parameters
     ----------
     folder : Path
         An existing folder: empty for a new run, that of an earlier run to go on with it.
     config : Mapping[str, Any]
-        Everything that determined the run, JSON values only.
+        Everything that determined the run, JSON values only; ``environment`` is added where it is missing.
     checkpoint_every : int (default: 10)
         Rounds between two checkpoints, >= 1. One more is written when the run is interrupted.
 
@@ -102,7 +101,8 @@ class RunRecorder:
     ------
     RunFolderError
         If the folder holds a run with another config (the keys that differ are named), or files but
-        no run.
+        no run; if it is in use; and, here and in all methods, if the disk takes no more: what was written
+        before is then still a run that can go on.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, checkpoint_every: int = 10) -> None:
@@ -111,19 +111,22 @@ class RunRecorder:
         self.rounds: list[dict[str, Any]] = []
         self._parts: dict[str, Stateful] = {}
         self._on_demand = False
-        self._state: Mapping[str, Any] | None = None
-        if (folder / "config.json").exists():
-            _check_same(read_config(folder), config)
-        elif not folder.is_dir() or any(folder.iterdir()):
-            raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json")
-        else:
-            write_json(folder / "config.json", {**config, "environment": environment()})
-        self._file: TextIOWrapper = (folder / "rounds.jsonl").open("a", encoding="utf-8")
+        # What a checkpoint of the last whole round would hold, until it is written.
+        self._state: tuple[Mapping[str, Any], dict[str, Any]] | None = None
+        self._lines: Lines | None = None
+        with refused(folder):
+            begun = _is_begun(folder)
+            self._lock = Lock(folder)
+            try:
+                self._open(begun, config)
+            except BaseException:
+                self._lock.release()
+                raise
 
     @property
     def checkpoint(self) -> Path:
-        """Where the checkpoint lies."""
-        return self.folder / "checkpoint" / "latest.npz"
+        """Where the newest checkpoint lies."""
+        return self.folder / "checkpoint" / LATEST
 
     def keep_state(self, **parts: object) -> None:
         """Put the state of these parts (``strategy=…, engine=grid``) into checkpoints.
@@ -136,38 +139,46 @@ class RunRecorder:
         self._on_demand = any(getattr(part, "on_demand", False) for part in self._parts.values())
 
     def resume(self) -> None:
-        """Load the checkpoint into the parts; the rounds after it are struck from the record.
+        """Load the newest whole checkpoint into the parts; the rounds after it are struck from the record.
 
         Raises
         ------
         CheckpointError
-            If the folder has no checkpoint, or one that holds the state of another engine.
+            If the folder has no checkpoint, or one that holds the state of another engine or is not this
+            run's.
+        RunFolderError
+            If ``rounds.jsonl`` is not what it was when the checkpoint was written.
         """
-        state = load_checkpoint(self.checkpoint)
-        if unknown := sorted(state["parts"].keys() - self._parts.keys()):
-            raise CheckpointError(
-                f"{self.checkpoint} holds the state of {', '.join(unknown)}, which this run does not have: "
-                "resume it on the engine that it was started on"
-            )
-        for name, part_state in state["parts"].items():
-            self._parts[name].load_state_dict(part_state)
-        self.rounds = [record for record in read_rounds(self.folder) if record["round"] <= state["round"]]
-        self._file.close()
-        (self.folder / "summary.json").unlink(missing_ok=True)
-        lines = "".join(json.dumps(record) + "\n" for record in self.rounds)
-        _replace_text(self.folder / "rounds.jsonl", lines)
-        self._file = (self.folder / "rounds.jsonl").open("a", encoding="utf-8")
+        with refused(self.folder):
+            place, found = load_newest(self.checkpoint.parent)
+            self._restore(place, found)
+            kept = self._rounds_until(place, found)
+            drop_damaged(self.checkpoint.parent, place)
+            self.rounds = parse_rounds(kept, self.folder / ROUNDS)
+            self._close_lines()
+            remove(self.folder / SUMMARY)
+            write_file(self.folder / ROUNDS, lambda file: file.write(kept))
+            self._open_lines(kept)
 
     def on_round_end(self, end: Any) -> None:
         """Append a round (a dataclass, see RoundLike), and write a checkpoint if one is due."""
         record = asdict(end)
+        line = (json.dumps(record) + "\n").encode()
+        with refused(self.folder):
+            if self._lines is None:
+                file = self.folder / ROUNDS
+                self._open_lines(read_file(file) if file.exists() else b"")
+            assert self._lines is not None
+            self._lines.append(line)
         self.rounds.append(record)
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._written.update(line)
+        self._size += len(line)
         due = record["round"] % self.checkpoint_every == 0
         if self._parts and record["round"] > 0 and (due or not self._on_demand):
             states = {name: part.state_dict() for name, part in self._parts.items()}
-            self._state = {"round": record["round"], "parts": states}
+            rounds = {"bytes": self._size, "sha256": self._written.hexdigest()}
+            about = {"round": record["round"], "config": self._config, "rounds": rounds}
+            self._state = {"round": record["round"], "parts": states}, about
             if due:
                 self._save_state()
 
@@ -181,24 +192,125 @@ class RunRecorder:
             with sigterm_raises():
                 yield
         except BaseException:
-            self._save_state()
+            try:
+                self._save_state()
+            except RunFolderError as error:
+                _logger.warning("No checkpoint of the last round: %s", error)
+            finally:
+                self.close()
             raise
         finally:
-            self._file.close()
+            self._close_lines()
 
     def finish(self, summary: Mapping[str, Any], model: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write the final model, then ``summary.json``, whose presence says that the run ended by itself."""
-        self._file.close()
-        self._save_state()
-        if model is not None:
-            aside = self.folder / "model.partial"
-            save_arrays(aside, model)
-            aside.replace(self.folder / "model.npz")
-        write_json(self.folder / "summary.json", dict(summary))
+        try:
+            self._save_state()
+            with refused(self.folder):
+                if self._lines is not None:
+                    self._lines.sync()
+                if model is not None:
+                    save_arrays(self.folder / "model.npz", model)
+                write_json(self.folder / SUMMARY, dict(summary))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let others write the folder; more than once is once."""
+        self._close_lines()
+        self._lock.release()
+
+    def _open(self, begun: bool, config: Mapping[str, Any]) -> None:
+        if begun:
+            _check_same(read_config(self.folder), config)
+        else:
+            write_json(self.folder / CONFIG, {"environment": environment(), **config})
+            self._open_lines(b"")
+        self._config = sha256(read_file(self.folder / CONFIG)).hexdigest()
+
+    def _open_lines(self, content: bytes) -> None:
+        self._lines = Lines(self.folder / ROUNDS)
+        self._written, self._size = sha256(content), len(content)
+
+    def _close_lines(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
 
     def _save_state(self) -> None:
-        if self._state is not None:
-            save_checkpoint(self.checkpoint, self._state)
+        if self._state is None:
+            return
+        with refused(self.folder):
+            # A checkpoint never knows of rounds that a power cut takes from the record.
+            if self._lines is not None:
+                self._lines.sync()
+            save_newest(self.checkpoint.parent, *self._state)
+        self._state = None
+
+    def _restore(self, place: Path, found: Checkpoint) -> None:
+        if found.about and found.about.get("config") != self._config:
+            raise CheckpointError(
+                f"{place} is not a checkpoint of this run: it was written under another config.json"
+            )
+        parts = _parts(place, found.state)
+        if unknown := sorted(parts.keys() - self._parts.keys()):
+            raise CheckpointError(
+                f"{place} holds the state of {', '.join(unknown)}, which this run does not have: "
+                "resume it on the engine that it was started on"
+            )
+        for name, state in parts.items():
+            try:
+                self._parts[name].load_state_dict(state)
+            except CheckpointError:
+                raise
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                because = f"{type(error).__name__}: {error}"
+                raise CheckpointError(
+                    f"{place} holds a state that {name} does not take: {because}"
+                ) from error
+
+    def _rounds_until(self, place: Path, found: Checkpoint) -> bytes:
+        """Return what ``rounds.jsonl`` held when the checkpoint was written."""
+        file, last = self.folder / ROUNDS, found.state["round"]
+        data = read_file(file)
+        rounds = parse_rounds(data, file)
+        if found.about:
+            then = found.about["rounds"]
+            kept = data[: then["bytes"]]
+            whole = sha256(kept).hexdigest() == then["sha256"]
+        else:
+            count = sum(record["round"] <= last for record in rounds)
+            kept = b"".join(line + b"\n" for line in data.split(b"\n")[:count])
+            whole = bool(count) and rounds[count - 1]["round"] == last
+        if not whole:
+            raise RunFolderError(
+                f"{file} is damaged: its rounds up to {last} are not those of {place}; "
+                "the run cannot go on without them"
+            )
+        return kept
+
+
+def _is_begun(folder: Path) -> bool:
+    """Return whether a folder holds a run, or nothing."""
+    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else {""}
+    if CONFIG in names:
+        return True
+    if names:
+        raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json")
+    return False
+
+
+def _parts(place: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states that a checkpoint holds by part; no clock among them may be out of joint."""
+    parts = state.get("parts")
+    if not isinstance(state.get("round"), int) or not isinstance(parts, dict):
+        raise CheckpointError(f"{place} is not the checkpoint of a run: it has no round and parts")
+    for name, part in parts.items():
+        clock = part.get("clock", 0.0) if isinstance(part, dict) else 0.0
+        seconds = clock.get("seconds", 0.0) if isinstance(clock, dict) else clock
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise CheckpointError(f"{place} holds a clock of {name} that shows {seconds!r} seconds")
+    return parts
 
 
 def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -210,38 +322,3 @@ def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
 
 def _determining(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.get("run", {}).items() if key not in RESUME_MAY_CHANGE}
-
-
-def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a run folder's ``config.json``.
-
-    Raises
-    ------
-    RunFolderError
-        If there is none.
-    """
-    try:
-        config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json") from error
-    return config
-
-
-def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rounds of a run folder; a last line cut off by a kill is left out."""
-    rounds = []
-    for line in (Path(folder) / "rounds.jsonl").read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rounds.append(json.loads(line))
-    return rounds
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file aside and rename it: a reader sees the old one or the new one."""
-    _replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-
-def _replace_text(path: Path, text: str) -> None:
-    aside = path.with_suffix(".partial")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

@@ -5,35 +5,49 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+
 __all__ = ["round_table"]
 
 
 def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str:
-    """Return the evaluated rounds as a table for a terminal, at most ``most`` (>= 2), spaced evenly."""
+    """Return the evaluated rounds as a table for a terminal, at most ``most`` (>= 2), spaced evenly.
+
+    ``Mbit`` is nominal traffic of the modelled links, ``hub MB`` what really went through Flower's hub.
+    """
     evaluated = [record for record in rounds if record["central"]] or rounds
     # A method without a model of time has no seconds to show.
     timed = any(record["sim_seconds"] for record in evaluated)
     metrics = [
         name for name in ("loss", "accuracy") if any(name in record["central"] for record in evaluated)
     ]
+    hub = [_hub_bytes(record) for record in evaluated]
     places = 1 if evaluated and evaluated[-1]["bits"] > 1e7 else 3
     table = Table(title=title, title_justify="left")
-    for column in ("round", *metrics, *(["simulated s"] if timed else []), "Mbit"):
+    costs = [*(["simulated s"] if timed else []), "Mbit", *(["hub MB"] if any(hub) else [])]
+    for column in ("round", *metrics, *costs):
         table.add_column(column, justify="right")
     last = len(evaluated) - 1
     shown = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
-    for record in (evaluated[i] for i in shown):
-        central = record["central"]
+    for i in shown:
+        record, central = evaluated[i], evaluated[i]["central"]
         table.add_row(
             str(record["round"]),
             *(_cell(central.get(name), "{:.4f}") for name in metrics),
             *([f"{record['sim_seconds']:.2f}"] if timed else []),
             f"{record['bits'] / 1e6:.{places}f}",
+            *([f"{hub[i] / 1e6:.{places}f}"] if any(hub) else []),
         )
     console = Console(width=100, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def _hub_bytes(record: dict[str, Any]) -> int:
+    # Runs of before have no traffic by link.
+    links = record.get("by_link", {})
+    return sum(links[leg]["payload_bytes"] for leg in (HUB_TO_NODE, NODE_TO_HUB) if leg in links)
 
 
 def _cell(value: float | None, form: str) -> str:

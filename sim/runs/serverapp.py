@@ -1,6 +1,8 @@
 """The frame of the suite's ServerApps: settings, a run folder, its engine, progress, checkpoints, a table."""
 
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
@@ -16,6 +18,7 @@ from torch import Tensor
 from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
+from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder
 from hedgerow.sim.runs.round_table import round_table
@@ -97,17 +100,24 @@ def server_app(
         made = experiment(values)
         if values["engine"] == "inprocess":
             grid = InProcessGrid.inside(grid, client_app, context, num_nodes=made.num_nodes)
-        _run(name, made, grid, context, values)
+        begun = environment(engine=_engine(grid), app=_folder(experiment))
+        recorder = RunRecorder(
+            Path(values["resume"]) if values["resume"] else new_run_folder(values["output-dir"], name),
+            {
+                "app": name,
+                "realism": made.realism,
+                "run": {**context.run_config, **values},
+                "environment": begun,
+            },
+            checkpoint_every=values["checkpoint-every"],
+        )
+        with closing(recorder):
+            _run(made, grid, values, recorder)
 
     return app
 
 
-def _run(name: str, experiment: Experiment, grid: Grid, context: Context, values: Values) -> None:
-    recorder = RunRecorder(
-        Path(values["resume"]) if values["resume"] else new_run_folder(values["output-dir"], name),
-        {"app": name, "realism": experiment.realism, "run": {**context.run_config, **values}},
-        checkpoint_every=values["checkpoint-every"],
-    )
+def _run(experiment: Experiment, grid: Grid, values: Values, recorder: RunRecorder) -> None:
     log(INFO, "Run folder: %s", recorder.folder)
     num_rounds = experiment.num_rounds
     live = LiveProgress(num_rounds, values["quiet"])
@@ -146,6 +156,21 @@ def central_evaluation(measure: Measure, *, every: int, last: int) -> EvaluateFn
     return evaluate
 
 
+def _engine(grid: Grid) -> str:
+    """Return who runs the nodes, whatever the run config says."""
+    if isinstance(grid, InProcessGrid):
+        return "inprocess"
+    return "flower-simulation" if is_simulation(grid) else "flower-deployment"
+
+
+def _folder(experiment: Callable[..., Any]) -> Path | None:
+    """Return the folder of the app that defines an experiment."""
+    try:
+        return Path(inspect.getfile(experiment)).resolve().parent
+    except (TypeError, OSError):
+        return None
+
+
 def _keepers_of_node_state(grid: Grid, values: Values) -> dict[str, object]:
     """Return who knows what nodes keep: our engine, or the nodes themselves where they may be asked."""
     if isinstance(grid, InProcessGrid):
@@ -157,10 +182,15 @@ def _keepers_of_node_state(grid: Grid, values: Values) -> dict[str, object]:
 
 
 def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the run came to: its last round, and all replies that were lost, by reason."""
+    """Return what the run came to: its last round, traffic by link, and the replies lost, by reason."""
     lost: dict[str, int] = {}
     for record in rounds:
         for reason, count in record["rejected"].items():
             lost[reason] = lost.get(reason, 0) + count
-    wall = sum(record["wall_seconds"] for record in rounds)
-    return {"status": "completed", "last": rounds[-1], "lost-replies": lost, "wall-seconds": wall}
+    return {
+        "status": "completed",
+        "last": rounds[-1],
+        "by_link": rounds[-1].get("by_link", {}),
+        "lost-replies": lost,
+        "wall-seconds": sum(record["wall_seconds"] for record in rounds),
+    }

@@ -1,5 +1,6 @@
 """A run's true end is told, whatever ``flwr run`` exits with; a fake ``flwr`` plays Flower's part."""
 
+import json
 import os
 import sys
 import time
@@ -25,6 +26,9 @@ if sys.argv[1] == "run":
     time.sleep(float((here / "seconds").read_text()))
 elif sys.argv[1] == "list":
     answers = (here / "list").read_text().splitlines()
+    if answers[0] == "slow":
+        (here / "list").write_text("\\n".join(answers[1:]))
+        time.sleep(30)
     print(answers[0])
     if len(answers) > 1:
         (here / "list").write_text("\\n".join(answers[1:]))
@@ -82,6 +86,67 @@ def test_a_run_that_was_not_taken_exits_with_1(play: Play) -> None:
 def test_a_run_whose_log_broke_off_is_waited_for(play: Play, tmp_path: Path) -> None:
     assert play(listed=f"{RUNNING}\nno answer\n{FAILED}").wait(20).status == "finished:failed"
     assert len(calls(tmp_path)) == 4
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many questions, with less time for each."""
+    monkeypatch.setattr(flower_cli, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(flower_cli, "_PAUSE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("answer", [COMPLETED, FAILED])
+@pytest.mark.parametrize("unanswered", ["slow\n" * 3, "no answer\n" * 3, "slow\nno answer\n"])
+def test_a_slow_answer_is_asked_for_again(play: Play, answer: str, unanswered: str) -> None:
+    assert play(listed=unanswered + answer).wait(30).status == json.loads(answer)["runs"][0]["status"]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("summary", "ends"),
+    [
+        ('{"status": "completed"}', 0),
+        ('{"status": "completed', 1),
+        ('{"status": "failed"}', 1),
+        ("[]", 1),
+        (None, 1),
+    ],
+)
+def test_where_flower_never_answers_the_runs_own_summary_tells(
+    play: Play, tmp_path: Path, summary: str | None, ends: int
+) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    run = play(
+        run=f"Successfully started run 7\nINFO :      Run folder: {folder}\nmore",
+        listed="no answer",
+        seconds=1,
+    )
+    run.submitted(20)
+    if summary is not None:
+        (folder / "summary.json").write_text(summary)
+    end = run.wait(30)
+    assert (end.run_id, end.exit_code) == (7, ends)
+    assert (end.status, "Flower did not answer" in end.details) == (
+        ("finished:completed", True) if ends == 0 else ("unknown", False)
+    )
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_summary_of_before_is_no_witness(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    os.utime(tmp_path / "summary.json", (1, 1))
+    run = play(run=f"Successfully started run 7\nRun folder: {tmp_path}", listed="no answer")
+    assert run.wait(30).status == "unknown"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_flowers_word_stands_before_the_summarys(play: Play, tmp_path: Path) -> None:
+    run = play(run=f"Successfully started run 7\nRun folder: {tmp_path}", listed=FAILED, seconds=1)
+    run.submitted(20)
+    (tmp_path / "summary.json").write_text('{"status": "completed"}')
+    assert run.wait(30).status == "finished:failed"
 
 
 def test_lines_are_kept_and_printed_as_they_come(play: Play, capsys: pytest.CaptureFixture[str]) -> None:

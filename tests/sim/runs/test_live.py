@@ -88,6 +88,44 @@ def test_a_resumed_runs_pace_is_that_of_its_own_rounds(logged: list[str], clock:
     assert logged[-1].startswith("round 91/100 | 0:18 left")
 
 
+@dataclass(frozen=True)
+class Event(Round):
+    """A round of a method whose rounds are events, many iterations apart."""
+
+    iterations: int = 0
+    total_iterations: int | None = 4001
+
+
+def test_where_iterations_end_a_run_they_are_what_is_counted(logged: list[str], clock: Clock) -> None:
+    with LiveProgress(4001, console=Console(file=io.StringIO())) as progress:
+        progress(Event(0, {"loss": 2.0}))
+        clock.now += 30
+        progress(Event(5, {"loss": 1.0}, iterations=1001))
+        clock.now += 60
+        progress(Event(9, {"loss": 1.0}, iterations=4001))
+    assert [line.split(" | loss")[0] for line in logged] == [
+        "iteration 0/4001",
+        "iteration 1001/4001 | 1:30 left",
+        "iteration 4001/4001",
+    ]
+
+
+def test_a_resumed_runs_pace_is_that_of_its_own_iterations(logged: list[str], clock: Clock) -> None:
+    with LiveProgress(4001, console=Console(file=io.StringIO())) as progress:
+        clock.now += 2
+        progress(Event(91, {"loss": 1.0}, iterations=2001))
+        clock.now += 10
+        progress(Event(92, {"loss": 1.0}, iterations=3001))
+    assert logged[0].startswith("iteration 2001/4001 | loss")
+    assert logged[1].startswith("iteration 3001/4001 | 0:10 left")
+
+
+def test_a_round_whose_iterations_do_not_end_the_run_is_a_round(logged: list[str]) -> None:
+    with LiveProgress(4, console=Console(file=io.StringIO())) as progress:
+        progress(Event(1, {"loss": 1.0}, iterations=20, total_iterations=None))
+    assert logged[0].startswith("round 1/4 | ")
+
+
 def test_a_terminal_shows_one_line_that_is_rewritten(logged: list[str]) -> None:
     with terminal(2) as (screen, progress):
         for n in range(3):

@@ -111,7 +111,9 @@ def test_no_clients_are_refused_unless_the_app_says_so_itself(tiny: AppSpec, cli
 
 
 def test_a_near_miss_is_answered_with_the_key_that_was_meant(tiny: AppSpec) -> None:
-    with pytest.raises(ValueError, match=r"lable='x': app 'tiny-app' has no such key \(did you mean 'label'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"lable='x': app 'tiny-app' has no such key \(did you mean 'label'\?\)"
+    ):
         plan_run(tiny, ["lable=x"])
 
 

@@ -39,6 +39,26 @@ def test_a_table_of_a_method_without_time_and_accuracy_has_no_columns_for_them()
     assert rows(round_table(rounds, "t")) == [["0", "1.0000", "0.0"], ["1", "1.0000", "20.0"]]
 
 
+def test_a_table_shows_what_went_through_the_hub() -> None:
+    def links(n: int) -> dict[str, dict[str, int]]:
+        sizes = {"hub->node": 2_000_000, "node->hub": 500_000, "client->edge": 9_000_000}
+        return {
+            link: {"messages": n, "nominal_bits": 0, "payload_bytes": n * size}
+            for link, size in sizes.items()
+        }
+
+    rounds = [{**record(n, loss=1.0), "by_link": links(n)} for n in (0, 1)]
+    table = round_table(rounds, "t")
+    assert "hub MB" in table
+    assert [row[-1] for row in rows(table)] == ["0.000", "2.500"]
+
+
+def test_a_table_of_a_method_without_a_hub_has_no_column_for_it() -> None:
+    rounds = [{**record(1, loss=1.0), "by_link": {"client->edge": {"payload_bytes": 9}}}]
+    assert "hub" not in round_table(rounds, "t")
+    assert "hub" not in round_table([record(1, loss=1.0)], "t")
+
+
 @pytest.mark.parametrize("count", [1, 2, 19, 20, 21, 1000])
 @pytest.mark.parametrize("most", [2, 3, 20])
 def test_a_long_table_is_thinned_evenly_and_keeps_its_ends(count: int, most: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS
 from hedgerow.sim.runs.kinds import Kind, choice, in_range, number, text, whole
-from hedgerow.sim.runs.settings import at_most, override, read_settings, Setting, SettingsError
+from hedgerow.sim.runs.settings import Setting, SettingsError, at_most, override, read_settings
 
 
 def word_without_spaces(value: str) -> None:
@@ -16,7 +16,7 @@ def word_without_spaces(value: str) -> None:
 
 
 KINDS = {
-    "clients": whole(1),
+    "clients": whole(1, 2**63 - 1),
     "share": in_range(0.0, 1.0),
     "beta": in_range(0.0, 1.0, open_below=True),
     "rate": number("a finite number > 0", lambda v: isfinite(v) and v > 0),
@@ -35,10 +35,11 @@ GOOD: dict[str, Any] = {
     "folder": "",
 }
 BAD: list[tuple[str, Any, str]] = [
-    ("clients", 0, "an integer >= 1"),
-    ("clients", 2.0, "an integer >= 1"),
-    ("clients", True, "an integer >= 1"),
-    ("clients", "3", "an integer >= 1"),
+    ("clients", 0, "an integer from 1 to 2^63 - 1"),
+    ("clients", 2**63, "an integer from 1 to 2^63 - 1"),
+    ("clients", 2.0, "an integer from 1 to 2^63 - 1"),
+    ("clients", True, "an integer from 1 to 2^63 - 1"),
+    ("clients", "3", "an integer from 1 to 2^63 - 1"),
     ("share", -0.1, "a number in [0, 1]"),
     ("share", 1.1, "a number in [0, 1]"),
     ("share", nan, "a number in [0, 1]"),
@@ -48,6 +49,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("rate", inf, "a finite number > 0"),
     ("rate", 0, "a finite number > 0"),
     ("method", "c", "one of 'a', 'b'"),
+    ("method", "bb", "one of 'a', 'b' (did you mean 'b'?)"),
     ("method", 1, "one of 'a', 'b'"),
     ("name", "two words", "a word (it has spaces)"),
     ("name", 5, "a word"),

@@ -10,7 +10,7 @@ from hedgerow.sim.runs.settings import Setting
 from hedgerow.sim.runs.settings_files import listing, pyproject_with, readme_with, write_settings
 
 SETTINGS = {
-    "clients": Setting(3, whole(1), "nodes; see `hedgerow data`"),
+    "clients": Setting(3, whole(1, 40), "nodes; see `hedgerow data`"),
     "delta": Setting(1e-5, in_range(0.0, 1.0), "a share"),
     "topology": Setting("ring", text("'ring' or 'regular(<k>)'"), "the graph"),
     "folder": Setting("", text("a folder, or empty"), "where"),
@@ -54,7 +54,7 @@ def test_a_run_config_at_the_end_of_the_file_is_written_too() -> None:
 
 def test_the_table_stands_between_its_markers() -> None:
     after = readme_with(SETTINGS, README)
-    assert "| `clients` | 3 | an integer >= 1 | nodes; see `hedgerow data` |\n" in after
+    assert "| `clients` | 3 | an integer from 1 to 40 | nodes; see `hedgerow data` |\n" in after
     assert "| `delta` | 1e-5 | a number in [0, 1] | a share |\n" in after
     assert "| `topology` | `ring` | 'ring' or 'regular(&lt;k>)' | the graph |\n" in after
     assert "| `folder` |  | a folder, or empty | where |\n" in after
@@ -67,7 +67,7 @@ def test_the_listing_is_for_a_terminal() -> None:
     assert listing(SETTINGS).splitlines()[:3] == [
         "clients = 3",
         "    nodes; see hedgerow data",
-        "    valid: an integer >= 1",
+        "    valid: an integer from 1 to 40",
     ]
 
 

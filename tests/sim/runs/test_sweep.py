@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import time
 import tomllib
 from collections.abc import Callable
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from hedgerow.sim.runs import sweep as sweep_module
 from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim.runs import sweep as sweep_module
 from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.sim.runs.results import load
 from hedgerow.sim.runs.sweep import Outcome, run_sweep
-from hedgerow.sim.runs.sweep_plan import Job, plan_sweep
 from hedgerow.sim.runs.sweep_file import read_sweep
+from hedgerow.sim.runs.sweep_plan import Job, plan_sweep
 
 # Stands for `hedgerow run`: what the sweep sees of a run, without its seconds of imports.
 RUNNER = """
@@ -46,9 +45,6 @@ if config["tau1"] != 14:
 WriteToml = Callable[[str], Path]
 
 
-
-
-
 @pytest.fixture
 def quick_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = tmp_path / "runner.py"
@@ -65,16 +61,6 @@ def go(file: Path, out: Path, *, jobs: int = 2, **options: Any) -> list[Outcome]
 def record(out: Path, run: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((out / run / "record.json").read_text())
     return found
-
-
-
-
-
-
-
-
-
-
 
 
 # The runs

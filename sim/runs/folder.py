@@ -1,0 +1,194 @@
+"""The files of a run's folder, each read whole or refused, and the lock of who writes them."""
+
+import fcntl
+import json
+import logging
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hedgerow.sim.runs.durable import open_lock, read_file, remove, write_file
+
+__all__ = [
+    "Lock",
+    "RunFolderError",
+    "new_run_folder",
+    "parse_rounds",
+    "read_config",
+    "read_rounds",
+    "refused",
+    "write_json",
+]
+
+CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", "lock"
+# Flower's log, without Flower: reading a folder needs none of it.
+_logger = logging.getLogger("flwr")
+
+
+class RunFolderError(ValueError):
+    """A folder is not that of a run, or of a run with other settings; or it cannot be read or written."""
+
+
+def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
+    """Make and return a folder of a new run, ``<parent>/<name>-<UTC time>``, absolute.
+
+    A relative ``parent`` is taken from the environment variable ``HEDGEROW_OUTPUT_DIR``, else from the
+    working directory, which under ``flwr run`` is the one where Flower's local SuperLink was started.
+
+    Raises
+    ------
+    RunFolderError
+        If the disk takes no folder.
+    """
+    base = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / Path(parent).expanduser()
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    with refused(base):
+        for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+            folder = (base / f"{name}-{stamp}{suffix}").resolve()
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return folder
+    raise FileExistsError(f"{base / f'{name}-{stamp}'} and 998 more")
+
+
+@contextmanager
+def refused(folder: Path) -> Iterator[None]:
+    """Turn what the disk refuses into one clear error.
+
+    Raises
+    ------
+    RunFolderError
+        For every OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+class Lock:
+    """Keeps other processes from writing into a run's folder, until ``release`` or this process's end.
+
+    A lock file that a killed process left behind locks nothing. On file systems that know no locks there is
+    none, which is logged.
+
+    Raises
+    ------
+    RunFolderError
+        If another recorder, of any process, holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        with refused(folder):
+            self._descriptor = self._take(folder)
+        # Who it is helps people; the lock holds without it.
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, str(os.getpid()).encode())
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    def release(self) -> None:
+        """Let others in; more than once is once."""
+        if self._close.alive:
+            # Before it is unlocked: whoever gets it then sees that it is no longer the one.
+            # A file that stays, on a disk that is now read-only, locks nothing.
+            with suppress(OSError):
+                remove(self._path)
+            # Closing alone would leave it to processes that were forked meanwhile.
+            with suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._close()
+
+    def _take(self, folder: Path) -> int:
+        while True:
+            descriptor = open_lock(self._path)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(descriptor, 32).decode(errors="replace") or "?"
+                os.close(descriptor)
+                raise RunFolderError(
+                    f"{folder} is in use: process {holder} writes this run; wait for its end, or stop it"
+                ) from None
+            except OSError as error:
+                _logger.warning("%s cannot be locked (%s): let no other process write it.", folder, error)
+                return descriptor
+            # Its holder removes the file at the end; a new one may then have its name.
+            if self._path.exists() and os.path.samestat(os.fstat(descriptor), os.lstat(self._path)):
+                return descriptor
+            os.close(descriptor)
+
+
+def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a run folder's ``config.json``.
+
+    Raises
+    ------
+    RunFolderError
+        If there is none that can be read.
+    """
+    file = Path(folder) / CONFIG
+    try:
+        with refused(file.parent):
+            config = _parsed(read_file(file), str(file))
+    except RunFolderError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json") from error
+        raise
+    if not isinstance(config.get("run", {}), dict):
+        raise RunFolderError(f"{file} is damaged: its 'run' holds no settings")
+    return config
+
+
+def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the rounds of a run folder; a last line cut off by a kill is left out.
+
+    Raises
+    ------
+    RunFolderError
+        If there are none that can be read, or one stands there twice.
+    """
+    file = Path(folder) / ROUNDS
+    with refused(file.parent):
+        return parse_rounds(read_file(file), file)
+
+
+def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:
+    """Return the rounds that ``rounds.jsonl`` held, as ``read_rounds``."""
+    rounds: list[dict[str, Any]] = []
+    # What follows the last line's end was cut off.
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        place = f"{file}, line {number},"
+        record = _parsed(line, place)
+        if not isinstance(record.get("round"), int):
+            raise RunFolderError(f"{place} is damaged: it has no round")
+        if rounds and record["round"] <= rounds[-1]["round"]:
+            raise RunFolderError(
+                f"{place} is damaged: round {record['round']} stands after round {rounds[-1]['round']}"
+            )
+        rounds.append(record)
+    return rounds
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file aside and rename it: a reader sees the old one or the new one."""
+    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+    write_file(path, lambda file: file.write(text.encode()))
+
+
+def _parsed(data: bytes, place: str) -> dict[str, Any]:
+    """Return the JSON object that stands at a place, such as a file."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{place} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{place} is damaged: it holds a {type(value).__name__}")
+    return value
