@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from hedgerow.tasks import (
     FederatedData,
     build_model,
     federated,
+    is_import_path,
     validate_scheme,
 )
 
@@ -73,8 +75,9 @@ def resolve_device(name: str) -> torch.device:
 
 def _known_or_import_path(names: Sequence[str]) -> Callable[[str], None]:
     def check(value: str) -> None:
-        if value not in names and ":" not in value:
-            raise ValueError(f"unknown name {value!r}")
+        if value not in names and not is_import_path(value):
+            near = get_close_matches(value[:200], names, n=1)
+            raise ValueError(f"did you mean {near[0]!r}?" if near else "")
 
     return check
 

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -42,6 +42,8 @@ RAISED = 2
 _POLL_SECONDS = 0.1
 # Characters of a role or group that a node may introduce itself with.
 _MAX_WORD = 100
+# What Flower's ClientApp raises for a message that it has no handler of: with functions, with a client_fn.
+_NO_HANDLER = ("No query function registered", "Invalid message type")
 # How often a silent node is asked who it is before the time is over.
 _QUESTIONS = 8
 # Seconds to wait for answers to questions that were asked again.
@@ -154,14 +156,16 @@ class Roster:
     nodes : Sequence[Node]
         The nodes.
     introduced : bool
-        False if the nodes do not answer ``query.whoami``: then partition ids are the ranks of the
-        sorted node ids, and sizes are learnt from the replies.
+        False if the nodes do not say who they are (see ``hedgerow.clients.introduce``): then partition ids
+        are the ranks of the sorted node ids, and sizes are learnt from the replies.
     """
 
     def __init__(self, nodes: Sequence[Node], introduced: bool) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.partition_id)
         self.introduced = introduced
         self.online = {node.node_id for node in nodes}
+        self._question = WHOAMI
+        self._refused: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -186,18 +190,34 @@ class Roster:
             If fewer come, if two claim one partition, or if a partition is missing.
         """
         node_ids = _wait_for_nodes(grid, expected, timeout)
-        nodes, refused = _introduce(grid, node_ids, timeout, partitions=set(range(expected)))
-        if not nodes and len(refused) == len(node_ids):
+        partitions = set(range(expected))
+        answers, question = _Introductions(grid, timeout), WHOAMI
+        # One node first: where its ClientApp has no answer no other has, and each would log an error.
+        first = min(node_ids)
+        answers.ask([first], partitions, question, most=2)
+        if any(words in answers.refused.get(first, "") for words in _NO_HANDLER):
+            del answers.refused[first]
+            question = MessageType.TRAIN
+            answers.ask([first], partitions, question)
+            if first in answers.refused:
+                answers.finish()
+                return cls._by_rank(node_ids, expected)
+        answers.ask(node_ids, partitions, question)
+        answers.finish()
+        if not answers.nodes and len(answers.refused) == len(node_ids):
             return cls._by_rank(node_ids, expected)
-        return cls(_partitions(nodes, expected, len(node_ids)), True)
+        roster = cls(_partitions(list(answers.nodes.values()), expected, len(node_ids)), True)
+        roster._question, roster._refused = question, set(answers.refused)
+        return roster
 
     @classmethod
     def _by_rank(cls, node_ids: list[int], expected: int) -> "Roster":
         log(
             WARNING,
-            "No node answers '%s' (not a client of this suite): partition ids are the ranks of the "
-            "sorted node ids, sizes are learnt from the replies.",
-            WHOAMI,
+            "No node says who it is: partition ids are the ranks of the sorted node ids, which are other ones "
+            "in every run, and sizes are learnt from the replies. ClientApp(mods=[introduce]), with "
+            "'from hedgerow.clients import introduce', keeps each node's own partition id. One node was asked; "
+            "the error that its log has of that is of no consequence.",
         )
         return cls([Node(rank, node_id) for rank, node_id in enumerate(sorted(node_ids)[:expected])], False)
 
@@ -218,11 +238,14 @@ class Roster:
         current = set(grid.get_node_ids())
         known = {node.node_id for node in self.nodes}
         vacant = [node for node in self.nodes if node.node_id not in current]
-        if vacant and (strangers := sorted(current - known)):
+        if vacant and (strangers := sorted(current - known - self._refused)):
             if self.introduced:
                 vacancies = {node.partition_id for node in vacant}
-                answers, _ = _introduce(grid, strangers, min(timeout, _PATIENCE), partitions=vacancies)
-                found = {node.partition_id: node for node in answers}
+                answers = _Introductions(grid, min(timeout, _PATIENCE))
+                answers.ask(strangers, vacancies, self._question)
+                answers.finish()
+                self._refused |= answers.refused.keys()
+                found = {node.partition_id: node for node in answers.nodes.values()}
             else:
                 found = {
                     old.partition_id: replace(old, node_id=new)
@@ -268,46 +291,63 @@ def _wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
     return node_ids
 
 
-def _introduce(
-    grid: Grid, node_ids: Iterable[int], timeout: float, partitions: set[int]
-) -> tuple[list[Node], set[int]]:
-    """Return the nodes that introduced themselves, and the ids of those whose ClientApp cannot.
+class _Introductions:
+    """Questions to nodes who they are, and what came back.
 
     An introduction can be lost like any message, so silent nodes are asked again from time to time; a
-    slow answer to an earlier question counts. Ends when all ``partitions`` are known.
+    slow answer to an earlier question counts. One that refused is not asked again.
     """
-    now, sleep = _clock(grid)
-    end, ask_at = now() + timeout, now()
-    silent = sorted(node_ids)
-    pending: set[str] = set()
-    nodes: dict[int, Node] = {}
-    refused: set[int] = set()
-    record = RecordDict({"config": ConfigRecord()})
-    while silent and not partitions <= {node.partition_id for node in nodes.values()} and now() < end:
-        if now() >= ask_at:
-            questions = [Message(record, node_id, WHOAMI, ttl=end - now()) for node_id in silent]
-            pending |= {message_id for message_id in grid.push_messages(questions) if message_id}
-            ask_at = now() + timeout / _QUESTIONS
-        arrived = list(grid.pull_messages(list(pending)))
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self._grid = grid
+        self._now, self._sleep = _clock(grid)
+        self._end = self._now() + timeout
+        self._interval = timeout / _QUESTIONS
+        self._pending: set[str] = set()
+        self.nodes: dict[int, Node] = {}
+        # By node id, what its ClientApp raised.
+        self.refused: dict[int, str] = {}
+
+    def ask(
+        self, node_ids: Iterable[int], partitions: set[int], question: str, most: float = _QUESTIONS
+    ) -> None:
+        """Ask until all have answered, all ``partitions`` are known, or time or ``most`` questions are over."""
+        end, ask_at = min(self._end, self._now() + most * self._interval), self._now()
+        asked = sorted(node_ids)
+        # A mod stands before no handler that the app has not: it is asked as ``train``, which every app has.
+        record = RecordDict({"whoami" if question == MessageType.TRAIN else "config": ConfigRecord()})
+        while silent := [i for i in asked if i not in self.nodes and i not in self.refused]:
+            if partitions <= {node.partition_id for node in self.nodes.values()} or self._now() >= end:
+                break
+            if self._now() >= ask_at:
+                ttl = self._end - self._now()
+                questions = [Message(record, node_id, question, ttl=ttl) for node_id in silent]
+                self._pending |= {told for told in self._grid.push_messages(questions) if told}
+                ask_at = self._now() + self._interval
+            self._listen()
+
+    def finish(self) -> None:
+        """Wait for the answers to questions that were asked twice, so that none is left under way.
+
+        Flower's simulation may let a second answer overwrite what the node kept of a message that came
+        between.
+        """
+        end = min(self._end, self._now() + _LATE_ANSWERS)
+        while self._pending and self._now() < end:
+            self._listen()
+
+    def _listen(self) -> None:
+        arrived = list(self._grid.pull_messages(list(self._pending)))
         for message in arrived:
-            pending.discard(message.metadata.reply_to_message_id)
+            self._pending.discard(message.metadata.reply_to_message_id)
             node_id = message.metadata.src_node_id
             if message.has_error():
-                refused |= {node_id} if message.error.code == RAISED else set()
+                if message.error.code == RAISED:
+                    self.refused[node_id] = str(message.error.reason)
             elif (node := _introduced(message)) is not None:
-                nodes[node_id] = node
-        silent = [node_id for node_id in silent if node_id not in nodes and node_id not in refused]
+                self.nodes[node_id] = node
         if not arrived:
-            sleep(_POLL_SECONDS)
-    # A question asked twice is answered twice, and Flower's simulation may let the second answer overwrite
-    # what the node kept of a message that came between: none is left under way.
-    end = min(end, now() + _LATE_ANSWERS)
-    while pending and now() < end:
-        arrived = list(grid.pull_messages(list(pending)))
-        pending -= {message.metadata.reply_to_message_id for message in arrived}
-        if not arrived:
-            sleep(_POLL_SECONDS)
-    return list(nodes.values()), refused
+            self._sleep(_POLL_SECONDS)
 
 
 def _introduced(message: Message) -> Node | None:
@@ -316,7 +356,7 @@ def _introduced(message: Message) -> Node | None:
         return Node(
             partition_id=_told(me, "partition-id"),
             node_id=message.metadata.src_node_id,
-            num_examples=_told(me, "num-examples"),
+            num_examples=_told(me, "num-examples") if "num-examples" in me else None,
             role=_word(me, "role"),
             group=_word(me, "group"),
         )
@@ -336,7 +376,9 @@ def _word(me: ConfigRecord, key: str) -> str:
     value = str(me.get(key, ""))
     # It stands in logs and errors as it is.
     if value != shown(value, _MAX_WORD):
-        raise ValueError(f"{key} is {quoted(value)}; valid is a text of up to {_MAX_WORD} printable characters")
+        raise ValueError(
+            f"{key} is {quoted(value)}; valid is a text of up to {_MAX_WORD} printable characters"
+        )
     return value
 
 

@@ -2,8 +2,9 @@
 
 from .datasets import DATASETS, CatalogueEntry, Dataset, DatasetNotFound, catalogue, load
 from .federated import FederatedData, federated
-from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids
+from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
 from .images import SCALINGS
+from .imports import is_import_path
 from .metrics import (
     CentralMetrics,
     Evaluation,
@@ -50,6 +51,7 @@ __all__ = [
     "federated",
     "forward_macs",
     "group_split",
+    "is_import_path",
     "load",
     "load_vertical",
     "logit_metrics",
@@ -58,5 +60,6 @@ __all__ = [
     "partition",
     "split_loss",
     "split_model",
+    "validate_group_scheme",
     "validate_scheme",
 ]

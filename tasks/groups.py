@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GROUP_SCHEMES", "GroupSplit", "group_split", "match_ids"]
+__all__ = ["GROUP_SCHEMES", "GroupSplit", "group_split", "match_ids", "validate_group_scheme"]
 
 Indices = NDArray[np.int64]
 Ids = NDArray[np.str_]
@@ -23,6 +23,8 @@ GROUP_SCHEMES = ("iid", "pairs", "rates")
 
 # Streams are keyed (seed, round, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
 _PURPOSE = 2
+# Samples of a class, and the concentration of a Dirichlet distribution, whose other end is 1 over it.
+_MOST = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,11 @@ def match_ids(wanted: Ids | Sequence[str], held: Ids | Sequence[str]) -> Indices
     return np.array([place[str(name)] for name in wanted], np.int64)
 
 
+def validate_group_scheme(scheme: str) -> None:
+    """Raise ValueError where ``group_split`` would, whatever the labels; for checks of a configuration."""
+    _parse(scheme)
+
+
 def _parse(scheme: str) -> tuple[str, list[float]]:
     """Return a scheme's name and numbers."""
     found = re.fullmatch(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*", scheme)
@@ -134,7 +141,7 @@ def _parse(scheme: str) -> tuple[str, list[float]]:
         numbers = [float(number) for number in found[2].split(",")] if found[2] else []
     except ValueError:
         raise error from None
-    whole = all(number >= 0 and number == int(number) for number in numbers if np.isfinite(number))
+    whole = all(0 <= number <= _MOST and number == int(number) for number in numbers if np.isfinite(number))
     fits = {
         "iid": not numbers,
         "pairs": len(numbers) == 2
@@ -142,7 +149,7 @@ def _parse(scheme: str) -> tuple[str, list[float]]:
         and whole
         and numbers[0] >= 2
         and numbers[0] % 2 == 0,
-        "rates": len(numbers) == 1 and 0 < numbers[0] < np.inf,
+        "rates": len(numbers) == 1 and 1 / _MOST <= numbers[0] <= _MOST,
     }
     if not fits[found[1]]:
         raise error

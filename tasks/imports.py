@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable
 from importlib import import_module
+from traceback import extract_tb
 from typing import Any
 
-__all__ = ["import_callable", "is_import_path"]
+__all__ = ["call_imported", "import_callable", "is_import_path"]
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -28,14 +29,37 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
     Raises
     ------
     ValueError
-        The module cannot be imported, or has no callable of that name.
+        The path is none, the module cannot be imported, or has no callable of that name.
     """
+    if not is_import_path(path):
+        raise ValueError(f"{key} = {path!r}; valid is an import path, module:function")
     module_name, function_name = path.split(":")
     try:
         module = import_module(module_name)
-    except ImportError as error:
-        raise ValueError(f"{key} = {path!r}: cannot import {module_name!r} ({error})") from error
+    except Exception as error:  # A user's module may fail in any way.
+        words = str(error) if isinstance(error, ImportError) else repr(error)
+        raise ValueError(f"{key} = {path!r}: cannot import {module_name!r} ({words})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"{key} = {path!r}: {module_name!r} has no function {function_name!r}")
     return function  # type: ignore[no-any-return]
+
+
+def call_imported(key: str, path: str, *arguments: Any) -> Any:
+    """Call the function that an import path names; return what it returns.
+
+    Raises
+    ------
+    ValueError
+        As ``import_callable`` does; and what the function raises, saying where, unless it is a ValueError or
+        an OSError itself.
+    """
+    function = import_callable(key, path)
+    try:
+        return function(*arguments)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # A user's function may fail in any way.
+        last = extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        raise ValueError(f"{key} = {path!r}: raised {error!r} ({where})") from error

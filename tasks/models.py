@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .imports import import_callable, is_import_path
+from .imports import call_imported, is_import_path
 from .initial_weights import draw_normal, draw_uniform, weight_generator
 from .modes import evaluating
 from .resnet import ResNet
@@ -251,14 +251,16 @@ def _torch_seed(seed: int) -> int:
 
 
 def _build_own(path: str, input_shape: Shape, num_classes: int, seed: int) -> nn.Module:
-    build = import_callable("model", path)
     # A user's constructors draw from the global generator: lend it to them seeded, then put it back.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_torch_seed(seed))
-        model = build(input_shape, num_classes)
+        model = call_imported("model", path, input_shape, num_classes)
         if not isinstance(model, nn.Module):
             raise ValueError(f"model = {path!r}: returned a {type(model).__name__}, must return a Module")
-        shape = tuple(_logits(model, input_shape, num_samples=2).shape)
+        try:
+            shape = tuple(_logits(model, input_shape, num_samples=2).shape)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            raise ValueError(f"model = {path!r}: cannot take {input_shape} ({error})") from error
     if shape != (2, num_classes):
         raise ValueError(
             f"model = {path!r}: gives shape {shape} for two samples of {input_shape}, "

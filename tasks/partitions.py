@@ -21,6 +21,7 @@ __all__ = ["SCHEMES", "Scheme", "capped_dirichlet", "parse_scheme", "partition",
 Indices = NDArray[np.int64]
 
 _ATTEMPTS = 1_000
+_LEAST_ALPHA, _MOST_ALPHA = 1e-9, 1e9
 # Streams are keyed (seed, attempt, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
 _PURPOSE = 2
 
@@ -166,15 +167,19 @@ def _concentration(scheme: str, text: str | None) -> float:
         alpha = float(text or "")
     except ValueError:
         alpha = math.nan
-    if not 0 < alpha < math.inf:
+    # Smaller or larger ones leave what Gamma variates of float64 can tell apart.
+    if not _LEAST_ALPHA <= alpha <= _MOST_ALPHA:
         name = scheme.partition("(")[0].strip()
-        raise ValueError(f"partition = {scheme!r}: needs a number alpha > 0, '{name}(0.5)' for example")
+        raise ValueError(
+            f"partition = {scheme!r}: needs a number alpha > 0, '{name}(0.5)' for example, from "
+            f"{_LEAST_ALPHA:g} to {_MOST_ALPHA:g}"
+        )
     return alpha
 
 
 def _count(scheme: str, text: str | None) -> int:
     text = (text or "").strip()
-    if not re.fullmatch(r"[0-9]+", text) or int(text) < 1:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
         name = scheme.partition("(")[0].strip()
         raise ValueError(f"partition = {scheme!r}: needs a whole number k >= 1, '{name}(2)' for example")
     return int(text)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .imports import import_callable, is_import_path
+from .imports import call_imported, is_import_path
 from .initial_weights import weight_generator
 from .lstm import LSTM
 from .models import _torch_seed, initialise
@@ -193,11 +193,10 @@ def _linear_head(encodings: int, logits: int) -> nn.Module:
 def _build_own(
     path: str, hospital_shape: Shape, device_shape: Shape, num_classes: int, seed: int
 ) -> SplitModel:
-    build = import_callable("model", path)
     # A user's constructors draw from the global generator: lend it to them seeded, then put it back.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(_torch_seed(seed))
-        model = build(hospital_shape, device_shape, num_classes)
+        model = call_imported("model", path, hospital_shape, device_shape, num_classes)
     if not isinstance(model, SplitModel):
         raise ValueError(f"model = {path!r}: returned a {type(model).__name__}; valid is a SplitModel")
     dtype = next(model.parameters()).dtype

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from . import tabular
 from .datasets import DATA_DIR_VARIABLE, DatasetNotFound, load, resolve_data_dir
 from .images import Images, scaled
-from .imports import import_callable, is_import_path
+from .imports import call_imported, is_import_path
 
 __all__ = ["VERTICAL_DATASETS", "ImageCut", "VerticalDataset", "load_vertical"]
 
@@ -311,7 +311,7 @@ def _load(name: str, folder: Path | None, cut: ImageCut) -> VerticalDataset:
 
 
 def _load_own(path: str, folder: Path | None) -> VerticalDataset:
-    dataset = import_callable("dataset", path)(folder)
+    dataset = call_imported("dataset", path, folder)
     if not isinstance(dataset, VerticalDataset):
         raise ValueError(
             f"dataset = {path!r}: returned a {type(dataset).__name__}; valid is a VerticalDataset"

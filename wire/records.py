@@ -17,6 +17,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import DTypeLike, NDArray
 
+from hedgerow.wire.printable import quoted, shown
+
 __all__ = [
     "DecodedRecord",
     "Layout",
@@ -39,10 +41,13 @@ _DTYPES = frozenset(map(np.dtype, ("?", *"bhilq", *"BHILQ", *"efd")))
 
 
 class PayloadError(ValueError):
-    """A record is not what was agreed on. ``reason`` is one of a few fixed words, for counting."""
+    """A record is not what was agreed on. ``reason`` is one of a few fixed words, for counting.
+
+    ``detail`` may hold what a node wrote: the message has it as ``shown`` does, at most 300 characters.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(f"{reason}: {shown(detail, 300)}")
         self.reason = reason
 
 
@@ -211,7 +216,7 @@ def view(array: Array) -> NDArray[Any]:
 
 def _read(array: Array) -> NDArray[Any]:
     if array.stype != _NUMPY:
-        raise PayloadError("undecodable", f"serialisation type {array.stype!r}, expected {_NUMPY!r}")
+        raise PayloadError("undecodable", f"serialisation type {quoted(array.stype)}, expected {_NUMPY!r}")
     try:
         return _decoded(array.data)
     except Exception as error:  # The header is a Python literal: hostile ones fail in countless ways.
@@ -261,7 +266,7 @@ def finite_views(record: ArrayRecord) -> dict[str, NDArray[Any]]:
     arrays = {key: view(array) for key, array in record.items()}
     for key, values in arrays.items():
         if not np.isfinite(values).all():
-            raise PayloadError("non-finite", f"NaN or infinity in {key!r}")
+            raise PayloadError("non-finite", f"NaN or infinity in {quoted(key)}")
     return arrays
 
 
@@ -345,16 +350,16 @@ class Layout:
             ``non-finite`` or ``undecodable``.
         """
         if missing := [key for key in self.keys if key not in record]:
-            raise PayloadError("missing key", f"{missing[0]!r}")
+            raise PayloadError("missing key", quoted(missing[0]))
         if len(record) != len(self.keys):
-            raise PayloadError("unknown key", f"{next(k for k in record if k not in self.keys)!r}")
+            raise PayloadError("unknown key", quoted(next(k for k in record if k not in self.keys)))
         vector = np.empty(self.size, dtype)
         for (key, where), shape, declared in zip(self.slices.items(), self.shapes, self.dtypes, strict=True):
             values = view(record[key])
             if values.shape != shape:
-                raise PayloadError("wrong shape", f"{key!r} has {values.shape}, expected {shape}")
+                raise PayloadError("wrong shape", f"{quoted(key)} has {values.shape}, expected {shape}")
             if values.dtype.kind != np.dtype(declared).kind:
-                raise PayloadError("wrong dtype", f"{key!r} is {values.dtype}, expected {declared}")
+                raise PayloadError("wrong dtype", f"{quoted(key)} is {values.dtype}, expected {declared}")
             with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
                 vector[where] = values.ravel()
         if not np.isfinite(vector).all():

@@ -11,6 +11,9 @@ from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options, interrupti
 
 __all__ = ["deploy_keys", "deploy_local"]
 
+# What nodes of this suite's apps read from their own configs, beside what a deployment sets.
+_NODE_KEYS = ("data-dir", "device", "group", "monitor", "noise-source", "role", "share-state")
+
 
 def deploy_local(
     app_path: AppPath,
@@ -40,8 +43,9 @@ def deploy_local(
     from hedgerow.sim.deploy.local import deploy_local as start
     from hedgerow.sim.deploy.processes import StartError
     from hedgerow.sim.deploy.supernode import node_configs
-    from hedgerow.sim.runs.app import find_app
+    from hedgerow.sim.runs.app import find_app, own_settings
     from hedgerow.sim.runs.plan import plan_run, toml_value
+    from hedgerow.sim.runs.settings import check_node_keys
 
     with bad_options():
         spec = find_app(app_path)
@@ -50,8 +54,10 @@ def deploy_local(
         if plan.faults is not None:
             raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
         configs = node_configs(node_config or [], plan.num_nodes)
+        if own_settings(spec) is not None:
+            check_node_keys(configs, _NODE_KEYS)
     try:
-        with interruptible("Interrupted; all that was started is stopped"):
+        with interruptible(lambda: "Interrupted; all that was started is stopped"):
             code = start(spec, plan, tls=tls, node_config=configs, keep_logs=keep_logs)
     except StartError as error:
         typer.echo(f"Error: {error}", err=True)

@@ -5,11 +5,14 @@ Each command imports what it needs when it runs, so that ``hedgerow --help`` ans
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from hedgerow.sim.cli.data import data
 from hedgerow.sim.cli.deploy import deploy_keys, deploy_local
 from hedgerow.sim.cli.export import export
+from hedgerow.sim.cli.mistakes import Command, Group
 from hedgerow.sim.cli.plan_hsgd import plan_hsgd
 from hedgerow.sim.cli.plan_sd_feel import plan_sd_feel
 from hedgerow.sim.cli.plan_similarity_free import plan_similarity_free
@@ -22,28 +25,45 @@ from hedgerow.sim.cli.table import table
 __all__ = ["app"]
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"hedgerow {version('hedgerow')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Federated-learning methods as Flower apps."""
 
 
 for command in (run, settings, data, sweep, plot, table, export):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
-deploy = typer.Typer(no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them.")
-deploy.command("local")(deploy_local)
-deploy.command("keys")(deploy_keys)
+deploy = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them."
+)
+deploy.command("local", cls=Command)(deploy_local)
+deploy.command("keys", cls=Command)(deploy_keys)
 app.add_typer(deploy, name="deploy")
 
-plans = typer.Typer(no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts.")
-plans.command("sd-feel")(plan_sd_feel)
-plans.command("similarity-free")(plan_similarity_free)
-plans.command("hsgd")(plan_hsgd)
+plans = typer.Typer(
+    cls=Group, no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts."
+)
+plans.command("sd-feel", cls=Command)(plan_sd_feel)
+plans.command("similarity-free", cls=Command)(plan_similarity_free)
+plans.command("hsgd", cls=Command)(plan_hsgd)
 app.add_typer(plans, name="plan")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 
 if TYPE_CHECKING:
     from hedgerow.sim.runs.results import Results
@@ -19,6 +22,7 @@ __all__ = [
     "Paths",
     "RunConfig",
     "bad_options",
+    "check_ordinary",
     "interruptible",
     "load_results",
 ]
@@ -58,16 +62,38 @@ def bad_options(*kinds: type[Exception]) -> Iterator[None]:
     except caught as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
+    except RuntimeError as error:
+        # What pathlib says of "~nosuchuser".
+        if "home directory" not in str(error):
+            raise
+        typer.echo(f"Error: {error} Valid after ~ in a path is / or a user's name.", err=True)
+        raise typer.Exit(2) from error
 
 
 @contextmanager
-def interruptible(message: str) -> Iterator[None]:
+def interruptible(message: Callable[[], str]) -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into a message and exit code 130 or 143."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
-        typer.echo(message, err=True)
+        if isinstance(stop, SystemExit) and stop.code != 128 + signal.SIGTERM:
+            raise
+        typer.echo(message(), err=True)
         raise typer.Exit(130 if isinstance(stop, KeyboardInterrupt) else 143) from None
+
+
+def check_ordinary(**numbers: float | None) -> None:
+    """Raise ValueError, one for all, where a formula's input is so large or small that the formula overflows.
+
+    The names are those of the options, with ``_`` for ``-``; what is None was not given.
+    """
+    wrong = [
+        f"--{key.replace('_', '-')} {value!r}; valid is {ORDINARY}"
+        for key, value in numbers.items()
+        if value is not None and not is_ordinary(value)
+    ]
+    if wrong:
+        raise ValueError("\n".join(wrong))
 
 
 def load_results(paths: list[Path]) -> Results:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hedgerow.sim.cli.options import bad_options
+from hedgerow.sim.cli.options import bad_options, check_ordinary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,14 +53,20 @@ def plan_hsgd(
         list[str] | None,
         typer.Option("--run-config", "-c", help="Changes of the app's settings. Repeatable."),
     ] = None,
-    head: Annotated[int, typer.Option(help="Scalars of the head.")] = _HSGD_SIZES[0],
-    hospital: Annotated[int, typer.Option(help="Scalars of the hospital's encoder.")] = _HSGD_SIZES[1],
-    device: Annotated[int, typer.Option(help="Scalars of the device's encoder.")] = _HSGD_SIZES[2],
-    hospital_encoding: Annotated[int, typer.Option(help="e_1.")] = _HSGD_SIZES[3],
-    device_encoding: Annotated[int, typer.Option(help="e_2.")] = _HSGD_SIZES[4],
-    batch: Annotated[int, typer.Option(help="Devices of a group in a local interval.")] = _HSGD_SIZES[5],
-    num_groups: Annotated[int, typer.Option(min=1, help="Groups M, taken as equal.")] = 10,
-    iterations: Annotated[int | None, typer.Option(help="T. Default: the app's, else 4000.")] = None,
+    head: Annotated[int, typer.Option(max=2**53, help="Scalars of the head.")] = _HSGD_SIZES[0],
+    hospital: Annotated[
+        int, typer.Option(max=2**53, help="Scalars of the hospital's encoder.")
+    ] = _HSGD_SIZES[1],
+    device: Annotated[int, typer.Option(max=2**53, help="Scalars of the device's encoder.")] = _HSGD_SIZES[2],
+    hospital_encoding: Annotated[int, typer.Option(max=2**53, help="e_1.")] = _HSGD_SIZES[3],
+    device_encoding: Annotated[int, typer.Option(max=2**53, help="e_2.")] = _HSGD_SIZES[4],
+    batch: Annotated[
+        int, typer.Option(max=2**53, help="Devices of a group in a local interval.")
+    ] = _HSGD_SIZES[5],
+    num_groups: Annotated[int, typer.Option(min=1, max=2**20, help="Groups M, taken as equal.")] = 10,
+    iterations: Annotated[
+        int | None, typer.Option(max=2**53, help="T. Default: the app's, else 4000.")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="eta. Default: the app's, else 0.01.")] = None,
     target: Annotated[float, typer.Option(help="Mean squared gradient norm to reach.")] = 0.5,
     eta_power: Annotated[
@@ -81,6 +87,15 @@ def plan_hsgd(
     from hedgerow.strategies.hsgd.estimates import Estimates
 
     with bad_options():
+        check_ordinary(
+            rho=rho,
+            delta=delta,
+            loss_gap=loss_gap,
+            gradient2=gradient2,
+            learning_rate=learning_rate,
+            target=target,
+            compute_seconds=compute_seconds,
+        )
         groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
         settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}
         if app_path is not None:
@@ -98,23 +113,24 @@ def plan_hsgd(
         )
         if eta_power not in (2, 3):
             raise ValueError(f"--eta-power {eta_power}; valid is 3 or 2")
-        console = Console()
         sources = {key: "given" if given[key] is not None else "measured" for key in given}
-        console.print(_hsgd_inputs(inputs, sources, T, eta, target))
-        console.print(_hsgd_intervals(known, T, eta, target))
+        power: Literal[2, 3] = 3 if eta_power == 3 else 2
+        parts: list[Table | str] = [
+            _hsgd_inputs(inputs, sources, T, eta, target),
+            _hsgd_intervals(known, T, eta, target),
+            _hsgd_strategies(known, groups, T, eta, power, inputs["gradient2"], compute_seconds),
+        ]
         found = theory.plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds)
-        console.print(
-            _hsgd_strategies(
-                known, groups, T, eta, 3 if eta_power == 3 else 2, inputs["gradient2"], compute_seconds
-            )
-        )
         if found:
-            console.print(_hsgd_pairs(found[:rows], groups, T, target))
+            parts.append(_hsgd_pairs(found[:rows], groups, T, target))
         else:
-            console.print(
+            parts.append(
                 f"Infeasible: no P and Q with eta = {eta:g} <= 1 / (8 P rho) reach {target:g} in {T} "
                 "iterations. Take a larger target, a larger T or another eta."
             )
+    console = Console()
+    for part in parts:
+        console.print(part)
 
 
 def _app_of_hsgd(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import bad_options
+from hedgerow.sim.cli.options import bad_options, check_ordinary
 
 __all__ = ["plan_sd_feel"]
 
@@ -18,10 +18,10 @@ def plan_sd_feel(
     sigma2: Annotated[float, typer.Option(help="Variance bound of a mini-batch gradient.")] = 1.0,
     kappa2: Annotated[float, typer.Option(help="Squared bound on gradient dissimilarity.")] = 0.25,
     delta: Annotated[float, typer.Option(help="F(w_0) - F*.")] = 1.0,
-    num_clients: Annotated[int, typer.Option(min=1, help="Clients, taken as equal.")] = 50,
-    num_servers: Annotated[int, typer.Option(min=1, help="Edge servers, taken as equal.")] = 10,
+    num_clients: Annotated[int, typer.Option(min=1, max=2**53, help="Clients, taken as equal.")] = 50,
+    num_servers: Annotated[int, typer.Option(min=1, max=1024, help="Edge servers, taken as equal.")] = 10,
     topology: Annotated[str, typer.Option(help="The servers' graph.")] = "ring",
-    num_params: Annotated[int, typer.Option(min=1, help="Parameters of the model.")] = 21_840,
+    num_params: Annotated[int, typer.Option(min=1, max=2**53, help="Parameters of the model.")] = 21_840,
     rows: Annotated[int, typer.Option(min=1, help="How many schedules to show.")] = 10,
 ) -> None:
     """Rank SD-FEEL's schedules (tau1, tau2, alpha) by the simulated seconds to a target of bound (15).
@@ -36,6 +36,14 @@ def plan_sd_feel(
     from hedgerow.strategies.topology import as_graph, mixing
 
     with bad_options():
+        check_ordinary(
+            target=target,
+            learning_rate=learning_rate,
+            smoothness=smoothness,
+            sigma2=sigma2,
+            kappa2=kappa2,
+            delta=delta,
+        )
         zeta = mixing(as_graph(topology, num_servers), [1.0] * num_servers).zeta
         problem = theory.Problem(delta, smoothness, sigma2, kappa2, 1 / num_clients)
         system = theory.System(num_params, theory.preset("paper-text").compute)

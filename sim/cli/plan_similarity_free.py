@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import bad_options
+from hedgerow.sim.cli.options import bad_options, check_ordinary
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,8 +47,8 @@ def plan_similarity_free(
             metavar="RUN", help='Folder of a run with -c "probe-rounds=5": measures what is not given.'
         ),
     ] = None,
-    local_iters: Annotated[int, typer.Option(help="Local iterations T of the FedAvg family.")] = 1,
-    num_rounds: Annotated[int, typer.Option(help="Rounds K that the bounds are for.")] = 400,
+    local_iters: Annotated[int, typer.Option(max=2**20, help="Local iterations T of the FedAvg family.")] = 1,
+    num_rounds: Annotated[int, typer.Option(max=10**7, help="Rounds K that the bounds are for.")] = 400,
     epsilon: Annotated[float, typer.Option(help="Squared gradient norm to reach.")] = 0.1,
     nu: Annotated[float, typer.Option(help="Exponent of the diminishing schedule.")] = 0.75,
     compressor_contraction: Annotated[
@@ -59,9 +59,9 @@ def plan_similarity_free(
         typer.Option(help="Fraction that top-k keeps, in (0, 1]: contraction and bits; needs --num-params."),
     ] = None,
     num_params: Annotated[
-        int | None, typer.Option(min=1, help="Trainable parameters: gives uplink bits.")
+        int | None, typer.Option(min=1, max=2**53, help="Trainable parameters: gives uplink bits.")
     ] = None,
-    num_nodes: Annotated[int, typer.Option(help="Nodes; all take part in every round.")] = 10,
+    num_nodes: Annotated[int, typer.Option(max=2**53, help="Nodes; all take part in every round.")] = 10,
     printed: Annotated[
         bool,
         typer.Option("--printed", help="The paper's constants and Theorem 3 as printed, errors and all."),
@@ -79,6 +79,18 @@ def plan_similarity_free(
     from hedgerow.strategies.similarity_free.theory import Mode
 
     with bad_options():
+        check_ordinary(
+            smoothness=smoothness,
+            variance=variance,
+            delta_inf=delta_inf,
+            initial_gap=initial_gap,
+            max_gap=max_gap,
+            initial_loss=initial_loss,
+            epsilon=epsilon,
+            nu=nu,
+            compressor_contraction=compressor_contraction,
+            topk=topk,
+        )
         contraction, message_bits = _compression(compressor_contraction, topk, num_params)
         if from_run is not None:
             if initial_loss is not None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import shlex
+import traceback
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options
+from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options, interruptible
+
+if TYPE_CHECKING:
+    from flwr.app import UserConfig
 
 __all__ = ["Engine", "run"]
 
@@ -48,9 +56,13 @@ def run(
         float, typer.Option(min=0.0, help="Share of a GPU that Ray reserves for a client (flower).")
     ] = 0.0,
 ) -> None:
-    """Run an app on this machine. Exits with 0 if the run completed, 1 if it failed, 2 on bad options."""
+    """Run an app on this machine.
+
+    Exits with 0 if the run completed, 1 if it failed, 2 on bad options, 130 if interrupted,
+    143 if terminated.
+    """
     from hedgerow.sim.deploy.flower_run import flower_run
-    from hedgerow.sim.runs.app import find_app, load_app
+    from hedgerow.sim.runs.app import find_app, load_app, own_settings
     from hedgerow.sim.runs.checkpoint import CheckpointError
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.plan import plan_run, resumed_config
@@ -74,8 +86,43 @@ def run(
     if quiet:
         logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
-        with bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError):
+        with (
+            bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
+            interruptible(_how_to_go_on(app_path, plan.run_config)),
+        ):
             run_app(load_app(spec.folder), plan, strict=strict)
     except (RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
+    except Exception as error:
+        # Of another's app it is the app's; ours are Hedgerow, and what they raise is left to ``mistakes``.
+        if own_settings(spec) is not None or not _raised_in(spec.folder, error):
+            raise
+        traceback.print_exc()
+        typer.echo(f"Run failed: the app {spec.name} raised this, and not Hedgerow, which ran it", err=True)
+        raise typer.Exit(1) from error
+
+
+def _how_to_go_on(app_path: str, config: UserConfig) -> Callable[[], str]:
+    """Return what says how to go on with the run that starts now, whose folder only the app will know."""
+    parent = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / str(config.get("output-dir") or "")
+    before = set(_run_folders(parent))
+
+    def say() -> str:
+        made = sorted(set(_run_folders(parent)) - before, key=lambda folder: folder.stat().st_mtime)
+        folder = config.get("resume") or (made[-1] if made else None)
+        if folder is None or "resume" not in config:
+            return "Interrupted"
+        command = shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
+        return f"Interrupted; go on with: {command}"
+
+    return say
+
+
+def _run_folders(parent: Path) -> list[Path]:
+    return [file.parent for file in parent.expanduser().glob("*/config.json")]
+
+
+def _raised_in(folder: Path, error: Exception) -> bool:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return folder in Path(last.filename).resolve().parents

@@ -50,7 +50,7 @@ def sweep(
         return
     at_once = jobs or cores()
     progress = _SweepProgress(plan, at_once)
-    with interruptible(f"Interrupted; start it again to go on in {folder}"):
+    with interruptible(lambda: f"Interrupted; start it again to go on in {folder}"):
         outcomes = run_sweep(asked, plan, folder, jobs=at_once, on_end=progress)
     typer.echo(f"Sweep folder: {folder}")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]

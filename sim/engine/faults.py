@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict, UserConfig
 
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["CORRUPTIONS", "DISTRIBUTIONS", "Delay", "Fate", "FaultModel", "corrupted"]
@@ -28,6 +29,10 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 CORRUPTIONS = ("nan", "shape", "keys")
+# Virtual seconds, and factors on them: a century, which every clock can add up.
+_MOST = 1e9
+# Of the logarithm of a delay: e^20 is half a billion.
+_MOST_SIGMA = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Delay:
         ``"constant"`` (seconds), ``"uniform"`` (low, high), ``"exponential"`` (mean) or
         ``"lognormal"`` (median, standard deviation of the logarithm).
     values : tuple of float (default: (0.0,))
-        The distribution's parameters in that order, each >= 0 and finite.
+        The distribution's parameters in that order, each from 0 to 1e9; a lognormal's deviation to 20.
     """
 
     name: str = "constant"
@@ -48,12 +53,15 @@ class Delay:
 
     def __post_init__(self) -> None:
         if self.name not in DISTRIBUTIONS:
-            raise ValueError(f"delay: {self.name!r} is not one of {', '.join(DISTRIBUTIONS)}")
+            raise ValueError(f"delay: {quoted(self.name)} is not one of {', '.join(DISTRIBUTIONS)}")
         names = DISTRIBUTIONS[self.name]
-        if len(self.values) != len(names) or not all(0 <= v < float("inf") for v in self.values):
+        if len(self.values) != len(names) or not all(0 <= v <= _MOST for v in self.values):
             raise ValueError(
-                f"delay: {self.name} takes {', '.join(names)}, each >= 0 and finite, not {self.values}"
+                f"delay: {self.name} takes {', '.join(names)}, each >= 0 and up to {_MOST:g}, "
+                f"not {quoted(self.values)}"
             )
+        if self.name == "lognormal" and self.values[1] > _MOST_SIGMA:
+            raise ValueError(f"delay: lognormal takes sigma up to {_MOST_SIGMA:g}, not {self.values[1]!r}")
         if self.name == "uniform" and self.values[0] > self.values[1]:
             raise ValueError(f"delay: uniform needs low <= high, not {self.values}")
 
@@ -62,8 +70,8 @@ class Delay:
         """Read ``3.0``, ``"uniform:1,5"`` or the like."""
         if isinstance(text, str) and ":" in text:
             name, _, numbers = text.partition(":")
-            return cls(name.strip(), tuple(float(number) for number in numbers.split(",")))
-        return cls("constant", (float(text),))
+            return cls(name.strip(), tuple(_number(number) for number in numbers.split(",")))
+        return cls("constant", (_number(text),))
 
     def draw(self, rng: np.random.Generator) -> float:
         """Return one delay in seconds."""
@@ -103,7 +111,7 @@ class FaultModel:
     stragglers : frozenset of int (default: empty)
         Partition ids of the slow nodes.
     slowdown : float (default: 1.0)
-        Factor on a straggler's delay, >= 1.
+        Factor on a straggler's delay, from 1 to 1e9.
     crash_at : mapping of int to int (default: empty)
         Partition id to the number (from 1) of the message at which the node dies for good.
     corrupt : str or None (default: None)
@@ -125,10 +133,10 @@ class FaultModel:
         for name in ("dropout", "corrupt_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, 1]")
-        if not 1 <= self.slowdown < float("inf"):
-            raise ValueError(f"slowdown: {self.slowdown!r} is not a finite number >= 1")
+        if not 1 <= self.slowdown <= _MOST:
+            raise ValueError(f"slowdown: {self.slowdown!r} is not a number >= 1, up to {_MOST:g}")
         if self.corrupt is not None and self.corrupt not in CORRUPTIONS:
-            raise ValueError(f"corrupt: {self.corrupt!r} is not one of {', '.join(CORRUPTIONS)}")
+            raise ValueError(f"corrupt: {quoted(self.corrupt)} is not one of {', '.join(CORRUPTIONS)}")
         for partition_id, number in self.crash_at.items():
             if partition_id < 0 or number < 1:
                 raise ValueError(
@@ -155,17 +163,25 @@ class FaultModel:
         errors = []
         for key, value in given.items():
             if key not in _READERS:
-                errors.append(f"{key}={value!r}: no such key; valid keys: {', '.join(_READERS)}")
+                errors.append(f"{key}={quoted(value)}: no such key; valid keys: {', '.join(_READERS)}")
                 continue
             name, read = _READERS[key]
             try:
                 arguments[name] = read(value)
                 cls(**{name: arguments[name]})
-            except (TypeError, ValueError) as error:
-                errors.append(f"{key}={value!r}: {error}")
+            except (TypeError, ValueError, OverflowError) as error:
+                errors.append(f"{key}={quoted(value)}: {error}")
         if errors:
             raise ValueError("\n".join(errors))
         return cls(**arguments)
+
+    def absent(self, num_nodes: int) -> list[str]:
+        """Return what is wrong where a straggler or a crash is of no node among so many."""
+        return [
+            f"{key}: {quoted(wrong)} of {num_nodes} nodes; valid are partition ids from 0 to {num_nodes - 1}"
+            for key, ids in (("fault-stragglers", self.stragglers), ("fault-crash", self.crash_at))
+            if (wrong := sorted(i for i in ids if not 0 <= i < num_nodes))
+        ]
 
     def draw(self, seed: int, partition_id: int, number: int) -> Fate:
         """Return a node's fate at its ``number``-th message (from 1)."""
@@ -222,19 +238,41 @@ def _items(value: object) -> list[str]:
 def _pair(text: str) -> tuple[int, int]:
     partition_id, colon, number = text.partition(":")
     if not colon:
-        raise ValueError(f"{text!r} is not PARTITION:MESSAGE, as in 3:5")
-    return int(partition_id), int(number)
+        raise ValueError(f"{quoted(text)} is not PARTITION:MESSAGE, as in 3:5")
+    return _whole(partition_id), _whole(number)
+
+
+def _whole(text: str) -> int:
+    # Longer ones are no node's or message's number, and Python reads none of 4,300 digits.
+    if not text.strip().isdecimal() or len(text) > 18:
+        raise ValueError(f"{quoted(text)} is not an integer >= 0 of at most 18 digits")
+    return int(text)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("not a number")
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{quoted(value)} is not a number") from None
+
+
+def _corruption(value: object) -> str | None:
+    if not isinstance(value, str):
+        raise ValueError(f"not one of {', '.join(CORRUPTIONS)}")
+    return value or None
 
 
 # Each run-config key: the field it sets, and how its value is read.
 _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
     {
-        "fault-dropout": ("dropout", float),
+        "fault-dropout": ("dropout", _number),
         "fault-delay": ("delay", lambda value: Delay() if value == "" else Delay.parse(value)),
-        "fault-stragglers": ("stragglers", lambda value: frozenset(int(item) for item in _items(value))),
-        "fault-slowdown": ("slowdown", float),
+        "fault-stragglers": ("stragglers", lambda value: frozenset(_whole(item) for item in _items(value))),
+        "fault-slowdown": ("slowdown", _number),
         "fault-crash": ("crash_at", lambda value: dict(_pair(item) for item in _items(value))),
-        "fault-corrupt": ("corrupt", lambda value: value or None),
-        "fault-corrupt-rate": ("corrupt_rate", float),
+        "fault-corrupt": ("corrupt", _corruption),
+        "fault-corrupt-rate": ("corrupt_rate", _number),
     }
 )

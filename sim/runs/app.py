@@ -21,7 +21,7 @@ from flwr.serverapp import ServerApp
 
 from hedgerow.sim.engine._compat import app_pyproject
 
-__all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "settings_module"]
+__all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "own_settings", "settings_module"]
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def find_app(path_or_module: str | Path) -> AppSpec:
     pyproject, config = app_pyproject(folder)
     ours = pyproject["tool"].get("hedgerow", {})
     num_supernodes, more_nodes = ours.get("num-supernodes"), ours.get("more-nodes", {})
-    if num_supernodes is not None and (not isinstance(num_supernodes, int) or num_supernodes < 1):
+    if num_supernodes is not None and (type(num_supernodes) is not int or num_supernodes < 1):
         raise ValueError(
             f"{folder / 'pyproject.toml'}: [tool.hedgerow] num-supernodes = {num_supernodes!r} "
             "is not an integer >= 1"
@@ -165,10 +165,23 @@ def settings_module(spec: AppSpec) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ValueError(f"app {spec.name!r} has no module {name}; its keys are in its pyproject.toml") from error
+        raise ValueError(
+            f"app {spec.name!r} has no module {name}; its keys are in its pyproject.toml"
+        ) from error
     if not hasattr(module, "SETTINGS"):
         raise ValueError(f"module {name} of app {spec.name!r} has no SETTINGS")
     return module
+
+
+def own_settings(spec: AppSpec) -> ModuleType | None:
+    """Import the module of an app that has ``SETTINGS`` and ``read``, its check of them; None if none has."""
+    if "serverapp" not in spec.components:
+        return None
+    try:
+        module = settings_module(spec)
+    except ValueError:
+        return None
+    return module if hasattr(module, "read") else None
 
 
 def _folder_of_module(module: str) -> Path:
@@ -201,7 +214,7 @@ def _component(spec: AppSpec, name: str, kind: type[T]) -> T:
 
 
 def _import(spec: AppSpec, name: str) -> ModuleType:
-    """Import a module of an app from its own folder, which stays first on ``sys.path``, as Flower leaves it."""
+    """Import a module of an app from its own folder, which stays first on ``sys.path`` as in Flower."""
     if str(spec.folder) not in sys.path:
         sys.path.insert(0, str(spec.folder))
         importlib.invalidate_caches()

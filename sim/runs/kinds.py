@@ -1,25 +1,48 @@
-"""What a setting may be: in words, and as a check."""
+"""What a setting may be: in words, and as a check.
 
-from collections.abc import Callable
+Every number has two ends. Integers end where a size or count would fill a machine or outlast its owner, and
+none is beyond 2^63, the end of what Flower's records hold. Other numbers end at 1e30 and, where they may not
+be 0, at 1e-30: models are float32, which ends at 1e38, and products of a method's few numbers fit float64.
+"""
+
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import inf
-
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from flwr.app import UserConfigValue
 
+from hedgerow.wire.printable import shown
+
 __all__ = [
+    "LARGEST",
+    "MAX_INT64",
+    "MAX_NODES",
+    "MAX_ROUNDS",
     "NOT_NEGATIVE",
     "POSITIVE",
+    "SMALLEST",
     "Kind",
     "above",
     "choice",
+    "did_you_mean",
     "flag",
+    "folder",
     "in_range",
     "number",
     "text",
     "whole",
 ]
+
+# What Flower's records hold.
+MAX_INT64 = 2**63 - 1
+# A run keeps a record of each round in memory and writes it as a line: a gigabyte, in weeks of short rounds.
+MAX_ROUNDS = 2**20
+# The server keeps an entry for each node, and sums over all of them in every round.
+MAX_NODES = 2**20
+SMALLEST, LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -38,22 +61,30 @@ class Kind:
     read: Callable[[UserConfigValue], Any]
 
 
-def whole(least: int) -> Kind:
-    """Return the kind of integers >= ``least``."""
+def whole(least: int, most: int) -> Kind:
+    """Return the kind of integers from ``least`` to ``most``."""
 
     def read(value: UserConfigValue) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError
         return value
 
-    return Kind(f"an integer >= {least}", read)
+    return Kind(f"an integer from {least} to {_said(most)}", read)
+
+
+def _said(number: int) -> str:
+    """Return a large power of two, or what is one less, as people say it."""
+    for power, rest in ((number, ""), (number + 1, " - 1")):
+        if power >= 2**20 and power & (power - 1) == 0:
+            return f"2^{power.bit_length() - 1}{rest}"
+    return str(number)
 
 
 def number(valid: str, holds: Callable[[float], bool]) -> Kind:
     """Return the kind of numbers for which ``holds`` is true."""
 
     def read(value: UserConfigValue) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(float(value)):
             raise ValueError
         return float(value)
 
@@ -61,8 +92,8 @@ def number(valid: str, holds: Callable[[float], bool]) -> Kind:
 
 
 def above(low: float) -> Kind:
-    """Return the kind of finite numbers > ``low``."""
-    return number(f"a finite number > {low:g}", lambda v: low < v < inf)
+    """Return the kind of numbers > ``low``, up to 1e30."""
+    return number(f"a number > {low:g}, up to {LARGEST:g}", lambda v: low < v <= LARGEST)
 
 
 def in_range(low: float, high: float, *, open_below: bool = False, open_above: bool = False) -> Kind:
@@ -73,8 +104,16 @@ def in_range(low: float, high: float, *, open_below: bool = False, open_above: b
     )
 
 
-POSITIVE = above(0)
-NOT_NEGATIVE = number("a finite number >= 0", lambda v: 0 <= v < inf)
+POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", lambda v: SMALLEST <= v <= LARGEST)
+NOT_NEGATIVE = number(
+    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", lambda v: v == 0 or SMALLEST <= v <= LARGEST
+)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the known name that an unknown one is nearest to, as a question; empty without one."""
+    near = get_close_matches(name[:200], known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def choice(*names: str) -> Kind:
@@ -82,7 +121,7 @@ def choice(*names: str) -> Kind:
 
     def read(value: UserConfigValue) -> str:
         if value not in names:
-            raise ValueError
+            raise ValueError(did_you_mean(str(value), names) if isinstance(value, str) else "")
         return str(value)
 
     return Kind("one of " + ", ".join(repr(name) for name in names), read)
@@ -109,3 +148,32 @@ def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Kind:
         return value
 
     return Kind(valid, read)
+
+
+def folder(valid: str, *, writable: bool = False) -> Kind:
+    """Return the kind of paths, relative or with ``~``, that are a folder or could become one."""
+
+    def check(value: str) -> None:
+        if "\0" in value or not _encodable(value):
+            raise ValueError("no file system has such a name")
+        try:
+            path = Path(value).expanduser()
+            nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+        except OSError as error:
+            raise ValueError(error.strerror) from error
+        except RuntimeError as error:
+            raise ValueError("there is no such user") from error
+        if not nearest.is_dir():
+            raise ValueError(f"{shown(nearest)} is a file")
+        if writable and not os.access(nearest, os.W_OK):
+            raise ValueError(f"{shown(nearest)} may not be written to")
+
+    return text(valid, check)
+
+
+def _encodable(value: str) -> bool:
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -16,9 +16,11 @@ from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.app import AppSpec, own_settings
+from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES, did_you_mean
 from hedgerow.sim.runs.recorder import read_config
-from hedgerow.sim.runs.settings import did_you_mean
+from hedgerow.sim.runs.settings import SettingsError, problems_of
+from hedgerow.wire.printable import quoted, shown
 
 __all__ = [
     "Plan",
@@ -74,36 +76,58 @@ def plan_run(
     Raises
     ------
     ValueError
-        With one line for every key that the app lacks and every value of the wrong type.
+        With one line for every key that the app lacks, every value of the wrong type, and, where the app has
+        ``settings``, every value that is not valid; a SettingsError where it has them.
     """
-    changes = parse_overrides(overrides, spec.config)
+    changes, errors = _parsed(overrides, spec.config)
     if device is not None:
         if not _DEVICE.fullmatch(device):
-            raise ValueError(f"device: {device!r} is not cpu, cuda, cuda:N or auto")
+            raise ValueError(f"device: {quoted(device)} is not cpu, cuda, cuda:N or auto")
         changes["device"] = device
-    if num_nodes is not None and num_nodes < 1:
-        raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
+    if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"num_nodes: {num_nodes} is not >= 1, or above {MAX_NODES}")
+    undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
+    taken, refused = _checked(changes, spec)
+    run_config = {**spec.config, **taken}
+    errors += refused + _fault_errors({**run_config, **undeclared})
+    errors += _size_errors(spec, run_config, taken, num_nodes)
+    if not errors:
+        size = num_nodes or spec.num_nodes(run_config)
+        if "num-clients" in run_config:
+            run_config["num-clients"] = size - sum(spec.no_clients(run_config).values())
+        faults = FaultModel.from_run_config({**run_config, **undeclared})
+        errors += faults.absent(size) if faults else []
+    own = own_settings(spec)
+    if own is not None and not errors:
+        own.read({**run_config, **undeclared})
+    elif own is not None:
+        said = {key for key in changes if key not in taken or key == "num-clients"}
+        rest = {key: setting for key, setting in own.SETTINGS.items() if key not in said}
+        errors += problems_of({key: value for key, value in run_config.items() if key in rest}, rest)
+    if errors:
+        lines = "\n".join([*errors, f"valid keys: {', '.join(sorted(spec.config)) or 'none'}"])
+        raise SettingsError(lines)
+    return Plan({**run_config, **undeclared}, size, faults)
+
+
+def _size_errors(
+    spec: AppSpec, run_config: UserConfig, changes: UserConfig, num_nodes: int | None
+) -> list[str]:
+    """Return what is wrong with the number of nodes, as clients and as nodes that are none."""
     clients = changes.get("num-clients")
     # An app whose own default is 0 leaves the number to the federation.
     if isinstance(clients, int) and clients < min(1, int(spec.config.get("num-clients", 1))):
-        raise ValueError(f"num-clients={clients!r}: an integer >= 1 is needed")
-    others = spec.no_clients({**spec.config, **changes})
+        return [f"num-clients={quoted(clients)}: an integer >= 1 is needed"]
+    if num_nodes is None:
+        return []
+    others = spec.no_clients(run_config)
     no_clients = sum(others.values())
-    if num_nodes is not None and num_nodes <= no_clients:
+    if num_nodes <= no_clients:
         named = " and ".join(f"{key}={count}" for key, count in others.items())
-        raise ValueError(f"num_nodes: {num_nodes} is not above {named}, which are nodes too")
-    if num_nodes is not None and changes.get("num-clients", num_nodes - no_clients) != num_nodes - no_clients:
-        raise ValueError(f"num-clients={changes['num-clients']!r}: {num_nodes} nodes were asked for")
-    undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
-    run_config = {
-        **spec.config,
-        **_checked(changes, spec, _fault_errors({**spec.config, **changes, **undeclared})),
-    }
-    faults = FaultModel.from_run_config({**run_config, **undeclared})
-    num_nodes = num_nodes or spec.num_nodes(run_config)
-    if "num-clients" in run_config:
-        run_config["num-clients"] = num_nodes - no_clients
-    return Plan({**run_config, **undeclared}, num_nodes, faults)
+        return [f"num_nodes: {num_nodes} is not above {named}, which are nodes too"]
+    if clients not in (None, num_nodes - no_clients):
+        return [f"num-clients={quoted(clients)}: {num_nodes} nodes were asked for"]
+    return []
 
 
 def _is_fault(key: str) -> bool:
@@ -150,55 +174,82 @@ def parse_overrides(overrides: Sequence[str], defaults: UserConfig) -> UserConfi
     Raises
     ------
     ValueError
-        If a text is neither key=value pairs nor a readable TOML file.
+        If a text is neither key=value pairs nor a readable TOML file: one error for all of them.
     """
-    changes: UserConfig = {}
-    for override in overrides:
-        path = Path(override).expanduser()
-        if override.endswith(".toml") and ("=" not in override or path.is_file()):
-            try:
-                changes.update(read_toml(path))
-            except (OSError, ValueError) as error:
-                raise ValueError(f"run config {override}: {error}") from error
-        else:
-            pairs = _PAIR.findall(override)
-            if not pairs or _PAIR.sub("", override).strip():
-                raise ValueError(f"run config {override!r} is not 'key=value key=value ...' or a .toml file")
-            changes.update({key: _value(key, text, defaults) for key, text in pairs})
+    changes, errors = _parsed(overrides, defaults)
+    if errors:
+        raise ValueError("\n".join(errors))
     return changes
+
+
+def _parsed(overrides: Sequence[str], defaults: UserConfig) -> tuple[UserConfig, list[str]]:
+    changes: UserConfig = {}
+    errors: list[str] = []
+    for override in overrides:
+        if _is_file(override):
+            try:
+                changes.update(read_toml(Path(override).expanduser()))
+            except (OSError, ValueError, RuntimeError) as error:
+                errors.append(f"run config {shown(override)}: {shown(error, 300)}")
+            continue
+        pairs = _PAIR.findall(override)
+        if not pairs or _PAIR.sub("", override).strip():
+            errors.append(f"run config {quoted(override)} is not 'key=value key=value ...' or a .toml file")
+        for key, text in pairs:
+            try:
+                changes[key] = _value(key, text, defaults)
+            except ValueError as error:
+                errors.append(str(error))
+    return changes, errors
+
+
+def _is_file(override: str) -> bool:
+    if not override.endswith(".toml"):
+        return False
+    try:
+        return "=" not in override or Path(override).expanduser().is_file()
+    except RuntimeError:
+        return False
 
 
 def _value(key: str, text: str, defaults: UserConfig) -> UserConfigValue:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    # More than TOMLDecodeError: Python reads no integer of more than 4,300 digits.
+    except (ValueError, RecursionError):
         if not isinstance(defaults.get(key, ""), str):
             default = defaults[key]
             raise ValueError(
-                f"{key}={text}: a {type(default).__name__} is needed, like {default!r}"
+                f"{shown(key)}={shown(text)}: a {type(default).__name__} is needed, like {default!r}"
             ) from None
         return text
     if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{key}={text}: a bool, int, float or text is needed")
+        raise ValueError(f"{shown(key)}={shown(text)}: a bool, int, float or text is needed")
     return value
 
 
-def _checked(changes: UserConfig, spec: AppSpec, errors: list[str]) -> UserConfig:
-    """Hold changes to Flower's rule: only keys that the app declares, each of the declared type."""
+def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]:
+    """Hold changes to Flower's rule: only keys that the app declares, each of the declared type.
+
+    Returns the changes that keep it, and what is wrong with the others.
+    """
     out: UserConfig = {}
+    errors = []
     for key, value in changes.items():
         default = spec.config.get(key)
+        named = f"{shown(key)}={quoted(value)}"
         if default is None:
-            errors.append(f"{key}={value!r}: app {spec.name!r} has no such key{did_you_mean(key, spec.config)}")
+            meant = did_you_mean(key, spec.config)
+            errors.append(f"{named}: app {spec.name!r} has no such key{f' ({meant})' if meant else ''}")
+        elif type(value) is int and abs(value) > MAX_INT64:
+            errors.append(f"{named}: an integer from -2^63 to 2^63 - 1 is needed")
         elif isinstance(default, float) and type(value) is int:
             out[key] = float(value)
         elif type(value) is not type(default):
-            errors.append(f"{key}={value!r}: a {type(default).__name__} is needed, like {default!r}")
+            errors.append(f"{named}: a {type(default).__name__} is needed, like {default!r}")
         else:
             out[key] = value
-    if errors:
-        raise ValueError("\n".join([*errors, f"valid keys: {', '.join(sorted(spec.config)) or 'none'}"]))
-    return out
+    return out, errors
 
 
 def toml_text(values: UserConfig) -> str:

@@ -1,27 +1,34 @@
 """A run's settings: each key once, with its default, what is valid and one sentence of help.
 
-Everything else follows from an app's ``SETTINGS``: the check of a run config, whole and before any work starts
-(one error that lists every bad key with its value and what it may be), and what ``settings_files`` writes.
+Everything else follows from an app's ``SETTINGS``: the check of a run config, whole and before any work
+starts (one error that lists every bad key with its value and what it may be), and what ``settings_files``
+writes.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from flwr.app import UserConfigValue
 
-from hedgerow.sim.runs.kinds import Kind
+from hedgerow.sim.runs.kinds import Kind, did_you_mean
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.printable import quoted, shown
 
 __all__ = [
     "Setting",
     "SettingsError",
+    "as_settings_errors",
     "at_most",
-    "did_you_mean",
+    "check_node_keys",
+    "check_work",
     "override",
+    "problems_of",
     "read_settings",
     "reader",
     "refuse",
+    "unknown_key",
 ]
 
 
@@ -69,10 +76,11 @@ def override(
     return changed
 
 
-def refuse(problems: Sequence[str]) -> None:
+def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
     """Raise one SettingsError with all problems; return where there are none."""
     if problems:
-        raise SettingsError("Bad settings:\n" + "\n".join(f"  - {problem}" for problem in problems))
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise SettingsError(f"Bad settings:\n{lines}") from cause
 
 
 def at_most(values: Mapping[str, Any], *pairs: tuple[str, str]) -> list[str]:
@@ -84,10 +92,61 @@ def at_most(values: Mapping[str, Any], *pairs: tuple[str, str]) -> list[str]:
     ]
 
 
-def did_you_mean(key: str, known: Iterable[str]) -> str:
-    """Return the known key that an unknown one is nearest to, as a question in brackets; empty without one."""
-    near = get_close_matches(key, known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def check_node_keys(configs: Sequence[Mapping[str, UserConfigValue]], known: Sequence[str]) -> None:
+    """Raise SettingsError where a node's config has a key that no node of an app reads."""
+    unknown = {key: value for config in configs for key, value in config.items() if key not in known}
+    problems = []
+    for key, value in unknown.items():
+        meant = did_you_mean(key, known)
+        problems.append(
+            f"{shown(key)} = {quoted(value)} is not a key of a node config{f' ({meant})' if meant else ''}; "
+            f"there are: {', '.join(known)}"
+        )
+    refuse(problems)
+
+
+def check_work(said: str, steps: int, samples: int) -> None:
+    """Raise SettingsError where nodes would refuse so many local steps, or epochs, of so many samples each.
+
+    ``said`` names the settings and their values.
+    """
+    most = max(1, min(MAX_STEPS, MAX_SAMPLES // samples))
+    if steps > most:
+        refuse(
+            [f"{said}: {steps} of {samples} samples; valid is up to {most}, whose batches are drawn at once"]
+        )
+
+
+def unknown_key(key: str, value: object, settings: Mapping[str, object]) -> str:
+    """Return what to say of a key that is none of the settings."""
+    meant = did_you_mean(key, settings)
+    return (
+        f"{shown(key)} = {quoted(value)} is not a setting of this app{f' ({meant})' if meant else ''}; "
+        f"there are: {', '.join(sorted(settings))}"
+    )
+
+
+@contextmanager
+def as_settings_errors(what: str = "") -> Iterator[None]:
+    """Raise what the library refuses while it builds what the settings describe as a SettingsError.
+
+    Parameters
+    ----------
+    what : str (default: "")
+        What is built, where the library's own words may not say which key is meant.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except (ValueError, OSError, OverflowError, ZeroDivisionError, MemoryError) as error:
+        words = str(error) or type(error).__name__
+        refuse([f"{what}: {words}" if what else words], error)
+
+
+def problems_of(run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]) -> list[str]:
+    """Return what is wrong with each key of a run config by itself: missing, not valid, or unknown."""
+    return _read(run_config, settings)[1]
 
 
 def read_settings(
@@ -100,6 +159,14 @@ def read_settings(
     SettingsError
         If a key is missing, not valid or unknown: one error for all of them.
     """
+    values, problems = _read(run_config, settings)
+    refuse(problems)
+    return values
+
+
+def _read(
+    run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]
+) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     problems: list[str] = []
     for key, setting in settings.items():
@@ -108,17 +175,15 @@ def read_settings(
             continue
         try:
             values[key] = setting.kind.read(run_config[key])
-        except (ValueError, TypeError, OverflowError) as error:
-            because = f" ({error})" if str(error) else ""
-            problems.append(f"{key} = {run_config[key]!r}; valid is {setting.kind.valid}{because}")
+        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+            because = f" ({shown(error, 300)})" if str(error) else ""
+            problems.append(f"{key} = {quoted(run_config[key])}; valid is {setting.kind.valid}{because}")
     problems += [
-        f"{key} = {run_config[key]!r} is not a setting of this app{did_you_mean(key, settings)}; "
-        f"there are: {', '.join(sorted(settings))}"
+        unknown_key(key, run_config[key], settings)
         for key in sorted(set(run_config) - set(settings))
         if not key.startswith("fault-")
     ]
-    refuse(problems)
-    return values
+    return values, problems
 
 
 def reader(

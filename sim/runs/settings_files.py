@@ -40,7 +40,9 @@ def pyproject_with(settings: Mapping[str, Setting], pyproject: str) -> str:
         If it has no ``[tool.flwr.app.config]``.
     """
     lines = [f"{key} = {_toml(setting.default)}\n" for key, setting in settings.items()]
-    return _replaced(_CONFIG, "[tool.flwr.app.config]\n" + "".join(lines), pyproject, "[tool.flwr.app.config]")
+    return _replaced(
+        _CONFIG, "[tool.flwr.app.config]\n" + "".join(lines), pyproject, "[tool.flwr.app.config]"
+    )
 
 
 def readme_with(settings: Mapping[str, Setting], readme: str) -> str:

@@ -20,6 +20,7 @@ TOML, for example:
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections import Counter
@@ -32,11 +33,15 @@ from typing import Any
 from flwr.app import UserConfig
 
 from hedgerow.sim.engine._compat import flatten_dict
+from hedgerow.sim.runs.kinds import MAX_INT64, did_you_mean
 from hedgerow.sim.runs.results import COSTS
+from hedgerow.wire.printable import quoted, shown
 
 __all__ = ["RESERVED", "Sweep", "Variant", "read_sweep"]
 
 _TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "base", "grid", "variant"}
+# Each is a line of the plan, and a run of seconds at least.
+_MAX_POINTS = 100_000
 # The sweep sets these itself.
 RESERVED = ("output-dir", "resume", "seed")
 
@@ -97,20 +102,19 @@ def read_sweep(file: str | Path) -> Sweep:
     file = Path(file).expanduser().resolve()
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"sweep file {file}: {error}") from error
-    problems = [f"{key}: not a key of a sweep file; there are: {', '.join(sorted(_TABLES))}"
-                for key in raw if key not in _TABLES]  # fmt: skip
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"sweep file {file}: {shown(error, 300)}") from error
+    problems = [_unknown(key) for key in raw if key not in _TABLES]
     app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
     if not app:
         problems.append("app is missing; valid is a folder, relative to the file")
     xs = _texts(raw, "x", ["rounds"], problems)
     problems += [f"x = {x!r}; valid is one of {', '.join(COSTS)}" for x in xs if x not in COSTS]
     seeds = raw.get("seeds", [0])
-    if not (isinstance(seeds, list) and seeds and all(type(s) is int and s >= 0 for s in seeds)) or len(
-        set(seeds)
-    ) < len(seeds):
-        problems.append(f"seeds = {seeds!r}; valid is a list of different integers >= 0")
+    if not (
+        isinstance(seeds, list) and seeds and all(type(s) is int and 0 <= s <= MAX_INT64 for s in seeds)
+    ) or len(set(seeds)) < len(seeds):
+        problems.append(f"seeds = {quoted(seeds)}; valid is a list of different integers >= 0, below 2^63")
         seeds = [0]
     base = _settings(raw.get("base", {}), "base", problems)
     sweep = Sweep(
@@ -130,6 +134,12 @@ def read_sweep(file: str | Path) -> Sweep:
     return sweep
 
 
+def _unknown(key: str) -> str:
+    meant = did_you_mean(key, _TABLES)
+    there = ", ".join(sorted(_TABLES))
+    return f"{shown(key)}: not a key of a sweep file{f' ({meant})' if meant else ''}; there are: {there}"
+
+
 def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...]:
     named = []
     for number, table in enumerate(_of_type(raw, "variant", list, [], "[[variant]] tables", problems)):
@@ -140,6 +150,11 @@ def _variants(raw: Mapping[str, Any], problems: list[str]) -> tuple[Variant, ...
         keys = {key: value for key, value in table.items() if key != "label"}
         named.append(([label], _settings(keys, f"variant {label!r}", problems)))
     grid = _grid(_of_type(raw, "grid", dict, {}, "a table", problems), problems)
+    if math.prod(map(len, grid.values())) > _MAX_POINTS:
+        problems.append(
+            f"grid: {math.prod(map(len, grid.values()))} combinations; valid is up to {_MAX_POINTS}"
+        )
+        return ()
     points = [list(zip(grid, values, strict=True)) for values in product(*grid.values())]
     out = []
     for (words, settings), point in product(named or [([], {})], points):
@@ -197,4 +212,5 @@ def _texts(raw: Mapping[str, Any], key: str, default: list[str], problems: list[
 
 
 def _folder_name(label: str) -> str:
-    return re.sub(r"[^\w.=+-]+", "_", label).strip("._") or "variant"
+    # File systems take 255 bytes, and what lies beside a run's folder has a longer name.
+    return re.sub(r"[^\w.=+-]+", "_", label).strip("._")[:100] or "variant"

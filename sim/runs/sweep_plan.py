@@ -92,7 +92,8 @@ def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[J
         raise ValueError(f"app {spec.name!r} has no key {' and '.join(missing)}: a sweep needs both")
     changes = parse_overrides(overrides, spec.config)
     _check_overrides(sweep, changes)
-    jobs, problems = [], []
+    jobs: list[Job] = []
+    problems: dict[str, list[str]] = {}
     for variant, seed in product(sweep.variants, sweep.seeds):
         asked = {**sweep.base, **changes, **variant.settings, "seed": seed}
         folder = out.resolve() / variant.folder / f"seed-{seed}"
@@ -100,10 +101,14 @@ def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[J
             settings = _whole_config(spec, asked)
             jobs.append(Job(variant, seed, folder, settings, _is_kept(folder, settings)))
         except ValueError as error:
-            problems.append(f"{variant.label}, seed {seed}: {error}")
+            problems.setdefault(str(error), []).append(f"{variant.label}, seed {seed}")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise ValueError("\n".join(f"{_first(names)}: {said}" for said, names in problems.items()))
     return jobs
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hedgerow.strategies.hsgd.messages import Introduction
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Group", "PairingError", "batch_size", "draw", "pair"]
@@ -139,7 +140,7 @@ def _faults(members: Mapping[int, Introduction]) -> list[str]:
 
 def _shown(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return ", ".join(map(repr, ids[:_SHOWN])) + more
+    return ", ".join(map(quoted, ids[:_SHOWN])) + more
 
 
 def _missing(wanted: Sequence[str], there: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from flwr.common import log
 from hedgerow.strategies.hsgd.adaptive import Adaptive
 from hedgerow.strategies.hsgd.probes import LostProbeError, Seen
 from hedgerow.strategies.hsgd.theory import halved_eta
+from hedgerow.wire.printable import shown
 
 __all__ = ["Pace", "Pacer"]
 
@@ -61,7 +62,9 @@ class Pacer:
         try:
             self.seen = seen = estimate(adaptive, asked.eta(t))
         except (LostProbeError, ValueError) as error:
-            log(WARNING, "No estimate before round %d, P, Q and eta stay: %s", server_round, error)
+            log(
+                WARNING, "No estimate before round %d, P, Q and eta stay: %s", server_round, shown(error, 300)
+            )
             return
         self._planned = server_round
         log(INFO, "Estimates: rho = %g, delta = %g, F0 = %g", seen.known.rho, seen.known.delta, seen.known.F0)

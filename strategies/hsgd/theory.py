@@ -382,8 +382,8 @@ def plans(
     largest = min(interval_max(known.rho, eta), T)
     if largest > _MOST_INTERVALS:
         raise ValueError(
-            f"eta is {eta!r} and T {T!r}; valid is a T or 1 / (8 rho eta) of up to {_MOST_INTERVALS}, as every "
-            "pair of intervals up to it is looked at"
+            f"eta is {eta!r} and T {T!r}; valid is a T or 1 / (8 rho eta) of up to {_MOST_INTERVALS}, as "
+            "every pair of intervals up to it is looked at"
         )
     rows = [
         row(P, Q)

@@ -359,7 +359,6 @@ class Problem:
         for key in ("delta", "sigma2", "kappa2"):
             not_negative(**{key: getattr(self, key)})
         positive(smoothness=self.smoothness)
-        check_ordinary(**{key: getattr(self, key) for key in ("delta", "smoothness", "sigma2", "kappa2")})
         require("sum_m2", self.sum_m2, "a number in (0, 1]", 0 < self.sum_m2 <= 1)
 
 
@@ -540,7 +539,8 @@ def plans(
         If a number is out of range.
     """
     positive(target=target, eta=eta)
-    check_ordinary(target=target, eta=eta)
+    constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}
+    check_ordinary(target=target, eta=eta, **constants)
     require("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
     t1, t2, a = (
         axis.ravel() for axis in np.meshgrid(_axis("tau1", tau1), _axis("tau2", tau2), _axis("alpha", alpha))

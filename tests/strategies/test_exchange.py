@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from hedgerow.sim.engine.faults import Delay, FaultModel
@@ -19,7 +19,7 @@ from hedgerow.strategies.exchange import (
     collect,
     weighted_metrics,
 )
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.records import Layout, PayloadError
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 
@@ -276,3 +276,29 @@ def test_metrics_are_averaged_by_weight_where_all_replies_have_them() -> None:
     mean = weighted_metrics([metrics(n=1, a=1.0, v=[1.0, 2.0]), metrics(n=3, a=5.0, v=[3.0, 4.0], b=2)], "n")
     assert dict(mean) == {"a": 4.0, "v": [2.5, 3.5]}
     assert np.isscalar(mean["a"])
+
+
+def test_what_hostile_nodes_write_reaches_no_log_line_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    nasty = "\x1b[2J\r\nINFO :   all is well\u202e" + "x" * 10_000
+    layout = Layout(("a",), ((1,),), ("float32",))
+    node = Node(0, 17)
+
+    def check(_: Node, content: RecordDict) -> object:
+        return layout.flatten(content.array_records["arrays"])
+
+    def told(content: RecordDict | None) -> None:
+        message = Message(RecordDict(), 17, "train", group_id="1")
+        answer = (
+            Message(Error(1, nasty), reply_to=message)
+            if content is None
+            else Message(content, reply_to=message)
+        )
+        list(Exchange([node], "1", check).accept([answer]))
+
+    with caplog.at_level("INFO", logger="flwr"):
+        told(None)
+        told(RecordDict({"arrays": ArrayRecord({"a": Array(np.zeros(1)), nasty: Array(np.zeros(1))})}))
+    assert len(caplog.messages) >= 2
+    for line in caplog.messages:
+        assert line.removeprefix("\t> ").removeprefix("\t").isprintable()
+        assert len(line) < 500

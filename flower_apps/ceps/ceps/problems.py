@@ -120,6 +120,8 @@ def problem(key: Key, node: int) -> Problem:
 
 def dimension(values: Mapping[str, Any]) -> int:
     """Return the dimension n of the models."""
+    if values["problem"] == "linear":
+        return int(values["features"])
     return problem(key_of(values), 0).n
 
 

@@ -5,7 +5,19 @@ from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, task_settings
-from hedgerow.sim.runs.kinds import NOT_NEGATIVE, POSITIVE, above, choice, flag, in_range, text, whole
+from hedgerow.sim.runs.kinds import (
+    MAX_NODES,
+    MAX_ROUNDS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    above,
+    choice,
+    flag,
+    in_range,
+    number,
+    text,
+    whole,
+)
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
 from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
@@ -13,6 +25,8 @@ from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.topology import validate_topology
+from hedgerow.wire.limits import MAX_STEPS
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
 
@@ -27,12 +41,15 @@ METHODS = (
     "dp-dsgt",
     "matcha",
 )
-_TASK = ("dataset", "data-dir", "partition", "model")
+# A node holds its records of `linear` as a dense matrix, of at most as many entries: 1 GiB.
+_MAX_ENTRIES = 2**27
+_MAX_FEATURES = 2**24
+_MAX_CLASS = 2**31 - 1
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("ceps", choice(*METHODS), "a row of the table at the top of README.md"),
-    "iterations": Setting(61, whole(1), "iterations K"),
-    "num-clients": Setting(16, whole(1), "nodes m"),
+    "iterations": Setting(61, whole(1, MAX_ROUNDS), "iterations K"),
+    "num-clients": Setting(16, whole(1, MAX_NODES), "nodes m"),
     "topology": Setting(
         "",
         text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4"),
@@ -43,13 +60,13 @@ SETTINGS: Mapping[str, Setting] = {
         in_range(0.0, 1.0, open_below=True),
         "r: the share of its neighbours that a node asks (`ceps`, `d-psgd-pc`, `dfedavgm`, `dfedsam`)",
     ),
-    "sparsity": Setting(10, whole(1), "s; also of the truth in `linear`"),
+    "sparsity": Setting(10, whole(1, _MAX_FEATURES), "s; also of the truth in `linear`"),
     "codec": Setting(
         "1bcs",
         choice("1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"),
         "a message of `ceps`: one bit a measurement, or the model itself as indices and values, or dense",
     ),
-    "measurements": Setting(0, whole(0), "signs d of a one-bit message (0: n / 2)"),
+    "measurements": Setting(0, whole(0, _MAX_FEATURES), "signs d of a one-bit message (0: n / 2)"),
     "expand": Setting(
         "consistent",
         choice("consistent", "literal"),
@@ -63,8 +80,10 @@ SETTINGS: Mapping[str, Setting] = {
     "stragglers": Setting(
         False, flag(), "hear the neighbours that reply first, in place of some drawn before"
     ),
-    "interval-low": Setting(10, whole(1), "a node communicates every kappa iterations, drawn from here on"),
-    "interval-high": Setting(15, whole(1), "and up to here"),
+    "interval-low": Setting(
+        10, whole(1, MAX_ROUNDS), "a node communicates every kappa iterations, drawn from here on"
+    ),
+    "interval-high": Setting(15, whole(1, MAX_ROUNDS), "and up to here"),
     "mu": Setting(0.1, POSITIVE, "proximal weight of a local step"),
     "sigma-rule": Setting(
         "paper",
@@ -90,8 +109,8 @@ SETTINGS: Mapping[str, Setting] = {
     "learning-rate": Setting(0.1, POSITIVE, "step size of the baselines"),
     "momentum": Setting(0.9, in_range(0.0, 1.0, open_above=True), "of DFedAvgM"),
     "rho": Setting(0.05, NOT_NEGATIVE, "of DFedSAM"),
-    "local-steps": Setting(10, whole(1), "steps of the baselines between two communications"),
-    "bits": Setting(0, whole(0), "quantiser bits of DFedAvgM (0: none) and DCD-PSGD (0: 8)"),
+    "local-steps": Setting(10, whole(1, MAX_STEPS), "steps of the baselines between two communications"),
+    "bits": Setting(0, whole(0, 16), "quantiser bits of DFedAvgM (0: none) and DCD-PSGD (0: 8)"),
     "budget": Setting(0.5, in_range(0.0, 1.0, open_below=True), "communication budget of MATCHA"),
     "monitor": Setting(True, flag(), "look at all models (simulation only)"),
     "tolerance": Setting(0.0, NOT_NEGATIVE, "stop when the consensus measure falls to this (0: never)"),
@@ -101,12 +120,14 @@ SETTINGS: Mapping[str, Setting] = {
         "`linear`: Example 1; `logistic`: Example 2 on two classes of images or a LIBSVM file; `network`: a "
         "small network on images, whose change from a common start is sparse",
     ),
-    "features": Setting(1000, whole(1), "n of `linear`"),
-    "noise": Setting(0.5, NOT_NEGATIVE, "noise of `linear`'s observations"),
-    "samples-low": Setting(250, whole(1), "fewest samples of a node in `linear`"),
-    "samples-high": Setting(750, whole(1), "most samples of a node in `linear`"),
-    "class-0": Setting(0, whole(0), "the one class of `logistic`"),
-    "class-1": Setting(1, whole(0), "the other class of `logistic`"),
+    "features": Setting(1000, whole(1, _MAX_FEATURES), "n of `linear`"),
+    "noise": Setting(
+        0.5, number("a number from 0 to 1e6", lambda v: 0 <= v <= 1e6), "noise of `linear`'s observations"
+    ),
+    "samples-low": Setting(250, whole(1, _MAX_FEATURES), "fewest samples of a node in `linear`"),
+    "samples-high": Setting(750, whole(1, _MAX_FEATURES), "most samples of a node in `linear`"),
+    "class-0": Setting(0, whole(0, _MAX_CLASS), "the one class of `logistic`"),
+    "class-1": Setting(1, whole(0, _MAX_CLASS), "the other class of `logistic`"),
     "libsvm": Setting("", text("a file in data-dir, or empty"), "a file for `logistic`, instead of images"),
     "l2": Setting(0.001, NOT_NEGATIVE, "lambda of `logistic`"),
     **override(
@@ -142,9 +163,21 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
     )
     if values["problem"] == "linear":
         problems += at_most(values, ("sparsity", "features"))
+        if values["features"] * values["samples-high"] > _MAX_ENTRIES:
+            problems.append(
+                f"features = {values['features']} with samples-high = {values['samples-high']}; valid is a "
+                f"product of up to {_MAX_ENTRIES}: a node holds that many numbers, 1 GiB"
+            )
+    if values["problem"] == "logistic" and not values["libsvm"] and values["class-0"] == values["class-1"]:
+        problems.append(f"class-1 = {values['class-1']}; valid is another class than class-0")
+    if values["topology"]:
+        try:
+            validate_topology(values["topology"], values["num-clients"])
+        except ValueError as error:
+            problems.append(str(error))
     if values["privacy"] == "sound" and values["sigma-rule"] == "paper" and values["method"] == "ceps":
         problems.append("sigma-rule = 'paper'; valid with privacy = 'sound' is 'fixed_c'")
-    if values["bits"] == 1 or values["bits"] > 16:
+    if values["bits"] == 1:
         problems.append(f"bits = {values['bits']}; valid is 0 (none) or 2 to 16")
     return problems
 

@@ -6,6 +6,7 @@ from fedmud import settings
 from fedmud.client_app import app as client_app
 from hedgerow.clients import global_task
 from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.tasks import CentralMetrics
 from hedgerow.wire.records import to_record
 
@@ -17,7 +18,10 @@ REALISM = (
 
 def experiment(values: Values) -> Experiment:
     """Return the run that the settings describe."""
-    model, data = global_task(values)
+    with as_settings_errors():
+        model, data = global_task(values)
+        settings.build_strategy(values, model)
+    check_work(f"local-epochs = {values['local-epochs']}", values["local-epochs"], max(data.sizes))
     method, ratio = values["method"], values["ratio"]
     return Experiment(
         title=f"{method} on {values['dataset']}, ratio {ratio:.4g}, {values['sync']}",

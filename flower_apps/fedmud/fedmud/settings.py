@@ -7,11 +7,12 @@ from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
-from hedgerow.sim.runs.kinds import POSITIVE, choice, flag, in_range, whole
+from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
 from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
@@ -25,19 +26,22 @@ _VARIANTS = {
     "fedmud+bkd+f": "mud+bkd+f",
     "fedmud+bkd+aad": "mud+bkd+aad",
 }
+# More than any network has.
+_MAX_LAYERS = 2**16
 METHODS = (*_VARIANTS, "fedlmt", "fedpara", "fedhm", "ef21-p", "fedbat")
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("fedmud+bkd+aad", choice(*METHODS), "a row of the table at the top of README.md"),
-    "num-rounds": Setting(20, whole(1), "rounds R"),
-    "num-clients": Setting(10, whole(1), "clients N"),
-    "clients-per-round": Setting(4, whole(1), "clients K that train in a round (drawn uniformly)"),
+    "num-rounds": Setting(20, whole(1, MAX_ROUNDS), "rounds R"),
+    "num-clients": Setting(10, whole(1, MAX_NODES), "clients N"),
+    "clients-per-round": Setting(4, whole(1, MAX_NODES), "clients K that train in a round (drawn uniformly)"),
     "learning-rate": Setting(0.01, POSITIVE, "step size of plain local SGD"),
-    "local-epochs": Setting(1, whole(1), "epochs of plain local SGD in a round"),
-    "batch-size": Setting(32, whole(1), "samples of a mini-batch of plain local SGD"),
+    "local-epochs": Setting(1, whole(1, MAX_STEPS), "epochs of plain local SGD in a round"),
+    "batch-size": Setting(32, whole(1, MAX_SAMPLES), "samples of a mini-batch of plain local SGD"),
     "ratio": Setting(
         0.03125,
-        in_range(0.0, 1.0, open_below=True),
+        # Below a millionth even vectors for factors are too much for any layer, and the search is long.
+        in_range(1e-6, 1.0),
         "share of the dense parameters that is sent; 0.03125 is 1/32",
     ),
     "budget": Setting(
@@ -46,12 +50,12 @@ SETTINGS: Mapping[str, Setting] = {
         "what `ratio` is a share of: the whole model, what stays uncompressed included (`model`), or each "
         "compressed layer (`layer`)",
     ),
-    "reset-interval": Setting(1, whole(1), "rounds s between merges"),
+    "reset-interval": Setting(1, whole(1, MAX_ROUNDS), "rounds s between merges"),
     "init-a": Setting(5.0, POSITIVE, "random factors are uniform in (-a, a)"),
     "layout": Setting("flat", choice(*LAYOUTS), "order of Kronecker blocks"),
     "tight": Setting(False, flag(), "leave out the Kronecker blocks that a layer's size never reaches"),
-    "skip-front": Setting(1, whole(0), "layers that stay dense at the front"),
-    "skip-back": Setting(1, whole(0), "layers that stay dense at the back"),
+    "skip-front": Setting(1, whole(0, _MAX_LAYERS), "layers that stay dense at the front"),
+    "skip-back": Setting(1, whole(0, _MAX_LAYERS), "layers that stay dense at the back"),
     "rand-k-scale": Setting(True, flag(), "EF21-P's Rand-K is scaled to be unbiased"),
     "measure-bias": Setting(
         False, flag(), "report how far the average of factors is from the average of updates"

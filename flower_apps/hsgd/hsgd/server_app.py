@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import HSGD
 from hedgerow.wire.records import to_record, to_state_dict
 from hsgd import settings
@@ -21,8 +22,10 @@ REALISM = (
 
 def experiment(values: Values) -> Experiment:
     """Return the run that the settings describe."""
-    parties = deal(values)
-    settings.check_size(values, parties)
+    with as_settings_errors():
+        parties = deal(values)
+        settings.check_size(values, parties)
+        settings.build_strategy(values)
     metrics = SplitMetrics(parties, values["train-loss-samples"])
     built: list[HSGD] = []
 

@@ -1,46 +1,49 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
-import re
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 from flwr.app import UserConfigValue
 
-from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED
-from hedgerow.sim.runs.kinds import NOT_NEGATIVE, POSITIVE, Kind, choice, in_range, number, text, whole
+from hedgerow.sim.runs.common_settings import DATA_DIR, RUN_SETTINGS, SEED
+from hedgerow.sim.runs.kinds import (
+    LARGEST,
+    MAX_NODES,
+    MAX_ROUNDS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Kind,
+    choice,
+    did_you_mean,
+    in_range,
+    number,
+    text,
+    whole,
+)
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS
+from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, is_import_path, validate_group_scheme
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hsgd.parties import Parties, deal, merges
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "check_size", "group_sizes", "num_rounds", "read"]
 
 METHODS = tuple(str(method) for method in Method)
-# Only the form: how many samples a class has is known when the data are.
-_SCHEME = re.compile(r"\s*(iid|(pairs|rates)\s*\([^()]+\))\s*")
 
 
 def _known_or_import_path(*names: str) -> Kind:
     def check(value: str) -> None:
-        if value not in names and ":" not in value:
-            raise ValueError(f"unknown name {value!r}")
+        if value not in names and not is_import_path(value):
+            raise ValueError(did_you_mean(value, names))
 
     return text(f"one of {', '.join(names)}, or an import path 'module:function'", check)
 
 
-def _scheme(value: str) -> None:
-    if not _SCHEME.fullmatch(value):
-        raise ValueError(f"unknown scheme {value!r}")
-
-
 def _power(value: UserConfigValue) -> int:
-    power: int = whole(2).read(value)
-    if power > 3:
-        raise ValueError
+    power: int = whole(2, 3).read(value)
     return power
 
 
@@ -51,24 +54,24 @@ SETTINGS: Mapping[str, Setting] = {
         choice("merged", "isolated"),
         "groups in TDCD: all people at one hospital (`merged`), or groups that never aggregate (`isolated`)",
     ),
-    "num-groups": Setting(4, whole(1), "hospitals M"),
+    "num-groups": Setting(4, whole(1, MAX_NODES), "hospitals M"),
     "layout": Setting(
         "edges",
         choice("edges", "devices"),
         "beside the hospitals: an edge for each, or every device",
     ),
-    "num-clients": Setting(8, whole(1), "all nodes"),
-    "patients-per-group": Setting(0, whole(0), "K_m at most (0: all)"),
+    "num-clients": Setting(8, whole(1, MAX_NODES), "all nodes"),
+    "patients-per-group": Setting(0, whole(0, MAX_SAMPLES), "K_m at most (0: all)"),
     "participation": Setting(
         0.2,
         in_range(0.0, 1.0, open_below=True),
         "alpha: max(1, floor(alpha K_m)) devices of a group are in a batch",
     ),
-    "iterations": Setting(400, whole(1), "T, a multiple of P"),
-    "global-interval": Setting(4, whole(1), "P, a multiple of Q"),
-    "local-interval": Setting(2, whole(1), "Q"),
+    "iterations": Setting(400, whole(1, MAX_ROUNDS), "T, a multiple of P"),
+    "global-interval": Setting(4, whole(1, MAX_ROUNDS), "P, a multiple of Q"),
+    "local-interval": Setting(2, whole(1, MAX_ROUNDS), "Q"),
     "learning-rate": Setting(0.1, POSITIVE, "eta"),
-    "halving-period": Setting(0, whole(0), "the iterations after which eta is halved (0: never)"),
+    "halving-period": Setting(0, whole(0, MAX_ROUNDS), "the iterations after which eta is halved (0: never)"),
     "mu": Setting(0.0, NOT_NEGATIVE, "L2 regularisation of both encoders"),
     "clip": Setting(
         0.0, NOT_NEGATIVE, "largest norm of an encoding; with the noise both > 0, or both 0 for none"
@@ -88,15 +91,21 @@ SETTINGS: Mapping[str, Setting] = {
         "`observe`: estimate rho, delta and F0 and go on as set; `strategy2`: choose P = Q by them; "
         "`strategy2+3`: eta too",
     ),
-    "replan-every": Setting(0, whole(0), "rounds between estimates (0: at the start only)"),
+    "replan-every": Setting(0, whole(0, MAX_ROUNDS), "rounds between estimates (0: at the start only)"),
     "eta-power": Setting(
         3, Kind("3 (the root of (20)) or 2 (as printed)", _power), "Q* with this power of eta"
     ),
-    "probe-steps": Setting(5, whole(1), "steps of an estimate"),
-    "probe-batches": Setting(4, whole(1), "random batches of a step of an estimate"),
-    "probe-batch": Setting(0, whole(0), "people of a group's fixed batch in an estimate (0: all)"),
+    "probe-steps": Setting(5, whole(1, MAX_STEPS), "steps of an estimate"),
+    "probe-batches": Setting(4, whole(1, MAX_STEPS), "random batches of a step of an estimate"),
+    "probe-batch": Setting(
+        0, whole(0, MAX_SAMPLES), "people of a group's fixed batch in an estimate (0: all)"
+    ),
     "probe-aggregate": Setting("max", choice("max", "mean"), "delta^2 is the largest variance, or the mean"),
-    "final-loss": Setting(0.0, number("a finite number", isfinite), "E[F] at the end"),
+    "final-loss": Setting(
+        0.0,
+        number(f"a number from -{LARGEST:g} to {LARGEST:g}", lambda v: abs(v) <= LARGEST),
+        "E[F] at the end",
+    ),
     "compute-seconds": Setting(0.0, NOT_NEGATIVE, "t_c, simulated seconds of an iteration"),
     "raw-bytes-per-group": Setting(
         0.0, NOT_NEGATIVE, "raw data that merged TDCD moves first; other methods move none"
@@ -107,9 +116,11 @@ SETTINGS: Mapping[str, Setting] = {
         _known_or_import_path(*VERTICAL_DATASETS),
         "a row of the table of data in README.md",
     ),
-    "data-dir": Setting("", text("a folder, or empty"), "where its files are"),
+    "data-dir": DATA_DIR,
     "partition": Setting(
-        "iid", text("iid, pairs(n_major, n_minor) or rates(concentration)", _scheme), "how people are dealt"
+        "iid",
+        text("iid, pairs(n_major, n_minor) or rates(concentration)", validate_group_scheme),
+        "how people are dealt",
     ),
     "model": Setting(
         "auto",

@@ -4,6 +4,7 @@ from functools import partial
 
 from hedgerow.clients import global_task
 from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.tasks import CentralMetrics, count_parameters, forward_macs
 from hedgerow.wire.records import to_record
 from sd_feel import settings
@@ -27,19 +28,24 @@ _FORWARD_AND_BACKWARD = 3
 
 def experiment(values: Values) -> Experiment:
     """Return the run that the settings describe."""
-    model, data = global_task(values)
-    macs = forward_macs(model, data.dataset.input_shape)
-    return Experiment(
-        title=f"{values['method']} on {values['dataset']}, seconds of preset {values['latency-preset']}",
-        realism=REALISM[values["edge-servers"]],
-        strategy=partial(
+    with as_settings_errors():
+        model, data = global_task(values)
+        macs = forward_macs(model, data.dataset.input_shape)
+        strategy = partial(
             settings.build_strategy,
             values,
             num_params=count_parameters(model),
             flops_per_iteration=_FORWARD_AND_BACKWARD * values["batch-size"] * macs,
-        ),
+        )
+        strategy()
+    steps = settings.local_steps(values)
+    check_work(f"tau1 = {values['tau1']}", steps, min(values["batch-size"], max(data.sizes)))
+    return Experiment(
+        title=f"{values['method']} on {values['dataset']}, seconds of preset {values['latency-preset']}",
+        realism=REALISM[values["edge-servers"]],
+        strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
-        num_rounds=values["iterations"] // settings.local_steps(values),
+        num_rounds=values["iterations"] // steps,
         train_config={key: values[key] for key in ("learning-rate", "batch-size", "seed")},
         measure=CentralMetrics(model, data, values["train-loss-samples"]),
         num_nodes=settings.num_nodes(values),

@@ -5,7 +5,7 @@ from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
-from hedgerow.sim.runs.kinds import POSITIVE, choice, flag, in_range, text, whole
+from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.rounds import RoundCallback
@@ -13,22 +13,25 @@ from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStra
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 
 __all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "read"]
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("sd-feel", choice("sd-feel", "hierfavg", "feel", "fedavg"), "SD-FEEL, or a baseline"),
-    "iterations": Setting(300, whole(1), "local iterations K, a multiple of tau1 tau2"),
-    "num-clients": Setting(20, whole(1), "clients C"),
-    "num-servers": Setting(4, whole(1), "edge servers D; client i belongs to server floor(i D / C)"),
+    "iterations": Setting(300, whole(1, MAX_ROUNDS), "local iterations K, a multiple of tau1 tau2"),
+    "num-clients": Setting(20, whole(1, MAX_NODES), "clients C"),
+    "num-servers": Setting(
+        4, whole(1, MAX_NODES), "edge servers D; client i belongs to server floor(i D / C)"
+    ),
     "topology": Setting("ring", text(f"one of {', '.join(TOPOLOGIES)}"), "the servers' graph"),
-    "tau1": Setting(5, whole(1), "intra-cluster period"),
-    "tau2": Setting(2, whole(1), "inter-cluster period"),
-    "alpha": Setting(2, whole(0), "gossip steps"),
+    "tau1": Setting(5, whole(1, MAX_STEPS), "intra-cluster period"),
+    "tau2": Setting(2, whole(1, MAX_STEPS), "inter-cluster period"),
+    "alpha": Setting(2, whole(0, MAX_STEPS), "gossip steps"),
     "participation": Setting(
         1.0, in_range(0.0, 1.0, open_below=True), "probability beta that a client takes part in a round"
     ),
-    "clients-per-round": Setting(5, whole(1), "clients that FEEL schedules"),
+    "clients-per-round": Setting(5, whole(1, MAX_NODES), "clients that FEEL schedules"),
     "exact-if-complete": Setting(
         False,
         flag(),
@@ -45,7 +48,7 @@ SETTINGS: Mapping[str, Setting] = {
         helps={"model": "`lenet` has 21,840 parameters on 1x28x28 and 31,340 on 3x32x32"},
     ),
     "learning-rate": Setting(0.05, POSITIVE, "step size of the clients' plain SGD"),
-    "batch-size": Setting(10, whole(1), "samples of a mini-batch of the clients' plain SGD"),
+    "batch-size": Setting(10, whole(1, MAX_SAMPLES), "samples of a mini-batch of the clients' plain SGD"),
     "seed": SEED,
     "latency-preset": Setting(
         "honest",

@@ -4,6 +4,7 @@ from functools import partial
 
 from hedgerow.clients import global_task
 from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.tasks import CentralMetrics
 from hedgerow.wire.records import to_record
 from similarity_free import settings
@@ -17,7 +18,11 @@ REALISM = (
 
 def experiment(values: Values) -> Experiment:
     """Return the run that the settings describe."""
-    model, data = global_task(values)
+    with as_settings_errors():
+        model, data = global_task(values)
+        settings.build_strategy(values)
+    for key in ("local-iters", "inner-steps"):
+        check_work(f"{key} = {values[key]}", values[key], min(values["batch-size"], max(data.sizes)))
     return Experiment(
         title=f"{values['algorithm']} on {values['dataset']}, {settings.build_schedule(values)}",
         realism=REALISM,

@@ -5,12 +5,13 @@ from typing import Any
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
-from hedgerow.sim.runs.kinds import POSITIVE, above, choice, in_range, text, whole
+from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.wire.compress import validate_compressor
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 
 __all__ = ["SETTINGS", "build_schedule", "build_strategy", "read"]
 
@@ -25,10 +26,10 @@ _ALGORITHMS = {
 
 SETTINGS: Mapping[str, Setting] = {
     "algorithm": Setting("ef-fedavg", choice(*_ALGORITHMS), "a row of the table at the top of README.md"),
-    "num-rounds": Setting(50, whole(1), "communication rounds K"),
-    "num-clients": Setting(10, whole(1), "workers n"),
-    "local-iters": Setting(10, whole(1), "T of the gradient operator"),
-    "batch-size": Setting(32, whole(1), "samples of a mini-batch"),
+    "num-rounds": Setting(50, whole(1, MAX_ROUNDS), "communication rounds K"),
+    "num-clients": Setting(10, whole(1, MAX_NODES), "workers n"),
+    "local-iters": Setting(10, whole(1, MAX_STEPS), "T of the gradient operator"),
+    "batch-size": Setting(32, whole(1, MAX_SAMPLES), "samples of a mini-batch"),
     "compressor": Setting(
         "topk(0.01)",
         text("'identity', 'topk(0.01)', 'topk(100)', 'sign' or 'ternary'", validate_compressor),
@@ -47,7 +48,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "decay-start": Setting(0.2, POSITIVE, "first step of the step decay"),
     "decay-factor": Setting(2.0, above(1), "what the step decay divides by"),
-    "decay-stage": Setting(10, whole(1), "rounds of a stage of the step decay"),
+    "decay-stage": Setting(10, whole(1, MAX_ROUNDS), "rounds of a stage of the step decay"),
     "schedule-drives": Setting(
         "local",
         choice("local", "round"),
@@ -60,7 +61,7 @@ SETTINGS: Mapping[str, Setting] = {
         "step of the inner solver of a proximal point: `auto:<max>` is gamma/3 up to a maximum, "
         "`fixed:<value>` diverges above 2 gamma",
     ),
-    "inner-steps": Setting(30, whole(1), "at most so many inner steps"),
+    "inner-steps": Setting(30, whole(1, MAX_STEPS), "at most so many inner steps"),
     "inner-tol": Setting(
         0.001,
         in_range(0.0, 1.0, open_above=True),
@@ -72,7 +73,7 @@ SETTINGS: Mapping[str, Setting] = {
     "weighting": Setting("uniform", choice("uniform", "examples"), "`uniform`: 1/n, as in the paper"),
     "probe-rounds": Setting(
         0,
-        whole(0),
+        whole(0, MAX_ROUNDS),
         "first rounds in which workers also estimate curvature and gradient variance, for the planner",
     ),
     **override(

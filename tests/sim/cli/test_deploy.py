@@ -15,7 +15,11 @@ from hedgerow.sim.runs.app import AppSpec
     [
         (["-c", "nope=1"], "has no such key"),
         (["-c", "fault-dropout=0.1"], "a deployment plays no faults"),
-        (["--nodes", "2", "--node-config", "2: role=hub"], "valid partitions are 0 to 1"),
+        (["--node-config", "data_dir=/a"], "did you mean 'data-dir'?"),
+        (
+            ["--nodes", "2", "-c", "num-servers=2", "--node-config", "2: role=hub"],
+            "valid partitions are 0 to 1",
+        ),
     ],
 )
 def test_bad_options_exit_with_2(arguments: list[str], text: str) -> None:
@@ -44,13 +48,24 @@ def test_exit_codes_tell_how_it_ended(ends: object, code: int, monkeypatch: pyte
         return ends()  # type: ignore[operator, no-any-return]
 
     monkeypatch.setattr(local, "deploy_local", end)
-    options = ["--nodes", "3", "--tls", "--out", "/a/b", "--keep-logs", "--node-config", "site=north"]
+    options = [
+        "--nodes",
+        "3",
+        "-c",
+        "num-servers=2",
+        "--tls",
+        "--out",
+        "/a/b",
+        "--keep-logs",
+        "--node-config",
+        "role=north",
+    ]
     shown = hedgerow("deploy", "local", SD_FEEL, *options)
     assert shown.exit_code == code, shown.output
     assert asked["plan"].run_config["output-dir"] == "/a/b"  # type: ignore[attr-defined]
     assert asked["plan"].run_config["num-clients"] == 3  # type: ignore[attr-defined]
     del asked["plan"]
-    assert asked == {"tls": True, "keep_logs": True, "node_config": [{"site": "north"}] * 3}
+    assert asked == {"tls": True, "keep_logs": True, "node_config": [{"role": "north"}] * 3}
 
 
 def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_every_key_is_listed_with_default_meaning_and_what_is_valid() -> None:
         "    SD-FEEL, or a baseline",
         "    valid: one of 'sd-feel', 'hierfavg', 'feel', 'fedavg'",
     ]
-    assert "tau1 = 5\n    intra-cluster period\n    valid: an integer >= 1\n" in result.stdout
+    assert "tau1 = 5\n    intra-cluster period\n    valid: an integer from 1 to 2^20\n" in result.stdout
 
 
 def test_the_apps_files_are_brought_up_to_date(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_bad_value_is_refused_with_key_value_and_what_is_valid(key: str, value
 
 
 def test_a_whole_number_too_large_for_a_float_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"rate = 1000.*000; valid is a finite number > 0"):
+    with pytest.raises(SettingsError, match=r"rate = 1000.*…; valid is a finite number > 0"):
         read_settings({**GOOD, "rate": 10**400}, SETTINGS)
 
 

@@ -146,7 +146,7 @@ def test_a_strangers_folder_is_not_touched(write_toml: WriteToml, tmp_path: Path
 )
 def test_a_failure_costs_its_run_only(write_toml: WriteToml, tmp_path: Path, tau1: int, why: str) -> None:
     out = tmp_path / "out"
-    outcomes = go(write_toml(f"grid = {{tau1 = [{tau1}, 5]}}"), out)
+    outcomes = go(write_toml(f"base = {{iterations = {10 * tau1}}}\ngrid = {{tau1 = [{tau1}, 5]}}"), out)
     assert [outcome.status for outcome in outcomes] == ["failed", "finished"]
     assert outcomes[0].error == f"{why}{out / f'tau1={tau1}' / 'seed-0.log'}"
     assert (out / f"tau1={tau1}" / "seed-0.failed").is_dir()
@@ -167,7 +167,11 @@ def test_an_interrupt_stops_what_was_started_and_nothing_else(write_toml: WriteT
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as stranger:
         try:
             with pytest.raises(KeyboardInterrupt):
-                go(write_toml("grid = {tau1 = [5, 99, 6]}"), out, on_end=interrupt)
+                go(
+                    write_toml("base = {iterations = 1980}\ngrid = {tau1 = [5, 99, 6]}"),
+                    out,
+                    on_end=interrupt,
+                )
             assert stranger.poll() is None
         finally:
             stranger.kill()

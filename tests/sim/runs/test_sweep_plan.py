@@ -14,7 +14,7 @@ WriteToml = Callable[[str], Path]
 
 
 def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: Path) -> None:
-    sweep = read_sweep(write_toml("seeds = [3]\nbase = {tau2 = 7}\ngrid = {tau1 = [1, 5]}"))
+    sweep = read_sweep(write_toml("seeds = [3]\nbase = {tau2 = 7, iterations = 350}\ngrid = {tau1 = [1, 5]}"))
     plan = plan_sweep(sweep, tmp_path / "out", ["dataset=fashion-mnist"])
     assert [job.folder.relative_to(tmp_path / "out").as_posix() for job in plan] == [
         "tau1=1/seed-3",

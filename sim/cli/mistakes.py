@@ -1,0 +1,40 @@
+"""How every command ends: a mistake is one error, and only what is a bug shows where it happened."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["BUG", "Command", "Group"]
+
+BUG = "This is a bug in Hedgerow; please report it to its maintainers, with the command and the lines above."
+
+
+class Command(TyperCommand):
+    """A command whose help reads as it was written."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help; Typer escapes brackets for a markup that is switched off here."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+
+class Group(TyperGroup):
+    """Commands, with the one place where what they raise is told."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help, as a command's."""
+        return super().get_help(ctx).replace("\\[", "[")
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command line; exit with 1 and what to report where it raises none of its own errors."""
+        try:
+            return super().main(*args, **options)
+        except Exception:
+            traceback.print_exc()
+            typer.echo(BUG, err=True)
+            sys.exit(1)

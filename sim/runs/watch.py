@@ -1,0 +1,543 @@
+"""A run seen from outside: what crosses the grid and what a strategy comes to, a round at a time.
+
+Any ServerApp can be watched, and knows nothing of it: the grid that it is given counts messages, and a
+``Strategy`` that is started on that grid is followed through its configure and aggregate methods.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from logging import WARNING
+from typing import Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from hedgerow.sim.engine._compat import NodeInfo, Run, log
+from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.runs.checkpoint import CheckpointError
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
+from hedgerow.wire.records import payload_bytes
+
+__all__ = ["RoundSeen", "Watch"]
+
+_Start = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class RoundSeen:
+    """What was seen of a round.
+
+    Parameters
+    ----------
+    round : int
+        The round, from 1; 0 is the state before training.
+    kind : str
+        ``"round"`` of a strategy, or ``"exchange"`` of messages without one.
+    train, evaluate, central : dict
+        What the strategy made of the nodes' metrics in training and in federated evaluation, and what
+        ``evaluate_fn`` returned; empty where there is none.
+    bits, payload_bytes : int
+        What the records of all messages came to since the start, the hub's two legs together: serialised
+        bytes, and eight times as many bits.
+    by_link : dict[str, Traffic]
+        The same by leg, instructions on ``hub->node`` and replies on ``node->hub``.
+    by_type : dict[str, dict[str, Traffic]]
+        The same by message type and leg.
+    sim_seconds : float
+        The grid's virtual seconds since the start; 0 where it has no such clock.
+    wall_seconds : float
+        Real seconds this round took.
+    sent, accepted : int
+        Instructions of this round, of every type, and replies without an error.
+    rejected : dict[str, int]
+        Replies lost in this round: ``error <code>`` or ``no reply``.
+    """
+
+    round: int
+    kind: str
+    train: dict[str, Any]
+    evaluate: dict[str, Any]
+    central: dict[str, Any]
+    bits: int
+    payload_bytes: int
+    by_link: dict[str, Traffic]
+    by_type: dict[str, dict[str, Traffic]]
+    sim_seconds: float
+    wall_seconds: float
+    sent: int
+    accepted: int
+    rejected: dict[str, int]
+
+
+@dataclass
+class _Meter:
+    """Messages and payload bytes by message type and leg since the start; and what a round lost."""
+
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    payload: Counter[tuple[str, str]] = field(default_factory=Counter)
+    sent: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+    def count_sent(self, messages: Sequence[Message]) -> None:
+        # One broadcast is one record in many messages.
+        sizes: dict[int, int] = {}
+        for message in messages:
+            self._count(message, HUB_TO_NODE, sizes)
+        self.sent += len(messages)
+
+    def count_replies(self, replies: Sequence[Message]) -> None:
+        sizes: dict[int, int] = {}
+        for reply in replies:
+            self._count(reply, NODE_TO_HUB, sizes)
+            if reply.has_error():
+                self.rejected[f"error {reply.error.code}"] += 1
+            else:
+                self.accepted += 1
+
+    def _count(self, message: Message, leg: str, sizes: dict[int, int]) -> None:
+        place = message.metadata.message_type, leg
+        self.messages[place] += 1
+        if message.has_content():
+            self.payload[place] += _size(message.content, sizes)
+
+    def by_type(self) -> dict[str, dict[str, Traffic]]:
+        out: dict[str, dict[str, Traffic]] = {}
+        for (message_type, leg), count in sorted(self.messages.items()):
+            size = self.payload[message_type, leg]
+            out.setdefault(message_type, {})[leg] = Traffic(count, 8 * size, size)
+        return out
+
+    def next_round(self) -> None:
+        self.sent = self.accepted = 0
+        self.rejected = Counter()
+
+    def state_dict(self) -> list[list[Any]]:
+        return [[*place, count, self.payload[place]] for place, count in self.messages.items()]
+
+    def load_state_dict(self, state: Iterable[Sequence[Any]]) -> None:
+        for message_type, leg, count, size in state:
+            self.messages[message_type, leg], self.payload[message_type, leg] = count, size
+
+
+def _size(content: RecordDict, sizes: dict[int, int]) -> int:
+    total = 0
+    for name, record in content.items():
+        key = id(record)
+        if key not in sizes:
+            sizes[key] = payload_bytes(record)
+        total += len(name) + sizes[key]
+    return total
+
+
+class _WatchedGrid(Grid):
+    """Another grid, whose traffic is counted; whatever else that grid can do, it does."""
+
+    def __init__(self, grid: Grid, watch: Watch) -> None:
+        self._grid, self.watch = grid, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def set_run(self, run: Run) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self.watch._exchange_begins()
+        message_ids = list(self._grid.push_messages(messages))
+        self.watch._meter.count_sent(list(messages))
+        return message_ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(self._grid.pull_messages(message_ids))
+        self.watch._meter.count_replies(replies)
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        self.watch._exchange_begins()
+        meter = self.watch._meter
+        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
+        sent = list(messages)
+        meter.count_sent(sent)
+        meter.count_replies(replies)
+        if missing := len(sent) - len(replies):
+            meter.rejected["no reply"] += missing
+        return replies
+
+
+@dataclass
+class _Round:
+    """What is known so far of the round under way."""
+
+    number: int
+    train: dict[str, Any] = field(default_factory=dict)
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    central: dict[str, Any] = field(default_factory=dict)
+
+
+class Watch:
+    """Follows one run of a ServerApp; give it ``grid`` inside ``with watch:``.
+
+    A round is what a strategy does from one ``configure_train`` with a new round number to the next. A
+    strategy that tells of its rounds itself (``on_round_end``, as Hedgerow's do) is listened to instead.
+    Messages sent without a strategy are a round an exchange: a ``send_and_receive``, or what follows a
+    ``push_messages`` until the next one; one exchange just before a strategy starts belongs to its first
+    round. Rounds of a second strategy are counted on from the first's.
+
+    Parameters
+    ----------
+    grid : Grid
+        What the ServerApp would be given.
+    on_start : Callable[[int or None], None]
+        Told, before the first round of a strategy, after how many rounds it will end, where that is known.
+    on_round_end : Sequence[Callable[[RoundSeen], None]]
+        Told of every round, by a strategy's own record where it has one.
+
+    Attributes
+    ----------
+    grid : Grid
+        What the ServerApp is to be given.
+    result : Result or None
+        What the last ``Strategy.start`` returned.
+    arrays : ArrayRecord or None
+        The newest global model; None before a strategy has one.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        on_start: Callable[[int | None], None],
+        on_round_end: Sequence[Callable[[Any], None]],
+    ) -> None:
+        self.grid: Grid = _WatchedGrid(grid, self)
+        self.result: Result | None = None
+        self.arrays: ArrayRecord | None = None
+        self._on_start, self._on_round_end = on_start, tuple(on_round_end)
+        self._meter = _Meter()
+        self._starts = 0
+        self._last = 0
+        self._base = 0
+        self._strategy: Any = None
+        self._round: _Round | None = None
+        self._exchanging = False
+        self._restored: dict[str, Any] | None = None
+        self._since = time.monotonic()
+
+    def __enter__(self) -> Watch:
+        _hook()
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _unhook()
+        if kind is None:
+            self._end_exchange()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a later run needs to go on: the rounds done, the global model, the traffic so far."""
+        own = _goes_on_itself(self._strategy)
+        model = None if own or self.arrays is None else pack_records(RecordDict({"arrays": self.arrays}))
+        return {
+            "starts": self._starts,
+            "round": self._last,
+            "model": model,
+            "strategy": self._strategy.state_dict() if own else None,
+            "traffic": self._meter.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the first strategy that is started go on from a state.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of an app's second strategy, before which there would be a first one to repeat.
+        """
+        if state["starts"] != 1:
+            raise CheckpointError(
+                f"the run was in the {state['starts']}th strategy that its app starts; only one can go on"
+            )
+        self._restored = dict(state)
+        self._last = int(state["round"])
+        self._meter.load_state_dict(state["traffic"])
+
+    # Exchanges without a strategy
+
+    def _exchange_begins(self) -> None:
+        if self._strategy is None:
+            self._end_exchange()
+            self._exchanging = True
+
+    def _end_exchange(self) -> None:
+        if self._exchanging:
+            self._exchanging = False
+            self._tell("exchange", _Round(self._last + 1))
+
+    # A strategy
+
+    def _start(self, start: _Start, strategy: Any, bound: inspect.BoundArguments) -> Result:
+        """Run a strategy's ``start`` under watch."""
+        self._exchanging = False
+        self._starts += 1
+        self._strategy = strategy
+        done = self._go_on(strategy, bound.arguments) if self._restored is not None else 0
+        # Rounds before this strategy's first; what it will call 1 is done + 1 where it goes on.
+        self._base = self._last - (done or self._last if self._starts == 1 else 0)
+        rounds = bound.arguments.get("num_rounds")
+        self._on_start(None if rounds is None else self._base + done + rounds)
+        evaluate_fn = bound.arguments.get("evaluate_fn")
+        if evaluate_fn is not None:
+            bound.arguments["evaluate_fn"] = self._evaluate_fn(evaluate_fn, done)
+        if self.arrays is None or self._starts > 1:
+            self.arrays = bound.arguments.get("initial_arrays")
+        try:
+            with self._listening(strategy) if _tells(strategy) else self._following(strategy, done):
+                result = start(*bound.args, **bound.kwargs)
+            self._end_round()
+        finally:
+            self._strategy, self._round = None, None
+        if done:
+            _shift_rounds(result, done)
+        if not result.arrays and self.arrays is not None:
+            result.arrays = self.arrays
+        self.arrays, self.result = result.arrays, result
+        return result
+
+    def _go_on(self, strategy: Any, arguments: dict[str, Any]) -> int:
+        """Put a strategy where its checkpoint was; return the rounds that it is not to count."""
+        assert self._restored is not None
+        state, self._restored = self._restored, None
+        if _goes_on_itself(strategy):
+            strategy.load_state_dict(state["strategy"])
+            return 0
+        name = type(strategy).__name__
+        if state["model"] is None or _unhooked(type(strategy).start) is not _unhooked(Strategy.start):
+            raise CheckpointError(f"{name} has a loop of its own, and no state_dict: it cannot go on")
+        done = int(state["round"])
+        arguments["initial_arrays"] = unpack_records(state["model"])["arrays"]
+        self.arrays = arguments["initial_arrays"]
+        arguments["num_rounds"] = max(0, arguments["num_rounds"] - done)
+        log(
+            WARNING,
+            "Going on after round %d, which Flower's log will count as 0. Restored are the global model and "
+            "what nodes keep; what %s keeps itself (momentum, draws of nodes) begins anew.",
+            done,
+            name,
+        )
+        return done
+
+    @contextmanager
+    def _listening(self, strategy: Any) -> Iterator[None]:
+        """Hear what a strategy tells of its rounds itself."""
+        before = strategy.on_round_end
+        strategy.on_round_end = (*before, self._told)
+        try:
+            yield
+        finally:
+            strategy.on_round_end = before
+
+    def _told(self, end: Any) -> None:
+        if end.round or self._starts == 1:
+            self._publish(replace(end, round=self._base + end.round))
+
+    @contextmanager
+    def _following(self, strategy: Any, done: int) -> Iterator[None]:
+        """Follow a strategy through its methods, which are told rounds that are ``done`` higher."""
+
+        def follow(name: str, seen: Callable[[int, Any], None], *, before: bool = False) -> None:
+            method = getattr(strategy, name)
+
+            @functools.wraps(method)
+            def followed(server_round: int, *args: Any, **kwargs: Any) -> Any:
+                if before:
+                    seen(done + server_round, None)
+                out = method(done + server_round, *args, **kwargs)
+                if not before:
+                    seen(done + server_round, out)
+                return out
+
+            vars(strategy)[name] = followed
+
+        kept = dict(vars(strategy))
+        follow("configure_train", lambda number, _: self._begin_round(number), before=True)
+        follow("aggregate_train", self._trained)
+        follow("configure_evaluate", lambda *_: None)
+        follow("aggregate_evaluate", self._evaluated)
+        try:
+            yield
+        finally:
+            for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"):
+                vars(strategy).pop(name)
+                if name in kept:
+                    vars(strategy)[name] = kept[name]
+
+    def _begin_round(self, number: int) -> None:
+        if self._round is None or self._round.number != number:
+            self._end_round()
+            self._round = _Round(number)
+
+    def _trained(self, number: int, out: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
+        self._begin_round(number)
+        assert self._round is not None
+        arrays, metrics = out
+        if arrays is not None:
+            self.arrays = arrays
+        self._round.train = dict(metrics or {})
+
+    def _evaluated(self, number: int, metrics: MetricRecord | None) -> None:
+        self._begin_round(number)
+        assert self._round is not None
+        self._round.evaluate = dict(metrics or {})
+
+    def _evaluate_fn(
+        self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None], done: int
+    ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            if done and server_round == 0:
+                return None
+            metrics = evaluate_fn(done + server_round, arrays)
+            if self._round is not None:
+                self._round.central = dict(metrics or {})
+            elif server_round == 0 and self._starts == 1 and not _tells(self._strategy):
+                self._tell("round", _Round(0, central=dict(metrics or {})))
+            return metrics
+
+        return evaluate
+
+    def _end_round(self) -> None:
+        if self._round is not None:
+            seen, self._round = self._round, None
+            self._tell("round", replace(seen, number=self._base + seen.number))
+
+    # What is told
+
+    def _tell(self, kind: str, seen: _Round) -> None:
+        now, meter = time.monotonic(), self._meter
+        by_type = meter.by_type()
+        links = {
+            leg: sum((legs[leg] for legs in by_type.values() if leg in legs), Traffic())
+            for leg in (HUB_TO_NODE, NODE_TO_HUB)
+        }
+        total = sum(links.values(), Traffic())
+        clock = getattr(self.grid, "now", None)
+        end = RoundSeen(
+            round=seen.number,
+            kind=kind,
+            train=seen.train,
+            evaluate=seen.evaluate,
+            central=seen.central,
+            bits=total.nominal_bits,
+            payload_bytes=total.payload_bytes,
+            by_link=links,
+            by_type=by_type,
+            sim_seconds=0.0 if clock is None else clock(),
+            wall_seconds=now - self._since,
+            sent=meter.sent,
+            accepted=meter.accepted,
+            rejected=dict(meter.rejected),
+        )
+        self._since = now
+        meter.next_round()
+        self._publish(end)
+
+    def _publish(self, end: Any) -> None:
+        self._last = end.round
+        for callback in self._on_round_end:
+            callback(end)
+
+
+def _tells(strategy: Any) -> bool:
+    return isinstance(getattr(strategy, "on_round_end", None), Sequence)
+
+
+def _goes_on_itself(strategy: Any) -> bool:
+    """Tell whether a strategy's ``start`` goes on after the rounds of a state that it was given."""
+    return all(hasattr(strategy, name) for name in ("state_dict", "load_state_dict", "completed_rounds"))
+
+
+def _shift_rounds(result: Result, done: int) -> None:
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        setattr(result, name, {done + number: metrics for number, metrics in getattr(result, name).items()})
+
+
+# Where strategies start: while anybody watches, each class's own ``start`` asks its grid who does.
+
+_lock = threading.Lock()
+_watches = 0
+_hooked: dict[type, _Start] = {}
+
+
+def _hook() -> None:
+    global _watches  # noqa: PLW0603
+    with _lock:
+        _watches += 1
+        for kind in _family(Strategy):
+            if "start" in vars(kind) and kind not in _hooked:
+                _hooked[kind] = vars(kind)["start"]
+                kind.start = _asking(_hooked[kind])  # type: ignore[method-assign]
+
+
+def _unhook() -> None:
+    global _watches  # noqa: PLW0603
+    with _lock:
+        _watches -= 1
+        if not _watches:
+            for kind, start in _hooked.items():
+                kind.start = start  # type: ignore[attr-defined]
+            _hooked.clear()
+
+
+def _family(kind: type[Strategy]) -> Iterator[type[Strategy]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _family(child)
+
+
+def _asking(start: _Start) -> _Start:
+    @functools.wraps(start)
+    def asked(strategy: Any, *args: Any, **kwargs: Any) -> Result:
+        bound = inspect.signature(start).bind(strategy, *args, **kwargs)
+        bound.apply_defaults()
+        grid = bound.arguments.get("grid")
+        # A start that calls its parent's, or a strategy inside another one's round, is watched already.
+        if not isinstance(grid, _WatchedGrid) or grid.watch._strategy is not None:
+            return start(strategy, *args, **kwargs)
+        return grid.watch._start(start, strategy, bound)
+
+    return asked
+
+
+def _unhooked(start: Any) -> Any:
+    return getattr(start, "__wrapped__", start)

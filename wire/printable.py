@@ -1,0 +1,33 @@
+"""What others wrote, as it may stand in a log line, on a terminal, or in an error."""
+
+__all__ = ["quoted", "shown"]
+
+# Python writes no longer integer in decimal.
+_DECIMAL_BITS = 10_000
+
+
+def shown(text: object, limit: int = 100) -> str:
+    """Return a text as one line that no terminal obeys, cut after ``limit`` characters.
+
+    Whatever is not printable (control and direction characters, line breaks, lone surrogates) is escaped as
+    Python escapes it.
+
+    Examples
+    --------
+    >>> shown("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    head = str(text)[: limit + 1]
+    return _cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in head), limit)
+
+
+def quoted(value: object, limit: int = 100) -> str:
+    """Return ``repr(value)`` as ``shown`` would; an integer too long for decimal digits is hexadecimal."""
+    if isinstance(value, str):
+        return _cut(repr(value[: limit + 1]), limit)
+    long = isinstance(value, int) and value.bit_length() > _DECIMAL_BITS
+    return shown(hex(value) if long else repr(value), limit)  # type: ignore[arg-type]
+
+
+def _cut(line: str, limit: int) -> str:
+    return line if len(line) <= limit else line[:limit] + "…"
