@@ -62,7 +62,7 @@ def digests(run: str, *, brief: bool = False) -> dict[str, str]:
 
 def _digest(run: str, threads: int, together: bool) -> str:
     torch.set_num_threads(threads)
-    folder = ROOT / "flower_apps" / run.split()[0]
+    folder = ROOT / "flower_apps" / run.split(maxsplit=1)[0]
     found = hashlib.sha256()
     batched = contextlib.nullcontext() if together else patch.object(BatchClientApp, "batch_handler", _none)
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()), batched:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.clients.training.test_bits import OTHERS
 from tests.flower_apps.digests import RUNS, digests
 
