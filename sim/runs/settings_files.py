@@ -55,10 +55,11 @@ def readme_with(settings: Mapping[str, Setting], readme: str) -> str:
     """
     rows = [
         # In markdown what stands between < and > would be a tag.
-        f"| `{key}` | {_cell(setting.default)} | {setting.kind.valid.replace('<', '&lt;')} | {setting.help} |\n"
+        (key, _cell(setting.default), setting.kind.valid.replace("<", "&lt;"), setting.help)
         for key, setting in settings.items()
     ]
-    table = f"{_BEGIN}\n\n| key | default | valid | what |\n|---|---|---|---|\n{''.join(rows)}\n{_END}"
+    lines = "".join(f"| `{key}` | {default} | {valid} | {what} |\n" for key, default, valid, what in rows)
+    table = f"{_BEGIN}\n\n| key | default | valid | what |\n|---|---|---|---|\n{lines}\n{_END}"
     return _replaced(_TABLE, table, readme, _BEGIN)
 
 

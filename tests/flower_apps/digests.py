@@ -29,13 +29,13 @@ for _app in (ROOT / "flower_apps").iterdir():
 
 # What each run is of, and the settings; those with the loop are the ones that need it for their bits.
 RUNS = {
-    "sd-feel": "num-clients=5 num-servers=2 topology=path tau1=2 tau2=2 alpha=3 participation=0.8 batch-size=5 "
-    "iterations=8",
+    "sd-feel": "num-clients=5 num-servers=2 topology=path tau1=2 tau2=2 alpha=3 participation=0.8 "
+    "batch-size=5 iterations=8",
     "similarity-free": "num-clients=5 partition=iid local-iters=2 batch-size=5 num-rounds=3 fixed-c=0.3",
     "similarity-free prox": "algorithm=ef-fedprox num-clients=4 partition=iid inner-steps=4 batch-size=5 "
     "num-rounds=2 fixed-c=0.3",
-    "fedmud": "num-clients=4 clients-per-round=3 batch-size=64 num-rounds=2 model=mlp skip-front=0 ratio=0.25 "
-    "init-a=0.1 training-mode=loop",
+    "fedmud": "num-clients=4 clients-per-round=3 batch-size=64 num-rounds=2 model=mlp skip-front=0 "
+    "ratio=0.25 init-a=0.1 training-mode=loop",
     "fedmud cnn4": "num-clients=3 clients-per-round=2 batch-size=64 num-rounds=1 local-epochs=1 model=cnn4 "
     "training-mode=loop train-loss-samples=100",
     "ceps": "num-clients=6 topology=complete iterations=12 interval-low=3 interval-high=5 features=800 "

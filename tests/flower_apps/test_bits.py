@@ -1,4 +1,4 @@
-"""Whole runs of every app: the same bits whether nodes are called together or one by one, on 1 or 2 threads."""
+"""Whole runs of every app: the same bits whether nodes are called together or alone, on 1 or 2 threads."""
 
 import json
 import os

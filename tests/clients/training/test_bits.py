@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.clients.training.digests import learnt, weights
 
 STACKED = ("lenet", "logistic", "mlp", "cnn-431k")
