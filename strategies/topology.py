@@ -181,6 +181,8 @@ def _parse(name: str, num_nodes: int) -> tuple[_Family, tuple[float, ...]]:
     if match is None or match[1] not in _FAMILIES:
         raise ValueError(f"topology is {quoted(name)}; valid is one of {', '.join(TOPOLOGIES)}")
     family = _FAMILIES[match[1]]
+    if match[2] and family.spelled == ("",):
+        raise ValueError(f"topology is {quoted(name)}; valid is {match[1]!r}, which takes no parameters")
     try:
         parameters = tuple(float(text) for text in match[2].split(",")) if match[2] else ()
     except ValueError:
