@@ -1,6 +1,6 @@
 """The node's side: ClientApps that learn on local data."""
 
-from hedgerow.clients.app import BatchClientApp, whoami
+from hedgerow.clients.app import BatchClientApp, introduce, introduced, whoami
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
@@ -36,6 +36,8 @@ __all__ = [
     "fedmud_client",
     "global_task",
     "hsgd_client",
+    "introduce",
+    "introduced",
     "local_sgd",
     "local_task",
     "parse_inner_lr",

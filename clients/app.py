@@ -8,18 +8,21 @@ with one message and the handler sees a list of one; an engine that holds a whol
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import RESTORE, STATE, BatchHandler, Call
 
-__all__ = ["Answer", "BatchClientApp", "each", "together", "whoami"]
+__all__ = ["Answer", "BatchClientApp", "each", "introduce", "introduced", "together", "whoami"]
 
 Answer = RecordDict | Exception
 Job = TypeVar("Job")
 Found = TypeVar("Found")
+Scalar = bool | float | int | str | None
+
+_WHOAMI = "query.whoami"
 
 
 class BatchClientApp(ClientApp):
@@ -118,17 +121,64 @@ def whoami(num_examples: Callable[[Context], int]) -> BatchHandler:
     The answer carries ``partition-id``, ``num-examples``, and ``role`` and ``group`` where the node's
     config sets them.
     """
+    return each(lambda call: _introduction(call.context, num_examples(call.context)))
 
-    def introduce(call: Call) -> RecordDict:
-        node_config = call.context.node_config
-        me = ConfigRecord(
-            {
-                "partition-id": call.partition_id,
-                "num-examples": num_examples(call.context),
-                "role": str(node_config.get("role", "")),
-                "group": str(node_config.get("group", "")),
-            }
-        )
-        return RecordDict({"whoami": me})
 
-    return each(introduce)
+def introduce(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Say who the node is, as a Flower mod of any ClientApp: ``ClientApp(mods=[introduce])``.
+
+    A strategy of this suite then knows each node by its ``partition-id`` from the node config, not by a rank
+    that is another one in every run. Told beside it are the node config's ``num-examples`` (else sizes are
+    learnt from the replies), ``role`` and ``group``. It stands first among the mods. All other messages pass.
+
+    Mods stand only before functions that the app has, so that one node's log has an error "No query function
+    registered with name 'whoami'" before the question comes as a ``train`` message, which is answered here
+    and trains nothing. With ``introduced(app)`` there is none.
+
+    Raises
+    ------
+    ValueError
+        If the node config has no ``partition-id``, or it or ``num-examples`` is no integer >= 0.
+    """
+    kind, content = message.metadata.message_type, message.content
+    if kind != _WHOAMI and (kind != MessageType.TRAIN or "whoami" not in content.config_records):
+        return call_next(message, context)
+    size = context.node_config.get("num-examples")
+    return Message(_introduction(context, size), reply_to=message)
+
+
+def introduced(app: ClientApp, num_examples: Callable[[Context], int] | None = None) -> ClientApp:
+    """Return the ClientApp with an answer to who its nodes are, a ``query.whoami`` function.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Any whose functions are registered by ``@app.train()`` and the like, and that has no such function.
+    num_examples : Callable[[Context], int] or None (default: None)
+        Returns a node's number of training examples; None for its node config's ``num-examples``, if set.
+    """
+
+    @app.query("whoami")
+    def answer(message: Message, context: Context) -> Message:
+        size = context.node_config.get("num-examples") if num_examples is None else num_examples(context)
+        return Message(_introduction(context, size), reply_to=message)
+
+    return app
+
+
+def _introduction(context: Context, num_examples: Scalar) -> RecordDict:
+    node_config = context.node_config
+    told: dict[str, Scalar] = {"partition-id": node_config.get("partition-id")}
+    if num_examples is not None:
+        told["num-examples"] = num_examples
+    for key, value in told.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(
+                f"{key} of this node is {value!r}; valid is an integer >= 0. A SuperNode has it from "
+                "--node-config 'partition-id=0 num-examples=100'"
+            )
+    me = ConfigRecord({key: value for key, value in told.items() if value is not None})
+    me.update({key: str(node_config.get(key, "")) for key in ("role", "group")})
+    return RecordDict({"whoami": me})

@@ -7,12 +7,14 @@ whose message was lost takes it back, e + q, so that nothing is ever dropped; wh
 repeated, its update is in that sum already and is not added again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.node_state import keep, kept
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.compress import (
+    UNSOUND,
     Compressor,
     Identity,
     Payload,
@@ -36,6 +39,8 @@ __all__ = ["Metrics", "Update", "compress_reply", "compress_updates", "compresse
 
 Metrics = dict[str, int | float]
 
+# Flower's key of the norm to which nodes clip their updates.
+_CLIPPING_NORM = "clipping_norm"
 _RECORD = "error-feedback"  # in context.state
 _MEMORY, _PENDING = "memory", "pending."  # keys of the arrays
 # Floats that one encoding holds at once, beside the updates themselves.
@@ -171,10 +176,27 @@ def compress_reply(message: Message, context: Context, call_next: Callable[..., 
     Acts on ``train`` messages whose config asks for a compressor, as ``Compressed`` makes a strategy ask;
     all others pass. The reply's one ArrayRecord becomes its compressed difference to the arrays that were
     received, with error feedback.
+
+    It stands before all other mods that look at arrays: those after it see models, those before it updates.
+
+    Raises
+    ------
+    ValueError
+        If updates are clipped or noised for differential privacy, which the memory of error feedback would
+        undo: by a mod of Flower's after this one, or where the message's config has ``clipping_norm``; and
+        whatever the memory, by one before this one, which would clip what is coded.
     """
     call = Call(message.content.copy(), context, message.metadata.message_type)
     if message.metadata.message_type.partition(".")[0] != "train" or not _asks(call):
         return call_next(message, context)
+    if (outer := next(filter(None, map(_privacy, _preceding())), None)) is not None:
+        raise ValueError(
+            f"{outer} stands before compress_reply and sees what is coded; valid is "
+            f"mods=[compress_reply, {outer}], without error feedback: {UNSOUND}"
+        )
+    feeds_back = flag(only_config(call), "error-feedback", default=True)
+    if feeds_back and (private := next(filter(None, map(_privacy, _following(call_next))), None)):
+        raise ValueError(f"{private} stands after compress_reply: {UNSOUND}")
     start = _only_state(call.content)  # Read first: the app may empty the record as it reads it.
     reply = call_next(message, context)
     if reply.has_content():
@@ -344,4 +366,34 @@ def _asks(call: Call) -> bool:
     configs = list(call.content.config_records.values())
     if len(configs) != 1 or "compressor" not in configs[0]:
         return False
-    return parse_compressor(str(configs[0]["compressor"])) != Identity()
+    if parse_compressor(str(configs[0]["compressor"])) == Identity():
+        return False
+    if _CLIPPING_NORM in configs[0] and flag(configs[0], "error-feedback", default=True):
+        raise ValueError(f"the message's config has {_CLIPPING_NORM!r}: {UNSOUND}")
+    return True
+
+
+def _following(call_next: Callable[..., Message]) -> Iterator[object]:
+    """Yield the mods that stand between one and the app's function, which Flower keeps in closures."""
+    while inspect.isfunction(call_next) and (names := call_next.__code__.co_freevars):
+        cells = dict(zip(names, (cell.cell_contents for cell in call_next.__closure__ or ()), strict=True))
+        if not {"_mod", "_ffn"} <= cells.keys():
+            return
+        yield cells["_mod"]
+        call_next = cells["_ffn"]
+
+
+def _preceding() -> Iterator[object]:
+    """Yield what is being called, and the objects whose methods are: mods before one are among them."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame.f_locals.get("self")
+        yield frame.f_globals.get(frame.f_code.co_name)
+        frame = frame.f_back
+
+
+def _privacy(mod: object) -> str | None:
+    """Return the name of a mod that clips or noises what it sees."""
+    if isinstance(mod, LocalDpMod):
+        return "LocalDpMod"
+    return next((known.__name__ for known in (fixedclipping_mod, adaptiveclipping_mod) if mod is known), None)

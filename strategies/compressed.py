@@ -6,26 +6,44 @@ of x^k. What differs: each reply is turned back into the model that it stands fo
 sees it, so that any rule of aggregation goes on as it was.
 """
 
+import inspect
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedMedian,
+    FedTrimmedAvg,
+    MultiKrum,
+    Result,
+    Strategy,
+)
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import ExchangeReport, Roster, checked_metrics
+from hedgerow.strategies.rounds import TooFewRepliesError
+from hedgerow.strategies.strategy import check_options
 from hedgerow.wire.compress import (
+    UNSOUND,
     Compressor,
     Identity,
+    Ternary,
+    TopK,
     compressed_part,
     dense_part,
+    in_round,
     parse_compressor,
     promoted,
     record_payload,
@@ -44,8 +62,13 @@ from hedgerow.wire.records import (
 __all__ = ["Compressed"]
 
 _UPDATE = "update"
-# Flower's code for an unknown error.
-_ERROR = 0
+# Flower's codes: an unknown error, a mod that is not given what it needs.
+_ERROR, _MOD_FAILED = 0, 6
+_NOT_COMPRESSED = "not compressed"
+# They compare what nodes tell entry by entry, or node by node. Krum is a MultiKrum.
+_ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, MultiKrum)
+_CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
+_SERVER_PRIVACY = (DifferentialPrivacyServerSideAdaptiveClipping, DifferentialPrivacyServerSideFixedClipping)
 
 
 class Compressed(Strategy):
@@ -64,31 +87,44 @@ class Compressed(Strategy):
         not named here is read from it and written to it.
     compressor : str or Compressor (default: "topk(0.01)")
         As ``parse_compressor`` reads it. With ``identity`` replies are dense, and only checked and counted.
+        A median, a trimmed mean, Krum and Bulyan take ``randk(0.1)``: the same entries at all nodes.
     error_feedback : bool (default: True)
         Nodes keep what compression drops, and add it to their next message.
 
     Raises
     ------
     ValueError
-        If the compressor is none.
+        If the compressor is none; if it lets each node choose which entries it tells, and the strategy is a
+        robust one, which takes the zeros of the others for what most nodes want; if the strategy has nodes
+        clip their updates and ``error_feedback`` adds to them afterwards; at the first round, if a strategy
+        of differential privacy is around this one rather than inside it.
+    TooFewRepliesError
+        After the first round, if no node's reply is an update, as without the mod, or with it behind others.
 
     Notes
     -----
     - Running statistics and integers of a state dict travel as they are, beside the update.
     - A reply that is no update of the model that was sent, or whose metrics are not finite, is handed on as
       an error, which every Strategy counts as a lost reply, and is counted by reason in ``report``.
-    - An update counts as absorbed if the round gave a model and, where the wrapped strategy has a ``report``
-      of what it accepts, if it was accepted. A node whose update was not takes it back.
+    - An update counts as absorbed if the round gave a model and the wrapped strategy took it: by the
+      ``report`` of what it accepts, or, of Flower's, if its metrics were aggregated, which Krum and Bulyan do
+      of the replies that they select. A node whose update was not absorbed takes it back.
     """
 
     strategy: Strategy
     uplink: "Uplink"
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Raise TypeError for an option that the class does not take."""
+        check_options(cls, options)
+        return super().__new__(cls)
 
     def __init__(
         self, strategy: Strategy, compressor: str | Compressor = "topk(0.01)", error_feedback: bool = True
     ) -> None:
         self.strategy = strategy
         self.uplink = Uplink(parse_compressor(str(compressor)), error_feedback)
+        self._check_composition()
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the wrapped strategy has."""
@@ -145,6 +181,8 @@ class Compressed(Strategy):
         """Let the wrapped strategy write its messages, and ask in each for a compressed reply."""
         if server_round == 1 and self.uplink.acknowledged:
             self.uplink = Uplink(self.uplink.compressor, self.uplink.error_feedback)
+        if server_round == 1:
+            _check_callers(self)
         # Told now what nodes are asked for, the strategy books messages as large as they will be.
         config = ConfigRecord({**config, **self.uplink.asked(server_round - 1)})
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
@@ -154,9 +192,11 @@ class Compressed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies as they arrive, and let the wrapped strategy aggregate them."""
-        with closing(self._decoded(replies)) as decoded:
+        with self._selection(), closing(self._decoded(replies)) as decoded:
             models = list(decoded) if isinstance(replies, list) else decoded
             arrays, metrics = self.strategy.aggregate_train(server_round, models)
+        if not self.uplink.bits:
+            self.uplink.explain(server_round)
         if arrays is not None:
             self.uplink.acknowledge(server_round - 1)
         return arrays, metrics
@@ -195,6 +235,44 @@ class Compressed(Strategy):
         theirs.load_state_dict(state["strategy"])
         self.uplink.load_state_dict(state["uplink"])
 
+    def _check_composition(self) -> None:
+        compressor = self.uplink.compressor
+        sparse = isinstance(compressor, Ternary) or (
+            isinstance(compressor, TopK) and compressor.fraction != 1
+        )
+        for inner in _chain(self.strategy):
+            if sparse and isinstance(inner, _ROBUST):
+                raise ValueError(
+                    f"compressor is {str(compressor)!r}; valid with {type(inner).__name__} is 'randk(0.1)', "
+                    "'sign' or 'identity': where each node chooses which entries it tells, most nodes tell "
+                    "nothing of an entry, and a median, a trimmed mean or Krum finds that most want no change"
+                )
+            private = isinstance(inner, _CLIENT_PRIVACY) and compressor != Identity()
+            if private and self.uplink.error_feedback:
+                raise ValueError(f"strategy is {type(inner).__name__}: {UNSOUND}")
+
+    @contextmanager
+    def _selection(self) -> Iterator[None]:
+        """Note which replies a strategy of Flower's makes its model of, where it has its own choice."""
+        owner = next((s for s in _chain(self.strategy) if "train_metrics_aggr_fn" in vars(s)), None)
+        if owner is None:
+            yield
+            return
+        theirs: Any = owner
+        aggregate = theirs.train_metrics_aggr_fn
+
+        def noting(contents: list[RecordDict], *arguments: Any) -> Any:
+            self.uplink.select(contents)
+            return aggregate(contents, *arguments)
+
+        theirs.train_metrics_aggr_fn = noting
+        self.uplink.contents = {}
+        try:
+            yield
+        finally:
+            theirs.train_metrics_aggr_fn = aggregate
+            self.uplink.contents = None
+
     def _decoded(self, replies: Iterable[Message]) -> Generator[Message, None, None]:
         """Yield what the wrapped strategy is to see; note which updates it takes."""
         key = _setting(self.strategy, "weighted_by_key", "num-examples")
@@ -209,7 +287,7 @@ class Compressed(Strategy):
             finally:  # Also where the strategy has heard enough and asks for no other.
                 after = self._their_report()
                 if model.has_content() and (after is None or after.accepted > accepted):
-                    self.uplink.absorbed.add(model.metadata.src_node_id)
+                    self.uplink.absorb(model)
 
     def _their_report(self) -> ExchangeReport | None:
         report = getattr(self.strategy, "report", None)
@@ -247,11 +325,17 @@ class Uplink:
     absorbed: set[int] = field(default_factory=set)
     undecoded: Counter[str] = field(default_factory=Counter)
     replaced: int = 0
+    # By node, where the strategy selects: it holds all of them itself. Elsewhere replies are not kept.
+    contents: dict[int, RecordDict] | None = None
+    _reasons: list[str] = field(default_factory=list)
     _errors: Counter[str] = field(default_factory=Counter)
     _asked: dict[int, Message] = field(default_factory=dict)
     _waiting: set[int] = field(default_factory=set)
     _partition_ids: Mapping[int, int] = field(default_factory=dict)
     _models: dict[int, _Sent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._compressor = self.compressor
 
     def ask(
         self, round_index: int, messages: list[Message], partition_ids: Mapping[int, int]
@@ -261,7 +345,8 @@ class Uplink:
         self._asked = {message.metadata.dst_node_id: message for message in messages}
         self._waiting = set(self._asked)
         self.absorbed, self.undecoded, self._errors, self.replaced = set(), Counter(), Counter(), 0
-        self._models = {}
+        self._models, self._reasons = {}, []
+        self._compressor = in_round(self.compressor, round_index)
         contents: dict[tuple[int, int], RecordDict] = {}
         originals = [message.content for message in messages]
         for message, content in zip(messages, originals, strict=True):
@@ -275,7 +360,7 @@ class Uplink:
     def asked(self, round_index: int, acknowledged: int = -1) -> dict[str, str | bool | int]:
         """Return what a message's config asks of a node whose last acknowledged round is this one."""
         return {
-            "compressor": str(self.compressor),
+            "compressor": str(in_round(self.compressor, round_index)),
             "error-feedback": self.error_feedback,
             "round-index": round_index,
             "acknowledged": acknowledged,
@@ -291,6 +376,7 @@ class Uplink:
             return None
         if reply.has_error():
             self._errors[f"error {reply.error.code}"] += 1
+            self._reasons.append(str(reply.error.reason))
             return reply
         try:
             checked_metrics(reply.content, weighted_by_key)
@@ -300,6 +386,40 @@ class Uplink:
             self.replaced += 1
             return Message(Error(_ERROR, str(error)), reply_to=instruction)
         return reply
+
+    def absorb(self, model: Message) -> None:
+        """Note that the strategy takes a reply."""
+        self.absorbed.add(model.metadata.src_node_id)
+        if self.contents is not None:
+            self.contents[model.metadata.src_node_id] = model.content
+
+    def select(self, contents: list[RecordDict]) -> None:
+        """Note that of all replies the strategy made its model of those with these contents."""
+        selected, known = set(map(id, contents)), self.contents or {}
+        self.absorbed &= {node for node, content in known.items() if id(content) in selected}
+
+    def explain(self, server_round: int) -> None:
+        """Raise TooFewRepliesError if what came says that the ClientApp does not compress as it should."""
+        lost = self._errors + self.undecoded
+        unsound = next((reason for reason in self._reasons if UNSOUND in reason), None)
+        if unsound is not None:
+            because = f"The nodes refuse: {unsound}"
+        elif self.undecoded[_NOT_COMPRESSED]:
+            because = (
+                "The ClientApp must compress: ClientApp(mods=[compress_reply]), with 'from hedgerow.clients "
+                "import compress_reply'"
+            )
+        elif self._errors[f"error {_MOD_FAILED}"]:
+            because = (
+                f"A mod was not given what it needs ({self._reasons[0]}). mods=[compress_reply, ...]: "
+                "compress_reply comes before all mods that look at arrays"
+            )
+        else:
+            return
+        counts = ", ".join(f"{count} x {reason}" for reason, count in sorted(lost.items()))
+        raise TooFewRepliesError(
+            f"Round {server_round}: no update in {len(self._asked)} replies ({counts}). {because}."
+        )
 
     def acknowledge(self, round_index: int) -> None:
         """Note that the updates that were absorbed are in the model."""
@@ -369,13 +489,13 @@ class Uplink:
     def _rebuilt(self, record: ArrayRecord, sent: _Sent) -> ArrayRecord:
         """Return the model x^k + Q(m), which is counted as the update that came."""
         part, rest = compressed_part(sent.layout), dense_part(sent.layout)
-        update, dense = unpack_update(self.compressor, sent.layout, record)
+        update, dense = unpack_update(self._compressor, sent.layout, record)
         with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
             values = record_payload(part.unflatten(sent.vector + update)) | dense
         if not all(np.isfinite(values[key]).all() for key in part.keys):
             raise PayloadError("non-finite", "the model with the update added overflows")
         payload = {key: array for key, array in record_payload(record).items() if key not in rest.slices}
-        bits = self.compressor.bits(part.size, payload)
+        bits = self._compressor.bits(part.size, payload)
         return decoded_record({key: values[key] for key in sent.layout.keys}, payload_bytes(record), bits)
 
     def _lose(self, node_id: int, error: PayloadError) -> None:
@@ -388,8 +508,30 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
         raise PayloadError("bad arrays", f"{len(content.array_records)} ArrayRecords, expected one")
     ((name, record),) = content.array_records.items()
     if key not in (None, name):
-        raise PayloadError("not compressed", f"the ArrayRecord is {name!r}, expected {key!r}")
+        raise PayloadError(_NOT_COMPRESSED, f"the ArrayRecord is {name!r}, expected {key!r}")
     return record
+
+
+def _chain(strategy: Strategy) -> Iterator[Strategy]:
+    """Yield a strategy, and those that it wraps."""
+    inner: object = strategy
+    while isinstance(inner, Strategy):
+        yield inner
+        inner = vars(inner).get("strategy")
+
+
+def _check_callers(compressed: Compressed) -> None:
+    """Raise ValueError if a strategy of differential privacy wraps this one: it would clip what is coded."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, _SERVER_PRIVACY + _CLIENT_PRIVACY) and compressed in _chain(caller):
+            name = type(caller).__name__
+            raise ValueError(
+                f"strategy of {name} is Compressed, whose updates are coded when {name} sees them; valid is "
+                f"Compressed({name}(...)), which decodes them first"
+            )
+        frame = frame.f_back
 
 
 def _setting(strategy: Strategy, name: str, default: str) -> str:

@@ -214,10 +214,10 @@ class Roster:
     def _by_rank(cls, node_ids: list[int], expected: int) -> "Roster":
         log(
             WARNING,
-            "No node says who it is: partition ids are the ranks of the sorted node ids, which are other ones "
-            "in every run, and sizes are learnt from the replies. ClientApp(mods=[introduce]), with "
-            "'from hedgerow.clients import introduce', keeps each node's own partition id. One node was asked; "
-            "the error that its log has of that is of no consequence.",
+            "No node says who it is: partition ids are the ranks of the sorted node ids, other ones in every "
+            "run, and sizes are learnt from the replies. ClientApp(mods=[introduce]), with 'from "
+            "hedgerow.clients import introduce', keeps each node's own partition id. One node was asked; "
+            "what its log says of that is of no consequence.",
         )
         return cls([Node(rank, node_id) for rank, node_id in enumerate(sorted(node_ids)[:expected])], False)
 
@@ -311,7 +311,7 @@ class _Introductions:
     def ask(
         self, node_ids: Iterable[int], partitions: set[int], question: str, most: float = _QUESTIONS
     ) -> None:
-        """Ask until all have answered, all ``partitions`` are known, or time or ``most`` questions are over."""
+        """Ask until all answered, all ``partitions`` are known, or time or ``most`` questions are over."""
         end, ask_at = min(self._end, self._now() + most * self._interval), self._now()
         asked = sorted(node_ids)
         # A mod stands before no handler that the app has not: it is asked as ``train``, which every app has.

@@ -153,6 +153,11 @@ class Federation:
         """What the last training exchange sent, got and lost."""
         return self._exchange.report
 
+    @property
+    def introduced(self) -> bool | None:
+        """Whether the nodes said who they are; None before they were asked."""
+        return None if self._roster is None else self._roster.introduced
+
     def enough(self) -> bool:
         """Return whether the training exchange got its minimum, or all where fewer were to take part."""
         chosen = self.report.sent + self.report.rejected["offline"]

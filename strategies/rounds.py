@@ -44,12 +44,12 @@ class TooFewRepliesError(RuntimeError):
 class Progress:
     """How far a run has come, each figure as in ``RoundEnd``."""
 
-    iterations: int = 0
+    iterations: int | None = 0
     total_iterations: int | None = None
     bits: int = 0
     payload_bytes: int = 0
     by_link: dict[str, Traffic] = field(default_factory=dict)
-    sim_seconds: float = 0.0
+    sim_seconds: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class RoundEnd:
     train, evaluate, central : dict
         Aggregated client metrics of training and of federated evaluation, and what ``evaluate_fn``
         returned; empty where there is none.
-    iterations : int
+    iterations : int or None
         Local iterations since the start, the x-axis on which methods with unequal rounds compare.
-        ``evaluate`` and ``central`` are of the models after so many.
+        ``evaluate`` and ``central`` are of the models after so many. None where nodes did not tell what
+        they did.
     total_iterations : int or None
         Iterations at which the run ends, if not before; None where its rounds are what is counted.
     bits : int
@@ -75,8 +76,8 @@ class RoundEnd:
     by_link : dict[str, Traffic]
         Messages, nominal bits and payload bytes of each link since the start: the modelled links, of which
         ``bits`` and ``payload_bytes`` are the sums, and the legs through the hub, which are in neither.
-    sim_seconds : float
-        Simulated seconds since the start.
+    sim_seconds : float or None
+        Simulated seconds since the start; None where nodes did not tell what they did.
     wall_seconds : float
         Real seconds this round took, evaluation included.
     sent, accepted : int
@@ -89,12 +90,12 @@ class RoundEnd:
     train: dict[str, Any]
     evaluate: dict[str, Any]
     central: dict[str, Any]
-    iterations: int
+    iterations: int | None
     total_iterations: int | None
     bits: int
     payload_bytes: int
     by_link: dict[str, Traffic]
-    sim_seconds: float
+    sim_seconds: float | None
     wall_seconds: float
     sent: int
     accepted: int

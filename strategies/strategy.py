@@ -6,7 +6,10 @@ of the replies (``aggregate_train``), and the state that its next round depends 
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from difflib import get_close_matches
+from functools import lru_cache
+from inspect import Parameter, signature
+from typing import Any, Self, get_args, get_type_hints
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -20,7 +23,38 @@ from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import Ledger
 
-__all__ = ["FederatedStrategy"]
+__all__ = ["FederatedStrategy", "check_options"]
+
+
+def check_options(cls: type, options: Iterable[str]) -> None:
+    """Raise TypeError unless a class takes keyword arguments of these names.
+
+    Those of ``**options: Unpack[…]`` are the keys of its TypedDict.
+    """
+    if (valid := _options(cls)) is None:
+        return
+    for name in options:
+        if name not in valid:
+            near = get_close_matches(name, valid, n=1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"{cls.__name__}() has no parameter {name!r}; valid is {', '.join(sorted(valid))}.{meant}"
+            )
+
+
+@lru_cache(maxsize=64)
+def _options(cls: Any) -> frozenset[str] | None:
+    """Return the names of a class's keyword arguments; None where it takes any."""
+    names: set[str] = set()
+    for name, parameter in list(signature(cls.__init__).parameters.items())[1:]:
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            (options,) = get_args(get_type_hints(cls.__init__).get(name)) or (None,)
+            if options is None:
+                return None
+            names |= get_type_hints(options).keys()
+        elif parameter.kind is not Parameter.VAR_POSITIONAL:
+            names.add(name)
+    return frozenset(names)
 
 
 class FederatedStrategy(Strategy):
@@ -37,6 +71,11 @@ class FederatedStrategy(Strategy):
     its state: ``_forget`` sets it as before a run, ``_state`` returns it, ``_restore`` takes it back.
     """
 
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Raise TypeError, before any class on the way can, for an option that the class does not take."""
+        check_options(cls, options)
+        return super().__new__(cls)
+
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.settings = federation.settings
@@ -48,8 +87,8 @@ class FederatedStrategy(Strategy):
 
     @property
     @abstractmethod
-    def iterations(self) -> int:
-        """Local iterations since the start."""
+    def iterations(self) -> int | None:
+        """Local iterations since the start; None where they are not known."""
 
     @abstractmethod
     def current_arrays(self) -> ArrayRecord | None:

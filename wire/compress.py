@@ -8,7 +8,7 @@ least-squares scale, because one of scale ||v||_2 is not contractive.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Protocol
@@ -24,15 +24,18 @@ from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
     "COMPRESSORS",
+    "UNSOUND",
     "Compressor",
     "Identity",
     "Payload",
+    "RandK",
     "ScaledSign",
     "Ternary",
     "TopK",
     "compressed_keys",
     "compressed_part",
     "dense_part",
+    "in_round",
     "pack_payload",
     "pack_update",
     "parse_compressor",
@@ -44,7 +47,13 @@ __all__ = [
     "validate_compressor",
 ]
 
-COMPRESSORS = ("identity", "sign", "ternary", "topk")
+COMPRESSORS = ("identity", "randk", "sign", "ternary", "topk")
+# Why nodes do not compress what was made private.
+UNSOUND = (
+    "error feedback adds what was dropped before to updates that were clipped already, so that they exceed "
+    "the norm and the privacy guarantee is void. Clip at the server, "
+    "Compressed(DifferentialPrivacyServerSideFixedClipping(...)), or take error_feedback=False"
+)
 # The arrays that travel, under the keys of their compressor.
 Payload = dict[str, NDArray[Any]]
 
@@ -52,6 +61,7 @@ _RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _SIGN_BIT_CLEARED = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 _MAX_SIZE = 2**31 - 1
+_MAX_ROUND = 10**10
 
 
 class Compressor(Protocol):
@@ -107,7 +117,36 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class TopK:
+class _Keeping:
+    """How many entries of a vector are kept: a fraction of them, or a count."""
+
+    fraction: float | None = None
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.fraction is None) == (self.count is None):
+            raise ValueError(
+                f"fraction is {self.fraction!r} and count is {self.count!r}; valid is one of them"
+            )
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction is {self.fraction!r}; valid is a number in (0, 1]")
+        if self.count is not None and (type(self.count) is not int or self.count < 1):
+            raise ValueError(f"count is {self.count!r}; valid is an integer >= 1")
+
+    @property
+    def _share(self) -> str:
+        return repr(float(self.fraction)) if self.fraction is not None else str(self.count)
+
+    def kept(self, size: int) -> int:
+        """Return k for vectors (size,)."""
+        if self.fraction is not None:
+            # The decimal that was written: 0.29 * 100 is below 29 in binary.
+            return max(1, int(Fraction(repr(float(self.fraction))) * size))
+        return min(self.count or size, size)
+
+
+@dataclass(frozen=True)
+class TopK(_Keeping):
     """Keep the k entries of largest magnitude, over all layers at once; alpha = k / d.
 
     Parameters
@@ -125,30 +164,10 @@ class TopK:
         If none or both are given, or one is out of range.
     """
 
-    fraction: float | None = None
-    count: int | None = None
     packed: bool = False
 
-    def __post_init__(self) -> None:
-        if (self.fraction is None) == (self.count is None):
-            raise ValueError(
-                f"fraction is {self.fraction!r} and count is {self.count!r}; valid is one of them"
-            )
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction is {self.fraction!r}; valid is a number in (0, 1]")
-        if self.count is not None and (type(self.count) is not int or self.count < 1):
-            raise ValueError(f"count is {self.count!r}; valid is an integer >= 1")
-
     def __str__(self) -> str:
-        keep = repr(float(self.fraction)) if self.fraction is not None else str(self.count)
-        return f"topk({keep}{',packed' if self.packed else ''})"
-
-    def kept(self, size: int) -> int:
-        """Return k for vectors (size,)."""
-        if self.fraction is not None:
-            # The decimal that was written: 0.29 * 100 is below 29 in binary.
-            return max(1, int(Fraction(repr(float(self.fraction))) * size))
-        return min(self.count or size, size)
+        return f"topk({self._share}{',packed' if self.packed else ''})"
 
     def encode(self, v: NDArray[Any]) -> Payload:
         """Return ``indices``, ascending int32 (k,) or their packed bits, and ``values``, float32 (k,)."""
@@ -182,6 +201,69 @@ class TopK:
     def _payload(self, indices: NDArray[Any], values: NDArray[np.float32], size: int) -> Payload:
         coded = _packed(indices, _index_bits(size)) if self.packed else indices.astype(np.int32)
         return {"indices": coded, "values": values}
+
+
+@dataclass(frozen=True)
+class RandK(_Keeping):
+    """Keep k entries that are drawn anew each round, the same at all nodes; alpha = k / d in expectation.
+
+    Entries are kept as they are, not scaled by d / k: error feedback, which it needs, adds the others later.
+    What all nodes tell a value of can be compared entry by entry, so that a median, a trimmed mean or Krum
+    works on it, which fails where each node chooses entries of its own.
+
+    Parameters
+    ----------
+    fraction, count : float or None, int or None
+        As in ``TopK``.
+    round : int or None (default: None)
+        The round that keys the draw, 0 <= round < 10^10; with None nothing can be encoded, see ``in_round``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+
+    round: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.round is not None and not (type(self.round) is int and 0 <= self.round < _MAX_ROUND):
+            raise ValueError(f"round is {self.round!r}; valid is an integer from 0 to {_MAX_ROUND - 1}")
+
+    def __str__(self) -> str:
+        return f"randk({self._share}{'' if self.round is None else f',round={self.round}'})"
+
+    def encode(self, v: NDArray[Any]) -> Payload:
+        """Return ``values``, float32 (k,); both sides know the indices."""
+        vector, _ = _checked(v)
+        return {"values": vector[self._support(vector.size)]}
+
+    def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
+        """Return the vector of the values at the round's indices, zero elsewhere."""
+        support = self._support(size)
+        vector = np.zeros(size, np.float32)
+        vector[support] = _agreed(payload, values=(np.float32, support.size))["values"]
+        return vector
+
+    def bits(self, size: int, payload: Payload | None = None) -> int:
+        """Return 32 k."""
+        return 32 * self.kept(size)
+
+    def contraction(self, size: int) -> float:
+        """Return k / d, of Assumption 3 in expectation over rounds; in one round nothing may be kept."""
+        return self.kept(size) / size
+
+    def encode_stack(self, v: Tensor) -> list[Payload]:
+        """Return ``encode`` of each row."""
+        return [self.encode(row) for row in _host_rows(v)]
+
+    def _support(self, size: int) -> NDArray[np.int64]:
+        if self.round is None:
+            raise ValueError(
+                f"compressor is {str(self)!r}, which names no round; valid is 'randk(0.1,round=3)'"
+            )
+        return _common_support(size, self.kept(size), self.round)
 
 
 @dataclass(frozen=True)
@@ -281,7 +363,7 @@ def parse_compressor(text: str) -> Compressor:
     ----------
     text : str
         ``identity``, ``sign``, ``ternary``, ``topk(0.01)`` (a fraction in (0, 1], with a point),
-        ``topk(100)`` (a count >= 1), ``topk(0.01,packed)``.
+        ``topk(100)`` (a count >= 1), ``topk(0.01,packed)``, ``randk(0.1)``, ``randk(0.1,round=3)``.
 
     Raises
     ------
@@ -292,22 +374,45 @@ def parse_compressor(text: str) -> Compressor:
     if (known := plain.get(text.strip())) is not None:
         return known
     number = r"(?:(?P<count>\d{1,10})|(?P<fraction>\d*\.\d*(?:e-?\d+)?|\d+e-?\d+))"
-    match = re.fullmatch(rf"\s*topk\(\s*{number}\s*(?P<packed>,\s*packed\s*)?\)\s*", text)
-    if match is not None:
-        count, fraction, packed = match["count"], match["fraction"], match["packed"] is not None
+    top = rf"topk\(\s*{number}\s*(?P<packed>,\s*packed\s*)?\)"
+    random = rf"randk\(\s*{number}\s*(?:,\s*round\s*=\s*(?P<round>\d{{1,10}})\s*)?\)"
+    for form in (top, random):
+        if (match := re.fullmatch(rf"\s*{form}\s*", text, re.ASCII)) is None:
+            continue
+        count, fraction = match["count"], match["fraction"]
         try:
-            return TopK(None, int(count), packed) if count else TopK(float(fraction), None, packed)
+            share, number_of = (None, int(count)) if count else (float(fraction), None)
+            if form == top:
+                return TopK(share, number_of, match["packed"] is not None)
+            return RandK(share, number_of, int(match["round"]) if match["round"] else None)
         except ValueError:
             pass
     raise ValueError(
         f"compressor is {text!r}; valid is 'identity', 'sign', 'ternary', 'topk(0.01)' (a fraction in "
-        "(0, 1]) or 'topk(100)' (a count >= 1); 'topk(0.01,packed)' packs the indices"
+        "(0, 1]) or 'topk(100)' (a count >= 1); 'topk(0.01,packed)' packs the indices; 'randk(0.1)' draws "
+        "them, the same at all nodes"
     )
 
 
 def validate_compressor(text: str) -> None:
-    """Raise ValueError unless ``text`` names a compressor."""
-    parse_compressor(text)
+    """Raise ValueError unless ``text`` names a compressor that is the same in all rounds."""
+    if isinstance(parse_compressor(text), RandK):
+        raise ValueError(
+            f"compressor is {text!r}; valid is 'identity', 'sign', 'ternary' or 'topk(0.01)': here nothing "
+            "draws anew each round what 'randk' keeps, as Compressed does"
+        )
+
+
+def in_round(compressor: Compressor, round: int) -> Compressor:
+    """Return the compressor of a round, which ``RandK`` needs to know; any other is the same in all."""
+    return replace(compressor, round=round) if isinstance(compressor, RandK) else compressor
+
+
+@lru_cache(maxsize=4)
+def _common_support(size: int, keep: int, round: int) -> NDArray[np.int64]:
+    indices = rand_k(size, keep, seed=0, round=round, partition_id=0)
+    indices.flags.writeable = False
+    return indices
 
 
 def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) -> NDArray[np.int64]:

@@ -78,7 +78,8 @@ class _Round:
         return cls(task, LocalWork(sent_state(call, task), task.x, task.y, batches, lr))
 
     def reply(self, outcome: Trained) -> RecordDict:
-        metrics = MetricRecord({"num-examples": len(self.task.part), "train-loss": outcome.mean_loss})
+        told = {"num-examples": len(self.task.part), "num-steps": len(self.work.batches)}
+        metrics = MetricRecord({**told, "train-loss": outcome.mean_loss})
         return RecordDict({"arrays": to_record(outcome.state), "metrics": metrics})
 
 

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.wire.checks import int_at_least
@@ -28,8 +28,9 @@ class HierFAvg(ClusteredStrategy):
         Edge servers, 1 to the number of clients.
     tau1, tau2 : int (default: 1)
         Edge period in local iterations, cloud period in edge aggregations, >= 1.
-    clusters : Sequence[int] or None (default: None)
-        The server of each client, by partition id; None for contiguous clusters as equal as can be.
+    clusters : Sequence[int], "group" or None (default: None)
+        The server of each client, by partition id; ``"group"`` for the groups of the nodes' configs; None
+        for contiguous clusters as equal as can be. See ``ClusteredStrategy``.
     **options
         See ``ClusteredStrategy``.
     """
@@ -42,7 +43,7 @@ class HierFAvg(ClusteredStrategy):
         num_servers: int = 2,
         tau1: int = 1,
         tau2: int = 1,
-        clusters: Sequence[int] | None = None,
+        clusters: Clusters = None,
         **options: Unpack[ClusteredOptions],
     ) -> None:
         int_at_least(1, tau2=tau2)

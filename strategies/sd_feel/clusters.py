@@ -7,7 +7,7 @@ linear algebra here. On either level the ledger has it as the transfers of the m
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,23 +16,35 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import ExchangeReport, Node, Reply
+from hedgerow.strategies.exchange import ExchangeReport, Node, Reply, RosterError
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.edge_servers import cluster_means
-from hedgerow.wire.records import payload_bytes
+from hedgerow.wire.printable import quoted
+from hedgerow.wire.records import PayloadError, payload_bytes
 
 __all__ = [
+    "BY_GROUP",
     "ClusteredOptions",
     "ClusteredStrategy",
+    "Clusters",
     "cluster_means",
     "contiguous_clusters",
     "whole_blocks",
 ]
+
+
+# What says which server a client belongs to.
+Clusters = Sequence[int] | str | None
+# Each node's group says it.
+BY_GROUP = "group"
+# The metric by which a reply tells how many iterations its node took.
+_NUM_STEPS = "num-steps"
 
 
 class ClusteredOptions(FederationOptions, total=False):
@@ -49,6 +61,18 @@ def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
     return tuple(i * num_servers // num_clients for i in range(num_clients))
 
 
+def _by_group(groups: Sequence[str], num_servers: int) -> tuple[int, ...]:
+    """Return each client's server, the place of its group among all groups."""
+    numbers = all(group.isdecimal() for group in groups)
+    names = sorted(set(groups), key=int if numbers else str)
+    if "" in names or len(names) != num_servers:
+        raise RosterError(
+            f"clusters is {BY_GROUP!r}, and the nodes' configs name the groups {names}; valid is one for "
+            f"each of the {num_servers} edge servers, and one at each node: --node-config 'group=\"north\"'"
+        )
+    return tuple(names.index(group) for group in groups)
+
+
 def whole_blocks(num_rounds: int, tau2: int) -> None:
     """Raise ValueError unless tau2 divides the number of rounds."""
     if num_rounds % tau2:
@@ -59,15 +83,22 @@ class ClusteredStrategy(FederatedStrategy):
     """Rounds of local training, a weighted mean in each cluster, and an exchange between servers.
 
     Subclasses say who takes part, how many local iterations a round has, and what the servers do.
-    **The ClientApp must take ``config["local-steps"]`` local iterations from ``config["first-step"]``
-    on, and reply with one ArrayRecord of the model's keys and one MetricRecord with
-    ``"num-examples"``, its number of local training examples** (not of samples processed).
+    **The ClientApp must take ``config["local-steps"]`` local iterations (mini-batch steps) from
+    ``config["first-step"]`` on, and reply with one ArrayRecord of the model's keys and one MetricRecord with
+    ``"num-examples"``, its number of local training examples** (not of samples processed), **and
+    ``"num-steps"``, how many iterations it took.** A reply that tells another number than was asked for is
+    lost as ``num-steps is not local-steps``. From the first reply on that tells none, ``iterations`` and
+    simulated seconds are unknown: None in what callbacks are told and in records, with one warning.
+
+    Nodes say which partition they have (``hedgerow.clients.introduce``); where they do not, partition ids are
+    ranks of node ids, which are random, and clusters cannot be chosen.
 
     Parameters
     ----------
-    clusters : Sequence[int] or None
-        The server of each client, by partition id; None for equal contiguous clusters of
-        ``min_available_nodes`` clients.
+    clusters : Sequence[int], "group" or None
+        The server of each client, by partition id; ``"group"`` for a server to each ``group`` that the
+        nodes' configs name, in the order of the names (of the numbers, where all are numbers); None for equal
+        contiguous clusters. With the last two there are ``min_available_nodes`` clients.
     num_servers : int
         Servers D, >= 1.
     local_steps : int
@@ -83,6 +114,14 @@ class ClusteredStrategy(FederatedStrategy):
     **options
         See ``FederationOptions``; ``min_available_nodes`` is the number of clients C.
 
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, naming it, its value and what is valid.
+    RosterError
+        Once the nodes are there, if clusters are chosen and no node says which partition it has, or if the
+        nodes' groups are not ``num_servers``.
+
     Notes
     -----
     Flower's differential-privacy wrappers compare replies with the arrays of the round; here each
@@ -96,7 +135,7 @@ class ClusteredStrategy(FederatedStrategy):
     def __init__(
         self,
         *,
-        clusters: Sequence[int] | None,
+        clusters: Clusters,
         num_servers: int,
         local_steps: int,
         participation: float = 1.0,
@@ -110,7 +149,8 @@ class ClusteredStrategy(FederatedStrategy):
         self.local_steps = local_steps
         self.participation = participation
         self.system = system
-        num_clients = None if clusters is None else len(clusters)
+        self._chosen_clusters = clusters
+        num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         # Where edge servers are nodes of their own; None where they are emulated.
         self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
         super().__init__(self.edges or Federation(num_clients, **options))
@@ -118,9 +158,13 @@ class ClusteredStrategy(FederatedStrategy):
 
     def _forget(self) -> None:
         self._models: ServerModels | None = None
+        # Whether every reply told how many iterations its node took.
+        self._steps_told = True
 
-    def _checked_clusters(self, clusters: Sequence[int] | None) -> tuple[int, ...]:
-        if clusters is None:
+    def _checked_clusters(self, clusters: Clusters) -> tuple[int, ...]:
+        if isinstance(clusters, str) and clusters != BY_GROUP:
+            raise ValueError(f"clusters is {clusters!r}; valid is a server for each client, or {BY_GROUP!r}")
+        if clusters is None or isinstance(clusters, str):
             return contiguous_clusters(self.settings.min_available_nodes, self.num_servers)
         if set(clusters) != set(range(self.num_servers)):
             raise ValueError(
@@ -167,9 +211,14 @@ class ClusteredStrategy(FederatedStrategy):
         return len(self.clusters)
 
     @property
-    def iterations(self) -> int:
-        """Local iterations since the start."""
-        return self.completed_rounds * self.local_steps
+    def iterations(self) -> int | None:
+        """Local iterations since the start; None where a reply did not tell them."""
+        return self.completed_rounds * self.local_steps if self._steps_told else None
+
+    def progress(self) -> Progress:
+        """Return iterations, traffic and simulated seconds since the start; None for what is not known."""
+        progress = super().progress()
+        return progress if self._steps_told else replace(progress, sim_seconds=None)
 
     @property
     def report(self) -> ExchangeReport:
@@ -216,10 +265,14 @@ class ClusteredStrategy(FederatedStrategy):
         return self._trained().consensus_error(self.server_weights)
 
     def _state(self) -> dict[str, Any]:
-        return {"models": self._trained().vectors}
+        by_group = {"clusters": list(self.clusters)} if self._chosen_clusters == BY_GROUP else {}
+        untold = {} if self._steps_told else {"steps-told": False}
+        return {"models": self._trained().vectors, **by_group, **untold}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._models = ServerModels(self.federation.known_layout(), np.array(state["models"]))
+        self.clusters = tuple(int(server) for server in state.get("clusters", self.clusters))
+        self._steps_told = bool(state.get("steps-told", True))
 
     # Flower's interface.
 
@@ -229,6 +282,7 @@ class ClusteredStrategy(FederatedStrategy):
         """Send each participant its server's model; one shared record a cluster."""
         self._begin_round(server_round)
         models = self._initialised(arrays)
+        self._know_clusters(grid)
         nodes, offline = self.federation.online(grid, self.participants(server_round))
         work = {
             "server-round": server_round,
@@ -273,7 +327,8 @@ class ClusteredStrategy(FederatedStrategy):
                 )  # fmt: skip
         self._models = models
         self.federation.completed = server_round
-        self.clock.advance(self._round_seconds(server_round))
+        if self._steps_told:
+            self.clock.advance(self._round_seconds(server_round))
         metrics = self.federation.train_metrics(contents)
         metrics["consensus-error"] = self.consensus_error()
         return self.current_arrays(), metrics
@@ -287,6 +342,20 @@ class ClusteredStrategy(FederatedStrategy):
         self.federation.log_keys()
 
     # Mechanics.
+
+    def _know_clusters(self, grid: Grid) -> None:
+        """Find the clusters of a run that begins; RosterError where the nodes cannot be told apart."""
+        if self._chosen_clusters is None or self.federation.introduced is not None:
+            return
+        nodes = self.federation.gather(grid).nodes
+        if not self.federation.introduced:
+            raise RosterError(
+                "clusters says which edge server each partition belongs to, but no node says which partition "
+                "it has: use ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce', or "
+                "leave clusters out"
+            )
+        if self._chosen_clusters == BY_GROUP:
+            self.clusters = _by_group([node.group for node in nodes], self.num_servers)
 
     def _trained(self) -> ServerModels:
         if self._models is None:
@@ -303,7 +372,23 @@ class ClusteredStrategy(FederatedStrategy):
         models = self._trained()
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
-        return weight, models.layout.flatten(arrays, models.vectors.dtype)
+        vector = models.layout.flatten(arrays, models.vectors.dtype)
+        self._check_steps(next(iter(content.metric_records.values())).get(_NUM_STEPS))
+        return weight, vector
+
+    def _check_steps(self, told: object) -> None:
+        """Raise PayloadError where a node took another number of iterations; note where it is not told."""
+        if told is not None and told != self.local_steps:
+            detail = f"took {quoted(told)} steps; config['local-steps'] was {self.local_steps}"
+            raise PayloadError("num-steps is not local-steps", detail)
+        if told is None and self._steps_told:
+            self._steps_told = False
+            log(
+                WARNING,
+                "Replies do not tell 'num-steps' in their MetricRecord: whether config['local-steps'] = %d "
+                "was honoured is not known, and iterations and simulated seconds are recorded as unknown.",
+                self.local_steps,
+            )
 
     def _weighed(
         self, server_round: int, replies: Iterable[Reply], contents: list[RecordDict]

@@ -8,7 +8,7 @@ which eq. (5) keeps both consensus and the weighted mean; a client that drops ou
 the others, which the paper leaves open.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from logging import INFO
 from typing import Any, Unpack
 
@@ -17,7 +17,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
 from hedgerow.strategies.sd_feel.relayed import gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme
@@ -53,8 +53,9 @@ class SDFeel(ClusteredStrategy):
         Inter-cluster period in intra-cluster aggregations, >= 1.
     alpha : int (default: 1)
         Gossip steps of an inter-cluster aggregation, >= 0; 0 leaves the clusters alone.
-    clusters : Sequence[int] or None (default: None)
-        The server of each client, by partition id; None for contiguous clusters as equal as can be.
+    clusters : Sequence[int], "group" or None (default: None)
+        The server of each client, by partition id; ``"group"`` for the groups of the nodes' configs; None
+        for contiguous clusters as equal as can be. See ``ClusteredStrategy``.
     exact_if_complete : bool (default: False)
         On a complete graph take the exact mean in one step. The paper's matrix does so only if all
         clusters have the same size.
@@ -84,7 +85,7 @@ class SDFeel(ClusteredStrategy):
         tau1: int = 1,
         tau2: int = 1,
         alpha: int = 1,
-        clusters: Sequence[int] | None = None,
+        clusters: Clusters = None,
         exact_if_complete: bool = False,
         edge_servers: str = "emulated",
         **options: Unpack[ClusteredOptions],

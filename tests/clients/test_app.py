@@ -1,11 +1,13 @@
 """A handler written over a list of calls gives the same answers one by one and all at once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
-from hedgerow.clients import BatchClientApp, whoami
+from hedgerow.clients import BatchClientApp, introduce, introduced, whoami
 from hedgerow.clients.app import each
 from hedgerow.wire.calls import Batched, Call
 
@@ -91,10 +93,12 @@ def test_the_handler_is_told_the_message_type() -> None:
         assert ask(app, calls(1, message_type=message_type)[0])["c"]["type"] == message_type
 
 
-def test_the_batch_handler_is_the_one_that_was_given() -> None:
+def test_the_batch_handler_answers_as_the_one_that_was_given() -> None:
     app = BatchClientApp({"train": reciprocal})
     assert isinstance(app, Batched)
-    assert app.batch_handler("train") is reciprocal
+    handler = app.batch_handler("train")
+    assert handler is not None
+    assert handler(calls(1, 2, 4)) == reciprocal(calls(1, 2, 4))
     assert app.batch_handler("evaluate") is None
 
 
@@ -125,14 +129,14 @@ def test_each_puts_an_exception_in_place_of_a_failed_answer() -> None:
 # Introductions
 
 
-def introduced(context: Context) -> ConfigRecord:
+def introduction_of(context: Context) -> ConfigRecord:
     (answer,) = whoami(lambda _: 12)([Call(RecordDict(), context, "query.whoami")])
     assert isinstance(answer, RecordDict)
     return answer["whoami"]
 
 
 def test_a_node_tells_its_partition_and_its_number_of_examples() -> None:
-    assert dict(introduced(context_of(2))) == {
+    assert dict(introduction_of(context_of(2))) == {
         "partition-id": 2,
         "num-examples": 12,
         "role": "",
@@ -141,7 +145,7 @@ def test_a_node_tells_its_partition_and_its_number_of_examples() -> None:
 
 
 def test_a_node_tells_the_role_and_group_of_its_config() -> None:
-    me = introduced(context_of(0, role="edge", group="north"))
+    me = introduction_of(context_of(0, role="edge", group="north"))
     assert (me["role"], me["group"]) == ("edge", "north")
 
 
@@ -154,3 +158,66 @@ def test_a_node_that_cannot_find_its_data_fails_alone() -> None:
     first, second, third = whoami(size)(calls(0, 0, 0, message_type="query.whoami"))
     assert isinstance(second, FileNotFoundError)
     assert [a["whoami"]["num-examples"] for a in (first, third) if isinstance(a, RecordDict)] == [5, 5]
+
+
+# Introductions of any ClientApp
+
+
+def plain(mods: list[Any] | None = None) -> ClientApp:
+    """A ClientApp as anybody writes it: it has one function, which fails without arrays."""
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    return app
+
+
+def told(app: ClientApp, message: Message, context: Context) -> dict[str, Any]:
+    return dict(app(message, context).content["whoami"])
+
+
+ASKED = {
+    "as a function": lambda: Message(RecordDict(), SUPERLINK, "query.whoami"),
+    "before a function": lambda: Message(RecordDict({"whoami": ConfigRecord()}), SUPERLINK, "train"),
+}
+
+
+def test_the_mod_introduces_a_node_of_an_app_that_only_trains() -> None:
+    me = told(plain([introduce]), ASKED["before a function"](), context_of(2, group="north"))
+    assert me == {"partition-id": 2, "role": "", "group": "north"}
+
+
+def test_the_mod_introduces_a_node_of_an_app_of_client_fn() -> None:
+    def client_fn(context: Context) -> Any:
+        raise AssertionError("no client is made to say who a node is")
+
+    me = told(ClientApp(client_fn, mods=[introduce]), ASKED["as a function"](), context_of(1))
+    assert me["partition-id"] == 1
+
+
+def test_a_node_tells_the_size_of_its_node_config() -> None:
+    context = context_of(1)
+    context.node_config["num-examples"] = 70
+    assert told(plain([introduce]), ASKED["before a function"](), context)["num-examples"] == 70
+    assert told(introduced(plain()), ASKED["as a function"](), context)["num-examples"] == 70
+
+
+def test_an_app_with_an_introduction_tells_the_size_that_it_counts() -> None:
+    app = introduced(plain(), lambda context: 10 * int(context.node_config["partition-id"]))
+    assert told(app, ASKED["as a function"](), context_of(2))["num-examples"] == 20
+
+
+def test_the_mod_lets_all_other_messages_pass() -> None:
+    arrays = ArrayRecord()
+    message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord()}), SUPERLINK, "train")
+    assert list(plain([introduce])(message, context_of(0)).content) == ["arrays"]
+
+
+@pytest.mark.parametrize("value", [None, -1, "two", True, 0.5])
+def test_a_node_without_a_partition_id_is_told_where_it_comes_from(value: Any) -> None:
+    context = context_of(0)
+    context.node_config["partition-id"] = value
+    with pytest.raises(ValueError, match=r"partition-id of this node is .*--node-config"):
+        told(plain([introduce]), ASKED["before a function"](), context)

@@ -30,6 +30,10 @@ class Quadratics:
     curvatures: Sequence[float] | None = None
     eta: float = 0.1
     introduces_itself: bool = True
+    # The iterations that a client takes of those it is asked for, and what it tells of them.
+    steps: Callable[[int, int], int] = lambda client, asked: asked
+    tells_steps: bool = True
+    group: Callable[[int], str] | None = None
     num_examples: Callable[[int, int], float] | None = None
     sabotage: Sabotage | None = None
     seen: list[tuple[int, int]] = field(default_factory=list)
@@ -48,7 +52,8 @@ class Quadratics:
             server_round = int(config["server-round"])
             self.seen.append((server_round, client))
             w = message.content["arrays"]["w"].numpy()
-            for k in range(int(config["local-steps"])):
+            steps = self.steps(client, int(config["local-steps"]))
+            for k in range(steps):
                 w = w - self.eta * self.gradient(client, k, w)
             told = (
                 self.sizes[client] if self.num_examples is None else self.num_examples(client, server_round)
@@ -59,6 +64,8 @@ class Quadratics:
                     "metrics": MetricRecord({"num-examples": told, "loss": float(np.mean(w))}),
                 }
             )
+            if self.tells_steps:
+                reply["metrics"]["num-steps"] = steps
             if self.sabotage is not None:
                 reply = self.sabotage(client, server_round, reply)
             return Message(reply, reply_to=message)
@@ -77,6 +84,8 @@ class Quadratics:
             def whoami(message: Message, context: Context) -> Message:
                 client = int(context.node_config["partition-id"])
                 me = ConfigRecord({"partition-id": client, "num-examples": self.sizes[client]})
+                if self.group is not None:
+                    me["group"] = self.group(client)
                 return Message(RecordDict({"whoami": me}), reply_to=message)
 
         return app

@@ -9,7 +9,20 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Strategy
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, arrays_size_mod, fixedclipping_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    FedTrimmedAvg,
+    Krum,
+    MultiKrum,
+    Strategy,
+)
 from torch import nn
 
 from hedgerow.clients.error_feedback import compress_reply
@@ -491,6 +504,155 @@ def test_a_run_that_was_stopped_and_resumed_ends_as_one_that_was_not(tmp_path: A
         straight.uplink_payload_bytes,
     )
     assert resumed.state_dict()["uplink"] == straight.state_dict()["uplink"]
+
+
+# What it wraps, and what is wrapped around it
+
+
+def krum(**options: Any) -> Strategy:
+    return flowers(MultiKrum, num_malicious_nodes=1, num_nodes_to_select=2, **options)
+
+
+ROBUST = pytest.mark.parametrize(
+    "make",
+    [lambda: flowers(FedMedian), lambda: flowers(FedTrimmedAvg, beta=0.25), lambda: flowers(Krum), krum],
+    ids=["FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum"],
+)
+
+
+@ROBUST
+def test_a_robust_strategy_learns_from_entries_that_all_nodes_tell(make: Callable[[], Strategy]) -> None:
+    net = model()
+    net.load_state_dict(run(Compressed(make(), "randk(0.2)"), App().grid(), 40).to_torch_state_dict())
+    assert accuracy_and_loss(net)[0] > 0.8
+
+
+@ROBUST
+@pytest.mark.parametrize("compressor", ["topk(0.1)", "topk(100)", "ternary"])
+def test_a_robust_strategy_refuses_entries_that_each_node_chooses(
+    make: Callable[[], Strategy], compressor: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"compressor is .*; valid with .* is 'randk\(0.1\)'.*most want no change"
+    ):
+        Compressed(make(), compressor)
+
+
+def test_all_nodes_are_asked_for_the_same_entries_and_others_in_each_round() -> None:
+    strategy, app = Compressed(flowers(), "randk(0.2)"), App()
+    asked = [
+        {
+            str(m.content["config"]["compressor"])
+            for m in strategy.configure_train(r, initial(), ConfigRecord(), grid)
+        }
+        for grid in [app.grid()]
+        for r in (1, 2)
+    ]
+    assert asked == [{"randk(0.2,round=0)"}, {"randk(0.2,round=1)"}]
+
+
+@pytest.mark.parametrize("make", [flowers, sd_feel], ids=["FedAvg", "SDFeel"])
+def test_what_rand_k_lost_on_the_way_is_taken_back(make: Callable[[], Strategy]) -> None:
+    app = App(sabotage=lambda i, k, content: RecordDict() if (i, k) == (2, 1) else content)
+    net = model()
+    net.load_state_dict(run(Compressed(make(), "randk(0.2)"), app.grid(), 40).to_torch_state_dict())
+    assert app.memory_lost == 0
+    assert accuracy_and_loss(net)[0] > 0.8
+
+
+def test_only_the_updates_that_krum_selects_are_absorbed() -> None:
+    app = App()
+    run(Compressed(krum(), "randk(0.2)"), app.grid(), num_rounds=2)
+    assert sorted(a for _, k, a in app.seen if k == 1) == [-1, -1, 0, 0]
+
+
+def test_without_the_mod_a_strategy_of_flowers_stops_after_the_first_round() -> None:
+    with pytest.raises(TooFewRepliesError, match=r"Round 1: .*4 x not compressed.*mods=\[compress_reply\]"):
+        run(Compressed(flowers(), "topk(0.1)"), App(mod=False).grid())
+
+
+class Clipped(App):
+    """An App whose updates are clipped: before they are compressed, or by a mod in front of that."""
+
+    def __init__(self, mods: list[Any]) -> None:
+        super().__init__(mod=False)
+        self.app = ClientApp(mods=mods)
+        self.app.train()(self._train)
+
+
+PRIVATE = [LocalDpMod(1.0, 1.0, 1.0, 1e-5), fixedclipping_mod, adaptiveclipping_mod]
+PRIVATE_NAMES = ["LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod"]
+
+
+@pytest.mark.parametrize("mod", PRIVATE, ids=PRIVATE_NAMES)
+def test_error_feedback_after_a_clip_is_refused_with_the_reason(mod: Any) -> None:
+    app = Clipped([compress_reply, arrays_size_mod, mod])
+    with pytest.raises(TooFewRepliesError, match=r"4 x error 2.*The nodes refuse.*guarantee is void"):
+        run(Compressed(flowers(), "topk(0.1)"), app.grid())
+
+
+@pytest.mark.parametrize("mod", PRIVATE, ids=PRIVATE_NAMES)
+def test_a_clip_in_front_of_compression_is_told_the_order(mod: Any) -> None:
+    with pytest.raises(
+        TooFewRepliesError, match=r"4 x error (2|6).*compress_reply(, LocalDpMod| comes before)"
+    ):
+        run(Compressed(flowers(), "topk(0.1)"), Clipped([mod, compress_reply]).grid())
+
+
+CLIENT = [DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping]
+SERVER = [DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping]
+
+
+def private(kind: Any, strategy: Strategy) -> Strategy:
+    if "Fixed" in kind.__name__:
+        return kind(strategy, noise_multiplier=1e-6, clipping_norm=5.0, num_sampled_clients=NODES)  # type: ignore[no-any-return]
+    return kind(strategy, noise_multiplier=1e-6, num_sampled_clients=NODES, initial_clipping_norm=5.0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", CLIENT)
+def test_a_strategy_whose_nodes_clip_refuses_error_feedback(kind: Any) -> None:
+    with pytest.raises(ValueError, match=f"strategy is {kind.__name__}.*guarantee is void"):
+        Compressed(private(kind, flowers()), "topk(0.1)")
+
+
+@pytest.mark.parametrize("kind", CLIENT)
+def test_what_is_clipped_may_be_compressed_without_error_feedback(kind: Any) -> None:
+    mod = fixedclipping_mod if "Fixed" in kind.__name__ else adaptiveclipping_mod
+    norms: list[float] = []
+
+    def measure(message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        norms.append(float(reply.content["metrics"]["message-norm"]))
+        return reply
+
+    run(
+        Compressed(private(kind, flowers()), "topk(0.5)", error_feedback=False),
+        Clipped([measure, compress_reply, mod]).grid(),
+        num_rounds=2,
+    )
+    assert len(norms) == 2 * NODES
+    assert max(norms) <= 5.0 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("kind", SERVER)
+def test_a_server_clips_what_was_decoded(kind: Any) -> None:
+    random.seed(0)
+    strategy = Compressed(private(kind, flowers()), "topk(0.5)")
+    messages = strategy.configure_train(1, floats(), ConfigRecord(), grid := App().grid())
+    arrays, _ = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert arrays is not None
+    assert strategy.report.accepted == NODES
+
+
+@pytest.mark.parametrize("kind", [*SERVER, *CLIENT])
+def test_a_clip_around_compression_is_refused_when_the_run_begins(kind: Any) -> None:
+    with pytest.raises(ValueError, match=rf"valid is Compressed\({kind.__name__}\(\.\.\.\)\)"):
+        run(private(kind, Compressed(flowers(), "topk(0.1)")), App().grid())
+
+
+def floats() -> ArrayRecord:
+    """The initial model with its counter as a float: Flower adds noise to every array."""
+    return ArrayRecord({key: value.float() for key, value in model().state_dict().items()})
 
 
 def test_a_name_that_is_no_compressor_is_refused_at_once() -> None:

@@ -24,11 +24,13 @@ from hedgerow.wire.compress import (
     Compressor,
     Identity,
     Payload,
+    RandK,
     ScaledSign,
     Ternary,
     TopK,
     compressed_keys,
     compressed_part,
+    in_round,
     pack_update,
     parse_compressor,
     payload_record,
@@ -49,7 +51,9 @@ CASES: tuple[Compressor, ...] = (
     ScaledSign(),
     Ternary(),
 )
-EACH = pytest.mark.parametrize("compressor", CASES, ids=str)
+# In one round it may keep nothing of a vector: its alpha holds in expectation.
+RANDOM = RandK(0.3, round=5)
+EACH = pytest.mark.parametrize("compressor", [*CASES, RANDOM], ids=str)
 # Small enough for sums of squares, and with many ties and zeros.
 NUMBERS = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -2.5]),
@@ -124,7 +128,7 @@ def record_bytes(compressor: Compressor, v: NDArray[Any]) -> int:
 # What every compressor does
 
 
-@EACH
+@pytest.mark.parametrize("compressor", CASES, ids=str)
 @settings(deadline=None, max_examples=40)
 @given(v=ANY_VECTOR)
 def test_a_compressor_contracts_by_its_alpha(compressor: Compressor, v: NDArray[np.float32]) -> None:
@@ -358,7 +362,12 @@ def test_the_bits_of_ternary_need_the_payload() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.one_of(st.sampled_from([Identity(), ScaledSign(), Ternary()]), KEPT))
+@given(
+    st.one_of(
+        st.sampled_from([Identity(), ScaledSign(), Ternary(), RandK(count=3), RandK(0.1, round=10**10 - 1)]),
+        KEPT,
+    )
+)
 def test_a_compressor_is_what_its_name_says(compressor: Compressor) -> None:
     assert parse_compressor(str(compressor)) == compressor
     assert str(compressor).partition("(")[0] in COMPRESSORS
@@ -372,6 +381,8 @@ def test_a_compressor_is_what_its_name_says(compressor: Compressor) -> None:
         ("topk(1)", TopK(count=1)),
         ("topk(1.0)", TopK(1.0)),
         ("topk(1e-05)", TopK(1e-05)),
+        ("randk(0.1)", RandK(0.1)),
+        (" randk( 20 , round = 7 ) ", RandK(count=20, round=7)),
     ],
 )
 def test_names_that_people_write(text: str, compressor: Compressor) -> None:
@@ -380,7 +391,10 @@ def test_names_that_people_write(text: str, compressor: Compressor) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "top-k", "topk", "topk()", "topk(0)", "topk(0.0)", "topk(1.5)", "topk(-1)", "topk(nan)",
-             "topk(.)", "topk(0.1,dense)", "Sign", "identity()", "None"]
+             "topk(.)", "topk(0.1,dense)", "Sign", "identity()", "None",
+             "randk", "randk(0)", "randk(1.5)", "randk(0.1,packed)", "randk(0.1,round=-1)",
+             "topk(0.1,round=1)",
+             "randk(0.1,round=\u0661)", "randk(0.1,round=99999999999)"]
 )  # fmt: skip
 def test_another_name_is_refused_with_those_that_are_valid(text: str) -> None:
     with pytest.raises(ValueError, match=r"compressor is .*; valid is 'identity'"):
@@ -394,6 +408,46 @@ def test_another_name_is_refused_with_those_that_are_valid(text: str) -> None:
 def test_top_k_takes_a_fraction_or_a_count(given_: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="valid is"):
         TopK(**given_)
+
+
+# One draw for all nodes
+
+
+def test_rand_k_keeps_the_same_entries_at_all_nodes_and_others_in_each_round() -> None:
+    first, second = (RandK(0.3, round=r) for r in (0, 1))
+    kept = [
+        np.flatnonzero(sent(c, v)) for c in (first, second) for v in (np.ones(40), 2 - np.arange(40) / 40)
+    ]
+    np.testing.assert_array_equal(kept[0], kept[1])
+    np.testing.assert_array_equal(kept[2], kept[3])
+    assert len(kept[0]) == 12
+    assert set(kept[0]) != set(kept[2])
+
+
+def test_rand_k_contracts_in_expectation() -> None:
+    v = np.random.default_rng(0).standard_normal(50)
+    left = [error(RandK(0.2, round=r), v) for r in range(600)]
+    assert np.mean(left) == pytest.approx((1 - RandK(0.2).contraction(50)) * squared(v), rel=0.02)
+
+
+def test_only_the_values_of_rand_k_travel() -> None:
+    assert list(RANDOM.encode(np.ones(40))) == ["values"]
+    assert RANDOM.bits(40) == 32 * 12
+
+
+def test_rand_k_without_a_round_is_refused() -> None:
+    with pytest.raises(ValueError, match="which names no round"):
+        RandK(0.1).encode(np.ones(10))
+    with pytest.raises(ValueError, match="draws anew each round"):
+        validate_compressor("randk(0.1)")
+    assert in_round(RandK(0.1), 4) == RandK(0.1, round=4)
+    assert in_round(TopK(0.1), 4) == TopK(0.1)
+
+
+@pytest.mark.parametrize("round_", [-1, 10**10, 1.5, True])
+def test_a_round_that_is_none_is_refused(round_: Any) -> None:
+    with pytest.raises(ValueError, match="round is"):
+        RandK(0.1, round=round_)
 
 
 # Payloads that are none

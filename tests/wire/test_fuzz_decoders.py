@@ -10,6 +10,7 @@ from tests.wire.fuzzing import Decoder, Rng, hunt
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
+    RandK,
     ScaledSign,
     Ternary,
     TopK,
@@ -43,6 +44,7 @@ COMPRESSORS: list[Compressor] = [
     Identity(),
     TopK(count=5),
     TopK(fraction=0.3, packed=True),
+    RandK(fraction=0.3, round=4),
     ScaledSign(),
     Ternary(),
 ]
@@ -194,7 +196,13 @@ def test_a_setting_of_a_codec_that_is_no_number_is_named(key: str, value: Any) -
 
 
 @pytest.mark.parametrize(
-    "text", ["topk(" + "9" * 10_000 + ")", "topk(0." + "1" * 10_000 + "x)", "quantised99"]
+    "text",
+    [
+        "topk(" + "9" * 10_000 + ")",
+        "topk(0." + "1" * 10_000 + "x)",
+        "quantised99",
+        "randk(0.1,round=" + "9" * 10_000 + ")",
+    ],
 )
 def test_a_long_name_is_refused_at_once(text: str) -> None:
     for parse in (parse_compressor, parse_codec):

@@ -1,7 +1,8 @@
 """SD-FEEL, HierFAVG, FEEL and FedAvg through real Flower messages, against goldens and the oracle."""
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import networkx as nx
@@ -19,6 +20,7 @@ from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.engine.faults import Delay, FaultModel
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel, TooFewRepliesError
+from hedgerow.strategies.exchange import RosterError
 from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy, cluster_means, contiguous_clusters
 from hedgerow.strategies.sd_feel.theory import latency, preset, traffic
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
@@ -198,19 +200,86 @@ def test_flowers_own_start_drives_the_strategy_to_the_same_models() -> None:
 
 
 def test_a_third_partys_client_app_needs_no_whoami_and_its_sizes_are_learnt() -> None:
-    stranger = Quadratics(SIX.sizes, SIX.centres, SIX_CURVED.curvatures, introduces_itself=False)
-    grid = stranger.grid()
-    # Without introductions partition ids are the ranks of node ids: deal the clusters accordingly.
-    rank = {node_id: rank for rank, node_id in enumerate(sorted(grid.get_node_ids()))}
-    by_partition = sorted(grid._nodes.values(), key=lambda node: node.partition_id)
-    clusters = [0] * 6
-    for node in by_partition:
-        clusters[rank[node.node_id]] = PAIRS[node.partition_id]
-    strategy = SDFeel(num_servers=3, topology=PATH3, clusters=clusters, tau1=2, tau2=2, alpha=1, **FULL)
-    run(strategy, stranger, 4, grid=grid)
+    # Without introductions partition ids are the ranks of node ids: deal the clients accordingly.
+    nodes = sorted(SIX.grid()._nodes.values(), key=lambda node: node.node_id)
+    rank = {node.partition_id: rank for rank, node in enumerate(nodes)}
+    sizes, centres, curvatures = (
+        [values[rank[i]] for i in range(6)] for values in (SIX.sizes, SIX.centres, SIX_CURVED.curvatures)
+    )
+    stranger = Quadratics(sizes, centres, curvatures, introduces_itself=False)
+    strategy = SDFeel(num_servers=3, topology=PATH3, min_available_nodes=6, tau1=2, tau2=2, alpha=1, **FULL)
+    run(strategy, stranger, 4)
     np.testing.assert_allclose(
         servers(strategy), [1.250721190808, 2.001405680161, 2.459416452643], atol=1e-11
     )
+
+
+# What is asked of the ClientApp
+
+
+@pytest.mark.parametrize("clusters", [PAIRS, "group"])
+def test_clusters_are_refused_where_no_node_says_which_partition_it_has(clusters: Any) -> None:
+    strategy = SDFeel(num_servers=3, topology=PATH3, clusters=clusters, min_available_nodes=6, **FULL)
+    with pytest.raises(RosterError, match=r"clusters says which edge server .*mods=\[introduce\]"):
+        run(strategy, Quadratics(SIX.sizes, SIX.centres, introduces_itself=False), 2)
+
+
+@pytest.mark.parametrize("names", [["c", "a", "b"], ["10", "2", "9"]], ids=["words", "numbers"])
+def test_the_nodes_groups_are_the_clusters(names: list[str]) -> None:
+    # The servers are in the order of the names, "a" and 2 first.
+    problem = Quadratics(
+        SIX.sizes, SIX.centres, SIX_CURVED.curvatures, group=lambda client: names[PAIRS[client]]
+    )
+    by_group = SDFeel(
+        num_servers=3, topology=PATH3, clusters="group", min_available_nodes=6, tau1=2, tau2=2, **FULL
+    )
+    run(by_group, problem, 4)
+    chosen = SDFeel(num_servers=3, topology=PATH3, clusters=(2, 2, 0, 0, 1, 1), tau1=2, tau2=2, **FULL)
+    run(chosen, SIX_CURVED, 4)
+    assert by_group.clusters == chosen.clusters
+    assert np.array_equal(servers(by_group), servers(chosen))
+    resumed = SDFeel(num_servers=3, topology=PATH3, clusters="group", min_available_nodes=6, **FULL)
+    resumed.load_state_dict(by_group.state_dict())
+    assert np.array_equal(resumed.server_weights, by_group.server_weights)
+
+
+@pytest.mark.parametrize("group", [lambda client: "all", lambda client: "ab"[client % 2] if client else ""])
+def test_groups_that_are_not_one_a_server_are_named(group: Callable[[int], str]) -> None:
+    strategy = SDFeel(num_servers=2, clusters="group", min_available_nodes=6, **FULL)
+    words = r"clusters is 'group', and .* the groups \[.*valid is one for each of the 2"
+    with pytest.raises(RosterError, match=words):
+        run(strategy, Quadratics(SIX.sizes, SIX.centres, group=group), 1)
+
+
+def test_a_reply_of_another_number_of_steps_is_lost_and_counted() -> None:
+    hasty = Quadratics(
+        SIX.sizes, SIX.centres, SIX_CURVED.curvatures, steps=lambda client, asked: 1 if client == 3 else asked
+    )
+    _, ends = run(sd_feel(2, 2, 1), hasty, 4)
+    assert [end.rejected for end in ends[1:]] == [{"num-steps is not local-steps": 1}] * 4
+    assert [end.iterations for end in ends] == [0, 2, 4, 6, 8]
+
+
+def test_an_app_that_does_not_look_at_local_steps_ends_the_run_by_its_name() -> None:
+    deaf = Quadratics(SIX.sizes, SIX.centres, steps=lambda client, asked: 5)
+    with pytest.raises(TooFewRepliesError, match="6 x num-steps is not local-steps"):
+        run(sd_feel(2, 2, 1), deaf, 4)
+
+
+def test_what_is_not_told_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    silent = Quadratics(SIX.sizes, SIX.centres, SIX_CURVED.curvatures, tells_steps=False)
+    strategy = sd_feel(2, 2, 1)
+    final, ends = run(strategy, silent, 4)
+    assert caplog.text.count("Replies do not tell 'num-steps'") == 1
+    assert [(end.iterations, end.sim_seconds) for end in ends] == [(0, 0.0)] + [(None, None)] * 4
+    assert json.loads(json.dumps(asdict(ends[-1])))["iterations"] is None
+    assert np.array_equal(final, run(sd_feel(2, 2, 1), SIX_CURVED, 4)[0])
+    # A run that goes on from here does not know either.
+    resumed = sd_feel(2, 2, 1)
+    resumed.load_state_dict(strategy.state_dict())
+    assert (resumed.iterations, resumed.progress().sim_seconds) == (None, None)
+    run(strategy, SIX_CURVED, 4)
+    assert strategy.iterations == 8
 
 
 def test_weights_are_local_data_sizes_and_not_samples_processed() -> None:
@@ -510,6 +579,7 @@ def test_a_networkx_graph_is_a_topology() -> None:
         (lambda: SDFeel(alpha=-1), "alpha is -1"),
         (lambda: SDFeel(topology="moebius"), "moebius"),
         (lambda: SDFeel(num_servers=3, min_available_nodes=2), "num_servers is 3"),
+        (lambda: SDFeel(clusters="groups"), "clusters is 'groups'; valid is a server .* or 'group'"),
         (lambda: SDFeel(num_servers=2, clusters=[0, 0]), r"clusters names the servers \[0\]"),
         (lambda: SDFeel(participation=0.0), r"participation is 0.0; valid is \(0, 1\]"),
         (lambda: SDFeel(fraction_evaluate=1.5), "fraction_evaluate is 1.5"),
