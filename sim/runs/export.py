@@ -63,6 +63,8 @@ def write_tensorboard(results: Results, folder: str | Path) -> int:
         with SummaryWriter(str(log)) as writer:
             for record, wall in zip(run.rounds, walls, strict=True):
                 for name in ("bits", "payload_bytes", "sim_seconds"):
+                    if record[name] is None:
+                        continue
                     writer.add_scalar(f"cost/{name}", record[name], record["round"], walltime=wall)
                 for source in SOURCES:
                     for metric, value in record.get(source, {}).items():

@@ -120,7 +120,7 @@ class Run:
         cost = COSTS[x]
         try:
             values = [float(record[cost.key]) for record in self.rounds]
-        except KeyError:
+        except (KeyError, TypeError):  # None where the nodes did not tell what it takes to know it.
             raise ValueError(f"x = {x!r}: {self.folder} does not record {cost.key!r}") from None
         return values if cost.cumulative else list(accumulate(values))
 

@@ -34,7 +34,7 @@ def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str
         table.add_row(
             str(record["round"]),
             *(_cell(central.get(name), "{:.4f}") for name in metrics),
-            *([f"{record['sim_seconds']:.2f}"] if timed else []),
+            *([_cell(record["sim_seconds"], "{:.2f}")] if timed else []),
             f"{record['bits'] / 1e6:.{places}f}",
             *([f"{hub[i] / 1e6:.{places}f}"] if any(hub) else []),
         )
