@@ -49,7 +49,9 @@ def overhead(repeats: Repeats = 3) -> None:
             for engine in ENGINES:
                 with tempfile.TemporaryDirectory() as folder:
                     result = Path(folder) / "seconds.json"
-                    config = f"num-params={params} num-rounds={rounds} result='{result}'"
+                    config = (
+                        f"num-params={params} num-rounds={rounds} result='{result}' output-dir='{folder}'"
+                    )
                     measured = hedgerow(HERE / "noop", engine, config)
                     # The first round of Flower's engine contains the start of Ray.
                     seconds = json.loads(result.read_text())[1:]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.results import load
     from hedgerow.sim.runs.serverapp import Experiment, server_app
     from hedgerow.sim.runs.settings import Setting, SettingsError, read_settings
+    from hedgerow.sim.runs.simulate import Simulation, simulate
 
 __all__ = [
     "Delay",
@@ -29,6 +30,7 @@ __all__ = [
     "RunRecorder",
     "Setting",
     "SettingsError",
+    "Simulation",
     "SuperNode",
     "find_app",
     "load",
@@ -39,6 +41,7 @@ __all__ = [
     "read_settings",
     "run_app",
     "server_app",
+    "simulate",
 ]
 
 _MODULES = {
@@ -53,6 +56,7 @@ _MODULES = {
     "runs.results": ("load",),
     "runs.serverapp": ("Experiment", "server_app"),
     "runs.settings": ("Setting", "SettingsError", "read_settings"),
+    "runs.simulate": ("Simulation", "simulate"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

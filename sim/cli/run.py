@@ -64,8 +64,9 @@ def run(
     from hedgerow.sim.deploy.flower_run import flower_run
     from hedgerow.sim.runs.app import find_app, load_app, own_settings
     from hedgerow.sim.runs.checkpoint import CheckpointError
+    from hedgerow.sim.runs.foreign import Records, earlier_run
     from hedgerow.sim.runs.launch import run_app
-    from hedgerow.sim.runs.plan import plan_run, resumed_config
+    from hedgerow.sim.runs.plan import plan_run, resumed_config, toml_value
     from hedgerow.sim.runs.recorder import RunFolderError
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.strategies import RosterError, TooFewRepliesError
@@ -74,10 +75,17 @@ def run(
         if strict and engine is Engine.FLOWER:
             raise ValueError("--strict: Flower's engine has no strict mode; use --engine inprocess")
         spec = find_app(app_path)
-        overrides = [*(resumed_config(spec, resume) if resume else []), *(run_config or [])]
-        plan = plan_run(
-            spec, [*overrides, *(["quiet=true"] if quiet else [])], num_nodes=nodes, device=device
-        )
+        before: list[str] = []
+        foreign = resume is not None and "resume" not in spec.config
+        if resume is not None and foreign:
+            earlier, earlier_nodes = earlier_run(resume)
+            before = [f"{key}={toml_value(value)}" for key, value in earlier.items()]
+            nodes = nodes or earlier_nodes
+        elif resume is not None:
+            before = resumed_config(spec, resume)
+        if quiet and "quiet" in spec.config:
+            run_config = [*(run_config or []), "quiet=true"]
+        plan = plan_run(spec, [*before, *(run_config or [])], num_nodes=nodes, device=device)
         if plan.faults is not None and engine is Engine.FLOWER:
             raise ValueError("fault-*: Flower's engine plays no faults; use --engine inprocess")
 
@@ -90,7 +98,14 @@ def run(
             bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
             interruptible(_how_to_go_on(app_path, plan.run_config)),
         ):
-            run_app(load_app(spec.folder), plan, strict=strict)
+            every = plan.run_config.get("checkpoint-every")
+            records = Records(
+                output_dir=_output_dir(plan.run_config),
+                resume=Path(resume).expanduser().resolve() if resume and foreign else None,
+                checkpoint_every=every if isinstance(every, int) and every > 0 else 10,
+                quiet=quiet,
+            )
+            run_app(load_app(spec.folder), plan, strict=strict, records=records)
     except (RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
@@ -105,18 +120,23 @@ def run(
 
 def _how_to_go_on(app_path: str, config: UserConfig) -> Callable[[], str]:
     """Return what says how to go on with the run that starts now, whose folder only the app will know."""
-    parent = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / str(config.get("output-dir") or "")
+    parent = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / _output_dir(config)
     before = set(_run_folders(parent))
 
     def say() -> str:
         made = sorted(set(_run_folders(parent)) - before, key=lambda folder: folder.stat().st_mtime)
         folder = config.get("resume") or (made[-1] if made else None)
-        if folder is None or "resume" not in config:
+        if folder is None or not ("resume" in config or (Path(str(folder)) / "checkpoint").is_dir()):
             return "Interrupted"
         command = shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
         return f"Interrupted; go on with: {command}"
 
     return say
+
+
+def _output_dir(config: UserConfig) -> Path:
+    """Return where an app's run folders go; an app without the key ``output-dir`` has the suite's default."""
+    return Path(str(config.get("output-dir") or "runs"))
 
 
 def _run_folders(parent: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import tomllib
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -55,23 +56,62 @@ __all__ = [
     "empty_run",
     "flatten_dict",
     "flower_identity",
+    "give_identity_back",
     "has_wrappers",
     "is_simulation",
+    "lend_identity",
     "log",
     "read_toml",
     "set_message_id",
+    "set_sender",
     "through_the_wire",
 ]
+
+# What a TaskIdentity keeps.
+_IDENTITY = ("_run_id", "_node_id", "_task_id")
+# The grids that an identity was lent to, the last one to ask at the end.
+_borrowers: dict[int, tuple[weakref.ref[object], int]] = {}
+
+
+class _LentRunId(int):
+    """The run id of a lent identity: one that a Flower process set is a plain integer."""
+
+
+def lend_identity(borrower: object, run_id: int) -> None:
+    """Let this process build messages as the ServerApp of a run, until the borrower is gone.
+
+    ``flwr.app.Message(...)`` reads a process-wide identity that only Flower's own processes set. Where one of
+    them did, or ``flower_identity`` did, it stays. Of several borrowers the last one to ask has its run's.
+    """
+    if TaskIdentity._run_id is not None and not isinstance(TaskIdentity._run_id, _LentRunId):
+        return
+    key = id(borrower)
+    known = _borrowers.pop(key, None)
+    reference = known[0] if known else weakref.ref(borrower, lambda _: _give_back(key))
+    _borrowers[key] = reference, run_id
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _LentRunId(run_id), SUPERLINK_NODE_ID, 1
+
+
+def give_identity_back(borrower: object) -> None:
+    """End a loan; the borrower before has its own again, and after the last one there is no identity."""
+    _give_back(id(borrower))
+
+
+def _give_back(key: int) -> None:
+    if _borrowers.pop(key, None) is None or not isinstance(TaskIdentity._run_id, _LentRunId):
+        return
+    if _borrowers:
+        _, run_id = next(reversed(_borrowers.values()))
+        TaskIdentity.run_id = _LentRunId(run_id)
+        return
+    for name in _IDENTITY:
+        setattr(TaskIdentity, name, None)
 
 
 @contextmanager
 def flower_identity(run_id: int) -> Iterator[None]:
-    """Let this process build messages as the ServerApp of a run; the former identity comes back after.
-
-    ``flwr.app.Message(...)`` reads a process-wide identity that only Flower's own processes set.
-    """
-    names = ("_run_id", "_node_id", "_task_id")
-    before = {name: getattr(TaskIdentity, name) for name in names}
+    """Let this process build messages as the ServerApp of a run; the former identity comes back after."""
+    before = {name: getattr(TaskIdentity, name) for name in _IDENTITY}
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 1
     try:
         yield
@@ -95,6 +135,11 @@ def empty_run(run_id: int) -> Run:
 def set_message_id(message: Message, message_id: str) -> None:
     """Give a message its id, which Flower leaves to the SuperLink."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def set_sender(message: Message, run_id: int) -> None:
+    """Make a message the SuperLink's, of a run, whatever identity it was built under."""
+    message.metadata.__dict__.update(_run_id=run_id, _src_node_id=SUPERLINK_NODE_ID)
 
 
 def delivered(message: Message, content: RecordDict) -> Message:

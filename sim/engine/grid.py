@@ -11,7 +11,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
@@ -25,8 +26,10 @@ from hedgerow.sim.engine._compat import (
     copy_records,
     delivered,
     empty_run,
-    flower_identity,
+    give_identity_back,
+    lend_identity,
     set_message_id,
+    set_sender,
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
@@ -91,7 +94,18 @@ class InProcessGrid(Grid):
       with code 2; an unknown node, or an expired TTL, one with code 3; a dead node one with code 5.
     - Time is virtual, starts at 0, and passes only in ``sleep`` and ``send_and_receive``. A message's TTL
       counts from its push, in virtual time.
+    - ``flwr.app.Message(...)`` needs an identity of the process, which Flower's own processes have and a
+      script has not. A grid lends it one from its making on, until ``close``, the end of its ``with`` block
+      or its own end; using it again takes it again. An identity that Flower set stays. Messages are of the
+      run of the grid that they are pushed to.
     - Not safe for use by several threads.
+
+    Examples
+    --------
+    ::
+
+        grid = InProcessGrid(client_app, num_nodes=10)
+        result = FedAvg().start(grid=grid, initial_arrays=arrays, num_rounds=3)
     """
 
     def __init__(
@@ -133,6 +147,19 @@ class InProcessGrid(Grid):
             )
             for partition_id, node_id in enumerate(draw_node_ids(num_nodes, seed))
         }
+        lend_identity(self, self._run.run_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the identity that the grid lent to this process."""
+        give_identity_back(self)
 
     @classmethod
     def inside(
@@ -210,11 +237,13 @@ class InProcessGrid(Grid):
         ttl: float | None = None,
     ) -> Message:
         """Build a message of this run (Flower prefers its ``Message`` constructor)."""
-        with flower_identity(self._run.run_id):
-            return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+        lend_identity(self, self._run.run_id)
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes that are online, by id: no order of partitions can be read off."""
+        # Who asks for nodes builds messages to them next.
+        lend_identity(self, self._run.run_id)
         return sorted(node.node_id for node in self._nodes.values() if node.offline_at > self._clock)
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -335,6 +364,7 @@ class InProcessGrid(Grid):
         self._pushed += 1
         message_id = f"{self._run.run_id:x}-{self._pushed:x}"
         set_message_id(message, message_id)
+        set_sender(message, self._run.run_id)
         key = id(message.content)
         if key not in copies.contents:
             if self._strict:  # what was read back is nobody else's

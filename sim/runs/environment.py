@@ -1,5 +1,6 @@
 """Where a run comes from: the machine, who ran its nodes, the versions, the commits."""
 
+import inspect
 import os
 import platform
 import subprocess
@@ -8,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["environment"]
+__all__ = ["code_folder", "environment"]
 
 _PACKAGES = ("hedgerow", "flwr", "torch", "numpy", "scipy", "networkx")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -39,6 +40,14 @@ def environment(*, engine: str | None = None, app: Path | None = None) -> dict[s
         "git": _git_state(Path(__file__).resolve().parent),
         "app-git": None if app is None else _git_state(app),
     }
+
+
+def code_folder(thing: Any) -> Path | None:
+    """Return the folder of the code that defines a function or a class; None where it has none."""
+    try:
+        return Path(inspect.getfile(thing)).resolve().parent
+    except (TypeError, OSError):
+        return None
 
 
 def _cpu_model() -> str | None:

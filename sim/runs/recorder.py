@@ -54,6 +54,7 @@ RESUME_MAY_CHANGE = (
     "checkpoint-every",
     "checkpoint-nodes",
     "iterations",
+    "num-server-rounds",
     "output-dir",
     "quiet",
     "resume",

@@ -1,12 +1,12 @@
 """The frame of the suite's ServerApps: settings, a run folder, its engine, progress, checkpoints, a table."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, UserConfigValue
 from flwr.clientapp import ClientApp
@@ -18,18 +18,20 @@ from torch import Tensor
 from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.sim.runs.environment import environment
+from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder
 from hedgerow.sim.runs.round_table import round_table
 from hedgerow.wire.records import to_state_dict
 
-__all__ = ["Experiment", "Values", "central_evaluation", "server_app"]
+__all__ = ["Experiment", "Values", "central_evaluation", "records_itself", "run_summary", "server_app"]
 
 # Checked settings, by key.
 Values = Mapping[str, Any]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, float]]
+# The apps of ``server_app``.
+_OWN: WeakSet[ServerApp] = WeakSet()
 
 
 class _Strategy(Stateful, Protocol):
@@ -93,6 +95,7 @@ def server_app(
         What is run.
     """
     app = ServerApp()
+    _OWN.add(app)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -100,7 +103,7 @@ def server_app(
         made = experiment(values)
         if values["engine"] == "inprocess":
             grid = InProcessGrid.inside(grid, client_app, context, num_nodes=made.num_nodes)
-        begun = environment(engine=_engine(grid), app=_folder(experiment))
+        begun = environment(engine=_engine(grid), app=code_folder(experiment))
         recorder = RunRecorder(
             Path(values["resume"]) if values["resume"] else new_run_folder(values["output-dir"], name),
             {
@@ -115,6 +118,11 @@ def server_app(
             _run(made, grid, values, recorder)
 
     return app
+
+
+def records_itself(app: ServerApp) -> bool:
+    """Tell whether a ServerApp is one of ``server_app``, which writes its own run folder."""
+    return app in _OWN
 
 
 def _run(experiment: Experiment, grid: Grid, values: Values, recorder: RunRecorder) -> None:
@@ -137,7 +145,9 @@ def _run(experiment: Experiment, grid: Grid, values: Values, recorder: RunRecord
                 experiment.measure, every=values["evaluate-every"], last=num_rounds
             ),
         )
-    recorder.finish(_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()})
+    recorder.finish(
+        run_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
+    )
     print(round_table(recorder.rounds, experiment.title))
     print(f"Run folder: {recorder.folder}", flush=True)
 
@@ -163,14 +173,6 @@ def _engine(grid: Grid) -> str:
     return "flower-simulation" if is_simulation(grid) else "flower-deployment"
 
 
-def _folder(experiment: Callable[..., Any]) -> Path | None:
-    """Return the folder of the app that defines an experiment."""
-    try:
-        return Path(inspect.getfile(experiment)).resolve().parent
-    except (TypeError, OSError):
-        return None
-
-
 def _keepers_of_node_state(grid: Grid, values: Values) -> dict[str, object]:
     """Return who knows what nodes keep: our engine, or the nodes themselves where they may be asked."""
     if isinstance(grid, InProcessGrid):
@@ -181,7 +183,7 @@ def _keepers_of_node_state(grid: Grid, values: Values) -> dict[str, object]:
     return {}
 
 
-def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def run_summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the run came to: its last round, traffic by link, and the replies lost, by reason."""
     lost: dict[str, int] = {}
     for record in rounds:
@@ -189,8 +191,8 @@ def _summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             lost[reason] = lost.get(reason, 0) + count
     return {
         "status": "completed",
-        "last": rounds[-1],
-        "by_link": rounds[-1].get("by_link", {}),
+        "last": rounds[-1] if rounds else {},
+        "by_link": rounds[-1].get("by_link", {}) if rounds else {},
         "lost-replies": lost,
         "wall-seconds": sum(record["wall_seconds"] for record in rounds),
     }

@@ -30,6 +30,7 @@ from hedgerow.wire.records import payload_bytes
 __all__ = ["RoundSeen", "Watch"]
 
 _Start = Callable[..., Result]
+_FOLLOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class RoundSeen:
         Instructions of this round, of every type, and replies without an error.
     rejected : dict[str, int]
         Replies lost in this round: ``error <code>`` or ``no reply``.
+    resumed : bool
+        Whether the run was stopped before this round and went on from a checkpoint, without what the strategy
+        had kept itself.
     """
 
     round: int
@@ -76,6 +80,7 @@ class RoundSeen:
     sent: int
     accepted: int
     rejected: dict[str, int]
+    resumed: bool = False
 
 
 @dataclass
@@ -155,15 +160,8 @@ class _WatchedGrid(Grid):
     def run(self) -> Run:
         return self._grid.run
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()
@@ -223,6 +221,8 @@ class Watch:
         Told, before the first round of a strategy, after how many rounds it will end, where that is known.
     on_round_end : Sequence[Callable[[RoundSeen], None]]
         Told of every round, by a strategy's own record where it has one.
+    count : bool (default: True)
+        Count what crosses the grid. False: ``grid`` is the one given, for an app that must know its class.
 
     Attributes
     ----------
@@ -240,27 +240,30 @@ class Watch:
         *,
         on_start: Callable[[int | None], None],
         on_round_end: Sequence[Callable[[Any], None]],
+        count: bool = True,
     ) -> None:
-        self.grid: Grid = _WatchedGrid(grid, self)
+        self.grid: Grid = _WatchedGrid(grid, self) if count else grid
         self.result: Result | None = None
         self.arrays: ArrayRecord | None = None
         self._on_start, self._on_round_end = on_start, tuple(on_round_end)
         self._meter = _Meter()
         self._starts = 0
-        self._last = 0
-        self._base = 0
+        # The last round told, and how many were told before the first of the strategy at work.
+        self._last, self._base = -1, 0
         self._strategy: Any = None
         self._round: _Round | None = None
-        self._exchanging = False
+        self._exchanging = self._resumed = False
         self._restored: dict[str, Any] | None = None
         self._since = time.monotonic()
 
     def __enter__(self) -> Watch:
         _hook()
+        _watching[self.grid] = self
         self._since = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        del _watching[self.grid]
         _unhook()
         if kind is None:
             self._end_exchange()
@@ -272,6 +275,7 @@ class Watch:
         return {
             "starts": self._starts,
             "round": self._last,
+            "before": self._base,
             "model": model,
             "strategy": self._strategy.state_dict() if own else None,
             "traffic": self._meter.state_dict(),
@@ -301,9 +305,10 @@ class Watch:
             self._exchanging = True
 
     def _end_exchange(self) -> None:
-        if self._exchanging:
-            self._exchanging = False
-            self._tell("exchange", _Round(self._last + 1))
+        # An app that goes on repeats what it asks before its strategy starts, which the record has already.
+        if self._exchanging and self._restored is None:
+            self._tell("exchange", _Round(max(0, self._last) + 1))
+        self._exchanging = False
 
     # A strategy
 
@@ -312,16 +317,13 @@ class Watch:
         self._exchanging = False
         self._starts += 1
         self._strategy = strategy
-        done = self._go_on(strategy, bound.arguments) if self._restored is not None else 0
-        # Rounds before this strategy's first; what it will call 1 is done + 1 where it goes on.
-        self._base = self._last - (done or self._last if self._starts == 1 else 0)
+        done = self._go_on(strategy, bound.arguments)
         rounds = bound.arguments.get("num_rounds")
         self._on_start(None if rounds is None else self._base + done + rounds)
         evaluate_fn = bound.arguments.get("evaluate_fn")
         if evaluate_fn is not None:
             bound.arguments["evaluate_fn"] = self._evaluate_fn(evaluate_fn, done)
-        if self.arrays is None or self._starts > 1:
-            self.arrays = bound.arguments.get("initial_arrays")
+        self.arrays = bound.arguments.get("initial_arrays")
         try:
             with self._listening(strategy) if _tells(strategy) else self._following(strategy, done):
                 result = start(*bound.args, **bound.kwargs)
@@ -336,18 +338,21 @@ class Watch:
         return result
 
     def _go_on(self, strategy: Any, arguments: dict[str, Any]) -> int:
-        """Put a strategy where its checkpoint was; return the rounds that it is not to count."""
-        assert self._restored is not None
+        """Put a strategy where its checkpoint was; return the rounds done that it cannot know of."""
+        if self._restored is None:
+            self._base = max(0, self._last)
+            return 0
         state, self._restored = self._restored, None
+        self._base = int(state["before"])
         if _goes_on_itself(strategy):
             strategy.load_state_dict(state["strategy"])
             return 0
         name = type(strategy).__name__
-        if state["model"] is None or _unhooked(type(strategy).start) is not _unhooked(Strategy.start):
+        if state["model"] is None or type(strategy).start is not Strategy.start:
             raise CheckpointError(f"{name} has a loop of its own, and no state_dict: it cannot go on")
-        done = int(state["round"])
+        self._resumed = True
+        done = int(state["round"]) - self._base
         arguments["initial_arrays"] = unpack_records(state["model"])["arrays"]
-        self.arrays = arguments["initial_arrays"]
         arguments["num_rounds"] = max(0, arguments["num_rounds"] - done)
         log(
             WARNING,
@@ -369,7 +374,7 @@ class Watch:
             strategy.on_round_end = before
 
     def _told(self, end: Any) -> None:
-        if end.round or self._starts == 1:
+        if end.round or self._last < 0:
             self._publish(replace(end, round=self._base + end.round))
 
     @contextmanager
@@ -390,7 +395,7 @@ class Watch:
 
             vars(strategy)[name] = followed
 
-        kept = dict(vars(strategy))
+        kept = {name: vars(strategy)[name] for name in _FOLLOWED if name in vars(strategy)}
         follow("configure_train", lambda number, _: self._begin_round(number), before=True)
         follow("aggregate_train", self._trained)
         follow("configure_evaluate", lambda *_: None)
@@ -398,10 +403,9 @@ class Watch:
         try:
             yield
         finally:
-            for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"):
-                vars(strategy).pop(name)
-                if name in kept:
-                    vars(strategy)[name] = kept[name]
+            for name in _FOLLOWED:
+                del vars(strategy)[name]
+            vars(strategy).update(kept)
 
     def _begin_round(self, number: int) -> None:
         if self._round is None or self._round.number != number:
@@ -430,7 +434,7 @@ class Watch:
             metrics = evaluate_fn(done + server_round, arrays)
             if self._round is not None:
                 self._round.central = dict(metrics or {})
-            elif server_round == 0 and self._starts == 1 and not _tells(self._strategy):
+            elif server_round == 0 and self._last < 0 and not _tells(self._strategy):
                 self._tell("round", _Round(0, central=dict(metrics or {})))
             return metrics
 
@@ -467,7 +471,9 @@ class Watch:
             sent=meter.sent,
             accepted=meter.accepted,
             rejected=dict(meter.rejected),
+            resumed=self._resumed,
         )
+        self._resumed = False
         self._since = now
         meter.next_round()
         self._publish(end)
@@ -494,6 +500,7 @@ def _shift_rounds(result: Result, done: int) -> None:
 
 # Where strategies start: while anybody watches, each class's own ``start`` asks its grid who does.
 
+_watching: dict[Grid, Watch] = {}
 _lock = threading.Lock()
 _watches = 0
 _hooked: dict[type, _Start] = {}
@@ -503,7 +510,7 @@ def _hook() -> None:
     global _watches  # noqa: PLW0603
     with _lock:
         _watches += 1
-        for kind in _family(Strategy):
+        for kind in _family(Strategy):  # type: ignore[type-abstract]
             if "start" in vars(kind) and kind not in _hooked:
                 _hooked[kind] = vars(kind)["start"]
                 kind.start = _asking(_hooked[kind])  # type: ignore[method-assign]
@@ -530,14 +537,10 @@ def _asking(start: _Start) -> _Start:
     def asked(strategy: Any, *args: Any, **kwargs: Any) -> Result:
         bound = inspect.signature(start).bind(strategy, *args, **kwargs)
         bound.apply_defaults()
-        grid = bound.arguments.get("grid")
+        watch = _watching.get(bound.arguments["grid"]) if "grid" in bound.arguments else None
         # A start that calls its parent's, or a strategy inside another one's round, is watched already.
-        if not isinstance(grid, _WatchedGrid) or grid.watch._strategy is not None:
+        if watch is None or watch._strategy is not None:
             return start(strategy, *args, **kwargs)
-        return grid.watch._start(start, strategy, bound)
+        return watch._start(start, strategy, bound)
 
     return asked
-
-
-def _unhooked(start: Any) -> Any:
-    return getattr(start, "__wrapped__", start)

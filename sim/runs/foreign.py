@@ -1,0 +1,250 @@
+"""A run of any Flower app in this process, with the run folder that the suite's own apps write.
+
+The app need not know: it is watched from outside (``watch``). What a checkpoint of such a run holds is the
+global model, what nodes keep in their state, and the rounds done; what it cannot hold is what the app keeps
+itself, a strategy's momentum or the state of its random generators, which begin anew (``RESUMES``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, UserConfig
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from hedgerow.sim.engine._compat import app_pyproject, log
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.environment import environment
+from hedgerow.sim.runs.live import LiveProgress
+from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
+from hedgerow.sim.runs.serverapp import run_summary
+from hedgerow.sim.runs.watch import Watch
+from hedgerow.wire.records import PayloadError, view
+
+__all__ = ["About", "Records", "Watched", "about_app", "earlier_run", "scalars", "watched_run"]
+
+REALISM = "every node's work is real, in one process; messages travel in memory and their time is virtual"
+RESUMES = (
+    "restored: the rounds done, the global model, what nodes keep in their state. Not restored: what the app "
+    "keeps itself, such as a strategy's momentum or the state of random generators"
+)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run is of.
+
+    Parameters
+    ----------
+    name, version : str
+        The app's; the version is empty where it has none.
+    folder : Path or None
+        Where its code lies.
+    """
+
+    name: str
+    version: str = ""
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where and how a watched run is recorded.
+
+    Parameters
+    ----------
+    output_dir : Path or None (default: None)
+        Where a new folder for it is made. None: nothing is written.
+    resume : Path or None (default: None)
+        The folder of a run that was stopped, to go on with instead.
+    checkpoint_every : int (default: 10)
+        Rounds between two checkpoints, >= 1.
+    quiet : bool (default: False)
+        Show no progress.
+    """
+
+    output_dir: Path | None = None
+    resume: Path | None = None
+    checkpoint_every: int = 10
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every: {self.checkpoint_every} is not an integer >= 1")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a run came to.
+
+    Parameters
+    ----------
+    result : Result or None
+        What the last ``Strategy.start`` returned.
+    rounds : list of dict
+        Its rounds as ``rounds.jsonl`` has them.
+    folder : Path or None
+        Its folder, where it was written to one.
+    """
+
+    result: Result | None
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    folder: Path | None = None
+
+
+def scalars(*measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers among the first metrics that are there: what people are shown of the model."""
+    first: Mapping[str, Any] = next(filter(None, measured), {})
+    return {name: value for name, value in first.items() if isinstance(value, int | float)}
+
+
+def about_app(spec: AppSpec) -> About:
+    """Return what a run of an app is of."""
+    pyproject, _ = app_pyproject(spec.folder)
+    return About(spec.name, str(pyproject["project"].get("version", "")), spec.folder)
+
+
+def earlier_run(folder: str | Path) -> tuple[UserConfig, int]:
+    """Return the run config and the number of nodes of a recorded run of a foreign app.
+
+    Raises
+    ------
+    RunFolderError
+        If the folder is not that of a run.
+    ValueError
+        If it is a run of one of the suite's apps, which are resumed by their key ``resume``.
+    """
+    config = read_config(folder)
+    if not isinstance(config.get("nodes"), int):
+        raise ValueError(f"--resume: {folder} does not say how many nodes its run had")
+    return dict(config["run"]), config["nodes"]
+
+
+def watched_run(
+    main: Callable[[Grid], object],
+    grid: InProcessGrid,
+    about: About,
+    run_config: Mapping[str, Any],
+    records: Records,
+    *,
+    own: bool = False,
+) -> Watched:
+    """Call a ServerApp's main with a grid, and record what it does.
+
+    Parameters
+    ----------
+    main : Callable[[Grid], object]
+        What is run.
+    grid : InProcessGrid
+        The nodes.
+    about : About
+        What is run, for ``config.json``.
+    run_config : Mapping[str, Any]
+        What determines the run beside its code, JSON values.
+    records : Records
+        Where it is recorded.
+    own : bool (default: False)
+        Whether it is one of the suite's apps, which record and show themselves: they are listened to only.
+
+    Raises
+    ------
+    RunFolderError
+        If the folder cannot be written, or is that of another run.
+    CheckpointError
+        If there is nothing to go on from, or the app cannot go on.
+    Exception
+        Whatever ``main`` raises.
+    """
+    if records.resume is None and records.output_dir is None:
+        recorder = None
+    else:
+        folder = records.resume or new_run_folder(records.output_dir or ".", about.name)
+        recorder = RunRecorder(
+            folder,
+            {
+                "app": about.name,
+                "version": about.version,
+                "realism": REALISM,
+                "run": dict(run_config),
+                "nodes": len(grid.get_node_ids()),
+                "resumes": RESUMES,
+                "environment": environment(engine="inprocess", app=about.folder),
+            },
+            checkpoint_every=records.checkpoint_every,
+        )
+    with ExitStack() as stack:
+        if recorder is not None:
+            stack.callback(recorder.close)
+            log(INFO, "Run folder: %s", recorder.folder)
+        return _run(main, grid, records, recorder, count=not own)
+
+
+def _run(
+    main: Callable[[Grid], object],
+    grid: InProcessGrid,
+    records: Records,
+    recorder: RunRecorder | None,
+    *,
+    count: bool,
+) -> Watched:
+    live = LiveProgress(1, records.quiet)
+    rounds: list[dict[str, Any]] = []
+
+    def started(num_rounds: int | None) -> None:
+        live.num_rounds = num_rounds or live.num_rounds
+        if recorder is not None:
+            recorder.keep_state(watch=watch, engine=grid)
+
+    def ended(end: Any) -> None:
+        if recorder is None:
+            rounds.append(asdict(end))
+        else:
+            _record(recorder, end)
+        live.num_rounds = max(live.num_rounds, end.round)
+        measured = scalars(end.central, end.evaluate, end.train)
+        live(replace(end, central=measured or {"round": end.round}))
+
+    watch = Watch(grid, on_start=started, on_round_end=[ended], count=count)
+    if recorder is not None and records.resume is not None:
+        recorder.keep_state(watch=watch, engine=grid)
+        recorder.resume()
+    with ExitStack() as stack:
+        if recorder is not None:
+            stack.enter_context(recorder.guard())
+        stack.enter_context(live)
+        stack.enter_context(watch)
+        main(watch.grid)
+    if recorder is None:
+        return Watched(watch.result, rounds)
+    recorder.finish(run_summary(recorder.rounds), _model(watch.arrays))
+    return Watched(watch.result, recorder.rounds, recorder.folder)
+
+
+def _record(recorder: RunRecorder, end: Any) -> None:
+    if getattr(end, "kind", "") == "exchange":
+        # Only a strategy's rounds can be gone on with.
+        recorder.keep_state()
+    try:
+        recorder.on_round_end(end)
+    except PayloadError as error:
+        # The line is written; only a state of arrays that no checkpoint holds is not.
+        log(WARNING, "No checkpoints of this run: %s", error)
+        recorder.keep_state()
+
+
+def _model(arrays: ArrayRecord | None) -> dict[str, NDArray[np.generic]] | None:
+    """Return the global model's arrays; None where there are none, or none that NumPy reads."""
+    try:
+        return None if not arrays else {key: view(array) for key, array in arrays.items()}
+    except PayloadError as error:
+        log(WARNING, "No model.npz: %s", error)
+        return None

@@ -1,0 +1,174 @@
+"""A federation in a script or a notebook, with one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result, Strategy
+
+from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID
+from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.environment import code_folder
+from hedgerow.sim.runs.foreign import About, Records, watched_run
+from hedgerow.sim.runs.serverapp import records_itself
+
+__all__ = ["Simulation", "server_context", "simulate"]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a simulation came to.
+
+    Parameters
+    ----------
+    result : Result or None
+        What the last ``Strategy.start`` returned; None where no strategy was started.
+    rounds : list of dict
+        A record a round, as ``rounds.jsonl`` has them.
+    folder : Path or None
+        The run's folder; None where none was asked for, or the app makes its own.
+    context : Context
+        The ServerApp's.
+    """
+
+    result: Result | None
+    rounds: list[dict[str, Any]]
+    folder: Path | None
+    context: Context
+
+
+def simulate(
+    server_app: ServerApp | Strategy | Callable[[], Strategy],
+    client_app: ClientApp,
+    num_nodes: int,
+    *,
+    run_config: UserConfig | None = None,
+    node_configs: Sequence[UserConfig] | None = None,
+    faults: FaultModel | Mapping[int, FaultModel] | None = None,
+    output_dir: str | Path | None = None,
+    resume: str | Path | None = None,
+    checkpoint_every: int = 10,
+    seed: int = 0,
+    strict: bool = False,
+    quiet: bool = False,
+    max_in_flight: int | None = None,
+    **start: Any,
+) -> Simulation:
+    """Run a federation in this process, in a notebook too.
+
+    Parameters
+    ----------
+    server_app : ServerApp, Strategy, or a function that makes a Strategy
+        What the server does: an app, or a strategy to start.
+    client_app : ClientApp
+        What the nodes do.
+    num_nodes : int
+        How many nodes, >= 1.
+    run_config : dict or None (default: None)
+        What both apps see in ``context.run_config``.
+    node_configs, faults, strict, max_in_flight
+        As in ``InProcessGrid``.
+    output_dir : str, Path or None (default: None)
+        Where a run folder is made, with config, rounds, checkpoints and the final model. None: none is. An
+        app of the suite makes its folder itself, there if this is given.
+    resume : str, Path or None (default: None)
+        The folder of a run of the same that was stopped, to go on with. What is restored and what is not
+        stands in its ``config.json``. Not for the suite's own apps, which have a key ``resume``.
+    checkpoint_every : int (default: 10)
+        Rounds between two checkpoints, >= 1.
+    seed : int (default: 0)
+        Keys the node ids and the faults, >= 0.
+    quiet : bool (default: False)
+        Show no progress.
+    **start
+        What ``Strategy.start`` takes beside the grid: ``initial_arrays``, ``num_rounds``, ... Only with a
+        strategy.
+
+    Returns
+    -------
+    Simulation
+        Flower's ``Result`` where there is one, and the records of all rounds.
+
+    Raises
+    ------
+    TypeError
+        If ``server_app`` is none of the three, or an argument is unknown.
+    ValueError
+        If a parameter is out of range.
+    Exception
+        Whatever the ServerApp raises.
+
+    Examples
+    --------
+    ::
+
+        done = simulate(FedAvg(), client_app, 10, initial_arrays=arrays, num_rounds=3)
+        done.result.arrays, done.rounds[-1]["train"]
+    """
+    records = Records(_path(output_dir), _path(resume), checkpoint_every, quiet)
+    config = dict(run_config or {})
+    own = isinstance(server_app, ServerApp) and records_itself(server_app)
+    if own and resume is not None:
+        raise ValueError("resume: this app goes on with a run by its run-config key 'resume'")
+    if own and output_dir is not None:
+        config["output-dir"] = str(records.output_dir)
+    if own and quiet:
+        config["quiet"] = True
+    with InProcessGrid(
+        client_app,
+        num_nodes,
+        run_config=config,
+        node_configs=node_configs,
+        faults=faults,
+        strict=strict,
+        seed=seed,
+        max_in_flight=max_in_flight,
+    ) as grid:
+        context = server_context(grid, config)
+        main, about = _main(server_app, context, start)
+        if own:
+            done = watched_run(main, grid, about, config, Records(quiet=True), own=True)
+        else:
+            said = {"seed": seed, **config, **({} if faults is None else {"faults": repr(faults)})}
+            done = watched_run(main, grid, about, said, records)
+    return Simulation(done.result, done.rounds, done.folder, context)
+
+
+def server_context(grid: Grid, run_config: UserConfig) -> Context:
+    """Return the context of a ServerApp in this process."""
+    return Context(
+        run_id=grid.run.run_id,
+        node_id=SUPERLINK_NODE_ID,
+        node_config={},
+        state=RecordDict(),
+        run_config=dict(run_config),
+    )
+
+
+def _main(
+    server: ServerApp | Strategy | Callable[[], Strategy], context: Context, start: Mapping[str, Any]
+) -> tuple[Callable[[Grid], object], About]:
+    """Return what is to be called with the grid, and what it is."""
+    if isinstance(server, ServerApp):
+        if start:
+            raise TypeError(f"{', '.join(start)}: only with a strategy; a ServerApp starts its own")
+        app = server
+        return lambda grid: app(grid, context), About(
+            "simulation", folder=code_folder(getattr(app, "_main", None))
+        )
+    strategy = server if isinstance(server, Strategy) else server()
+    if not isinstance(strategy, Strategy):
+        raise TypeError(f"server_app: {type(strategy).__name__} is neither a ServerApp nor a Strategy")
+    name = type(strategy).__name__
+    return lambda grid: strategy.start(grid=grid, **start), About(name, folder=code_folder(type(strategy)))
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path).expanduser().resolve()

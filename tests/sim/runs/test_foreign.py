@@ -1,0 +1,119 @@
+"""``hedgerow run`` gives a stranger's app the run folder that the suite's own apps have."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from tests.sim.cli.command_line import SD_FEEL, hedgerow
+from tests.sim.tiny_app import MakeApp
+
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.app import load_app
+from hedgerow.sim.runs.folder import read_config, read_rounds
+from hedgerow.sim.runs.foreign import earlier_run
+from hedgerow.sim.runs.launch import Records, run_app
+from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim.runs.simulate import simulate
+
+
+@pytest.fixture(autouse=True)
+def flowers_log() -> Iterator[None]:
+    """``--quiet`` is for a process of its own."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def folder_of_the_run(parent: Path) -> Path:
+    (config,) = parent.glob("*/config.json")
+    return config.parent
+
+
+def test_a_foreign_app_gets_a_run_folder(make_app: MakeApp, tmp_path: Path) -> None:
+    shown = hedgerow("run", make_app(), "--nodes", 3, "-c", "output-dir=out")
+    assert shown.exit_code == 0, shown.output
+    folder = folder_of_the_run(tmp_path / "out")
+    assert f"Run folder: {folder}" in shown.output
+    config = read_config(folder)
+    assert (config["app"], config["version"], config["nodes"]) == ("tiny-app", "1.0.0", 3)
+    assert config["run"]["output-dir"] == "out"
+    assert config["environment"]["app-git"] is None
+    assert [end["round"] for end in read_rounds(folder)] == [1, 2]
+    np.testing.assert_allclose(np.load(folder / "model.npz")["0"], [2.0] * 3)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+
+
+def test_an_app_that_names_no_folder_has_the_default_one(make_app: MakeApp, tmp_path: Path) -> None:
+    assert hedgerow("run", make_app(), "--nodes", 3, "--quiet").exit_code == 0
+    assert folder_of_the_run(tmp_path / "runs").name.startswith("tiny-app-")
+
+
+def test_a_run_of_a_foreign_app_goes_on(make_app: MakeApp, tmp_path: Path) -> None:
+    app = make_app()
+    loaded = load_app(app)
+    plan = plan_run(loaded.spec, ["output-dir=out lr=0.25 num-server-rounds=3"], num_nodes=3)
+    calls = 0
+
+    def send(self: InProcessGrid, messages: Iterable[Message], **options: Any) -> list[Message]:
+        nonlocal calls
+        calls += 1
+        # FedAvg sends twice a round, here to nobody the second time.
+        if calls == 4:
+            raise KeyboardInterrupt
+        return whole(self, messages, **options)
+
+    whole = InProcessGrid.send_and_receive
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InProcessGrid, "send_and_receive", send)
+        with pytest.raises(KeyboardInterrupt):
+            run_app(loaded, plan, records=Records(output_dir=tmp_path / "out", quiet=True))
+    folder = folder_of_the_run(tmp_path / "out")
+    assert [end["round"] for end in read_rounds(folder)] == [1]
+    assert earlier_run(folder) == (plan.run_config, 3)
+    shown = hedgerow("run", app, "--resume", folder)
+    assert shown.exit_code == 0, shown.output
+    assert [end["round"] for end in read_rounds(folder)] == [1, 2, 3]
+    np.testing.assert_allclose(np.load(folder / "model.npz")["0"], [1.5] * 3)
+    assert [end["resumed"] for end in read_rounds(folder)] == [False, True, False]
+    longer = hedgerow("run", app, "--resume", folder, "-c", "num-server-rounds=4", "--quiet")
+    assert longer.exit_code == 0, longer.output
+    np.testing.assert_allclose(np.load(folder / "model.npz")["0"], [2.0] * 3)
+    refused = hedgerow("run", app, "--resume", folder, "-c", "lr=0.5")
+    assert refused.exit_code == 2
+    assert "lr was 0.25 and is 0.5" in refused.output
+
+
+def test_table_plot_and_export_read_the_folder(make_app: MakeApp, tmp_path: Path) -> None:
+    client = make_app() / "tinyapp" / "client_app.py"
+    client.write_text(client.read_text().replace('{"num-examples": 1}', '{"num-examples": 1, "loss": 0.5}'))
+    assert hedgerow("run", client.parents[1], "--nodes", 3, "--quiet").exit_code == 0
+    folder = folder_of_the_run(tmp_path / "runs")
+    table = hedgerow("table", folder, "--y", "loss")
+    assert table.exit_code == 0, table.output
+    plot = hedgerow("plot", folder, "--x", "payload-bytes", "--y", "loss", "--out", tmp_path / "plot.png")
+    assert plot.exit_code == 0, plot.output
+    export = hedgerow("export", folder, "--csv", tmp_path / "rounds.csv")
+    assert export.exit_code == 0, export.output
+
+
+SMALL = "num-clients=4 num-servers=2 iterations=10 batch-size=4 evaluate-every=10"
+
+
+def test_an_app_of_the_suite_is_not_recorded_twice(tmp_path: Path) -> None:
+    shown = hedgerow("run", SD_FEEL, "-c", f"{SMALL} quiet=true output-dir='{tmp_path}'")
+    assert shown.exit_code == 0, shown.output
+    assert "kind" not in read_rounds(folder_of_the_run(tmp_path))[-1]
+
+
+def test_an_app_of_the_suite_is_simulated_and_records_itself(tmp_path: Path) -> None:
+    app = load_app(SD_FEEL)
+    config = plan_run(app.spec, [SMALL]).run_config
+    done = simulate(app.server_app, app.client_app, 4, run_config=config, output_dir=tmp_path, quiet=True)
+    assert done.result is not None
+    assert done.rounds == read_rounds(folder_of_the_run(tmp_path))
