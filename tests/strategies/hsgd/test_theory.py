@@ -219,7 +219,7 @@ def test_no_other_divisor_is_cheaper_and_reaches_the_target(
     bounds = {Q: bound(known, P=P, Q=Q, eta=eta, T=1000) for Q in range(1, P + 1) if P % Q == 0}
     # Where a divisor meets the target exactly, either side of the last bit is right.
     assert chosen is None or bounds[chosen] <= target * (1 + 1e-9)
-    assert not [Q for Q, value in bounds.items() if Q > (chosen or 0) and value <= target * (1 - 1e-9)]
+    assert not [Q for Q, value in bounds.items() if (chosen or 0) < Q and value <= target * (1 - 1e-9)]
 
 
 # Strategy 2.
