@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -99,19 +101,24 @@ def assert_same_bits(a: Path, b: Path) -> None:
     assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
-@pytest.fixture(scope="module", params=JOBS, ids=[job.app for job in JOBS])
-def job(request: pytest.FixtureRequest) -> Job:
-    chosen: Job = request.param
-    return chosen
+@pytest.fixture(scope="session")
+def runs_to_the_end(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Path]:
+    """A job that nobody interrupts, run once."""
+
+    @cache
+    def run(job: Job) -> Path:
+        folder = tmp_path_factory.mktemp("uninterrupted")
+        finish(start(job, folder))
+        return folder
+
+    return run
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    finish(start(job, folder))
-    return folder
+def named(job: Job) -> str:
+    return job.app
 
 
+@pytest.mark.parametrize("job", JOBS, ids=named)
 def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     finish(start(job, ours, config=job.brief))
@@ -123,25 +130,29 @@ def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path
     assert "loss" in output
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+# What SIGTERM and SIGINT do is the recorder's, and the same in every app.
+@pytest.mark.parametrize(
+    ("job", "signum"),
+    [
+        *(pytest.param(job, signal.SIGKILL, id=job.app) for job in JOBS),
+        *(pytest.param(JOBS[0], other, id=other.name) for other in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_a_killed_run_resumes_to_the_same_bits(
-    job: Job, uninterrupted: Path, tmp_path: Path, signum: signal.Signals
+    job: Job, signum: signal.Signals, runs_to_the_end: Callable[[Job], Path], tmp_path: Path
 ) -> None:
-    if signum != signal.SIGKILL and job is not JOBS[0]:
-        pytest.skip("what SIGTERM and SIGINT do is the recorder's, and the same in every app")
     run = kill_in_a_run(job, tmp_path, signum)
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(job.folder), "--resume", str(run), "--quiet"]
     subprocess.run(command, check=True, timeout=120)
-    assert_same_run(uninterrupted, tmp_path)
+    assert_same_run(runs_to_the_end(job), tmp_path)
 
 
 @pytest.mark.parametrize(
     "job",
     [pytest.param(j, marks=[] if j.app == "similarity_free" else pytest.mark.slow, id=j.app) for j in JOBS],
-    indirect=True,
 )
 def test_a_run_killed_on_flowers_engine_resumes_to_the_same_bits(
-    job: Job, uninterrupted: Path, tmp_path: Path
+    job: Job, runs_to_the_end: Callable[[Job], Path], tmp_path: Path
 ) -> None:
     options = ("--engine", "flower")
     # It ends all that it started, the ServerApp within a round.
@@ -149,7 +160,7 @@ def test_a_run_killed_on_flowers_engine_resumes_to_the_same_bits(
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(job.folder), "--resume", str(run), *options]
     subprocess.run(command, check=True, timeout=400, stdout=subprocess.DEVNULL)
     # The resumed run has nodes with new ids, which a method that greets its nodes greets again.
-    assert_same_run(uninterrupted, tmp_path, apart_from=("payload_bytes", "by_link"))
+    assert_same_run(runs_to_the_end(job), tmp_path, apart_from=("payload_bytes", "by_link"))
 
 
 def kill_in_a_run(job: Job, folder: Path, signum: signal.Signals, *options: str) -> Path:
