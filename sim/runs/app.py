@@ -177,10 +177,18 @@ def own_settings(spec: AppSpec) -> ModuleType | None:
     """Import the module of an app that has ``SETTINGS`` and ``read``, its check of them; None if none has."""
     if "serverapp" not in spec.components:
         return None
+    package, path = spec.components["serverapp"].partition(":")[0].partition(".")[0], list(sys.path)
+    here = {name for name in sys.modules if name.partition(".")[0] == package}
     try:
         module = settings_module(spec)
     except ValueError:
         return None
+    finally:
+        # Another copy of the app may be run by this process; its modules bear the same names.
+        sys.path[:] = path
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            if name not in here:
+                del sys.modules[name]
     return module if hasattr(module, "read") else None
 
 

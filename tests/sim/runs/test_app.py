@@ -1,5 +1,6 @@
 """An app is read from its folder, and its components are what its pyproject.toml says."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,3 +79,17 @@ def test_an_app_without_settings_is_named(make_app: MakeApp) -> None:
     (home / "tinyapp" / "settings.py").write_text("")
     with pytest.raises(ValueError, match=r"tinyapp\.settings of app 'tiny-app' has no SETTINGS"):
         settings_module(find_app(home))
+
+
+def test_checking_an_apps_settings_leaves_its_modules_to_another_copy(tmp_path: Path) -> None:
+    code = (
+        "import shutil, sys; from pathlib import Path;"
+        "from hedgerow.sim.runs.app import find_app, own_settings;"
+        "from hedgerow.sim.runs.launch import load_app;"
+        f"copied = Path({str(tmp_path / 'copied')!r});"
+        f"shutil.copytree({str(APPS / 'sd-feel')!r}, copied);"
+        "assert own_settings(find_app(copied)) is not None;"
+        "assert not any(name.partition('.')[0] == 'sd_feel' for name in sys.modules);"
+        f"load_app({str(APPS / 'sd-feel')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
