@@ -5,10 +5,10 @@ float tolerance. The *loop* trains every node by the model's own forward pass: a
 oracle. The *stack* trains many nodes as one model with a leading node axis (``stack.py``).
 
 On CPUs both spread nodes over torch's threads and run each node's arithmetic on one: small operations gain
-nothing from several and lose tenfold where another process holds a core. A node's bits then depend on
-neither the number of cores nor the nodes beside it. Two exceptions keep to float tolerance: a loop over a
-single node, which uses all threads, and a model that only ``vmap`` stacks. What ``auto`` takes is
-``_prefers_stack``'s rule.
+nothing from several and lose tenfold where another process holds a core. On one processor a node's bits then
+depend on neither the number of cores nor the nodes beside it. Two exceptions keep to float tolerance: under
+``auto`` a node that is alone and takes the loop, which has all threads, and a model that only ``vmap``
+stacks. What ``auto`` takes is ``_prefers_stack``'s rule; docs/bits.md is the contract.
 """
 
 from collections.abc import Mapping, Sequence

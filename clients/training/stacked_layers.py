@@ -1,8 +1,8 @@
 """Common layers over a stack of nodes, with the batch as the last axis.
 
 A sample's axes stay in torch's order, (nodes, channels, height, width, batch): a convolution is then one
-copy of long runs and one batched matrix product (torch's grouped convolution, which ``vmap`` takes, has no
-fast kernels for so many groups), a linear layer is a product without a transpose, and flattening is free.
+copy of long runs and a matrix product a node (torch's grouped convolution, which ``vmap`` takes, has no fast
+kernels for so many groups), a linear layer is a product without a transpose, and flattening is free.
 """
 
 from collections.abc import Callable, Mapping
