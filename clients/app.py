@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.wire.blas import one_blas_thread
-from hedgerow.wire.calls import RESTORE, STATE, BatchHandler, Call
+from hedgerow.wire.calls import RESTORE, STATE, WHOAMI, BatchHandler, Call
 
 __all__ = ["Answer", "BatchClientApp", "each", "introduce", "introduced", "together", "whoami"]
 
@@ -21,8 +21,6 @@ Answer = RecordDict | Exception
 Job = TypeVar("Job")
 Found = TypeVar("Found")
 Scalar = bool | float | int | str | None
-
-_WHOAMI = "query.whoami"
 
 
 class BatchClientApp(ClientApp):
@@ -143,7 +141,7 @@ def introduce(
         If the node config has no ``partition-id``, or it or ``num-examples`` is no integer >= 0.
     """
     kind, content = message.metadata.message_type, message.content
-    if kind != _WHOAMI and (kind != MessageType.TRAIN or "whoami" not in content.config_records):
+    if kind != WHOAMI and (kind != MessageType.TRAIN or "whoami" not in content.config_records):
         return call_next(message, context)
     size = context.node_config.get("num-examples")
     return Message(_introduction(context, size), reply_to=message)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -24,8 +23,17 @@ from hedgerow.tasks import (
     is_import_path,
     validate_scheme,
 )
+from hedgerow.wire.checks import did_you_mean
 
-__all__ = ["TASK_TEXTS", "LocalTask", "LocalTaskFn", "global_task", "local_task", "resolve_device"]
+__all__ = [
+    "TASK_TEXTS",
+    "LocalTask",
+    "LocalTaskFn",
+    "global_task",
+    "known_or_import_path",
+    "local_task",
+    "resolve_device",
+]
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,12 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _known_or_import_path(names: Sequence[str]) -> Callable[[str], None]:
+def known_or_import_path(names: Sequence[str]) -> Callable[[str], None]:
+    """Return the check that raises ValueError unless a text is one of the names, or ``module:function``."""
+
     def check(value: str) -> None:
         if value not in names and not is_import_path(value):
-            near = get_close_matches(value[:200], names, n=1)
-            raise ValueError(f"did you mean {near[0]!r}?" if near else "")
+            raise ValueError(did_you_mean(value, names))
 
     return check
 
@@ -91,14 +100,14 @@ def _scaling(value: str) -> None:
 TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "dataset": (
         f"one of {', '.join(DATASETS)}, or an import path 'module:function'",
-        _known_or_import_path(DATASETS),
+        known_or_import_path(DATASETS),
     ),
     "data-dir": ("a folder, or empty", lambda _: None),
     "scaling": (f"one of {', '.join(SCALINGS)}", _scaling),
     "partition": (f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)'", validate_scheme),
     "model": (
         f"one of {', '.join(MODELS)}, or an import path 'module:function'",
-        _known_or_import_path(MODELS),
+        known_or_import_path(MODELS),
     ),
     "device": ("'auto', 'cpu', 'cuda' or 'cuda:<index>'", resolve_device),
 }

@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.wire.calls import WHOAMI
 from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError
@@ -36,7 +37,6 @@ __all__ = [
     "weighted_metrics",
 ]
 
-WHOAMI = "query.whoami"
 # Flower's code for a ClientApp that raised; as an answer to WHOAMI, that it has no such handler.
 RAISED = 2
 _POLL_SECONDS = 0.1

@@ -6,7 +6,6 @@ of the replies (``aggregate_train``), and the state that its next round depends 
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any, Self, get_args, get_type_hints
@@ -19,7 +18,7 @@ from hedgerow.strategies.exchange import ExchangeReport
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.wire.blas import one_blas_thread
-from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.checks import did_you_mean, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import Ledger
 
@@ -35,10 +34,10 @@ def check_options(cls: type, options: Iterable[str]) -> None:
         return
     for name in options:
         if name not in valid:
-            near = get_close_matches(name, valid, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
+            meant = did_you_mean(name, valid)
             raise TypeError(
-                f"{cls.__name__}() has no parameter {name!r}; valid is {', '.join(sorted(valid))}.{meant}"
+                f"{cls.__name__}() has no parameter {name!r}; valid is {', '.join(sorted(valid))}."
+                f"{f' D{meant[1:]}' if meant else ''}"
             )
 
 

@@ -10,9 +10,20 @@ from typing import Protocol, runtime_checkable
 
 from flwr.app import Context, RecordDict
 
-__all__ = ["NODE_RECORD", "RESTORE", "RUN_KEY", "SECRET_RECORD", "STATE", "BatchHandler", "Batched", "Call"]
+__all__ = [
+    "NODE_RECORD",
+    "RESTORE",
+    "RUN_KEY",
+    "SECRET_RECORD",
+    "STATE",
+    "WHOAMI",
+    "BatchHandler",
+    "Batched",
+    "Call",
+]
 
-# Queries that every node of the suite answers: what it keeps between rounds, and to take it back.
+# Queries that every node of the suite answers: who it is; what it keeps between rounds, and to take it back.
+WHOAMI = "query.whoami"
 STATE, RESTORE = "query.state", "query.restore"
 # Beside a node's records in STATE and RESTORE: its partition id, and the run that the records are of.
 NODE_RECORD = "hedgerow.node"

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 __all__ = [
     "at_least",
+    "did_you_mean",
     "in_range",
     "int_at_least",
     "is_real",
@@ -17,6 +19,12 @@ __all__ = [
     "probability",
     "require",
 ]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the known name that an unknown one is nearest to, as a question; empty without one."""
+    near = get_close_matches(name[:200], known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def require(key: str, value: object, valid: str, holds: bool) -> None:

@@ -1,5 +1,7 @@
 """How large and small the inputs of a formula may be, so that its powers and quotients stay in float64."""
 
+from hedgerow.wire.checks import require
+
 __all__ = ["ORDINARY", "check_ordinary", "is_ordinary"]
 
 SMALLEST, LARGEST = 1e-18, 1e18
@@ -14,5 +16,4 @@ def is_ordinary(value: float) -> bool:
 def check_ordinary(**numbers: float) -> None:
     """Raise ValueError unless each number is ordinary."""
     for key, value in numbers.items():
-        if not is_ordinary(value):
-            raise ValueError(f"{key} is {value!r}; valid is {ORDINARY}")
+        require(key, value, ORDINARY, is_ordinary(value))

@@ -6,14 +6,14 @@ be 0, at 1e-30: models are float32, which ends at 1e38, and products of a method
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from flwr.app import UserConfigValue
 
+from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import shown
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "Kind",
     "above",
     "choice",
-    "did_you_mean",
     "flag",
     "folder",
     "in_range",
@@ -108,12 +107,6 @@ POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", lambda v: SMALLE
 NOT_NEGATIVE = number(
     f"0, or a number from {SMALLEST:g} to {LARGEST:g}", lambda v: v == 0 or SMALLEST <= v <= LARGEST
 )
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the known name that an unknown one is nearest to, as a question; empty without one."""
-    near = get_close_matches(name[:200], known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def choice(*names: str) -> Kind:

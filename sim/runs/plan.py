@@ -17,9 +17,10 @@ from flwr.app import UserConfig, UserConfigValue
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.runs.app import AppSpec, own_settings
-from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES, did_you_mean
+from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.recorder import read_config
 from hedgerow.sim.runs.settings import SettingsError, problems_of
+from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("[^"]*"|'[^']*'|\S+)""")
-_UNKNOWN = "has no such key"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def plan_run(
         rest = {key: setting for key, setting in own.SETTINGS.items() if key not in said}
         errors += problems_of({key: value for key, value in run_config.items() if key in rest}, rest)
     if errors:
-        if any(_UNKNOWN in error for error in errors):
+        if not changes.keys() <= spec.config.keys():
             errors.append(f"valid keys: {', '.join(sorted(spec.config)) or 'none'}")
         raise SettingsError("\n".join(errors))
     return Plan({**run_config, **undeclared}, size, faults)
@@ -242,7 +242,7 @@ def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]
         named = f"{shown(key)}={quoted(value)}"
         if default is None:
             meant = did_you_mean(key, spec.config)
-            errors.append(f"{named}: app {spec.name!r} {_UNKNOWN}{f' ({meant})' if meant else ''}")
+            errors.append(f"{named}: app {spec.name!r} has no such key{f' ({meant})' if meant else ''}")
         elif type(value) is int and abs(value) > MAX_INT64:
             errors.append(f"{named}: an integer from -2^63 to 2^63 - 1 is needed")
         elif isinstance(default, float) and type(value) is int:

@@ -12,7 +12,8 @@ from typing import Any
 
 from flwr.app import UserConfigValue
 
-from hedgerow.sim.runs.kinds import Kind, did_you_mean
+from hedgerow.sim.runs.kinds import Kind
+from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import quoted, shown
 

@@ -33,8 +33,9 @@ from typing import Any
 from flwr.app import UserConfig
 
 from hedgerow.sim.engine._compat import flatten_dict
-from hedgerow.sim.runs.kinds import MAX_INT64, did_you_mean
+from hedgerow.sim.runs.kinds import MAX_INT64
 from hedgerow.sim.runs.results import COSTS
+from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
 
 __all__ = ["RESERVED", "Sweep", "Variant", "read_sweep"]

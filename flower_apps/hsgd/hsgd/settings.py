@@ -5,6 +5,7 @@ from typing import Any
 
 from flwr.app import UserConfigValue
 
+from hedgerow.clients.local_task import known_or_import_path
 from hedgerow.sim.runs.common_settings import DATA_DIR, RUN_SETTINGS, SEED
 from hedgerow.sim.runs.kinds import (
     LARGEST,
@@ -14,7 +15,6 @@ from hedgerow.sim.runs.kinds import (
     POSITIVE,
     Kind,
     choice,
-    did_you_mean,
     in_range,
     number,
     text,
@@ -25,7 +25,7 @@ from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, is_import_path, validate_group_scheme
+from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, validate_group_scheme
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hsgd.parties import Parties, deal, merges
 
@@ -35,11 +35,9 @@ METHODS = tuple(str(method) for method in Method)
 
 
 def _known_or_import_path(*names: str) -> Kind:
-    def check(value: str) -> None:
-        if value not in names and not is_import_path(value):
-            raise ValueError(did_you_mean(value, names))
-
-    return text(f"one of {', '.join(names)}, or an import path 'module:function'", check)
+    return text(
+        f"one of {', '.join(names)}, or an import path 'module:function'", known_or_import_path(names)
+    )
 
 
 def _power(value: UserConfigValue) -> int:
