@@ -116,10 +116,11 @@ class RunRecorder:
         self._state: tuple[Mapping[str, Any], dict[str, Any]] | None = None
         self._lines: Lines | None = None
         with refused(folder):
-            begun = _is_begun(folder)
+            # A folder of other files gets no lock.
+            _is_begun(folder)
             self._lock = Lock(folder)
             try:
-                self._open(begun, config)
+                self._open(config)
             except BaseException:
                 self._lock.release()
                 raise
@@ -221,8 +222,8 @@ class RunRecorder:
         self._close_lines()
         self._lock.release()
 
-    def _open(self, begun: bool, config: Mapping[str, Any]) -> None:
-        if begun:
+    def _open(self, config: Mapping[str, Any]) -> None:
+        if _is_begun(self.folder):
             _check_same(read_config(self.folder), config)
         else:
             write_json(self.folder / CONFIG, {"environment": environment(), **config})
@@ -292,11 +293,13 @@ class RunRecorder:
 
 
 def _is_begun(folder: Path) -> bool:
-    """Return whether a folder holds a run, or nothing."""
-    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else {""}
-    if CONFIG in names:
+    """Return whether a folder holds a run, or nothing but what one that begins leaves."""
+    beginning = {LOCK, CONFIG + ".partial"}
+    others = {path.name for path in folder.iterdir()} - beginning if folder.is_dir() else {""}
+    # Asked after the listing, which another process may have outrun.
+    if (folder / CONFIG).exists():
         return True
-    if names:
+    if others:
         raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json")
     return False
 

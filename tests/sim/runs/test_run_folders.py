@@ -21,6 +21,7 @@ from tests.sim.runs.disk import Watched
 from hedgerow.sim.runs import durable
 from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
 from hedgerow.sim.runs.durable import write_file
+from hedgerow.sim.runs.folder import Lock
 from hedgerow.sim.runs.recorder import RunFolderError, RunRecorder, read_config, read_rounds
 from hedgerow.wire.clock import Clock
 
@@ -393,6 +394,30 @@ def test_of_many_that_begin_at_once_one_writes(tmp_path: Path) -> None:
     assert (len(held), len(refused)) == (1, 15)
     assert all("is in use" in text for text in refused)
     held[0].close()
+
+
+def test_a_run_that_is_just_beginning_is_in_use_and_one_that_was_killed_then_is_begun_anew(
+    tmp_path: Path,
+) -> None:
+    other = Lock(tmp_path)
+    (tmp_path / "config.json.partial").write_text("{")
+    with pytest.raises(RunFolderError, match="is in use"):
+        recorder(tmp_path)
+    other.release()
+    recorder(tmp_path).close()
+    assert not (tmp_path / "config.json.partial").exists()
+
+
+def test_what_another_run_wrote_meanwhile_is_seen_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(folder: Path) -> Lock:
+        (folder / "config.json").write_text('{"run": {"seed": 2}}')
+        return Lock(folder)
+
+    monkeypatch.setattr("hedgerow.sim.runs.recorder.Lock", meanwhile)
+    with pytest.raises(RunFolderError, match="had other settings"):
+        recorder(tmp_path)
 
 
 def test_a_folder_of_other_files_is_left_as_it_is(tmp_path: Path) -> None:
