@@ -12,6 +12,7 @@ from .metrics import (
     evaluate,
     evaluate_split,
     logit_metrics,
+    split_logits,
 )
 from .models import MODELS, build_model, count_parameters, forward_macs
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
@@ -58,6 +59,7 @@ __all__ = [
     "match_ids",
     "parse_scheme",
     "partition",
+    "split_logits",
     "split_loss",
     "split_model",
     "validate_group_scheme",

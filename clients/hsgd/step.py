@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from hedgerow.clients.training.threads import map_on_threads
 from hedgerow.tasks.split_models import SplitModel
+from hedgerow.tasks.threads import map_on_threads
 
 __all__ = [
     "DeviceStack",

@@ -1,56 +1,24 @@
-"""Independent tasks on several threads, each with its arithmetic on one."""
+"""Nodes on several threads, each on a model of its own."""
 
 import copy
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-import torch
 from torch import nn
 
-__all__ = ["map_on_threads", "train_on_threads"]
+from hedgerow.tasks.threads import map_on_threads
+
+__all__ = ["train_on_threads"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def map_on_threads(function: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
-    """Return ``[function(item) for item in items]``, computed on ``threads`` threads of the CPU.
-
-    Inside, torch's own operations run on one thread each, also where ``threads`` is 1. The caller's
-    setting is left as it was.
-
-    Parameters
-    ----------
-    function : Callable[[T], R]
-        Safe to run beside itself.
-    items : Sequence[T]
-        Taken in order; the first exception is raised.
-    threads : int
-        At least 1.
-    """
-    before = torch.get_num_threads()
-    if before == 1 and threads == 1:
-        return [function(item) for item in items]
-    try:
-        # The setting is a thread's own, and the default of threads that are new to torch: the pool's
-        # threads take 1 before their first operation, and the default is put back below.
-        with ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1)) as pool:
-            futures = [pool.submit(function, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            finally:
-                pool.shutdown(cancel_futures=True)
-    finally:
-        torch.set_num_threads(before)
-
-
 def train_on_threads(
     function: Callable[[nn.Module, T], R], model: nn.Module, items: Sequence[T], threads: int
 ) -> list[R]:
-    """Return ``[function(model, item) for item in items]`` as above, each thread on a model of its own."""
+    """Return ``[function(model, item) for item in items]``, each thread on a model of its own."""
     idle: SimpleQueue[nn.Module] = SimpleQueue()
     for scratch in [model, *(copy.deepcopy(model) for _ in range(threads - 1))]:
         idle.put(scratch)

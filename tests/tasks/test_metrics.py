@@ -181,3 +181,21 @@ def test_invalid_samples_of_a_split_model_are_named(sizes, batch_size, reason):
 def test_logits_that_are_not_finite_are_an_error():
     with pytest.raises(ValueError, match="logits are NaN or infinite"):
         logit_metrics(torch.tensor([[math.nan]]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_number_of_threads_changes_no_bit(dtype):
+    model = nn.Sequential(nn.Linear(30, 700), nn.Tanh(), nn.Linear(700, 3)).to(dtype)
+    x, y = torch.randn(700, 30, dtype=dtype), torch.arange(700) % 3
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(evaluate(model, x, y))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(found)) == 1
+    assert torch.is_grad_enabled()
+    assert model.training

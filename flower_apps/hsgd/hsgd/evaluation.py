@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hedgerow.tasks import SplitModel, evaluate_split, split_loss
-from hedgerow.tasks.modes import evaluating
+from hedgerow.tasks import evaluate_split, split_logits, split_loss
 from hsgd.parties import Parties
 
 __all__ = ["SplitMetrics"]
@@ -17,7 +16,6 @@ __all__ = ["SplitMetrics"]
 State = Mapping[str, Tensor]
 # Keys the draw of the training samples that a loss is taken over; the same in every run.
 _SAMPLE_SEED = 8
-_BATCH = 1_000
 
 
 class SplitMetrics:
@@ -44,21 +42,14 @@ class SplitMetrics:
         self._model.load_state_dict(dict(state))
         test = asdict(evaluate_split(self._model, *self._test))
         del test["num_examples"]
-        return {"loss": _loss(self._model, *self._train), "test-loss": test.pop("loss"), **test}
+        x1, x2, y = self._train
+        loss = float(split_loss(split_logits(self._model, x1, x2).double(), y).numpy().mean())
+        return {"loss": loss, "test-loss": test.pop("loss"), **test}
 
     def mean(self, states: Sequence[State]) -> dict[str, float]:
         """Return the mean of each metric over groups that keep models of their own."""
         each = [self(state) for state in states]
         return {name: float(np.mean([one[name] for one in each])) for name in each[0]}
-
-
-def _loss(model: SplitModel, x1: Tensor, x2: Tensor, y: Tensor) -> float:
-    with evaluating(model):
-        logits = [
-            model(x1[start : start + _BATCH], x2[start : start + _BATCH])
-            for start in range(0, len(y), _BATCH)
-        ]
-    return float(split_loss(torch.cat(logits).double(), y).mean())
 
 
 def _tensors(x1: np.ndarray, x2: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:

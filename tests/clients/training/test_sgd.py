@@ -8,8 +8,8 @@ from torch import nn
 
 from hedgerow.clients.training import stack as stacking
 from hedgerow.clients.training.sgd import LocalWork, local_sgd, stackable
-from hedgerow.clients.training.threads import map_on_threads
 from hedgerow.tasks import build_model
+from hedgerow.tasks.threads import map_on_threads
 
 LENGTHS = [(4, 4), (2, 4, 1), (), (4, 4), (4,), (2, 4, 1), (4, 4, 4)]
 
