@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.wire.blas import one_blas_thread
-from hedgerow.wire.calls import RESTORE, STATE, WHOAMI, BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.message_types import RESTORE, STATE, WHOAMI
 
 __all__ = ["Answer", "BatchClientApp", "each", "introduce", "introduced", "together", "whoami"]
 

@@ -8,6 +8,7 @@ from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn
 from hedgerow.tasks import evaluate
 from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.message_types import WHOAMI
 
 __all__ = ["evaluate_on_part", "task_handlers"]
 
@@ -16,7 +17,7 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
     """Return the handlers of ``evaluate`` and ``query.whoami`` of nodes with a task."""
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        "query.whoami": whoami(lambda context: len(task(context).part)),
+        WHOAMI: whoami(lambda context: len(task(context).part)),
     }
 
 

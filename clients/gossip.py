@@ -19,6 +19,7 @@ from hedgerow.clients.gradient_noise import Privacy, noise, noise_root, privacy_
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
 from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
+from hedgerow.wire.message_types import HELLO, MONITOR, PUBLISH, UPDATE, WHOAMI
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError, to_record, view
 from hedgerow.wire.seeds import Purpose, generator
@@ -272,11 +273,11 @@ def gossip_app(problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> Batch
         return [answers[position] for position in range(len(calls))]
 
     handlers: dict[str, BatchHandler] = {
-        "query.whoami": whoami(lambda context: problem(context).num_examples),
-        "query.hello": each(hello),
-        "query.publish": each(publish),
-        "train.update": update,
-        "query.monitor": each(lambda call: _monitored(call, problem, methods)),
+        WHOAMI: whoami(lambda context: problem(context).num_examples),
+        HELLO: each(hello),
+        PUBLISH: each(publish),
+        UPDATE: update,
+        MONITOR: each(lambda call: _monitored(call, problem, methods)),
     }
     return BatchClientApp(handlers)
 

@@ -3,19 +3,19 @@
 Every error is a ``ValueError`` that names the key, its value and what is valid.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.wire.calls import Call
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
-from hedgerow.wire.records import received_state
+from hedgerow.wire.records import received_state, records_of
 
 __all__ = [
     "choice",
@@ -29,7 +29,7 @@ __all__ = [
     "whole",
 ]
 
-Record = TypeVar("Record")
+Record = TypeVar("Record", ArrayRecord, ConfigRecord)
 # A round asks it of every node, and a state dict takes as long as a step of a small model.
 _ENTRIES: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
@@ -42,7 +42,7 @@ def only_config(call: Call) -> ConfigRecord:
     ValueError
         If it has none, or more than one.
     """
-    return _only("ConfigRecord", call.content.config_records.values())
+    return _only(call, ConfigRecord)
 
 
 def whole(config: ConfigRecord, key: str, least: int) -> int:
@@ -114,7 +114,7 @@ def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     """
     own = _entries(task.model)
     shapes = {key: tuple(value.shape) for key, value in own.items()}
-    sent = received_state(_only("ArrayRecord", call.content.array_records.values()), shapes, task.x.device)
+    sent = received_state(_only(call, ArrayRecord), shapes, task.x.device)
     return {key: value.to(own[key].dtype) for key, value in sent.items()}
 
 
@@ -127,10 +127,11 @@ def _entries(model: nn.Module) -> dict[str, Tensor]:
     return _ENTRIES[model]
 
 
-def _only(kind: str, records: Collection[Record]) -> Record:
+def _only(call: Call, kind: type[Record]) -> Record:
+    records = records_of(call.content, kind)
     if len(records) != 1:
-        raise ValueError(f"the message has {len(records)} {kind}s; valid is exactly one")
-    return next(iter(records))
+        raise ValueError(f"the message has {len(records)} {kind.__name__}s; valid is exactly one")
+    return next(iter(records.values()))
 
 
 def _invalid(key: str, value: object, valid: str) -> ValueError:

@@ -4,7 +4,7 @@ from hedgerow.strategies.ceps import CEPS, DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFe
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.strategies.exchange import Roster, RosterError
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor
+from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
@@ -43,6 +43,7 @@ __all__ = [
     "Monitor",
     "OneBitCode",
     "PairingError",
+    "PayloadSizes",
     "Privacy",
     "Probing",
     "Roster",

@@ -26,6 +26,8 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedMedian,
     FedTrimmedAvg,
+    FedXgbBagging,
+    FedXgbCyclic,
     MultiKrum,
     Result,
     Strategy,
@@ -67,6 +69,8 @@ _ERROR, _MOD_FAILED = 0, 6
 _NOT_COMPRESSED = "not compressed"
 # They compare what nodes tell entry by entry, or node by node. Krum is a MultiKrum.
 _ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, MultiKrum)
+# Their models are trees, as bytes.
+_TREES = (FedXgbBagging, FedXgbCyclic)
 _CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
 _SERVER_PRIVACY = (DifferentialPrivacyServerSideAdaptiveClipping, DifferentialPrivacyServerSideFixedClipping)
 
@@ -94,10 +98,11 @@ class Compressed(Strategy):
     Raises
     ------
     ValueError
-        If the compressor is none; if it lets each node choose which entries it tells, and the strategy is a
-        robust one, which takes the zeros of the others for what most nodes want; if the strategy has nodes
-        clip their updates and ``error_feedback`` adds to them afterwards; at the first round, if a strategy
-        of differential privacy is around this one rather than inside it.
+        If the compressor is none; if the strategy's models are trees; if the compressor lets each node choose
+        which entries it tells, and the strategy is a robust one, which takes the zeros of the others for what
+        most nodes want; if the strategy has nodes clip their updates and ``error_feedback`` adds to them
+        afterwards; at the first round, if a strategy of differential privacy is around this one rather than
+        inside it.
     TooFewRepliesError
         After the first round, if no node's reply is an update, as without the mod, or with it behind others.
 
@@ -241,6 +246,11 @@ class Compressed(Strategy):
             isinstance(compressor, TopK) and compressor.fraction != 1
         )
         for inner in _chain(self.strategy):
+            if isinstance(inner, _TREES):
+                raise ValueError(
+                    f"strategy is {type(inner).__name__}; valid is one of floating-point models: nodes "
+                    "send trees as bytes, of which nothing can be left out"
+                )
             if sparse and isinstance(inner, _ROBUST):
                 raise ValueError(
                     f"compressor is {str(compressor)!r}; valid with {type(inner).__name__} is 'randk(0.1)', "

@@ -18,14 +18,13 @@ from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from hedgerow.wire.calls import WHOAMI
 from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import quoted, shown
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.records import PayloadError, only_record, records_of
 
 __all__ = [
     "RAISED",
-    "WHOAMI",
     "Exchange",
     "ExchangeReport",
     "Node",
@@ -475,9 +474,7 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
     PayloadError
         With reason ``bad metrics``, ``bad weight`` or ``non-finite``.
     """
-    if len(content.metric_records) != 1:
-        raise PayloadError("bad metrics", f"{len(content.metric_records)} MetricRecords, expected one")
-    metrics = next(iter(content.metric_records.values()))
+    metrics = only_record(content, MetricRecord, "bad metrics")
     weight = metrics.get(weighted_by_key)
     if not isinstance(weight, int | float) or not 0 < weight <= MAX_EXAMPLES:
         raise PayloadError(
@@ -491,7 +488,7 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
 
 def weighted_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
     """Return the weighted mean of the metrics that all replies carry (the default of ``*_aggr_fn``)."""
-    records = [next(iter(content.metric_records.values())) for content in contents]
+    records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
     weights = np.array([float(record[weighted_by_key]) for record in records])  # type: ignore[arg-type]
     mean = MetricRecord()
     for key in records[0]:

@@ -30,7 +30,7 @@ from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
-from hedgerow.wire.records import Layout, PayloadError, nominal_bits, payload_bytes
+from hedgerow.wire.records import Layout, nominal_bits, only_record, payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Federation", "FederationOptions", "only_arrays"]
@@ -107,9 +107,7 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     PayloadError
         With reason ``bad arrays``.
     """
-    if len(content.array_records) != 1:
-        raise PayloadError("bad arrays", f"{len(content.array_records)} ArrayRecords, expected one")
-    return next(iter(content.array_records.values()))
+    return only_record(content, ArrayRecord, "bad arrays")
 
 
 class Federation:

@@ -17,12 +17,12 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Exchange, Node, Roster, collect
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.message_types import PUBLISH
 from hedgerow.wire.records import PayloadError, payload_bytes
 
-__all__ = ["NODE_TO_NODE", "PUBLISH", "Bundles", "GraphAt", "Router", "RoutingReport", "Wants", "graph_at"]
+__all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wants", "graph_at"]
 
 NODE_TO_NODE = "node->node"
-PUBLISH = "query.publish"
 
 # The graph on which iteration k may communicate.
 GraphAt = Callable[[int], nx.Graph]
@@ -94,10 +94,10 @@ class Router:
     graph : networkx.Graph or Callable[[int], networkx.Graph]
         On the nodes 0, ..., M - 1; a function gives the graph of each iteration.
     payloads : Payloads
-        The paper's bits of a payload, and how large it may be.
-    ledger : Ledger
+        The paper's bits of a payload, and how large it may be: ``PayloadSizes`` where all are alike.
+    ledger : Ledger or None (default: None)
         Gets each delivery as ``node->node`` and the legs through the hub as such: a request and a reply for
-        each publisher, whatever the number of its receivers.
+        each publisher, whatever the number of its receivers. None: one of its own.
 
     Attributes
     ----------
@@ -105,10 +105,10 @@ class Router:
         The last event.
     """
 
-    def __init__(self, graph: nx.Graph | GraphAt, payloads: Payloads, ledger: Ledger) -> None:
+    def __init__(self, graph: nx.Graph | GraphAt, payloads: Payloads, ledger: Ledger | None = None) -> None:
         self.graph = graph_at(graph)
         self.payloads = payloads
-        self.ledger = ledger
+        self.ledger = Ledger() if ledger is None else ledger
         self.report = RoutingReport()
 
     def route(

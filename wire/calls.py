@@ -12,22 +12,17 @@ from flwr.app import Context, RecordDict
 
 __all__ = [
     "NODE_RECORD",
-    "RESTORE",
     "RUN_KEY",
     "SECRET_RECORD",
-    "STATE",
-    "WHOAMI",
     "BatchHandler",
     "Batched",
     "Call",
 ]
 
-# Queries that every node of the suite answers: who it is; what it keeps between rounds, and to take it back.
-WHOAMI = "query.whoami"
-STATE, RESTORE = "query.state", "query.restore"
-# Beside a node's records in STATE and RESTORE: its partition id, and the run that the records are of.
+# Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and the run that they
+# are of.
 NODE_RECORD = "hedgerow.node"
-# The record of ``context.state`` that STATE leaves out and RESTORE does not set.
+# The record of ``context.state`` that ``query.state`` leaves out and ``query.restore`` does not set.
 SECRET_RECORD = "hedgerow.secret"
 # Under this key a record in ``context.state`` says which run it is of.
 RUN_KEY = "run"

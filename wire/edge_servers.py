@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 __all__ = [
     "CLIENT",
     "EDGE",
-    "GOSSIP",
-    "INTRA",
     "LACKS",
     "MODEL",
     "MODELS",
@@ -30,9 +28,8 @@ __all__ = [
 
 # The roles of a node, as its config and ``query.whoami`` say them.
 CLIENT, EDGE = "client", "edge"
-# Instructions to an edge server: take the mean of its clients' models; take one gossip step.
-INTRA, GOSSIP = "train.intra", "train.gossip"
-# Their records: models as vectors and their weights under the same keys, the edge server's own model.
+# The records of what an edge server is told: models as vectors and their weights under the same keys, and
+# its own model.
 MODELS, WEIGHTS, OWN = "models", "weights", "own"
 # The key of the one vector of a reply, or of ``OWN``; and what a reply says of a state that is not there.
 MODEL, LACKS = "model", "lacks"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from io import BytesIO
 from math import prod
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +28,16 @@ __all__ = [
     "finite_views",
     "lazy_array",
     "nominal_bits",
+    "only_record",
     "payload_bytes",
     "received_state",
+    "records_of",
     "to_record",
     "to_state_dict",
     "view",
 ]
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 _NUMPY = "numpy.ndarray"
 # What a record may hold: numbers that PyTorch knows too.
@@ -54,6 +58,28 @@ class PayloadError(ValueError):
 @lru_cache(maxsize=64)
 def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype)
+
+
+def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+    """Return a message's records of one kind, by key.
+
+    Flower's own views write every record they show back into the message, a tenth of a round of small models.
+    """
+    return {key: record for key, record in content.items() if isinstance(record, kind)}
+
+
+def only_record(content: RecordDict, kind: type[Record], reason: str) -> Record:
+    """Return a message's one record of a kind.
+
+    Raises
+    ------
+    PayloadError
+        With this ``reason``, if it has none, or more than one.
+    """
+    records = records_of(content, kind)
+    if len(records) != 1:
+        raise PayloadError(reason, f"{len(records)} {kind.__name__}s, expected one")
+    return next(iter(records.values()))
 
 
 class LazyArray(Array):

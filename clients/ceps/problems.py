@@ -243,7 +243,7 @@ class TorchProblem:
         return _numpy(total) / self.num_examples
 
     def _parameters(self, w: Vector) -> Tensor:
-        return torch.from_numpy(np.asarray(w, np.float64)).to(self._own)
+        return torch.from_numpy(np.array(w, np.float64)).to(self._own)
 
     def _mean_loss(self, parameters: Tensor) -> Tensor:
         return self._losses(parameters, self._x, self._y).mean()

@@ -24,6 +24,7 @@ from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.message_types import MERGE
 from hedgerow.wire.records import to_record
 
 __all__ = ["fedmud_client"]
@@ -78,7 +79,7 @@ def fedmud_client(
 
     handlers: dict[str, BatchHandler] = {
         "train": train,
-        "query.merge": listen,
+        MERGE: listen,
         **task_handlers(task),
     }
     return BatchClientApp(handlers)

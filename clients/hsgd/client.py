@@ -17,6 +17,7 @@ from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, confi
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
 from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
 
 __all__ = ["hsgd_client"]
 
@@ -78,10 +79,10 @@ def hsgd_client(load: LoadParty) -> BatchClientApp:
     """
     return BatchClientApp(
         {
-            "query.whoami": whoami(lambda context: len(load(context).ids)),
-            "query.pair": each(lambda call: _pair(load(call.context))),
-            "train.exchange": _handler(load, ExchangeRequest.of, Exchange.of, encode_all),
-            "train.update": _handler(load, UpdateRequest.of, update_of, step_all),
+            WHOAMI: whoami(lambda context: len(load(context).ids)),
+            PAIR: each(lambda call: _pair(load(call.context))),
+            EXCHANGE: _handler(load, ExchangeRequest.of, Exchange.of, encode_all),
+            UPDATE: _handler(load, UpdateRequest.of, update_of, step_all),
         }
     )
 

@@ -21,6 +21,7 @@ from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.edge_servers import EDGE
+from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.records import to_record
 
 __all__ = ["sd_feel_client"]
@@ -49,7 +50,7 @@ def sd_feel_client(
             lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
         ),
         **task_handlers(task),
-        "query.whoami": whoami(lambda context: 0 if role_of(context) == EDGE else len(task(context).part)),
+        WHOAMI: whoami(lambda context: 0 if role_of(context) == EDGE else len(task(context).part)),
         **edge_server_handlers(),
     }
     return BatchClientApp(handlers)

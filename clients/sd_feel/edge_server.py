@@ -17,8 +17,6 @@ from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
 from hedgerow.wire.edge_servers import (
     CLIENT,
     EDGE,
-    GOSSIP,
-    INTRA,
     LACKS,
     MODEL,
     MODELS,
@@ -27,6 +25,7 @@ from hedgerow.wire.edge_servers import (
     cluster_means,
     weighted_sum,
 )
+from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import finite_views, lazy_array
 
 __all__ = ["edge_server_handlers", "role_of"]

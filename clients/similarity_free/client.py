@@ -38,6 +38,7 @@ from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.compress import Compressor, Identity, parse_compressor
+from hedgerow.wire.message_types import PROBE
 from hedgerow.wire.records import to_record
 
 __all__ = ["similarity_free_client"]
@@ -87,7 +88,7 @@ def similarity_free_client(
     handlers: dict[str, BatchHandler] = {
         "train": together(lambda call: _Round.of(call, task(call.context), loss), answers),
         **task_handlers(task),
-        "query.probe": each(answer_probe),
+        PROBE: each(answer_probe),
     }
     return BatchClientApp(handlers)
 

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from hedgerow.clients import compress_reply
+from hedgerow.sim import simulate
 from hedgerow.strategies import Compressed
 
 NODES, FEATURES = 6, 20
@@ -66,3 +67,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     print(f"accuracy {result.evaluate_metrics_serverapp[30]['accuracy']:.3f}")
     print(f"uplinks: {strategy.uplink_bits} of {strategy.dense_uplink_bits} bits")
+
+
+if __name__ == "__main__":
+    simulate(server_app, client_app, NODES, quiet=True)

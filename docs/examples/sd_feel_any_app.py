@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from hedgerow.clients import introduce
+from hedgerow.sim import simulate
 from hedgerow.strategies import SDFeel
 
 NODES, SERVERS = 8, 4
@@ -70,3 +71,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     print(f"accuracy {result.evaluate_metrics_serverapp[20]['accuracy']:.3f}")
     print(f"{strategy.iterations} iterations, {strategy.clock.seconds:.4f} simulated seconds")
+
+
+if __name__ == "__main__":
+    simulate(server_app, client_app, NODES, quiet=True)

@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.runs.checkpoint import CheckpointError
-from hedgerow.wire.calls import NODE_RECORD, RESTORE, STATE
+from hedgerow.wire.calls import NODE_RECORD
+from hedgerow.wire.message_types import RESTORE, STATE
 
 __all__ = ["RemoteState"]
 

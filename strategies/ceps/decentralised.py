@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
 from hedgerow.strategies.gossip.method import GossipOptions, Scalar
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
@@ -116,7 +116,7 @@ class Decentralised(Gossip):
         In (0, 1]. Below 1 a node hears that share of its neighbours, drawn by itself, and averages them and
         itself with equal weights.
     codec, vectors
-        Of a message, as in ``PayloadSizes``.
+        Of a message, as in ``Coding``.
     gradients : int (default: 1)
         Gradients an iteration takes, each of which has noise of its own.
     network : Callable (default: fixed_network)
@@ -164,7 +164,7 @@ class Decentralised(Gossip):
             name,
             num_nodes,
             network(topology, num_nodes, seed),
-            PayloadSizes(codec, dim, vectors=vectors),
+            Coding(codec, dim, vectors=vectors),
             {**told, **(keys or {})},
             privacy or Privacy(),
             hears_all=participation == 1,
@@ -180,13 +180,21 @@ class _Method:
     name: str
     num_nodes: int
     network: Network
-    sizes: PayloadSizes
+    coding: Coding
     keys: Mapping[str, Scalar]
     privacy: Privacy
     hears_all: bool
     gradients: int
 
     set_up_bytes = 0
+
+    @property
+    def dim(self) -> int:
+        return self.coding.dim
+
+    @property
+    def sizes(self) -> PayloadSizes:
+        return self.coding.sizes
 
     @property
     def graph(self) -> GraphAt:

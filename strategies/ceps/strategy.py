@@ -16,7 +16,7 @@ from flwr.common import log
 from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.gossip.method import GossipOptions, Scalar
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
 from hedgerow.strategies.router import GraphAt, graph_at
@@ -184,7 +184,7 @@ class CEPS(Gossip):
         method = _Method(
             num_nodes=num_nodes,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
-            sizes=PayloadSizes(
+            coding=Coding(
                 codec,
                 dim,
                 sparsity=sparsity,
@@ -239,7 +239,7 @@ class _Method:
 
     num_nodes: int
     graph: GraphAt
-    sizes: PayloadSizes
+    coding: Coding
     code: OneBitCode
     participation: float
     interval: tuple[int, int]
@@ -249,16 +249,24 @@ class _Method:
     name: str = "ceps"
 
     @property
+    def dim(self) -> int:
+        return self.coding.dim
+
+    @property
+    def sizes(self) -> PayloadSizes:
+        return self.coding.sizes
+
+    @property
     def set_up_bytes(self) -> int:
         """A seed of Phi, and gamma where it is used, for each neighbour."""
         literal = self.code.expand == "literal"
-        return (_SEED_BYTES + literal * _GAMMA_BYTES) if self.sizes.codec == "1bcs" else 0
+        return (_SEED_BYTES + literal * _GAMMA_BYTES) if self.coding.codec == "1bcs" else 0
 
     def instructions(self, node: int) -> dict[str, Scalar]:
         return {
-            "codec": self.sizes.codec,
-            "s": self.sizes.sparsity or 0,
-            "d": self.sizes.measurements or 0,
+            "codec": self.coding.codec,
+            "s": self.coding.sparsity or 0,
+            "d": self.coding.measurements or 0,
             **self.code.instructions(),
             "r": self.participation,
             "ask": "all" if self.stragglers else "chosen",
@@ -290,7 +298,7 @@ class _Method:
             ", the first that reply" if self.stragglers else ""
         )
         low, high = self.interval
-        yield f"n = {self.sizes.dim}, s = {self.sizes.sparsity}, kappa: {low} to {high}"
+        yield f"{self.coding.codec}, n = {self.dim}, s = {self.coding.sparsity}, kappa: {low} to {high}"
         yield f"mu = {self.step['mu']:g}, sigma: {self.step['sigma-rule']}, privacy: {self.privacy.mode}"
 
     def _neighbours(self, node: int) -> list[int]:

@@ -23,17 +23,17 @@ from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.layer_method import CompressedModel, Compression, Method, Scalar
 from hedgerow.strategies.fedmud.participants import Participants
 from hedgerow.strategies.fedmud.replies import UP, ReplyReader, Uplink, Weighting, mean_iterations
-from hedgerow.strategies.fedmud.sending import DOWN, LISTEN, Sending
+from hedgerow.strategies.fedmud.sending import DOWN, Sending
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Download, Sync
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.lowrank import LayerShape, layers_of
+from hedgerow.wire.records import records_of
 
 __all__ = [
     "DOWN",
-    "LISTEN",
     "UP",
     "CompressedLayers",
     "TrainingOptions",
@@ -246,7 +246,7 @@ class CompressedLayers(FederatedStrategy):
             for reply in self.federation.accept(self._sending.of_participants(replies)):
                 weight = self.reader.weight(reply)
                 rest.add(weight, reply.value.rest)
-                contents.append(RecordDict(dict(reply.content.metric_records)))
+                contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
                 self.reader.book(server_round, reply, self.nominal_bits)
                 yield weight, reply.value.coded
 

@@ -11,7 +11,7 @@ from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink
 from hedgerow.wire.checks import one_of
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.records import PayloadError, only_record, records_of
 
 __all__ = ["UP", "ReplyReader", "Uplink", "Weighting", "check_base", "mean_iterations"]
 
@@ -43,9 +43,7 @@ def check_base(downlink: Downlink, node: Node, content: RecordDict) -> None:
     """
     if not downlink.log.base_bits:
         return
-    if len(content.metric_records) != 1:
-        raise PayloadError("bad metrics", f"{len(content.metric_records)} MetricRecords, expected one")
-    (metrics,) = content.metric_records.values()
+    metrics = only_record(content, MetricRecord, "bad metrics")
     lost, version = metrics.get("need-base"), metrics.get("base-version")
     if lost or version != downlink.log.version:
         downlink.forget(node.partition_id)
@@ -113,6 +111,6 @@ class ReplyReader:
 
 def mean_iterations(contents: list[RecordDict], local_epochs: int) -> float:
     """Return the local iterations of the mean participant in a round; 0 where nobody replied."""
-    records = [next(iter(content.metric_records.values())) for content in contents]
+    records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
     batches = [float(record.get("num-batches", 0)) for record in records]  # type: ignore[arg-type]
     return local_epochs * sum(batches) / max(1, len(batches))

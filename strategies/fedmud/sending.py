@@ -13,13 +13,13 @@ from hedgerow.strategies.fedmud.replies import check_base
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, Sync
 from hedgerow.wire.ledger import NODE_TO_HUB
+from hedgerow.wire.message_types import MERGE
 from hedgerow.wire.records import payload_bytes, to_record
 
-__all__ = ["DOWN", "LISTEN", "Sending"]
+__all__ = ["DOWN", "Sending"]
 
 DOWN = "server->client"
 # Sent to nodes that do not train, where every node hears every update.
-LISTEN = "query.merge"
 
 Check = Callable[[Node, RecordDict], Any]
 
@@ -120,7 +120,7 @@ class Sending:
         self._listening = Exchange([node for node, _ in news], group, partial(check_base, self.downlink))
         self._listeners = {node.node_id for node, _ in news}
         self._heard = []
-        return [Message(content, node.node_id, LISTEN, ttl=ttl, group_id=group) for node, content in news]
+        return [Message(content, node.node_id, MERGE, ttl=ttl, group_id=group) for node, content in news]
 
     def _book(self, server_round: int, contents: Sequence[tuple[Node, RecordDict]], bits: int) -> None:
         sizes: dict[int, tuple[int, int]] = {}

@@ -12,11 +12,10 @@ from hedgerow.strategies.exchange import Exchange, Node, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.monitor import Monitor, Sight
 from hedgerow.strategies.gossip.replies import seen
+from hedgerow.wire.message_types import MONITOR
 from hedgerow.wire.records import lazy_array
 
-__all__ = ["LOOK", "Looks"]
-
-LOOK = "query.monitor"
+__all__ = ["Looks"]
 
 
 class Looks:
@@ -109,7 +108,7 @@ class Looks:
         content = RecordDict({self.federation.settings.configrecord_key: config})
         if mean is not None:
             content["arrays"] = mean
-        messages = [Message(content, node.node_id, LOOK, ttl=timeout, group_id=group) for node in nodes]
+        messages = [Message(content, node.node_id, MONITOR, ttl=timeout, group_id=group) for node in nodes]
         exchange = Exchange(nodes, group, lambda _, reply: seen(reply, self.dim))
         replies = exchange.accept(collect(grid, messages, timeout))
         return {reply.node.partition_id: reply.value for reply in replies}

@@ -29,6 +29,10 @@ class GossipMethod(Protocol):
         """Who may hear whom at an iteration."""
 
     @property
+    def dim(self) -> int:
+        """Model dimension n."""
+
+    @property
     def sizes(self) -> PayloadSizes:
         """How large a message is."""
 

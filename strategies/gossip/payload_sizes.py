@@ -7,15 +7,47 @@ A relay counts by this table alone: it must not be able to decode what it carrie
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["PayloadSizes"]
+__all__ = ["Coding", "PayloadSizes"]
 
 
 @dataclass(frozen=True)
 class PayloadSizes:
-    """The information bits of a method's messages, and the bytes that they may take.
+    """The size of payloads that are all alike: what a ``Router`` is told of them.
+
+    Parameters
+    ----------
+    message_bits : int
+        Information bits of one directed message, >= 0.
+    max_bytes : int
+        Bytes of the largest payload, >= 0; larger ones are lost.
+    per_receiver : bool (default: False)
+        Whether a sender encodes for each receiver anew, or once for all.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range.
+    """
+
+    message_bits: int
+    max_bytes: int
+    per_receiver: bool = False
+
+    def __post_init__(self) -> None:
+        int_at_least(0, message_bits=self.message_bits, max_bytes=self.max_bytes)
+
+    def bits(self, payload: bytes) -> int:
+        """Return the information bits of a payload, which are the same for all."""
+        return self.message_bits
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How the messages of a method are coded, and so how large they are.
 
     Parameters
     ----------
@@ -54,21 +86,13 @@ class PayloadSizes:
                 raise ValueError(f"sparsity is {self.sparsity!r}; valid is 1 to dim = {self.dim}")
         if self.measurements is not None:
             int_at_least(1, measurements=self.measurements)
-        _ = self.message_bits
+        _ = self.sizes
 
-    def bits(self, payload: bytes) -> int:
-        """Return the information bits of a payload, which are the same for all."""
-        return self.message_bits
-
-    @property
-    def message_bits(self) -> int:
-        """Information bits of one directed message."""
-        return self.vectors * self._vector_bits
-
-    @property
-    def max_bytes(self) -> int:
-        """Bytes of the largest message."""
-        return self.vectors * -(-self._vector_bits // 8)
+    @cached_property
+    def sizes(self) -> PayloadSizes:
+        """The size of a message: each vector takes whole bytes."""
+        bits = self._vector_bits
+        return PayloadSizes(self.vectors * bits, self.vectors * -(-bits // 8), self.per_receiver)
 
     @property
     def _vector_bits(self) -> int:

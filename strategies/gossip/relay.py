@@ -15,11 +15,11 @@ from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.replies import introduced
 from hedgerow.strategies.router import Router, RoutingReport
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.message_types import HELLO
 from hedgerow.wire.records import payload_bytes
 
-__all__ = ["HELLO", "SET_UP", "UPDATE", "Relay"]
+__all__ = ["SET_UP", "Relay"]
 
-HELLO, UPDATE = "query.hello", "train.update"
 # What a node tells its neighbours once, before its first message: the seed of what both must draw.
 SET_UP = "node->node set-up"
 

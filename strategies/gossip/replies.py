@@ -9,7 +9,7 @@ from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.monitor import Sight
-from hedgerow.wire.records import PayloadError, view
+from hedgerow.wire.records import PayloadError, records_of, view
 
 __all__ = ["introduced", "next_communication", "seen"]
 
@@ -59,7 +59,7 @@ def seen(content: RecordDict, n: int) -> Sight:
     model = view(next(iter(arrays.values())))
     if model.shape != (n,):
         raise PayloadError("wrong shape", f"the model has {model.shape}, expected ({n},)")
-    told = next(iter(content.metric_records.values()), MetricRecord())
+    told = next(iter(records_of(content, MetricRecord).values()), MetricRecord())
     objective, at_mean = (told.get(key) for key in ("objective", "mean-objective"))
     return Sight(
         model.astype(np.float64),

@@ -18,17 +18,18 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.exchange import Node, Roster, checked_metrics
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.gossip.appointments import Appointments
-from hedgerow.strategies.gossip.looks import LOOK, Looks
+from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scalar
 from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor
-from hedgerow.strategies.gossip.relay import HELLO, SET_UP, UPDATE, Relay
+from hedgerow.strategies.gossip.relay import Relay
 from hedgerow.strategies.gossip.replies import next_communication
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least
-from hedgerow.wire.records import Layout, PayloadError
+from hedgerow.wire.message_types import HELLO, UPDATE
+from hedgerow.wire.records import Layout, PayloadError, records_of
 
-__all__ = ["HELLO", "LOOK", "SET_UP", "UPDATE", "Gossip", "GossipMethod", "GossipOptions", "Scalar"]
+__all__ = ["Gossip", "GossipMethod", "GossipOptions", "Scalar"]
 
 # Lost events in a row that end a run unless something else is asked for: an event may have one receiver.
 _MAX_LOST = 10
@@ -107,7 +108,7 @@ class Gossip(FederatedStrategy):
     def _forget(self) -> None:
         self._appointments = Appointments()
         self._relay = Relay(self.method, self.federation, monitored=self.monitor is not None)
-        self._looks = Looks(self.monitor, self.federation, self.method.sizes.dim)
+        self._looks = Looks(self.monitor, self.federation, self.method.dim)
         self._lost_in_a_row = 0
         # The iteration of the event at hand, from ``configure_train`` to ``aggregate_evaluate``.
         self._event: int | None = None
@@ -192,7 +193,7 @@ class Gossip(FederatedStrategy):
         for reply in self.federation.accept(self._appointments.noting_refusals(replies)):
             self._appointments.renew(reply.node.partition_id, reply.value)
             self._relay.book_reply(server_round, reply)
-            contents.append(RecordDict(dict(reply.content.metric_records)))
+            contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
         self._appointments.end(k, self._relay.deprived)
         self.federation.completed = server_round
         self._end_if_lost(server_round)
@@ -222,8 +223,7 @@ class Gossip(FederatedStrategy):
         log(INFO, "\t├──> Method: %s on %d nodes", self.method.name, self.method.num_nodes)
         for line in self.method.describe():
             log(INFO, "\t├──> %s", line)
-        sizes = self.method.sizes
-        log(INFO, "\t└──> Message: %s, %d bits", sizes.codec, sizes.message_bits)
+        log(INFO, "\t└──> Message: %d bits", self.method.sizes.message_bits)
 
     # Mechanics.
 
@@ -272,7 +272,7 @@ class Gossip(FederatedStrategy):
 
     def _train_metrics(self, k: int, contents: list[RecordDict]) -> MetricRecord:
         """Return the means of what the nodes told, and the event's counts; the guard without a monitor."""
-        records = [next(iter(content.metric_records.values())) for content in contents]
+        records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
         told = [value for r in records if isinstance(value := r.get("disagreement"), float)]
         # The median, for a single node that lies must not end the run.
         if told and median(told) > DIVERGED:

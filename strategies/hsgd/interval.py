@@ -20,7 +20,7 @@ from hedgerow.strategies.hsgd.aggregators import EdgeAggregator, Theta
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.messages import Encodings, Heads, Schema, Vector, instruction
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.records import PayloadError, records_of
 
 __all__ = ["GroupRound", "LocalInterval", "Terms"]
 
@@ -244,7 +244,7 @@ class LocalInterval:
             run = self._of[partition]
             if loss is not None:
                 self._note_hospital(run, loss, blocks)
-                self.contents.append(RecordDict(dict(reply.content.metric_records)))
+                self.contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
                 continue
             if self.terms.uploads or not run.group.hosted:
                 run.edge.take_device_model(self._asked[partition], blocks[0])
@@ -278,4 +278,4 @@ class LocalInterval:
 
 
 def _told(content: RecordDict) -> Any:
-    return next(iter(content.metric_records.values()), MetricRecord()).get("num-examples")
+    return next(iter(records_of(content, MetricRecord).values()), MetricRecord()).get("num-examples")

@@ -48,9 +48,6 @@ from hedgerow.wire.records import PayloadError, to_record, view
 from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = [
-    "EXCHANGE",
-    "PAIR",
-    "UPDATE",
     "Encodings",
     "Heads",
     "Introduction",
@@ -59,8 +56,6 @@ __all__ = [
     "introduction",
     "picked",
 ]
-
-PAIR, EXCHANGE, UPDATE = "query.pair", "train.exchange", "train.update"
 
 ROLES = ("hospital", "device", "edge")
 

@@ -12,8 +12,9 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.exchange import RosterError
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import PairingError
-from hedgerow.strategies.hsgd.messages import PAIR, Introduction, introduction
+from hedgerow.strategies.hsgd.messages import Introduction, introduction
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.wire.message_types import PAIR
 
 __all__ = ["encoding_lengths", "introductions"]
 

@@ -25,7 +25,7 @@ from hedgerow.strategies.hsgd.cloud import Cloud
 from hedgerow.strategies.hsgd.costs import PAPER_RATES, Method, require_intervals
 from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw, pair
 from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
-from hedgerow.strategies.hsgd.messages import EXCHANGE, UPDATE, Schema
+from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure
 from hedgerow.strategies.hsgd.pace import Pace, Pacer
 from hedgerow.strategies.hsgd.probes import Prober, Seen
@@ -35,6 +35,7 @@ from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.clock import Rates
+from hedgerow.wire.message_types import EXCHANGE, UPDATE
 
 __all__ = ["HSGD"]
 

@@ -26,7 +26,7 @@ from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.edge_servers import cluster_means
 from hedgerow.wire.printable import quoted
-from hedgerow.wire.records import PayloadError, payload_bytes
+from hedgerow.wire.records import PayloadError, payload_bytes, records_of
 
 __all__ = [
     "BY_GROUP",
@@ -373,7 +373,7 @@ class ClusteredStrategy(FederatedStrategy):
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
         vector = models.layout.flatten(arrays, models.vectors.dtype)
-        self._check_steps(next(iter(content.metric_records.values())).get(_NUM_STEPS))
+        self._check_steps(next(iter(records_of(content, MetricRecord).values())).get(_NUM_STEPS))
         return weight, vector
 
     def _check_steps(self, told: object) -> None:
@@ -402,7 +402,7 @@ class ClusteredStrategy(FederatedStrategy):
             weight = self.federation.size_of(reply, told)
             arrays = only_arrays(reply.content)
             self.federation.book_up(server_round, self.up_link, client, server, bits, arrays, reply)
-            contents.append(RecordDict(dict(reply.content.metric_records)))
+            contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
             yield server, weight, vector
 
     def _averaged(
@@ -434,7 +434,8 @@ class ClusteredStrategy(FederatedStrategy):
     ) -> None:
         bits = self.federation.model_bits
         model = {
-            s: payload_bytes(c.array_records[self.settings.arrayrecord_key]) for s, c in contents.items()
+            s: payload_bytes(records_of(c, ArrayRecord)[self.settings.arrayrecord_key])
+            for s, c in contents.items()
         }
         message = {s: payload_bytes(c) for s, c in contents.items()}
         for node in nodes:

@@ -22,8 +22,6 @@ from hedgerow.strategies.topology import Mixing
 from hedgerow.wire.edge_servers import (
     CLIENT,
     EDGE,
-    GOSSIP,
-    INTRA,
     LACKS,
     MODEL,
     MODELS,
@@ -33,6 +31,7 @@ from hedgerow.wire.edge_servers import (
     columns,
 )
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, payload_bytes
 
 __all__ = ["EdgeFederation", "gossip_transfers"]

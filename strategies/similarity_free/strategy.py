@@ -31,7 +31,7 @@ from hedgerow.wire.compress import (
     record_payload,
     unpack_update,
 )
-from hedgerow.wire.records import payload_bytes
+from hedgerow.wire.records import payload_bytes, records_of
 
 __all__ = ["InnerSolver", "SimilarityFree"]
 
@@ -251,7 +251,7 @@ class SimilarityFree(FederatedStrategy):
             total += weight * uplink.vector.astype(np.float64)
             arrays = only_arrays(reply.content)
             self.federation.book_up(server_round, UP, worker, 0, uplink.bits, arrays, reply)
-            contents.append(RecordDict(dict(reply.content.metric_records)))
+            contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
         if not self.federation.enough():
             return None, None
         self._x = self._moved(x, total, arrived)
@@ -352,5 +352,5 @@ class _Uplink:
 
 
 def _metric(content: RecordDict, key: str) -> float:
-    (metrics,) = content.metric_records.values()
+    (metrics,) = records_of(content, MetricRecord).values()
     return float(metrics[key])  # type: ignore[arg-type]

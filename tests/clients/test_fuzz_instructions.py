@@ -25,8 +25,9 @@ from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.instructions import local_steps
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.similarity_free.client import similarity_free_client
-from hedgerow.wire.calls import NODE_RECORD, RESTORE, STATE, Call
+from hedgerow.wire.calls import NODE_RECORD, Call
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.message_types import RESTORE, STATE
 from hedgerow.wire.records import finite_views, to_record
 from hedgerow.wire.vector_codecs import parse_codec
 

@@ -104,7 +104,7 @@ TOLD = [
 
 
 def routed(payload: bytes | list[bytes], per_receiver: bool) -> Decoder:
-    sizes = PayloadSizes("dense32", 4, per_receiver=per_receiver)
+    sizes = PayloadSizes(128, 16, per_receiver)
     router = Router(nx.path_graph(2), sizes, Ledger())
     return refuses(
         f"routed-{'each' if per_receiver else 'all'}",

@@ -14,12 +14,12 @@ from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.engine.faults import Delay, FaultModel
 from hedgerow.strategies.exchange import Roster
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.gossip.strategy import HELLO
-from hedgerow.strategies.router import NODE_TO_NODE, PUBLISH, Bundles, Router
+from hedgerow.strategies.router import NODE_TO_NODE, Bundles, Router
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.message_types import HELLO, PUBLISH
 
 PATH = nx.path_graph(4)
-SIZES = PayloadSizes("1bcs", 60, measurements=64)
+SIZES = PayloadSizes(128, 16)
 
 
 class Relay:
@@ -95,7 +95,7 @@ def test_a_sender_publishes_once_for_all_its_receivers() -> None:
 
 
 def test_a_sender_encodes_for_each_receiver_where_matrices_are_theirs() -> None:
-    sizes = PayloadSizes("1bcs", 60, measurements=128, per_receiver=True)
+    sizes = PayloadSizes(192, 24, per_receiver=True)
     relay = Relay(nx.star_graph(3), sizes)
     bundles = relay.route({1: [0], 3: [0]})
     (asked,) = relay.nodes.events("publish")

@@ -15,7 +15,8 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from hedgerow.sim.runs.recorder import RunRecorder
-from hedgerow.wire.calls import NODE_RECORD, STATE, Call
+from hedgerow.wire.calls import NODE_RECORD, Call
+from hedgerow.wire.message_types import STATE
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

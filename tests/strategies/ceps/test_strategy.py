@@ -21,8 +21,8 @@ from hedgerow.sim.engine.faults import Delay, FaultModel
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode, neighbourhood_graph, participants
 from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.gossip.strategy import SET_UP
+from hedgerow.strategies.gossip.payload_sizes import Coding
+from hedgerow.strategies.gossip.relay import SET_UP
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE
@@ -311,7 +311,7 @@ def test_what_nodes_tell_is_averaged_by_examples() -> None:
     ],
 )
 def test_bits_of_a_message_are_those_of_the_papers_comparison(codec: str, n: int, s: int, bits: int) -> None:
-    assert PayloadSizes(codec, n, s, n // 2).message_bits == bits
+    assert Coding(codec, n, s, n // 2).sizes.message_bits == bits
 
 
 @pytest.mark.parametrize(
@@ -320,13 +320,13 @@ def test_bits_of_a_message_are_those_of_the_papers_comparison(codec: str, n: int
 @pytest.mark.parametrize("n", [1, 2, 37, 1000])
 def test_sizes_are_those_of_the_codec_that_the_relay_does_not_have(codec: str, n: int) -> None:
     s, d = min(n, 7), 33
-    sizes, real = PayloadSizes(codec, n, s, d), parse_codec(codec, s=s, d=d)
+    sizes, real = Coding(codec, n, s, d).sizes, parse_codec(codec, s=s, d=d)
     assert sizes.message_bits == real.bits(n, s)
     assert sizes.max_bytes == real.payload_bytes(n, s)
 
 
 def test_two_vectors_take_twice_the_bits() -> None:
-    assert PayloadSizes("dense64", 100, vectors=2).message_bits == 12_800
+    assert Coding("dense64", 100, vectors=2).sizes.message_bits == 12_800
 
 
 # Failures

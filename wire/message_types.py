@@ -1,0 +1,37 @@
+"""The types of the messages between the suite's strategies and its ClientApps.
+
+Beside them stand Flower's own ``train`` and ``evaluate``. A handler of a plain ClientApp is registered by the
+part after the dot: ``@app.query("publish")`` answers ``PUBLISH``.
+"""
+
+__all__ = [
+    "EXCHANGE",
+    "GOSSIP",
+    "HELLO",
+    "INTRA",
+    "MERGE",
+    "MONITOR",
+    "PAIR",
+    "PROBE",
+    "PUBLISH",
+    "RESTORE",
+    "STATE",
+    "UPDATE",
+    "WHOAMI",
+]
+
+# Every node: who it is; what it keeps between rounds, and to take it back.
+WHOAMI = "query.whoami"
+STATE, RESTORE = "query.state", "query.restore"
+# SD-FEEL's edge servers, where they are nodes: take the mean of the clients' models; take one gossip step.
+INTRA, GOSSIP = "train.intra", "train.gossip"
+# Gossip: a node is told its settings; tells its neighbours its state; takes theirs; shows its model.
+HELLO, PUBLISH, MONITOR = "query.hello", "query.publish", "query.monitor"
+# Gossip: the communication step. HSGD: the local steps of an interval.
+UPDATE = "train.update"
+# HSGD: whose people a party has; the encodings of a batch.
+PAIR, EXCHANGE = "query.pair", "train.exchange"
+# FedMUD: merges for nodes that do not train in a round.
+MERGE = "query.merge"
+# SimilarityFree: curvature and gradient variance at a model.
+PROBE = "query.probe"
