@@ -7,11 +7,14 @@
 Each prints both sides and their ratio, medians over repetitions.
 """
 
+import io
 import json
+import logging
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -20,6 +23,7 @@ import numpy as np
 import typer
 from processes import Measured, measure
 
+from hedgerow.sim.runs.launch import Records, load_app, plan_run, run_app
 from hedgerow.sim.runs.recorder import read_rounds
 
 HERE = Path(__file__).resolve().parent
@@ -59,6 +63,28 @@ def overhead(repeats: Repeats = 3) -> None:
                 memory[engine].append(measured.peak_gib)
         show(f"a message, {params:,} parameters", "ms", milliseconds["flower"], milliseconds["inprocess"])
         show(f"peak memory, {params:,} parameters", "GiB", memory["flower"], memory["inprocess"])
+    recording(repeats)
+
+
+def recording(repeats: int) -> None:
+    """Milliseconds a message that a run folder costs an app that knows of none, with and without in turn."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    noop = load_app(HERE / "noop")
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(10 * repeats):
+        for recorded in seconds:
+            with tempfile.TemporaryDirectory() as folder:
+                result = Path(folder) / "seconds.json"
+                plan = plan_run(noop.spec, [f"num-rounds=21 result='{result}'"])
+                records = Records(output_dir=Path(folder), quiet=True) if recorded else None
+                with redirect_stdout(io.StringIO()):
+                    run_app(noop, plan, records=records)
+                seconds[recorded] += json.loads(result.read_text())[1:]
+    bare, whole = (1e3 * median(seconds[recorded]) / 50 for recorded in (False, True))
+    print(
+        f"recording a message of another's app: {whole - bare:.4f} ms "
+        f"({bare:.4f} without, {whole:.4f} with); meant to be at most 0.05"
+    )
 
 
 def app_run(engine: str, config: str) -> tuple[Measured, float]:

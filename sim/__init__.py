@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hedgerow.sim.engine.grid import InProcessGrid
     from hedgerow.sim.runs.app import find_app, load_app
     from hedgerow.sim.runs.launch import run_app
+    from hedgerow.sim.runs.model_files import read_model
     from hedgerow.sim.runs.plan import plan_run
     from hedgerow.sim.runs.recorder import RunRecorder, read_config, read_rounds
     from hedgerow.sim.runs.results import load
@@ -37,6 +38,7 @@ __all__ = [
     "load_app",
     "plan_run",
     "read_config",
+    "read_model",
     "read_rounds",
     "read_settings",
     "run_app",
@@ -51,6 +53,7 @@ _MODULES = {
     "engine.grid": ("InProcessGrid",),
     "runs.app": ("find_app", "load_app"),
     "runs.launch": ("run_app",),
+    "runs.model_files": ("read_model",),
     "runs.plan": ("plan_run",),
     "runs.recorder": ("RunRecorder", "read_config", "read_rounds"),
     "runs.results": ("load",),

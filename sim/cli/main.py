@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from hedgerow.sim.cli.check import check
 from hedgerow.sim.cli.data import data
 from hedgerow.sim.cli.deploy import deploy_keys, deploy_local
 from hedgerow.sim.cli.export import export
 from hedgerow.sim.cli.mistakes import Command, Group
+from hedgerow.sim.cli.new import new
 from hedgerow.sim.cli.plan_hsgd import plan_hsgd
 from hedgerow.sim.cli.plan_sd_feel import plan_sd_feel
 from hedgerow.sim.cli.plan_similarity_free import plan_similarity_free
@@ -50,7 +52,7 @@ def main(
     """Federated-learning methods as Flower apps."""
 
 
-for command in (run, settings, data, sweep, plot, table, export):
+for command in (run, new, check, settings, data, sweep, plot, table, export):
     app.command(cls=Command)(command)
 
 deploy = typer.Typer(

@@ -21,6 +21,7 @@ __all__ = [
     "Metrics",
     "Paths",
     "RunConfig",
+    "Track",
     "bad_options",
     "check_ordinary",
     "interruptible",
@@ -28,11 +29,20 @@ __all__ = [
 ]
 
 AppPath = Annotated[
-    str, typer.Argument(metavar="APP", help="Folder of a Flower App, or a module inside one.")
+    str,
+    typer.Argument(
+        metavar="APP", help="Folder of a Flower App, a module inside one, or one of ours by name: sd-feel."
+    ),
 ]
 RunConfig = Annotated[
     list[str] | None,
     typer.Option("--run-config", "-c", help="'key=value key=value', or a .toml file. Repeatable."),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track", help="mlflow, tensorboard or wandb: follow the run there, live. Each an extra. Repeatable."
+    ),
 ]
 Paths = Annotated[list[Path], typer.Argument(metavar="RUN...|SWEEP", help="Folders of runs or sweeps.")]
 Costs = Annotated[

@@ -6,17 +6,18 @@ import logging
 import os
 import shlex
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options, interruptible
+from hedgerow.sim.cli.options import AppPath, RunConfig, Track, bad_options, interruptible
 
 if TYPE_CHECKING:
-    from flwr.app import UserConfig
+    from hedgerow.sim.runs.foreign import Records
+    from hedgerow.sim.runs.plan import Plan
 
 __all__ = ["Engine", "run"]
 
@@ -45,9 +46,27 @@ def run(
         str | None,
         typer.Option(help="Folder of a run that was stopped: its settings, from its last checkpoint on."),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The app's run-config key 'seed'. Of an app without one: node ids, faults, and the global "
+            "generators of Python, NumPy and torch.",
+        ),
+    ] = None,
+    output_dir: Annotated[
+        str | None, typer.Option(help="Where the run's folder goes. Default: what the app says, else runs.")
+    ] = None,
+    track: Track = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no log below warnings.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Serialise every message, as a deployment does (inprocess).")
+    ] = False,
+    real_time: Annotated[
+        bool,
+        typer.Option(
+            "--real-time", help="Handlers' real seconds count: a slow node's reply is late (inprocess)."
+        ),
     ] = False,
     client_cpus: Annotated[
         int, typer.Option(min=1, help="CPUs that Ray reserves for a client (flower).")
@@ -64,30 +83,40 @@ def run(
     from hedgerow.sim.deploy.flower_run import flower_run
     from hedgerow.sim.runs.app import find_app, load_app, own_settings
     from hedgerow.sim.runs.checkpoint import CheckpointError
-    from hedgerow.sim.runs.foreign import Records, earlier_run
-    from hedgerow.sim.runs.launch import run_app
-    from hedgerow.sim.runs.plan import plan_run, resumed_config, toml_value
+    from hedgerow.sim.runs.foreign import earlier_run
+    from hedgerow.sim.runs.launch import run_app, seed_generators
+    from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.recorder import RunFolderError
     from hedgerow.sim.runs.settings import SettingsError
+    from hedgerow.sim.runs.trackers import check_trackers
     from hedgerow.strategies import RosterError, TooFewRepliesError
 
     with bad_options():
-        if strict and engine is Engine.FLOWER:
-            raise ValueError("--strict: Flower's engine has no strict mode; use --engine inprocess")
+        if engine is Engine.FLOWER:
+            _check_options({"--strict": strict, "--real-time": real_time, "--track": bool(track)})
+        trackers = check_trackers(track or [])
         spec = find_app(app_path)
-        before: list[str] = []
         foreign = resume is not None and "resume" not in spec.config
-        if resume is not None and foreign:
-            earlier, earlier_nodes = earlier_run(resume)
-            before = [f"{key}={toml_value(value)}" for key, value in earlier.items()]
-            nodes = nodes or earlier_nodes
+        before: list[str] = []
+        if foreign:
+            earlier = earlier_run(str(resume), spec.config)
+            before = earlier.overrides
+            nodes, seed = nodes or earlier.nodes, earlier.seed if seed is None else seed
+            real_time = real_time or earlier.real_time
         elif resume is not None:
             before = resumed_config(spec, resume)
         if quiet and "quiet" in spec.config:
             run_config = [*(run_config or []), "quiet=true"]
-        plan = plan_run(spec, [*before, *(run_config or [])], num_nodes=nodes, device=device)
-        if plan.faults is not None and engine is Engine.FLOWER:
-            raise ValueError("fault-*: Flower's engine plays no faults; use --engine inprocess")
+        plan = plan_run(
+            spec,
+            [*before, *(run_config or [])],
+            num_nodes=nodes,
+            device=device,
+            seed=seed,
+            output_dir=output_dir,
+        )
+        if engine is Engine.FLOWER:
+            _check_plan(spec.name, plan)
 
     if engine is Engine.FLOWER:
         raise typer.Exit(flower_run(spec, plan, client_cpus=client_cpus, client_gpus=client_gpus))
@@ -96,16 +125,13 @@ def run(
     try:
         with (
             bad_options(SettingsError, RunFolderError, CheckpointError, FileNotFoundError),
-            interruptible(_how_to_go_on(app_path, plan.run_config)),
+            interruptible(_how_to_go_on(app_path, plan)),
         ):
-            every = plan.run_config.get("checkpoint-every")
-            records = Records(
-                output_dir=_output_dir(plan.run_config),
-                resume=Path(resume).expanduser().resolve() if resume and foreign else None,
-                checkpoint_every=every if isinstance(every, int) and every > 0 else 10,
-                quiet=quiet,
-            )
-            run_app(load_app(spec.folder), plan, strict=strict, records=records)
+            records = _records(plan, resume if foreign else None, quiet=quiet)
+            # Before the app is imported, which may draw its model.
+            seed_generators(plan.seed)
+            app = load_app(spec.folder)
+            run_app(app, plan, strict=strict, real_time=real_time, records=records, track=trackers)
     except (RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
@@ -118,9 +144,39 @@ def run(
         raise typer.Exit(1) from error
 
 
-def _how_to_go_on(app_path: str, config: UserConfig) -> Callable[[], str]:
+def _check_options(ours: Mapping[str, bool]) -> None:
+    """Raise ValueError where an option was given that only Hedgerow's engine has."""
+    for option, given in ours.items():
+        if given:
+            raise ValueError(f"{option}: Flower's engine has no such thing; use --engine inprocess")
+
+
+def _check_plan(name: str, plan: Plan) -> None:
+    """Raise ValueError where a run is asked for that Flower's engine cannot do."""
+    if plan.faults is not None:
+        raise ValueError("fault-*: Flower's engine plays no faults; use --engine inprocess")
+    for key, value in {"seed": plan.seed, "output-dir": plan.output_dir}.items():
+        if value is not None:
+            raise ValueError(f"--{key}: app {name!r} has no key {key!r}; use --engine inprocess")
+
+
+def _records(plan: Plan, resume: str | None, *, quiet: bool) -> Records:
+    """Return how the run of a foreign app is recorded, or that of ``resume`` goes on."""
+    from hedgerow.sim.runs.foreign import Records
+
+    every = plan.run_config.get("checkpoint-every")
+    return Records(
+        output_dir=_output_dir(plan),
+        resume=Path(resume).expanduser().resolve() if resume else None,
+        checkpoint_every=every if isinstance(every, int) and every > 0 else 10,
+        quiet=quiet,
+    )
+
+
+def _how_to_go_on(app_path: str, plan: Plan) -> Callable[[], str]:
     """Return what says how to go on with the run that starts now, whose folder only the app will know."""
-    parent = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / _output_dir(config)
+    config = plan.run_config
+    parent = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / _output_dir(plan)
     before = set(_run_folders(parent))
 
     def say() -> str:
@@ -134,9 +190,9 @@ def _how_to_go_on(app_path: str, config: UserConfig) -> Callable[[], str]:
     return say
 
 
-def _output_dir(config: UserConfig) -> Path:
-    """Return where an app's run folders go; an app without the key ``output-dir`` has the suite's default."""
-    return Path(str(config.get("output-dir") or "runs"))
+def _output_dir(plan: Plan) -> Path:
+    """Return where an app's run folders go; where nobody says, the suite's default."""
+    return Path(str(plan.output_dir or plan.run_config.get("output-dir") or "runs"))
 
 
 def _run_folders(parent: Path) -> list[Path]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import bad_options, interruptible
+from hedgerow.sim.cli.options import Track, bad_options, interruptible
 
 if TYPE_CHECKING:
     from hedgerow.sim.runs.sweep import Outcome
@@ -18,15 +19,27 @@ __all__ = ["sweep"]
 
 def sweep(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help="What to run: see hedgerow.sim.runs.sweep_file.")
+        Path,
+        typer.Argument(
+            metavar="FILE.toml|APP",
+            help="What to run: a sweep file (see hedgerow.sim.runs.sweep_file), or an app's folder as it is.",
+        ),
     ],
     run_config: Annotated[
         list[str] | None,
         typer.Option("--run-config", "-c", help="Changes for every run, as in 'run'. Repeatable."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The sweep's folder. Default: runs/<name of FILE>.")
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds such as 0,1,2. Default: what the file says, else 0.")
     ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of nodes. Default: what the file or the app says, else 2."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder. Default: runs/<name of FILE or APP>.")
+    ] = None,
+    track: Track = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once. Default: one for each core.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; start none.")] = False,
 ) -> None:
@@ -37,13 +50,19 @@ def sweep(
     """
     from hedgerow.sim.deploy.processes import cores
     from hedgerow.sim.runs.sweep import run_sweep
-    from hedgerow.sim.runs.sweep_file import read_sweep
+    from hedgerow.sim.runs.sweep_file import read_sweep, sweep_of_app
     from hedgerow.sim.runs.sweep_plan import plan_sweep
+    from hedgerow.sim.runs.trackers import check_trackers
 
     with bad_options():
-        asked = read_sweep(file)
-        folder = (out or Path("runs") / file.stem).expanduser().resolve()
-        plan = plan_sweep(asked, folder, run_config or [])
+        asked = sweep_of_app(file) if file.expanduser().is_dir() else read_sweep(file)
+        if seeds is not None:
+            asked = replace(asked, seeds=_seeds(seeds))
+        if nodes is not None:
+            asked = replace(asked, nodes=nodes)
+        name = asked.file.name if asked.file.is_dir() else asked.file.stem
+        folder = (out or Path("runs") / name).expanduser().resolve()
+        plan = plan_sweep(asked, folder, run_config or [], track=check_trackers(track or []))
     if dry_run:
         for job in plan:
             typer.echo(f"{'kept' if job.kept else 'run '}  {job.name}  ->  {job.folder}")
@@ -58,6 +77,17 @@ def sweep(
         typer.echo(f"Failed: {outcome.job.name}: {outcome.error}", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    from hedgerow.sim.runs.kinds import MAX_INT64
+
+    parts = [part.strip() for part in text.split(",")]
+    # No seed has more digits, and Python reads none of 4,300.
+    seeds = [int(part) for part in parts if part.isdecimal() and len(part) < 20]
+    if len(seeds) < len(parts) or len(set(seeds)) < len(seeds) or max(seeds) > MAX_INT64:
+        raise ValueError(f"--seeds {text[:100]!r}; valid are different integers >= 0, below 2^63: 0,1,2")
+    return tuple(seeds)
 
 
 class _SweepProgress:

@@ -44,7 +44,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
-        raise RuntimeError(f"{name} is not installed: pip install 'flwr[simulation]>=1.41,<1.42'")
+        raise RuntimeError(f"{name} is not installed: pip install 'flwr[simulation]>=1.41,<2'")
     return found
 
 

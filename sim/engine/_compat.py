@@ -1,46 +1,91 @@
 """The only file that touches Flower's private names.
 
-Everything here was read and tested in Flower 1.41. Another version is refused at import, because a
-moved private name would otherwise fail in the middle of a run, or silently change what a run means.
+What is needed of them is looked for and tried at import, because a private name that moved, or does something
+else, would fail in the middle of a run, or silently change what a run means.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 import sys
 import tomllib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
 
-_TESTED = (1, 41)
-_FOUND = version("flwr")
-if tuple(int(part) for part in _FOUND.split(".")[:2]) != _TESTED:
-    raise ImportError(
-        f"hedgerow.sim is tested with flwr>=1.41,<1.42 and found flwr {_FOUND}: "
-        "pip install 'flwr[simulation]>=1.41,<1.42'"
-    )
+# The private names by module, each with the parameters by which it is called or what is read off it.
+_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
+    "flwr.app.message.message": {"make_message": ("metadata=", "content=")},
+    "flwr.clientapp.client_app": {"_empty_lifespan": ()},
+    "flwr.common": {"log": ()},
+    "flwr.common.config": {"flatten_dict": (), "get_project_config": ()},
+    "flwr.common.constant": {
+        "ErrorCode": ("CLIENT_APP_RAISED_EXCEPTION", "MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE"),
+        "SUPERLINK_NODE_ID": (),
+    },
+    "flwr.proto.node_pb2": {"NodeInfo": ()},
+    "flwr.supercore.inflatable.inflatable_object": {"InflatableObject": (), "get_all_nested_objects": ()},
+    "flwr.supercore.inflatable.inflatable_utils": {"inflate_object_from_contents": ()},
+    "flwr.supercore.run": {"Run": ("create_empty",)},
+    "flwr.supercore.task_identity": {"TaskIdentity": ("_run_id", "_node_id", "_task_id")},
+}
 
-try:
-    from flwr.app.message.message import make_message
-    from flwr.clientapp.client_app import _empty_lifespan
-    from flwr.common import log
-    from flwr.common.config import flatten_dict, get_project_config
-    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-    from flwr.proto.node_pb2 import NodeInfo
-    from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_all_nested_objects
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-    from flwr.supercore.run import Run
-    from flwr.supercore.task_identity import TaskIdentity
-except ImportError as error:
-    raise ImportError(
-        f"flwr {_FOUND} lacks a name that hedgerow.sim uses ({error}); reinstall flwr>=1.41,<1.42"
-    ) from error
+
+def _names_missing() -> list[str]:
+    found: list[str] = []
+    for module_name, names in _NEEDED.items():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            found.append(module_name)
+            continue
+        for name, parts in names.items():
+            thing = getattr(module, name, None)
+            if thing is None:
+                found.append(f"{module_name}.{name}")
+                continue
+            for part in parts:
+                has = (
+                    part[:-1] in inspect.signature(thing).parameters
+                    if part.endswith("=")
+                    else hasattr(thing, part)
+                )
+                if not has:
+                    found.append(f"{module_name}.{name}({part})" if part.endswith("=") else f"{name}.{part}")
+    return found
+
+
+def _check(missing: list[str]) -> None:
+    if missing:
+        raise ImportError(
+            f"flwr {version('flwr')} lacks what hedgerow.sim needs of its private parts: "
+            f"{', '.join(missing)}. Tested is flwr 1.41: pip install 'flwr[simulation]==1.41.*'"
+        )
+
+
+_check(_names_missing())
+
+from flwr.app.message.message import make_message  # noqa: E402
+from flwr.clientapp.client_app import _empty_lifespan  # noqa: E402
+from flwr.common import log  # noqa: E402
+from flwr.common.config import flatten_dict, get_project_config  # noqa: E402
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode  # noqa: E402
+from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
+from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
+    InflatableObject,
+    get_all_nested_objects,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents  # noqa: E402
+from flwr.supercore.run import Run  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
 
@@ -243,3 +288,91 @@ def read_toml(path: Path) -> UserConfig:
     """Return a TOML file of run-config values, flattened as Flower flattens it."""
     with path.open("rb") as file:
         return flatten_dict(tomllib.load(file))
+
+
+# What the private parts do, tried once.
+
+
+def _tries() -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Yield what is needed of them, in words, and whether it is so."""
+    records = RecordDict({"config": ConfigRecord({"list": [1]}), "arrays": ArrayRecord([])})
+    with flower_identity(7):
+        message = Message(records, 2, "query")
+    set_sender(message, 8)
+    set_message_id(message, "9")
+    twin = copy_records(records)
+    values: Any = twin.config_records["config"]["list"]
+    values.append(2)
+    metadata = message.metadata
+    plain, wrapped = _app(), _app(_pass_on)
+
+    yield "an identity for Message(...)", message.has_content
+    yield (
+        "Metadata._run_id, ._src_node_id",
+        lambda: (
+            (metadata.run_id, metadata.src_node_id)
+            == (
+                8,
+                SUPERLINK_NODE_ID,
+            )
+        ),
+    )
+    yield "Metadata._message_id", lambda: metadata.message_id == "9"
+    yield (
+        "make_message with own metadata",
+        lambda: (
+            delivered(message, twin).content is twin and delivered(message, twin).metadata is not metadata
+        ),
+    )
+    yield "RecordDict._data", lambda: records.config_records["config"]["list"] == [1]
+    yield (
+        "deflate and inflate of records",
+        lambda: dict(through_the_wire(records, "probe").config_records["config"]) == {"list": [1]},
+    )
+    yield (
+        "ClientApp._registered_funcs and make_ffn",
+        lambda: has_wrappers(wrapped, "train") and not has_wrappers(plain, "train"),
+    )
+    yield "ClientApp._mods", lambda: has_wrappers(ClientApp(mods=[_pass_on]), "train")
+    yield "ClientApp._lifespan", lambda: has_wrappers(_with_lifespan(), "train")
+
+
+def _pass_on(message: Message, context: Any, call_next: Callable[..., Message]) -> Message:
+    return call_next(message, context)
+
+
+def _app(*mods: Any) -> ClientApp:
+    app = ClientApp()
+    app.train(mods=list(mods))(lambda message, _: message)
+    return app
+
+
+def _with_lifespan() -> ClientApp:
+    app = ClientApp()
+
+    @app.lifespan()
+    def lifespan(_: Any) -> Iterator[None]:
+        yield
+
+    return app
+
+
+def _tries_failed() -> list[str]:
+    failed = []
+    try:
+        for what, holds in _tries():
+            if not _without_error(holds):
+                failed.append(what)
+    except Exception as error:
+        failed.append(f"{type(error).__name__}: {error}")
+    return failed
+
+
+def _without_error(holds: Callable[[], bool]) -> bool:
+    try:
+        return holds()
+    except Exception:
+        return False
+
+
+_check(_tries_failed())

@@ -94,6 +94,7 @@ class Fate:
     dropped: bool = False
     crashed: bool = False
     delay: float = 0.0
+    slowdown: float = 1.0
     corrupt: str | None = None
 
 
@@ -111,7 +112,8 @@ class FaultModel:
     stragglers : frozenset of int (default: empty)
         Partition ids of the slow nodes.
     slowdown : float (default: 1.0)
-        Factor on a straggler's delay, from 1 to 1e9.
+        Factor on a straggler's delay, and on its work's real seconds where the grid counts those; from 1 to
+        1e9.
     crash_at : mapping of int to int (default: empty)
         Partition id to the number (from 1) of the message at which the node dies for good.
     corrupt : str or None (default: None)
@@ -191,8 +193,9 @@ class FaultModel:
         rng = generator(seed, round=number, partition_id=partition_id, purpose=Purpose.FAULT)
         dropped = rng.random() < self.dropout
         corrupt = self.corrupt if rng.random() < self.corrupt_rate else None
-        delay = self.delay.draw(rng) * (self.slowdown if partition_id in self.stragglers else 1.0)
-        return Fate(dropped=bool(dropped), delay=delay, corrupt=corrupt)
+        slowdown = self.slowdown if partition_id in self.stragglers else 1.0
+        delay = self.delay.draw(rng) * slowdown
+        return Fate(dropped=bool(dropped), delay=delay, slowdown=slowdown, corrupt=corrupt)
 
 
 def corrupted(content: RecordDict, kind: str) -> RecordDict:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf, prod
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,6 +82,9 @@ class InProcessGrid(Grid):
     max_in_flight : int or None (default: None)
         Nodes that are worked on at once, >= 1. None: as many as keep the arrays of their messages
         within 1 GiB.
+    real_time : bool (default: False)
+        Count the real seconds that handlers and the server take, see the notes. Handlers are called node by
+        node, batched ones too.
 
     Notes
     -----
@@ -93,7 +98,12 @@ class InProcessGrid(Grid):
     - An exception, ``None``, or anything else that is no reply to the message becomes an error reply
       with code 2; an unknown node, or an expired TTL, one with code 3; a dead node one with code 5.
     - Time is virtual, starts at 0, and passes only in ``sleep`` and ``send_and_receive``. A message's TTL
-      counts from its push, in virtual time.
+      counts from its push, in virtual time. What a handler really takes costs no virtual time: one that
+      sleeps is never late.
+    - With ``real_time`` it does: a reply is due after its handler's real seconds (times a straggler's
+      ``slowdown``, plus what ``faults`` delays it), and the server's own real seconds between its calls pass
+      too. Handlers still work one after another, each node as if it had the machine to itself and all at
+      once. Which replies are late then depends on the machine.
     - ``flwr.app.Message(...)`` needs an identity of the process, which Flower's own processes have and a
       script has not. A grid lends it one from its making on, until ``close``, the end of its ``with`` block
       or its own end; using it again takes it again. An identity that Flower set stays. Messages are of the
@@ -119,6 +129,7 @@ class InProcessGrid(Grid):
         strict: bool = False,
         seed: int = 0,
         max_in_flight: int | None = None,
+        real_time: bool = False,
     ) -> None:
         if num_nodes < 1:
             raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
@@ -132,7 +143,11 @@ class InProcessGrid(Grid):
         self._strict = strict
         self._seed = seed
         self._max_in_flight = max_in_flight
+        self.real_time = real_time
         self._clock = 0.0
+        # Where real seconds count: when the server was last given back the word, and how deep it is in here.
+        self._left: float | None = None
+        self._depth = 0
         self._pushed = 0
         self._queue: list[tuple[float, int, Job]] = []
         self._replies: dict[str, tuple[Message, Job]] = {}
@@ -244,7 +259,8 @@ class InProcessGrid(Grid):
         """Return the ids of the nodes that are online, by id: no order of partitions can be read off."""
         # Who asks for nodes builds messages to them next.
         lend_identity(self, self._run.run_id)
-        return sorted(node.node_id for node in self._nodes.values() if node.offline_at > self._clock)
+        now = self.now()
+        return sorted(node.node_id for node in self._nodes.values() if node.offline_at > now)
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return what is known of the nodes that are online: their ids."""
@@ -274,7 +290,8 @@ class InProcessGrid(Grid):
         for message in messages:
             _check_instruction(message)
         copies = _Copies()
-        return [self._push(message, copies) for message in messages]
+        with self._called():
+            return [self._push(message, copies) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there, each once; works on one chunk of nodes where none is.
@@ -282,43 +299,62 @@ class InProcessGrid(Grid):
         Ids that are unknown, or whose reply was given out already, are ignored.
         """
         wanted = list(message_ids)
-        while True:
-            ready = [message_id for message_id in wanted if message_id in self._replies]
-            if ready or not self._due():
-                return [self._collect(message_id) for message_id in ready]
-            self._work()
+        with self._called():
+            while True:
+                ready = [message_id for message_id in wanted if message_id in self._replies]
+                if ready or not self._due():
+                    return [self._collect(message_id) for message_id in ready]
+                self._work()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and return their replies; the virtual clock runs until all came or time is up.
 
         Replies that come later can still be pulled.
         """
-        pending = dict.fromkeys(self.push_messages(messages))
-        end = inf if timeout is None else self._clock + timeout
-        replies: list[Message] = []
-        while pending:
-            pulled = self.pull_messages(pending)
-            for reply in pulled:
-                del pending[reply.metadata.reply_to_message_id]
-            replies += pulled
-            if not pulled:
-                next_due = min(self._waiting[message_id].due for message_id in pending)
-                self._clock = min(next_due, end)
-                if next_due > end:
-                    break
-        return replies
+        with self._called():
+            pending = dict.fromkeys(self.push_messages(messages))
+            end = inf if timeout is None else self._clock + timeout
+            replies: list[Message] = []
+            while pending:
+                pulled = self.pull_messages(pending)
+                for reply in pulled:
+                    del pending[reply.metadata.reply_to_message_id]
+                replies += pulled
+                if not pulled:
+                    next_due = min(self._waiting[message_id].due for message_id in pending)
+                    self._clock = min(next_due, end)
+                    if next_due > end:
+                        break
+            return replies
 
     # Virtual time
 
     def now(self) -> float:
         """Return the virtual time in seconds."""
-        return self._clock
+        with self._called():
+            return self._clock
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass, at no cost in real time."""
         if not seconds >= 0:
             raise ValueError(f"seconds: {seconds!r} is not >= 0")
-        self._clock += seconds
+        with self._called():
+            self._clock += seconds
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """Let the real seconds since the server's last call pass, where they count."""
+        if not self.real_time:
+            yield
+            return
+        if not self._depth and self._left is not None:
+            self._clock += perf_counter() - self._left
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self._left = perf_counter()
 
     # Checkpoints
 
@@ -398,12 +434,14 @@ class InProcessGrid(Grid):
             return Job(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
         if fate.dropped or start >= deadline:
             return expired
+        if self.real_time:
+            return Job(message, node, start, deadline, runs=True, fate=fate)
         node.busy_until = start + fate.delay
         if node.busy_until > deadline:
             # The node works on it all the same, and its state moves on: only the reply comes too late.
             expired.runs = True
             return expired
-        return Job(message, node, node.busy_until, deadline, runs=True, corrupt=fate.corrupt)
+        return Job(message, node, node.busy_until, deadline, runs=True, fate=fate)
 
     def _fate(self, node: Node) -> Fate:
         node.received += 1
@@ -417,13 +455,34 @@ class InProcessGrid(Grid):
         """Answer one chunk of the messages that are due, those of one type together."""
         by_type: dict[str, list[Job]] = {}
         for job in self._chunk():
-            if job.runs:
+            if job.answer is not None:
+                self._answer(job, job.answer)
+            elif job.runs and self.real_time:
+                self._work_in_real_time(job)
+            elif job.runs:
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
                 self._answer(job, job.verdict)
         for message_type, jobs in by_type.items():
             for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
                 self._answer(job, answer)
+
+    def _work_in_real_time(self, job: Job) -> None:
+        """Let a node work on a message, and its reply be due when the work would have ended."""
+        node = job.node
+        assert node is not None
+        if node.busy_until > job.due:  # It was pushed while the node worked on another.
+            job.due = min(node.busy_until, job.deadline)
+            if job.due == job.deadline:
+                job.runs, job.verdict = False, _unavailable("TTL ended before a reply")
+        else:
+            job.answer, seconds = self._handlers.timed(job, self._run.run_id)
+            node.busy_until = job.due + job.fate.delay + job.fate.slowdown * seconds
+            job.due = min(node.busy_until, job.deadline)
+            if node.busy_until > job.deadline:
+                job.verdict = _unavailable("TTL ended before a reply")
+        self._pushed += 1
+        heapq.heappush(self._queue, (job.due, self._pushed, job))
 
     def _chunk(self) -> list[Job]:
         chunk: list[Job] = []
@@ -451,8 +510,8 @@ class InProcessGrid(Grid):
         if isinstance(answer, RecordDict):
             # What the node keeps in its state and sends at once must be two things from here on.
             answer = copy_records(answer)
-            if job.corrupt is not None:
-                answer = corrupted(answer, job.corrupt)
+            if job.fate.corrupt is not None:
+                answer = corrupted(answer, job.fate.corrupt)
             if self._strict:
                 node = job.node.partition_id if job.node else "?"
                 answer = through_the_wire(

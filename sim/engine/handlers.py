@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import ERROR, WARNING
 from math import inf
+from time import perf_counter
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 
@@ -18,6 +19,7 @@ from hedgerow.sim.engine._compat import (
     log,
     through_the_wire,
 )
+from hedgerow.sim.engine.faults import Fate
 from hedgerow.wire.calls import Batched, BatchHandler, Call
 
 __all__ = ["App", "Handlers", "Job", "Node"]
@@ -49,8 +51,9 @@ class Job:
     deadline: float
     runs: bool = False
     verdict: Error | None = None  # the answer, whatever the node does
-    corrupt: str | None = None
+    fate: Fate = field(default_factory=Fate)
     size: int = 0
+    answer: RecordDict | Error | None = None  # what the node answered, where its reply is still on its way
 
     @property
     def id(self) -> str:
@@ -75,6 +78,7 @@ class Handlers:
         self._app = app
         self._run_config = dict(run_config)
         self._strict = strict
+        self._seconds = 0.0
 
     def answers(
         self, message_type: str, jobs: Sequence[Job], run_id: int
@@ -96,6 +100,11 @@ class Handlers:
             else:
                 yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
 
+    def timed(self, job: Job, run_id: int) -> tuple[RecordDict | Error, float]:
+        """Return a node's answer and the real seconds that its handler worked, alone."""
+        context = self._context(job, run_id)
+        return self._one(job, context), self._seconds
+
     def _batch_handler(self, message_type: str) -> BatchHandler | None:
         if not isinstance(self._app, Batched) or has_wrappers(self._app, message_type):
             return None
@@ -104,10 +113,13 @@ class Handlers:
     def _one(self, job: Job, context: Context) -> RecordDict | Error:
         # A handler may pop records as it reads them (keep_input=False): others share this content.
         message = delivered(job.message, copy_records(job.message.content))
+        began = perf_counter()
         try:
             reply = self._app(message, context)
         except Exception as error:
             return _exception(job, error)
+        finally:
+            self._seconds = perf_counter() - began
         if not isinstance(reply, Message):
             return _raised(f"the handler returned a {type(reply).__name__}, not a Message")
         if reply.metadata.reply_to_message_id != job.id or reply.metadata.dst_node_id != SUPERLINK_NODE_ID:

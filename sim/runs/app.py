@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from hedgerow.sim.engine._compat import app_pyproject
+from hedgerow.sim.runs.shipped import shipped_apps
 
 __all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "own_settings", "settings_module"]
 
@@ -100,6 +101,8 @@ class LoadedApp:
 def find_app(path_or_module: str | Path) -> AppSpec:
     """Read the pyproject.toml of an app given by its folder, or by the name of a module inside it.
 
+    One of the suite's own, ``sd-feel`` for example, is also found by its name, where no folder has it.
+
     Raises
     ------
     ValueError
@@ -109,6 +112,8 @@ def find_app(path_or_module: str | Path) -> AppSpec:
     if not folder.exists():
         # Flower's own command line takes no app whose name has an underscore; folders of before had them.
         folder = folder.with_name(folder.name.replace("_", "-"))
+    if not folder.exists():
+        folder = shipped_apps().get(str(path_or_module), folder)
     if not (folder / "pyproject.toml").is_file():
         folder = _folder_of_module(str(path_or_module))
     pyproject, config = app_pyproject(folder)
@@ -199,7 +204,8 @@ def _folder_of_module(module: str) -> Path:
         found = None
     if found is None or found.origin is None:
         raise ValueError(
-            f"app: {module!r} is neither a folder with a pyproject.toml nor an importable module"
+            f"app: {module!r} is neither a folder with a pyproject.toml nor an importable module, nor one of "
+            f"{', '.join(shipped_apps())}"
         )
     for folder in Path(found.origin).resolve().parents:
         if (folder / "pyproject.toml").is_file():

@@ -25,6 +25,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DamagedCheckpointError",
+    "load_arrays",
     "load_checkpoint",
     "read_checkpoint",
     "save_arrays",
@@ -125,6 +126,28 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                 _write_array(archive, name, array)
 
     write_file(path, fill)
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return what ``save_arrays`` wrote; no more is allocated than the file holds.
+
+    Raises
+    ------
+    OSError
+        If there is no such file.
+    ValueError
+        If it is not one of arrays, uncompressed.
+    """
+    with open_file(path) as file:
+        try:
+            with ZipFile(file) as archive:
+                members = _Members(archive, os.fstat(file.fileno()).st_size)
+                names = [name.removesuffix(".npy") for name in archive.namelist()]
+                return {name: members.array(name) for name in names}
+        except OSError:
+            raise
+        except Exception as error:  # An archive of arrays that is damaged fails in countless ways.
+            raise ValueError(f"{path} is no file of arrays: {error}") from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 import csv
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hedgerow.sim.runs.results import COSTS, SOURCES, Results
+from hedgerow.sim.runs.results import COSTS, SOURCES, Results, numbers
+from hedgerow.sim.runs.trackers import TensorBoardLog, check_trackers, scalars_of
 
 __all__ = ["tidy_rows", "write_csv", "write_tensorboard"]
 
@@ -18,7 +20,7 @@ def tidy_rows(results: Results) -> Iterator[dict[str, Any]]:
             row: dict[str, Any] = {"label": run.label, "seed": run.seed}
             row |= {x: record.get(cost.key, "") for x, cost in COSTS.items()} | {"wall-seconds": wall[number]}
             for source in SOURCES:
-                for metric, value in record.get(source, {}).items():
+                for metric, value in numbers(record, source):
                     yield row | {"source": source, "metric": metric, "value": value, "run": str(run.folder)}
 
 
@@ -41,32 +43,21 @@ def write_csv(results: Results, path: str | Path) -> int:
 def write_tensorboard(results: Results, folder: str | Path) -> int:
     """Write the runs' logs under ``folder``, ``<label>/seed-<seed>`` each; return how many.
 
-    A scalar's tag is ``<source>/<metric>`` (``central/loss``), its step the round, its time the run's
-    real seconds. Beside the metrics stand the costs, ``cost/bits`` and so on.
+    A log is what ``--track tensorboard`` writes of a run (see ``trackers.scalars_of``), but for its time,
+    which is the run's real seconds.
 
     Raises
     ------
     ValueError
         If TensorBoard is not installed, or a log is already there.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-    except ImportError as error:
-        raise ValueError(
-            f"--tensorboard needs TensorBoard ({error}); install it with: pip install 'hedgerow[tensorboard]'"
-        ) from error
+    check_trackers(["tensorboard"], "--tensorboard:")
     for run in results.runs:
-        log = Path(folder) / run.label / f"seed-{run.seed}"
-        if log.exists():
-            raise ValueError(f"--tensorboard: {log} is already there; valid is a folder without it")
+        place = Path(folder) / run.label / f"seed-{run.seed}"
+        if place.exists():
+            raise ValueError(f"--tensorboard: {place} is already there; valid is a folder without it")
         walls = run.costs("wall-seconds")
-        with SummaryWriter(str(log)) as writer:
+        with closing(TensorBoardLog(place)) as log:
             for record, wall in zip(run.rounds, walls, strict=True):
-                for name in ("bits", "payload_bytes", "sim_seconds"):
-                    if record[name] is None:
-                        continue
-                    writer.add_scalar(f"cost/{name}", record[name], record["round"], walltime=wall)
-                for source in SOURCES:
-                    for metric, value in record.get(source, {}).items():
-                        writer.add_scalar(f"{source}/{metric}", value, record["round"], walltime=wall)
+                log.on_round_end(record["round"], scalars_of(record), wall)
     return len(results.runs)

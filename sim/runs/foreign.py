@@ -7,8 +7,8 @@ itself, a strategy's momentum or the state of its random generators, which begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from logging import INFO, WARNING
 from pathlib import Path
@@ -25,14 +25,20 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.live import LiveProgress
+from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
 from hedgerow.sim.runs.serverapp import run_summary
+from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.sim.runs.watch import Watch
 from hedgerow.wire.records import PayloadError, view
 
-__all__ = ["About", "Records", "Watched", "about_app", "earlier_run", "scalars", "watched_run"]
+__all__ = ["About", "Earlier", "Records", "Watched", "about_app", "earlier_run", "scalars", "watched_run"]
 
 REALISM = "every node's work is real, in one process; messages travel in memory and their time is virtual"
+REAL_TIME = (
+    "every node's work is real, in one process; messages travel in memory. The clock counts the real seconds "
+    "of the server and of each node's work, as if every node had this machine to itself"
+)
 RESUMES = (
     "restored: the rounds done, the global model, what nodes keep in their state. Not restored: what the app "
     "keeps itself, such as a strategy's momentum or the state of random generators"
@@ -113,8 +119,23 @@ def about_app(spec: AppSpec) -> About:
     return About(spec.name, str(pyproject["project"].get("version", "")), spec.folder)
 
 
-def earlier_run(folder: str | Path) -> tuple[UserConfig, int]:
-    """Return the run config and the number of nodes of a recorded run of a foreign app.
+@dataclass(frozen=True)
+class Earlier:
+    """What a recorded run of a foreign app was asked to be: its run config, its nodes, its seed and clock."""
+
+    run_config: UserConfig
+    nodes: int
+    seed: int | None = None
+    real_time: bool = False
+
+    @property
+    def overrides(self) -> list[str]:
+        """The run config as ``plan_run`` takes it."""
+        return [f"{key}={toml_value(value)}" for key, value in self.run_config.items()]
+
+
+def earlier_run(folder: str | Path, keys: Collection[str]) -> Earlier:
+    """Return what a recorded run of a foreign app, which has these run-config keys, was asked to be.
 
     Raises
     ------
@@ -126,7 +147,9 @@ def earlier_run(folder: str | Path) -> tuple[UserConfig, int]:
     config = read_config(folder)
     if not isinstance(config.get("nodes"), int):
         raise ValueError(f"--resume: {folder} does not say how many nodes its run had")
-    return dict(config["run"]), config["nodes"]
+    run_config = dict(config["run"])
+    seed = None if "seed" in keys else run_config.pop("seed", None)
+    return Earlier(run_config, config["nodes"], seed, config.get("time") == "real")
 
 
 def watched_run(
@@ -164,28 +187,25 @@ def watched_run(
     Exception
         Whatever ``main`` raises.
     """
-    if records.resume is None and records.output_dir is None:
-        recorder = None
-    else:
+    config = {
+        "app": about.name,
+        "version": about.version,
+        "realism": REAL_TIME if grid.real_time else REALISM,
+        "time": "real" if grid.real_time else "virtual",
+        "run": dict(run_config),
+        "nodes": len(grid.get_node_ids()),
+        "resumes": RESUMES,
+        "environment": environment(engine="inprocess", app=about.folder),
+    }
+    recorder = None
+    if records.resume is not None or records.output_dir is not None:
         folder = records.resume or new_run_folder(records.output_dir or ".", about.name)
-        recorder = RunRecorder(
-            folder,
-            {
-                "app": about.name,
-                "version": about.version,
-                "realism": REALISM,
-                "run": dict(run_config),
-                "nodes": len(grid.get_node_ids()),
-                "resumes": RESUMES,
-                "environment": environment(engine="inprocess", app=about.folder),
-            },
-            checkpoint_every=records.checkpoint_every,
-        )
+        recorder = RunRecorder(folder, config, checkpoint_every=records.checkpoint_every)
     with ExitStack() as stack:
         if recorder is not None:
             stack.callback(recorder.close)
             log(INFO, "Run folder: %s", recorder.folder)
-        return _run(main, grid, records, recorder, count=not own)
+        return _run(main, grid, records, recorder, None if own else config)
 
 
 def _run(
@@ -193,9 +213,9 @@ def _run(
     grid: InProcessGrid,
     records: Records,
     recorder: RunRecorder | None,
-    *,
-    count: bool,
+    config: Mapping[str, Any] | None,
 ) -> Watched:
+    """Run what records itself (``config`` is None) or is to be recorded, and tell of it."""
     live = LiveProgress(1, records.quiet)
     rounds: list[dict[str, Any]] = []
 
@@ -209,24 +229,29 @@ def _run(
             rounds.append(asdict(end))
         else:
             _record(recorder, end)
+        if tracking is not None:
+            tracking.on_round_end(rounds[-1] if recorder is None else recorder.rounds[-1])
         live.num_rounds = max(live.num_rounds, end.round)
         measured = scalars(end.central, end.evaluate, end.train)
         live(replace(end, central=measured or {"round": end.round}))
 
-    watch = Watch(grid, on_start=started, on_round_end=[ended], count=count)
+    watch = Watch(grid, on_start=started, on_round_end=[ended], count=config is not None)
     if recorder is not None and records.resume is not None:
         recorder.keep_state(watch=watch, engine=grid)
         recorder.resume()
-    with ExitStack() as stack:
-        if recorder is not None:
-            stack.enter_context(recorder.guard())
-        stack.enter_context(live)
-        stack.enter_context(watch)
-        main(watch.grid)
-    if recorder is None:
-        return Watched(watch.result, rounds)
-    recorder.finish(run_summary(recorder.rounds), _model(watch.arrays))
-    return Watched(watch.result, recorder.rounds, recorder.folder)
+    done = recorder.rounds[-1]["round"] if recorder is not None and recorder.rounds else -1
+    tracking = None if config is None else Tracking(config, recorder.folder if recorder else None, done)
+    with tracking or nullcontext():
+        with ExitStack() as stack:
+            if recorder is not None:
+                stack.enter_context(recorder.guard())
+            stack.enter_context(live)
+            stack.enter_context(watch)
+            main(watch.grid)
+        if recorder is None:
+            return Watched(watch.result, rounds)
+        recorder.finish(run_summary(recorder.rounds), _model(watch.arrays))
+        return Watched(watch.result, recorder.rounds, recorder.folder)
 
 
 def _record(recorder: RunRecorder, end: Any) -> None:
@@ -246,5 +271,5 @@ def _model(arrays: ArrayRecord | None) -> dict[str, NDArray[np.generic]] | None:
     try:
         return None if not arrays else {key: view(array) for key, array in arrays.items()}
     except PayloadError as error:
-        log(WARNING, "No model.npz: %s", error)
+        log(WARNING, "No file of the model: %s", error)
         return None

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
 from flwr.app import Context, UserConfig
 
 from hedgerow.sim.engine.grid import InProcessGrid
@@ -11,9 +16,10 @@ from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.runs.round_table import round_table
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.simulate import server_context
+from hedgerow.sim.runs.trackers import track_with
 
 # All that a program needs to run an app.
-__all__ = ["Records", "load_app", "plan_run", "run_app"]
+__all__ = ["Records", "load_app", "plan_run", "run_app", "seed_generators"]
 
 
 def run_app(
@@ -22,7 +28,9 @@ def run_app(
     *,
     strict: bool = False,
     max_in_flight: int | None = None,
+    real_time: bool = False,
     records: Records | None = None,
+    track: Sequence[str] = (),
 ) -> Context:
     """Run an app in this process and return the ServerApp's context.
 
@@ -31,45 +39,71 @@ def run_app(
     app : LoadedApp
         The app.
     plan : Plan or None (default: None)
-        From ``plan_run``. None: the app's defaults. Key ``seed`` of its run config keys node ids and faults.
-    strict, max_in_flight
+        From ``plan_run``. None: the app's defaults. Key ``seed`` of its run config, or its own seed, keys
+        node ids and faults.
+    strict, max_in_flight, real_time
         As in ``InProcessGrid``.
     records : Records or None (default: None)
         How the run of an app that is not the suite's own is recorded; the suite's record themselves. None: it
         is not.
+    track : sequence of str (default: none)
+        The trackers of the run: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Of another's app only with
+        ``records``.
 
     Raises
     ------
+    ValueError
+        If there is no such tracker, or its package is not installed.
     Exception
         Whatever the ServerApp raises; with ``records``, what ``watched_run`` raises.
     """
     plan = plan or plan_run(app.spec)
-    with InProcessGrid(
-        app.client_app,
-        plan.num_nodes,
-        run_config=plan.run_config,
-        faults=plan.faults,
-        strict=strict,
-        seed=_seed(plan.run_config),
-        max_in_flight=max_in_flight,
-    ) as grid:
+    with (
+        track_with(track),
+        InProcessGrid(
+            app.client_app,
+            plan.num_nodes,
+            run_config=plan.run_config,
+            faults=plan.faults,
+            strict=strict,
+            seed=_seed(plan.run_config) if plan.seed is None else plan.seed,
+            max_in_flight=max_in_flight,
+            real_time=real_time,
+        ) as grid,
+    ):
         context = server_context(grid, plan.run_config)
         if records is None or records_itself(app.server_app):
             app.server_app(grid, context)
         else:
             about = about_app(app.spec)
-            done = watched_run(
-                lambda watched: app.server_app(watched, context), grid, about, plan.run_config, records
-            )
+            said = plan.run_config if plan.seed is None else {"seed": plan.seed, **plan.run_config}
+            done = watched_run(lambda watched: app.server_app(watched, context), grid, about, said, records)
             _show(done, about.name)
     return context
+
+
+def seed_generators(seed: int | None) -> None:
+    """Seed the global generators of Python, NumPy and torch, for an app that draws from them and has no key.
+
+    Parameters
+    ----------
+    seed : int or None
+        From 0, below 2^63. NumPy's takes its lowest 32 bits. None: they are left as they are.
+    """
+    if seed is None:
+        return
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # The one that such apps draw from.
+    torch.manual_seed(seed)
 
 
 def _show(done: Watched, title: str) -> None:
     shown = [
         {**end, "central": scalars(end["central"], end["evaluate"], end["train"])} for end in done.rounds
     ]
-    print(round_table(shown, title))
+    # The app's own names, as many as a terminal is wide.
+    metrics = list(dict.fromkeys(name for end in shown for name in end["central"]))[:4]
+    print(round_table(shown, title, metrics=metrics))
     print(f"Run folder: {done.folder}", flush=True)
 
 

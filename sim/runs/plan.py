@@ -33,6 +33,8 @@ __all__ = [
     "toml_value",
 ]
 
+# What a run has whether its app has such a key or not.
+_OPTIONS = ("output-dir", "seed")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("[^"]*"|'[^']*'|\S+)""")
 
@@ -50,15 +52,27 @@ class Plan:
         Size of the federation.
     faults : FaultModel or None
         What the keys ``fault-*`` say. They may be given whether the app declares them or not.
+    seed : int or None (default: None)
+        The seed of a run whose app has no key ``seed``; None where none was asked for.
+    output_dir : str or None (default: None)
+        Where the run's folder goes, of an app that has no key ``output-dir``; None where nobody said.
     """
 
     run_config: UserConfig
     num_nodes: int
     faults: FaultModel | None
+    seed: int | None = None
+    output_dir: str | None = None
 
 
 def plan_run(
-    spec: AppSpec, overrides: Sequence[str] = (), *, num_nodes: int | None = None, device: str | None = None
+    spec: AppSpec,
+    overrides: Sequence[str] = (),
+    *,
+    num_nodes: int | None = None,
+    device: str | None = None,
+    seed: int | None = None,
+    output_dir: str | None = None,
 ) -> Plan:
     """Check all that the user asks of a run, before anything of the app is started.
 
@@ -73,6 +87,10 @@ def plan_run(
         Size of the federation, >= 1. None: ``spec.num_nodes``.
     device : str or None (default: None)
         ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"auto"``: the app's key ``device``.
+    seed : int or None (default: None)
+        The app's key ``seed``; of an app without one, the plan's. From 0, below 2^63.
+    output_dir : str or None (default: None)
+        The app's key ``output-dir``; of an app without one, the plan's.
 
     Raises
     ------
@@ -85,6 +103,12 @@ def plan_run(
         if not _DEVICE.fullmatch(device):
             raise ValueError(f"device: {quoted(device)} is not cpu, cuda, cuda:N or auto")
         changes["device"] = device
+    if seed is not None and not 0 <= seed <= MAX_INT64:
+        raise ValueError(f"seed: {quoted(seed)} is not an integer >= 0, below 2^63")
+    asked = {
+        key: value for key, value in {"seed": seed, "output-dir": output_dir}.items() if value is not None
+    }
+    changes |= {key: value for key, value in asked.items() if key in spec.config}
     if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes: {num_nodes} is not >= 1, or above {MAX_NODES}")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
@@ -109,7 +133,13 @@ def plan_run(
         if not changes.keys() <= spec.config.keys():
             errors.append(f"valid keys: {', '.join(sorted(spec.config)) or 'none'}")
         raise SettingsError("\n".join(errors))
-    return Plan({**run_config, **undeclared}, size, faults)
+    return Plan(
+        {**run_config, **undeclared},
+        size,
+        faults,
+        seed=None if "seed" in spec.config else seed,
+        output_dir=None if "output-dir" in spec.config else output_dir,
+    )
 
 
 def _size_errors(
@@ -241,7 +271,7 @@ def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]
         default = spec.config.get(key)
         named = f"{shown(key)}={quoted(value)}"
         if default is None:
-            meant = did_you_mean(key, spec.config)
+            meant = f"use --{key}" if key in _OPTIONS else did_you_mean(key, spec.config)
             errors.append(f"{named}: app {spec.name!r} has no such key{f' ({meant})' if meant else ''}")
         elif type(value) is int and abs(value) > MAX_INT64:
             errors.append(f"{named}: an integer from -2^63 to 2^63 - 1 is needed")

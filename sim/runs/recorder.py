@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hedgerow.sim.runs.checkpoint import Checkpoint, CheckpointError, save_arrays
+from hedgerow.sim.runs.checkpoint import Checkpoint, CheckpointError
 from hedgerow.sim.runs.durable import Lines, read_file, remove, write_file
 from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.folder import (
@@ -35,6 +35,7 @@ from hedgerow.sim.runs.folder import (
     write_json,
 )
 from hedgerow.sim.runs.generations import LATEST, drop_damaged, load_newest, save_newest
+from hedgerow.sim.runs.model_files import save_model
 from hedgerow.sim.signals import sigterm_raises
 
 __all__ = [
@@ -212,7 +213,7 @@ class RunRecorder:
                 if self._lines is not None:
                     self._lines.sync()
                 if model is not None:
-                    save_arrays(self.folder / "model.npz", model)
+                    save_model(self.folder, model)
                 write_json(self.folder / SUMMARY, dict(summary))
         finally:
             self.close()

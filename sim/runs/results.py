@@ -8,7 +8,7 @@ bits, ...). Only rounds that were evaluated are points of it: nothing is interpo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hedgerow.sim.runs.recorder import read_config, read_rounds
 
-__all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load"]
+__all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load", "numbers"]
 
 # Keys of a run config that change where or how a run is computed, not what is computed.
 _NOT_THE_EXPERIMENT = frozenset(
@@ -212,7 +212,12 @@ def load(paths: Sequence[str | Path]) -> Results:
         runs=runs,
         title=" / ".join(dict.fromkeys(part.title for part in parts))
         or str(runs[0].config.get("app", "runs")),
-        realism=" / ".join(dict.fromkeys([part.realism for part in parts] + _realism(singles))),
+        realism=" / ".join(
+            dict.fromkeys(
+                [said for part in parts for said in ([part.realism] if part.realism else _realism(part.runs))]
+                + _realism(singles)
+            )
+        ),
         xs=parts[0].xs if parts else ("rounds",),
         ys=parts[0].ys if parts else ("loss",),
         name=parts[0].name if parts else "runs",
@@ -222,16 +227,23 @@ def load(paths: Sequence[str | Path]) -> Results:
     )
 
 
+def numbers(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, float]]:
+    """Yield the metrics of a record's source that are numbers; an app may measure lists and texts too."""
+    for name, value in record.get(source, {}).items():
+        if isinstance(value, int | float):
+            yield name, value
+
+
 def _metric(record: Mapping[str, Any], y: str) -> float | None:
     for source in SOURCES:
-        value = record.get(source, {}).get(y)
-        if value is not None:
-            return float(value)
+        for name, value in numbers(record, source):
+            if name == y:
+                return float(value)
     return None
 
 
 def _metrics(record: Mapping[str, Any]) -> set[str]:
-    return {name for source in SOURCES for name in record.get(source, {})}
+    return {name for source in SOURCES for name, _ in numbers(record, source)}
 
 
 def _read_run(folder: Path, label: str = "") -> Run:

@@ -1,5 +1,6 @@
 """A run's rounds as a table for a terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,13 @@ from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 __all__ = ["round_table"]
 
 
-def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str:
+def round_table(
+    rounds: list[dict[str, Any]],
+    title: str,
+    most: int = 20,
+    *,
+    metrics: Sequence[str] = ("loss", "accuracy"),
+) -> str:
     """Return the evaluated rounds as a table for a terminal, at most ``most`` (>= 2), spaced evenly.
 
     ``Mbit`` is nominal traffic of the modelled links, ``hub MB`` what really went through Flower's hub.
@@ -18,9 +25,7 @@ def round_table(rounds: list[dict[str, Any]], title: str, most: int = 20) -> str
     evaluated = [record for record in rounds if record["central"]] or rounds
     # A method without a model of time has no seconds to show.
     timed = any(record["sim_seconds"] for record in evaluated)
-    metrics = [
-        name for name in ("loss", "accuracy") if any(name in record["central"] for record in evaluated)
-    ]
+    metrics = [name for name in metrics if any(name in record["central"] for record in evaluated)]
     hub = [_hub_bytes(record) for record in evaluated]
     places = 1 if evaluated and evaluated[-1]["bits"] > 1e7 else 3
     table = Table(title=title, title_justify="left")

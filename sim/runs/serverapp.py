@@ -22,6 +22,7 @@ from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder
 from hedgerow.sim.runs.round_table import round_table
+from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.records import to_state_dict
 
 __all__ = ["Experiment", "Values", "central_evaluation", "records_itself", "run_summary", "server_app"]
@@ -104,18 +105,21 @@ def server_app(
         if values["engine"] == "inprocess":
             grid = InProcessGrid.inside(grid, client_app, context, num_nodes=made.num_nodes)
         begun = environment(engine=_engine(grid), app=code_folder(experiment))
+        config = {
+            "app": name,
+            "realism": made.realism,
+            "run": {**context.run_config, **values},
+            "environment": begun,
+        }
+        if getattr(grid, "real_time", False):
+            config["time"] = "real"
         recorder = RunRecorder(
             Path(values["resume"]) if values["resume"] else new_run_folder(values["output-dir"], name),
-            {
-                "app": name,
-                "realism": made.realism,
-                "run": {**context.run_config, **values},
-                "environment": begun,
-            },
+            config,
             checkpoint_every=values["checkpoint-every"],
         )
         with closing(recorder):
-            _run(made, grid, values, recorder)
+            _run(made, grid, values, recorder, config)
 
     return app
 
@@ -125,29 +129,37 @@ def records_itself(app: ServerApp) -> bool:
     return app in _OWN
 
 
-def _run(experiment: Experiment, grid: Grid, values: Values, recorder: RunRecorder) -> None:
+def _run(
+    experiment: Experiment, grid: Grid, values: Values, recorder: RunRecorder, config: Mapping[str, Any]
+) -> None:
     log(INFO, "Run folder: %s", recorder.folder)
     num_rounds = experiment.num_rounds
     live = LiveProgress(num_rounds, values["quiet"])
-    strategy = experiment.strategy(on_round_end=[recorder.on_round_end, live])
+
+    def tracked(_: object) -> None:
+        tracking.on_round_end(recorder.rounds[-1])
+
+    strategy = experiment.strategy(on_round_end=[recorder.on_round_end, tracked, live])
     recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
     if values["resume"]:
         recorder.resume()
-    with recorder.guard(), live:
-        result = strategy.start(
-            grid=grid,
-            initial_arrays=experiment.initial_arrays,
-            num_rounds=num_rounds,
-            timeout=values["round-timeout"],
-            train_config=ConfigRecord(dict(experiment.train_config)),
-            evaluate_config=None,
-            evaluate_fn=central_evaluation(
-                experiment.measure, every=values["evaluate-every"], last=num_rounds
-            ),
+    tracking = Tracking(config, recorder.folder, recorder.rounds[-1]["round"] if recorder.rounds else -1)
+    with tracking:
+        with recorder.guard(), live:
+            result = strategy.start(
+                grid=grid,
+                initial_arrays=experiment.initial_arrays,
+                num_rounds=num_rounds,
+                timeout=values["round-timeout"],
+                train_config=ConfigRecord(dict(experiment.train_config)),
+                evaluate_config=None,
+                evaluate_fn=central_evaluation(
+                    experiment.measure, every=values["evaluate-every"], last=num_rounds
+                ),
+            )
+        recorder.finish(
+            run_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
         )
-    recorder.finish(
-        run_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
-    )
     print(round_table(recorder.rounds, experiment.title))
     print(f"Run folder: {recorder.folder}", flush=True)
 

@@ -18,6 +18,7 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.environment import code_folder
 from hedgerow.sim.runs.foreign import About, Records, watched_run
 from hedgerow.sim.runs.serverapp import records_itself
+from hedgerow.sim.runs.trackers import track_with
 
 __all__ = ["Simulation", "server_context", "simulate"]
 
@@ -59,6 +60,8 @@ def simulate(
     strict: bool = False,
     quiet: bool = False,
     max_in_flight: int | None = None,
+    real_time: bool = False,
+    track: Sequence[str] = (),
     **start: Any,
 ) -> Simulation:
     """Run a federation in this process, in a notebook too.
@@ -73,7 +76,7 @@ def simulate(
         How many nodes, >= 1.
     run_config : dict or None (default: None)
         What both apps see in ``context.run_config``.
-    node_configs, faults, strict, max_in_flight
+    node_configs, faults, strict, max_in_flight, real_time
         As in ``InProcessGrid``.
     output_dir : str, Path or None (default: None)
         Where a run folder is made, with config, rounds, checkpoints and the final model. None: none is. An
@@ -87,6 +90,8 @@ def simulate(
         Keys the node ids and the faults, >= 0.
     quiet : bool (default: False)
         Show no progress.
+    track : sequence of str (default: none)
+        The trackers of the run: ``"mlflow"``, ``"tensorboard"``, ``"wandb"``. Each is an optional extra.
     **start
         What ``Strategy.start`` takes beside the grid: ``initial_arrays``, ``num_rounds``, ... Only with a
         strategy.
@@ -101,7 +106,7 @@ def simulate(
     TypeError
         If ``server_app`` is none of the three, or an argument is unknown.
     ValueError
-        If a parameter is out of range.
+        If a parameter is out of range, or a tracker is unknown or not installed.
     Exception
         Whatever the ServerApp raises.
 
@@ -121,16 +126,20 @@ def simulate(
         config["output-dir"] = str(records.output_dir)
     if own and quiet:
         config["quiet"] = True
-    with InProcessGrid(
-        client_app,
-        num_nodes,
-        run_config=config,
-        node_configs=node_configs,
-        faults=faults,
-        strict=strict,
-        seed=seed,
-        max_in_flight=max_in_flight,
-    ) as grid:
+    with (
+        track_with([track] if isinstance(track, str) else track, "track:"),
+        InProcessGrid(
+            client_app,
+            num_nodes,
+            run_config=config,
+            node_configs=node_configs,
+            faults=faults,
+            strict=strict,
+            seed=seed,
+            max_in_flight=max_in_flight,
+            real_time=real_time,
+        ) as grid,
+    ):
         context = server_context(grid, config)
         main, about = _main(server_app, context, start)
         if own:

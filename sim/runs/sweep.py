@@ -1,7 +1,7 @@
 """The runs of a sweep: each a process and a folder, several at once, finished ones kept.
 
 A sweep can be stopped and started again: an interrupted run goes on from its checkpoint, where the app has
-the key ``resume``.
+the key ``resume``. One of an app without it begins anew, because its checkpoint does not hold all of it.
 
 A sweep's folder holds ``sweep.json`` (what was asked, and how each run ended) and for each run
 ``<variant>/seed-<seed>/`` (the run's folder, with ``settings.toml``, its whole run config, which
@@ -188,11 +188,15 @@ def _start(job: Job, app: Path, settings: Path, threads: int) -> subprocess.Pope
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / SETTINGS_FILE).write_text(toml_text(job.settings), encoding="utf-8")
-    place = {"output-dir": str(partial)} if begun is None else {"resume": str(begun)}
+    place, options = {"output-dir": str(partial)}, job.options
+    if begun is not None:
+        place = {"resume": str(begun)}
+    elif "output-dir" not in job.settings:
+        place, options = {}, (*options, "--output-dir", str(partial))
     settings.write_text(toml_text({**job.settings, **place}), encoding="utf-8")
     with job.log.open("wb" if begun is None else "ab") as log:
         return subprocess.Popen(
-            _command(app, settings),
+            [*_command(app, settings), *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -224,6 +228,7 @@ def _ended(run: _Running) -> Outcome:
     made = [folder for folder in partial.iterdir() if (folder / "summary.json").is_file()]
     if run.process.returncode == 0 and len(made) == 1:
         (partial / SETTINGS_FILE).replace(made[0] / SETTINGS_FILE)
+        _keep_rest(partial, made[0])
         made[0].rename(job.folder)
         shutil.rmtree(partial)
         return Outcome(job, "finished", seconds)
@@ -232,6 +237,15 @@ def _ended(run: _Running) -> Outcome:
     code = run.process.returncode
     why = f"exit code {code}" if code else f"{len(made)} finished run folders, not 1"
     return Outcome(job, "failed", seconds, f"{why}, see {job.log}")
+
+
+def _keep_rest(partial: Path, made: Path) -> None:
+    """Move what an app wrote itself into its ``output-dir`` into the run's folder, as ``output/``."""
+    rest = [path for path in partial.iterdir() if path != made]
+    if rest:
+        (made / "output").mkdir(exist_ok=True)
+    for path in rest:
+        path.rename(made / "output" / path.name)
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -9,6 +9,7 @@ TOML, for example:
     y = ["loss", "accuracy"]
     by = "tau1"                      # optional: a column of panels for each value of this setting
     seeds = [0, 1, 2]
+    nodes = 10                       # optional: the size of the federation, as `hedgerow run --nodes`
     [base]                           # run-config keys of every run
     iterations = 600
     [[variant]]                      # named methods: a label and run-config keys
@@ -33,14 +34,15 @@ from typing import Any
 from flwr.app import UserConfig
 
 from hedgerow.sim.engine._compat import flatten_dict
-from hedgerow.sim.runs.kinds import MAX_INT64
+from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.results import COSTS
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
 
-__all__ = ["RESERVED", "Sweep", "Variant", "read_sweep"]
+__all__ = ["RESERVED", "Sweep", "Variant", "read_sweep", "sweep_of_app"]
 
-_TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "base", "grid", "variant"}
+_TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "nodes", "base", "grid", "variant"}
 # Each is a line of the plan, and a run of seconds at least.
 _MAX_POINTS = 100_000
 # The sweep sets these itself.
@@ -78,6 +80,8 @@ class Sweep:
         Run-config keys of every run.
     variants : tuple of Variant
         In the file's order, named variants outermost, the grid's last key innermost.
+    nodes : int or None (default: None)
+        Size of the federation, >= 1; None where the app says it.
     """
 
     file: Path
@@ -90,6 +94,20 @@ class Sweep:
     seeds: tuple[int, ...]
     base: UserConfig
     variants: tuple[Variant, ...]
+    nodes: int | None = None
+
+
+def sweep_of_app(app: str | Path) -> Sweep:
+    """Return the sweep of an app as it is: one variant, called as the app is.
+
+    Raises
+    ------
+    ValueError
+        If there is no Flower App there.
+    """
+    spec = find_app(app)
+    variant = Variant(spec.name, _folder_name(spec.name), {})
+    return Sweep(spec.folder, spec.folder, spec.name, "", ("rounds",), ("loss",), "", (0,), {}, (variant,))
 
 
 def read_sweep(file: str | Path) -> Sweep:
@@ -117,6 +135,9 @@ def read_sweep(file: str | Path) -> Sweep:
     ) or len(set(seeds)) < len(seeds):
         problems.append(f"seeds = {quoted(seeds)}; valid is a list of different integers >= 0, below 2^63")
         seeds = [0]
+    nodes = raw.get("nodes")
+    if nodes is not None and not (type(nodes) is int and 1 <= nodes <= MAX_NODES):
+        problems.append(f"nodes = {quoted(nodes)}; valid is an integer >= 1, up to {MAX_NODES}")
     base = _settings(raw.get("base", {}), "base", problems)
     sweep = Sweep(
         file=file,
@@ -129,6 +150,7 @@ def read_sweep(file: str | Path) -> Sweep:
         seeds=tuple(seeds),
         base=base,
         variants=_variants(raw, problems),
+        nodes=nodes,
     )
     if problems:
         raise ValueError(f"sweep file {file}:\n" + "\n".join(f"  - {problem}" for problem in problems))

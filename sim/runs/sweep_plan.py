@@ -2,7 +2,8 @@
 
 Common random numbers: an app keys data partition, initial model and mini-batches by the run config's
 ``seed`` alone, so runs with one seed differ in nothing but their settings, and variants can be compared
-seed by seed.
+seed by seed. An app without that key is run with ``hedgerow run --seed``, which keys Python's, NumPy's and
+torch's global generators: how far that goes is the app's affair.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from flwr.app import UserConfig
 
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.runs.app import AppSpec, find_app
-from hedgerow.sim.runs.plan import parse_overrides, plan_run, toml_text
+from hedgerow.sim.runs.folder import read_config
+from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 
 __all__ = ["SETTINGS_FILE", "Job", "changed_settings", "plan_sweep"]
@@ -45,6 +47,8 @@ class Job:
         The whole run config, defaults included.
     kept : bool
         Whether it is finished already.
+    options : tuple of str (default: none)
+        What ``hedgerow run`` is told beside the settings.
     """
 
     variant: Variant
@@ -52,6 +56,7 @@ class Job:
     folder: Path
     settings: UserConfig
     kept: bool
+    options: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,7 +73,9 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.{suffix}")
 
 
-def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[Job]:
+def plan_sweep(
+    sweep: Sweep, out: Path, overrides: Sequence[str] = (), *, track: Sequence[str] = ()
+) -> list[Job]:
     """Return every run of a sweep, checked against the app's keys, before any is started.
 
     Parameters
@@ -79,6 +86,8 @@ def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[J
         The sweep's folder.
     overrides : sequence of str
         Run-config changes for all runs, as in ``plan_run``; they may not touch what the sweep varies.
+    track : sequence of str
+        The trackers of every run, see ``trackers.check_trackers``.
 
     Raises
     ------
@@ -87,19 +96,18 @@ def plan_sweep(sweep: Sweep, out: Path, overrides: Sequence[str] = ()) -> list[J
         settings.
     """
     spec = find_app(sweep.app)
-    missing = [key for key in ("output-dir", "seed") if key not in spec.config]
-    if missing:
-        raise ValueError(f"app {spec.name!r} has no key {' and '.join(missing)}: a sweep needs both")
     changes = parse_overrides(overrides, spec.config)
     _check_overrides(sweep, changes)
     jobs: list[Job] = []
     problems: dict[str, list[str]] = {}
     for variant, seed in product(sweep.variants, sweep.seeds):
-        asked = {**sweep.base, **changes, **variant.settings, "seed": seed}
+        asked = {**sweep.base, **changes, **variant.settings}
         folder = out.resolve() / variant.folder / f"seed-{seed}"
         try:
-            settings = _whole_config(spec, asked)
-            jobs.append(Job(variant, seed, folder, settings, _is_kept(folder, settings)))
+            plan = _plan(spec, asked, sweep.nodes, seed)
+            kept = _is_kept(folder, plan)
+            options = _options(plan, sweep.nodes, track)
+            jobs.append(Job(variant, seed, folder, plan.run_config, kept, options))
         except ValueError as error:
             problems.setdefault(str(error), []).append(f"{variant.label}, seed {seed}")
     if problems:
@@ -121,22 +129,30 @@ def _check_overrides(sweep: Sweep, changes: UserConfig) -> None:
         raise ValueError(f"-c {', '.join(clash)}: this sweep's variants set it; change the sweep file")
 
 
-def _whole_config(spec: AppSpec, asked: UserConfig) -> UserConfig:
-    """Return the run config with the app's defaults, checked as ``hedgerow run`` will check it."""
+def _plan(spec: AppSpec, asked: UserConfig, nodes: int | None, seed: int) -> Plan:
+    """Return a run with the app's defaults, checked as ``hedgerow run`` will check it."""
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / SETTINGS_FILE
         file.write_text(toml_text(asked), encoding="utf-8")
-        plan = plan_run(spec, [str(file)])
-    faults = {key: value for key, value in asked.items() if key not in plan.run_config}
-    return {**plan.run_config, **faults}
+        return plan_run(spec, [str(file)], num_nodes=nodes, seed=seed)
 
 
-def _is_kept(folder: Path, settings: UserConfig) -> bool:
+def _options(plan: Plan, nodes: int | None, track: Sequence[str]) -> tuple[str, ...]:
+    """Return what ``hedgerow run`` must be told that is no setting."""
+    seed = [] if plan.seed is None else ["--seed", str(plan.seed)]
+    size = [] if nodes is None else ["--nodes", str(nodes)]
+    return (*seed, *size, *(word for name in track for word in ("--track", name)))
+
+
+def _is_kept(folder: Path, plan: Plan) -> bool:
     if not folder.exists():
         return False
     if not (folder / "summary.json").is_file() or not (folder / SETTINGS_FILE).is_file():
         raise ValueError(f"{folder} is there and is no finished run of a sweep; remove it or choose --out")
-    changed = changed_settings(folder / SETTINGS_FILE, settings)
+    changed = changed_settings(folder / SETTINGS_FILE, plan.run_config)
+    nodes = read_config(folder).get("nodes", plan.num_nodes)
+    if nodes != plan.num_nodes:
+        changed.append(f"{nodes} nodes, asked are {plan.num_nodes}")
     if changed:
         raise ValueError(f"{folder} was run with {'; '.join(changed)}; remove it or choose another --out")
     return True

@@ -232,6 +232,8 @@ class Watch:
         What the last ``Strategy.start`` returned.
     arrays : ArrayRecord or None
         The newest global model; None before a strategy has one.
+    started : Mapping[str, Any]
+        What the last ``Strategy.start`` was given, with the strategy as ``self``; empty before the first.
     """
 
     def __init__(
@@ -245,6 +247,7 @@ class Watch:
         self.grid: Grid = _WatchedGrid(grid, self) if count else grid
         self.result: Result | None = None
         self.arrays: ArrayRecord | None = None
+        self.started: Mapping[str, Any] = {}
         self._on_start, self._on_round_end = on_start, tuple(on_round_end)
         self._meter = _Meter()
         self._starts = 0
@@ -317,6 +320,7 @@ class Watch:
         self._exchanging = False
         self._starts += 1
         self._strategy = strategy
+        self.started = bound.arguments
         done = self._go_on(strategy, bound.arguments)
         rounds = bound.arguments.get("num_rounds")
         self._on_start(None if rounds is None else self._base + done + rounds)

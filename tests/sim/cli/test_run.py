@@ -20,7 +20,10 @@ def test_the_command_line_runs_an_app(make_app: MakeApp, tmp_path: Path) -> None
     [
         (["-c", "nope=1"], "has no such key"),
         (["--device", "gpu"], "device: 'gpu'"),
-        (["--engine", "flower", "--strict"], "no strict mode"),
+        (["--engine", "flower", "--strict"], "--strict: Flower's engine has no such thing"),
+        (["--engine", "flower", "--real-time"], "--real-time: Flower's engine has no such thing"),
+        (["--engine", "flower", "--track", "wandb"], "--track: Flower's engine has no such thing"),
+        (["--track", "mlfow"], "--track 'mlfow': did you mean 'mlflow'?; valid is one of mlflow,"),
         (["--engine", "flower", "-c", "fault-dropout=0.1"], "plays no faults"),
         (["--engine", "ray"], "flower"),
     ],

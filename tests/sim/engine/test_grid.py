@@ -1,6 +1,5 @@
 """The in-process engine does what Flower's engines do, only sooner."""
 
-import copy
 import subprocess
 import sys
 import time
@@ -817,11 +816,11 @@ def test_inside_leaves_an_in_process_grid_as_it_is() -> None:
 # Speed and reach
 
 
-def test_a_thousand_nodes_are_quick() -> None:
-    grid = InProcessGrid(BatchedApp(), 1000)
-    started = time.monotonic()
+def test_a_thousand_nodes_are_one_batch() -> None:
+    app = BatchedApp()
+    grid = InProcessGrid(app, 1000)
     assert len(grid.send_and_receive(messages(grid))) == 1000
-    assert time.monotonic() - started < 3.0
+    assert [len(batch) for batch in app.batches] == [1000]
 
 
 def test_the_engine_needs_no_ray() -> None:
@@ -831,17 +830,3 @@ def test_the_engine_needs_no_ray() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
-
-
-def test_another_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.metadata
-    import importlib.util
-
-    from hedgerow.sim.engine import _compat
-
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.42.0")
-    spec = importlib.util.spec_from_file_location("another_compat", copy.copy(_compat.__file__))
-    assert spec is not None
-    assert spec.loader is not None
-    with pytest.raises(ImportError, match=r"flwr>=1.41,<1.42 and found flwr 1\.42\.0"):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -15,7 +15,7 @@ from tests.sim.tiny_app import MakeApp
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import load_app
 from hedgerow.sim.runs.folder import read_config, read_rounds
-from hedgerow.sim.runs.foreign import earlier_run
+from hedgerow.sim.runs.foreign import Earlier, earlier_run
 from hedgerow.sim.runs.launch import Records, run_app
 from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.simulate import simulate
@@ -75,7 +75,7 @@ def test_a_run_of_a_foreign_app_goes_on(make_app: MakeApp, tmp_path: Path) -> No
             run_app(loaded, plan, records=Records(output_dir=tmp_path / "out", quiet=True))
     folder = folder_of_the_run(tmp_path / "out")
     assert [end["round"] for end in read_rounds(folder)] == [1]
-    assert earlier_run(folder) == (plan.run_config, 3)
+    assert earlier_run(folder, loaded.spec.config) == Earlier(plan.run_config, 3)
     shown = hedgerow("run", app, "--resume", folder)
     assert shown.exit_code == 0, shown.output
     assert [end["round"] for end in read_rounds(folder)] == [1, 2, 3]

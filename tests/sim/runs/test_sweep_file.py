@@ -47,6 +47,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text("""
         titel = "x"
+        nodes = 0
         x = "epochs"
         y = 3
         seeds = [1, 1]
@@ -58,6 +59,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         read_sweep(file)
     for problem in (
         "titel: not a key",
+        "nodes = 0; valid is an integer >= 1",
         "app is missing",
         "x = 'epochs'",
         "y = 3",

@@ -1,0 +1,144 @@
+"""What an app's server sends its nodes first, learnt by running it until then."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, UserConfig
+
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.app import LoadedApp
+from hedgerow.sim.runs.plan import Plan
+from hedgerow.sim.runs.serverapp import records_itself
+from hedgerow.sim.runs.simulate import server_context
+from hedgerow.sim.runs.watch import Watch
+
+__all__ = ["FirstTrain", "NoTrainError", "first_train"]
+
+# Who asks for the nodes so often, and for so many seconds, and sends them nothing, waits for more of them.
+_PATIENCE = 5
+
+
+class NoTrainError(RuntimeError):
+    """An app's server did not come to its first train message."""
+
+
+@dataclass(frozen=True)
+class FirstTrain:
+    """The first train message of a run.
+
+    Parameters
+    ----------
+    message : Message
+        The message.
+    started : Mapping[str, Any]
+        What the ``Strategy.start`` was given that sent it, with the strategy as ``self``; empty where no
+        strategy did.
+    replies : tuple of Message
+        What the nodes of it and the next message of the same exchange answered.
+    """
+
+    message: Message
+    started: Mapping[str, Any]
+    replies: tuple[Message, ...]
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The initial model: what the strategy was given, else the message's; empty where there is none."""
+        initial = self.started.get("initial_arrays")
+        if isinstance(initial, ArrayRecord):
+            return initial
+        return next(iter(self.message.content.array_records.values()), ArrayRecord())
+
+    @property
+    def config(self) -> ConfigRecord:
+        """The message's one ConfigRecord; empty where there is none, or more."""
+        found = list(self.message.content.config_records.values())
+        return ConfigRecord(dict(found[0])) if len(found) == 1 else ConfigRecord()
+
+
+def first_train(app: LoadedApp, plan: Plan, node_config: UserConfig | None = None) -> FirstTrain:
+    """Run an app's server in this process until it sends its first train message, and return that.
+
+    Messages of other types are answered by the app's nodes. A run folder of the suite's apps is made in a
+    temporary place. Every node's config has ``node_config``.
+
+    Raises
+    ------
+    NoTrainError
+        If it ends before that, or waits for more nodes than there are.
+    Exception
+        Whatever the ServerApp raises before that.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _Until(
+            app.client_app,
+            plan.num_nodes,
+            run_config=plan.run_config,
+            node_configs=[dict(node_config or {}) for _ in range(plan.num_nodes)],
+        ) as grid,
+    ):
+        own = records_itself(app.server_app)
+        config: UserConfig = {**plan.run_config, **({"output-dir": folder, "quiet": True} if own else {})}
+        with Watch(grid, on_start=lambda _: None, on_round_end=(), count=not own) as watch:
+            try:
+                app.server_app(watch.grid, server_context(grid, config))
+            except _Reached as reached:
+                return FirstTrain(reached.message, dict(watch.started), reached.replies)
+            except _Waiting:
+                raise NoTrainError(
+                    f"the ServerApp waits for more than {plan.num_nodes} nodes; --nodes gives it more"
+                ) from None
+    raise NoTrainError("the ServerApp ended without a train message")
+
+
+class _Reached(BaseException):
+    """The message is there; no app's ``except Exception`` must swallow that."""
+
+    def __init__(self, message: Message, replies: tuple[Message, ...]) -> None:
+        self.message, self.replies = message, replies
+
+
+class _Waiting(BaseException):
+    """Nothing is sent."""
+
+
+class _Until(InProcessGrid):
+    """A grid that ends the run at the first train message."""
+
+    _asked, _since = 0, 0.0
+
+    def get_node_ids(self) -> list[int]:
+        """Return the nodes, for a while without a message in between."""
+        if not self._asked:
+            self._since = time.monotonic()
+        self._asked += 1
+        if self._asked > _PATIENCE and time.monotonic() > self._since + _PATIENCE:
+            raise _Waiting
+        return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Deliver messages; of those to train two, and that is the end."""
+        messages = list(messages)
+        if trains := [message for message in messages if _trains(message)]:
+            pending = super().push_messages(trains[:2])
+            raise _Reached(trains[0], tuple(_all_of(self, pending)))
+        self._asked = 0
+        return super().push_messages(messages)
+
+
+def _all_of(grid: InProcessGrid, pending: list[str]) -> Iterator[Message]:
+    """Yield all replies; without faults each is there once it is pulled for."""
+    while pulled := grid.pull_messages(pending):
+        yield from pulled
+
+
+def _trains(message: Message) -> bool:
+    category = message.metadata.message_type.partition(".")[0]
+    # An introduction is also asked for as ``train``.
+    return category == MessageType.TRAIN and "whoami" not in message.content.config_records

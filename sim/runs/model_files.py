@@ -1,0 +1,99 @@
+"""The global model's files: ``model.npz`` for NumPy alone, ``model.safetensors`` for everything else.
+
+Both hold the same arrays under the same names. Neither is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from hedgerow.sim.engine._compat import log
+from hedgerow.sim.runs.checkpoint import load_arrays, save_arrays
+from hedgerow.sim.runs.durable import read_file, remove, write_file
+from hedgerow.sim.runs.folder import RunFolderError, refused
+
+__all__ = ["NPZ", "SAFETENSORS", "read_model", "save_model"]
+
+NPZ, SAFETENSORS = "model.npz", "model.safetensors"
+# What the header of a safetensors file keeps for itself.
+_RESERVED = "__metadata__"
+
+
+def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a model's two files into a run's folder, each aside and renamed.
+
+    A model that safetensors cannot hold, of text or of complex numbers of 128 bits for example, has
+    ``model.npz`` only, which is logged.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's.
+    arrays : Mapping[str, ndarray]
+        The model's arrays by name.
+
+    Raises
+    ------
+    OSError
+        If the disk takes no more.
+    """
+    save_arrays(folder / NPZ, arrays)
+    try:
+        if _RESERVED in arrays:
+            raise ValueError(f"an array is called {_RESERVED}")
+        packed = save({name: _plain(array) for name, array in arrays.items()})
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        log(WARNING, "No %s: %s: %s", SAFETENSORS, type(error).__name__, error)
+        # One of before, in a run that went on.
+        remove(folder / SAFETENSORS)
+        return
+    write_file(folder / SAFETENSORS, lambda file: file.write(packed))
+
+
+def read_model(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Return a model's arrays by name, from either of its files or from the folder of a run.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.npz`` or ``.safetensors`` file, or a folder that holds ``model.npz``, in which arrays stand in
+        the model's order, or ``model.safetensors``, which keeps none.
+
+    Raises
+    ------
+    RunFolderError
+        If there is none, or it cannot be read.
+
+    Examples
+    --------
+    ::
+
+        model.load_state_dict({name: torch.from_numpy(a) for name, a in read_model("runs/my-app-…").items()})
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        found = next((file / name for name in (NPZ, SAFETENSORS) if (file / name).is_file()), None)
+        if found is None:
+            raise RunFolderError(f"{file} holds no model: neither {NPZ} nor {SAFETENSORS}")
+        file = found
+    try:
+        with refused(file):
+            return load(read_file(file)) if file.suffix == ".safetensors" else load_arrays(file)
+    except RunFolderError:
+        raise
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise RunFolderError(f"{file} is no model that can be read: {error}") from error
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as safetensors takes it: in C order, in this machine's byte order."""
+    array = np.ascontiguousarray(array).reshape(np.shape(array))
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

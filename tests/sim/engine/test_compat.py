@@ -1,0 +1,101 @@
+"""What is needed of Flower's private parts is looked for, by name and by what it does."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import flwr.app.message.message
+import flwr.client.mod.utils
+import flwr.common.constant
+import flwr.supercore.run
+import pytest
+from flwr.app import RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
+
+from hedgerow.sim.engine import _compat
+
+Breaks = Callable[[pytest.MonkeyPatch], None]
+
+
+def loaded_anew() -> ModuleType:
+    """Run the file as another module, which leaves the one in use as it is."""
+    spec = importlib.util.spec_from_file_location("another_compat", _compat.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_installed_flower_has_all_that_is_needed() -> None:
+    assert _compat._names_missing() == []
+    assert _compat._tries_failed() == []
+
+
+def test_looking_leaves_the_identity_of_the_process_as_it_was() -> None:
+    before = {name: getattr(TaskIdentity, name) for name in ("_run_id", "_node_id", "_task_id")}
+    loaded_anew()
+    assert {name: getattr(TaskIdentity, name) for name in before} == before
+
+
+def _other_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flwr.app.message.message, "make_message", lambda meta, content: None)
+
+
+def _no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.supercore.run", None)
+
+
+def _no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(flwr.common.constant, "SUPERLINK_NODE_ID")
+
+
+def _no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(flwr.supercore.run.Run, "create_empty")
+
+
+def _shared_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(TaskIdentity, "_task_id")
+
+
+def _mods_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ClientApp.__init__
+
+    def moved(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self.__dict__["_all_mods"] = self.__dict__.pop("_mods")
+
+    monkeypatch.setattr(ClientApp, "__init__", moved)
+
+
+def _records_copied_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordDict, "copy", lambda self: self)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "named"),
+    [
+        (_other_signature, r"flwr\.app\.message\.message\.make_message\(metadata=\)"),
+        (_no_module, r"flwr\.supercore\.run"),
+        (_no_name, r"flwr\.common\.constant\.SUPERLINK_NODE_ID"),
+        (_no_method, r"Run\.create_empty"),
+        (_shared_identity, r"TaskIdentity\._task_id"),
+        (_mods_elsewhere, "_mods"),
+        (_records_copied_by_reference, r"RecordDict\._data"),
+    ],
+)
+def test_a_flower_that_differs_is_refused_with_what_it_lacks(
+    breaks: Breaks, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks(monkeypatch)
+    with pytest.raises(ImportError, match=rf"^flwr [\d.]+ lacks what hedgerow.sim needs .*{named}"):
+        loaded_anew()
+
+
+def test_another_version_alone_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.99.0")
+    loaded_anew()
