@@ -1,5 +1,6 @@
 """Fixtures that every room's tests may use."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,12 @@ def flower_identity() -> Iterator[int]:
     """Lets a test build ``flwr.app.Message``; its value is the run id."""
     with identity(run_id=1):
         yield 1
+
+
+@pytest.fixture(autouse=True)
+def flowers_log() -> Iterator[None]:
+    """Flower's log as it was: ``hedgerow run --quiet`` is for a process of its own."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)

@@ -43,7 +43,7 @@ from hedgerow.strategies.ceps.strategy import OneBitCode
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
 from hedgerow.strategies.fedmud.sync import SYNCS
-from hedgerow.strategies.gossip.strategy import SET_UP
+from hedgerow.strategies.gossip.relay import SET_UP
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
 from hedgerow.strategies.schedules import Fixed

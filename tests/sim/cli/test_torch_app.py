@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,15 +18,6 @@ from hedgerow.sim import read_model, read_rounds
 from hedgerow.sim.runs import sweep as sweep_module
 
 APP = Path(__file__).parents[1] / "torch_app"
-
-
-@pytest.fixture(autouse=True)
-def flowers_log() -> Iterator[None]:
-    """``--quiet`` is for a process of its own."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 class HereAndNow:

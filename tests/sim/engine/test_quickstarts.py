@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from math import log
 from pathlib import Path
 
@@ -40,14 +39,19 @@ START = {"numpy": 1.0, "torch": torch_loss(), "sklearn": log(2)}
 TOLERANCES = {"numpy": 1e-12, "torch": 1e-5, "sklearn": 1e-9}
 
 
-@pytest.fixture(scope="module")
-def ours() -> Iterator[dict[str, Outcome]]:
+# One worker runs them all: the jobs are done once, on either engine.
+pytestmark = pytest.mark.xdist_group("flower")
+
+
+@pytest.fixture(scope="session")
+def ours() -> dict[str, Outcome]:
     """All jobs on our engine."""
     before = random.getstate(), np.random.get_state()  # noqa: NPY002
     with InProcessGrid(client_app(), NODES) as grid:
-        yield run_jobs(grid, ALL)
+        outcomes = run_jobs(grid, ALL)
     random.setstate(before[0])
     np.random.set_state(before[1])  # noqa: NPY002
+    return outcomes
 
 
 def on_flowers_engine(folder: Path, *jobs: str) -> dict[str, Outcome]:
@@ -66,7 +70,7 @@ def on_flowers_engine(folder: Path, *jobs: str) -> dict[str, Outcome]:
     return load(path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def flowers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     """Some jobs in Flower's simulation, started once."""
     return on_flowers_engine(tmp_path_factory.mktemp("flower"), *SOME)
@@ -96,7 +100,6 @@ def test_our_engine_repeats_to_the_bit(ours: dict[str, Outcome]) -> None:
             np.testing.assert_array_equal(array, ours[job][key], err_msg=f"{job} {key}")
 
 
-@pytest.mark.xdist_group("flower")
 @pytest.mark.parametrize("job", SOME)
 def test_flowers_engine_gives_the_same(
     job: str, ours: dict[str, Outcome], flowers: dict[str, Outcome]
@@ -105,7 +108,6 @@ def test_flowers_engine_gives_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("flower")
 def test_flowers_engine_gives_the_same_in_all_pairs(ours: dict[str, Outcome], tmp_path: Path) -> None:
     flowers = on_flowers_engine(tmp_path)
     for job in ALL:

@@ -1,8 +1,7 @@
 """``hedgerow run`` gives a stranger's app the run folder that the suite's own apps have."""
 
 import json
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from hedgerow.sim.runs.foreign import Earlier, earlier_run
 from hedgerow.sim.runs.launch import Records, run_app
 from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.simulate import simulate
-
-
-@pytest.fixture(autouse=True)
-def flowers_log() -> Iterator[None]:
-    """``--quiet`` is for a process of its own."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 def folder_of_the_run(parent: Path) -> Path:
