@@ -21,6 +21,7 @@ from hedgerow.sim.engine._compat import (
 )
 from hedgerow.sim.engine.faults import Fate
 from hedgerow.wire.calls import Batched, BatchHandler, Call
+from hedgerow.wire.printable import shown
 
 __all__ = ["App", "Handlers", "Job", "Node"]
 
@@ -158,13 +159,13 @@ def _batch(
         if len(answers) != len(calls):
             raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
     except Exception as error:
+        reason = shown(f"{type(error).__name__}: {error}", 300)
         log(
             WARNING,
-            "Batched %s of %d nodes failed (%s: %s): one call a node instead",
+            "Batched %s of %d nodes failed (%s): one call a node instead",
             message_type,
             len(calls),
-            type(error).__name__,
-            error,
+            reason,
         )
         return None
     return answers
@@ -173,9 +174,8 @@ def _batch(
 def _exception(job: Job, error: Exception) -> Error:
     partition_id = job.node.partition_id if job.node else "?"
     reason = f"{type(error).__name__}: {error}"
-    log(
-        ERROR, "Partition %s, %s: %s", partition_id, job.message.metadata.message_type, reason, exc_info=error
-    )
+    kind = job.message.metadata.message_type
+    log(ERROR, "Partition %s, %s: %s", partition_id, kind, shown(reason, 300), exc_info=error)
     return _raised(reason)
 
 

@@ -249,7 +249,9 @@ def _metrics(record: Mapping[str, Any]) -> set[str]:
 def _read_run(folder: Path, label: str = "") -> Run:
     config = read_config(folder)
     rounds = read_rounds(folder)
-    seed = int(config.get("run", {}).get("seed", 0))
+    said = config.get("run", {}).get("seed", 0)
+    # Of another project's app it may be anything.
+    seed = said if isinstance(said, int) else 0
     return Run(folder, label, seed, config, rounds, (folder / "summary.json").is_file())
 
 
