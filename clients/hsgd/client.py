@@ -14,6 +14,8 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from hedgerow.clients.app import BatchClientApp, each, whoami
 from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, config_of
+from hedgerow.clients.hsgd.own import own_party, party_of
+from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
 from hedgerow.wire.calls import BatchHandler, Call
@@ -33,7 +35,7 @@ Job = TypeVar("Job", bound=_Job)
 LoadParty = Callable[[Context], Party]
 
 
-def hsgd_client(load: LoadParty) -> BatchClientApp:
+def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context: False) -> BatchClientApp:
     """Return the ClientApp of HSGD, C-HSGD, JFL, TDCD and C-TDCD, for every role.
 
     ===============  ========  ===================================================  =======================
@@ -76,13 +78,32 @@ def hsgd_client(load: LoadParty) -> BatchClientApp:
     ----------
     load : Callable[[Context], Party]
         Finds a node's party. It is asked in each call: keep what is dear to make.
+    own : Callable[[Context], bool] (default: never)
+        Whether a node learns from the files that its node config names; ``load`` is not asked then, and
+        ``own_work.py`` has the messages that come before training.
     """
+
+    def party(context: Context) -> Party:
+        return party_of(context) if own(context) else load(context)
+
+    def pair(call: Call) -> RecordDict:
+        return own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
+
+    def people(context: Context) -> int:
+        if not own(context):
+            return len(load(context).ids)
+        try:
+            return len(own_party(context).half.ids)
+        except ValueError:  # Told in the answer to ``query.pair``, which costs this node its part.
+            return 0
+
     return BatchClientApp(
         {
-            WHOAMI: whoami(lambda context: len(load(context).ids)),
-            PAIR: each(lambda call: _pair(load(call.context))),
-            EXCHANGE: _handler(load, ExchangeRequest.of, Exchange.of, encode_all),
-            UPDATE: _handler(load, UpdateRequest.of, update_of, step_all),
+            WHOAMI: whoami(people),
+            PAIR: each(pair),
+            EXCHANGE: _handler(party, ExchangeRequest.of, Exchange.of, encode_all),
+            UPDATE: _handler(party, UpdateRequest.of, update_of, step_all),
+            **own_handlers(),
         }
     )
 

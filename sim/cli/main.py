@@ -19,6 +19,7 @@ from hedgerow.sim.cli.plan_hsgd import plan_hsgd
 from hedgerow.sim.cli.plan_sd_feel import plan_sd_feel
 from hedgerow.sim.cli.plan_similarity_free import plan_similarity_free
 from hedgerow.sim.cli.plot import plot
+from hedgerow.sim.cli.predict import predict
 from hedgerow.sim.cli.run import run
 from hedgerow.sim.cli.settings import settings
 from hedgerow.sim.cli.sweep import sweep
@@ -52,7 +53,7 @@ def main(
     """Federated-learning methods as Flower apps."""
 
 
-for command in (run, new, check, settings, data, sweep, plot, table, export):
+for command in (run, new, check, settings, data, predict, sweep, plot, table, export):
     app.command(cls=Command)(command)
 
 deploy = typer.Typer(

@@ -8,6 +8,7 @@ updates, as the text forces. Flower's server relays what hospital and devices se
 encodings and heads, though no data and no labels.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, Unpack
@@ -15,6 +16,7 @@ from typing import Any, Unpack
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.exchange import ExchangeReport
 from hedgerow.strategies.federation import Federation, FederationOptions
@@ -23,19 +25,24 @@ from hedgerow.strategies.hsgd.aggregators import Blocks, Theta
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.cloud import Cloud
 from hedgerow.strategies.hsgd.costs import PAPER_RATES, Method, require_intervals
+from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw, pair
 from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
+from hedgerow.strategies.hsgd.matching import Matching
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure
+from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
 from hedgerow.strategies.hsgd.pace import Pace, Pacer
 from hedgerow.strategies.hsgd.probes import Prober, Seen
 from hedgerow.strategies.hsgd.setup import encoding_lengths, introductions
 from hedgerow.strategies.hsgd.system import System
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
+from hedgerow.wire.printable import shown
 
 __all__ = ["HSGD"]
 
@@ -94,6 +101,10 @@ class HSGD(FederatedStrategy):
         Of the links.
     raw_bytes, raw_seconds : float (default: 0.0)
         Transfer of raw data before TDCD, per original group, and how long it delays the start; >= 0.
+    own : OwnData or None (default: None)
+        The parties' data are their own: who has whom is matched by keyed hashes, ``initial_arrays`` is taken
+        no notice of, and what ``evaluate_fn`` returns is completed with the metrics of people held out,
+        each time that it returns something (without one, each round).
     **options
         See ``FederationOptions``. ``min_available_nodes`` is the number of all nodes, hospitals and devices
         or edges; nodes do not evaluate: a hospital must not see theta_2.
@@ -123,6 +134,7 @@ class HSGD(FederatedStrategy):
         rates: Rates = PAPER_RATES,
         raw_bytes: float = 0.0,
         raw_seconds: float = 0.0,
+        own: OwnData | None = None,
         **options: Unpack[FederationOptions],
     ) -> None:
         require_intervals(P=global_interval, Q=local_interval)
@@ -144,6 +156,7 @@ class HSGD(FederatedStrategy):
         self.num_groups = num_groups
         self.noise = noise
         self.adaptive = adaptive
+        self.own = own
         self._asked_pace = Pace(global_interval, local_interval, learning_rate, halving_period)
         super().__init__(Federation(**options))
 
@@ -161,7 +174,9 @@ class HSGD(FederatedStrategy):
 
     @property
     def finished(self) -> bool:
-        """Whether a run that chooses P itself has made the iterations that it was planned for."""
+        """Whether a run that chooses P itself has made the iterations planned, or none is to train at all."""
+        if self.own is not None and self.own.trained is not None:
+            return True
         return self.total_iterations is not None and self.iterations >= self.total_iterations
 
     @property
@@ -192,10 +207,15 @@ class HSGD(FederatedStrategy):
         """Return each group's model at the end of the last round: without a cloud they are its result."""
         if self._cloud is None:
             return []
-        return [self._record(self._cloud.start(m)) for m in range(len(self._sizes))]
+        numbers = [group.number for group in self.groups] or range(len(self._sizes))
+        return [self._record(self._cloud.start(m)) for m in numbers]
 
     def _forget(self) -> None:
         self.groups: list[Group] = []
+        self._agreed: Agreed | None = None
+        self._matching: Matching | None = None
+        self._matched_at = 0
+        self._unmatched: Counter[str] = Counter()
         self.encodings = (0, 0)  # e1 and e2
         self._sizes: list[int] = []
         self._cloud: Cloud | None = None
@@ -214,6 +234,7 @@ class HSGD(FederatedStrategy):
             "iterations": self._iterations,
             "group-sizes": list(self._sizes),
             "exposure": self._exposure.state_dict(),
+            **({} if self._agreed is None else {"own": self._agreed.state_dict()}),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -222,6 +243,7 @@ class HSGD(FederatedStrategy):
         self._iterations = int(state["iterations"])
         self._sizes = [int(size) for size in state["group-sizes"]]
         self._exposure.load_state_dict(state["exposure"])
+        self._agreed = Agreed.restored(state["own"]) if "own" in state else None
 
     # Flower's interface.
 
@@ -231,6 +253,7 @@ class HSGD(FederatedStrategy):
         """Make all exchanges of the round but the last, and return that one's messages."""
         self._begin_round(server_round)
         self._set_up(arrays, grid)
+        self._match_again(grid)
         self._waves = Waves(self.federation, server_round)
         if server_round == 1 and not self.ledger.total().messages:
             self._move_raw_data()
@@ -295,6 +318,9 @@ class HSGD(FederatedStrategy):
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Take the initial model, and find out who belongs together; once a run."""
+        if self.own is not None and self._matching is None:
+            built = self._match(grid)
+            arrays = arrays if built is None else built
         if self._cloud is None:
             vector = self.federation.vector(arrays)
             theta = Blocks(self.federation.known_layout()).split(vector)
@@ -302,6 +328,95 @@ class HSGD(FederatedStrategy):
         if not self.groups:
             self._pair(grid)
         return arrays
+
+    def _match(self, grid: Grid) -> ArrayRecord | None:
+        """Match the people of parties with data of their own; return the model that a new run starts from."""
+        assert self.own is not None
+        trained = self.own.trained
+        if trained is not None:
+            self._agreed = Agreed.restored(trained["own"])
+        setup = OwnSetup(self.federation, self.own, self.num_groups)
+        matching, self._agreed = setup.run(grid, self._agreed)
+        if trained is not None:
+            matching.held_out = {group.number: group for group in matching.groups}
+        if self.system.merged and len(matching.groups) > 1:
+            raise PairingError(
+                f"{len(matching.groups)} hospitals; valid is one in {self.system.method}, or aggregate=False"
+            )
+        self._matching, self._unmatched = matching, setup.counts
+        self.groups, self.encodings = matching.groups, setup.encodings
+        self._sizes = [group.size for group in self.groups]
+        self._matched_at = self.completed_rounds
+        form = matching.form
+        if self._cloud is not None:
+            return None
+        built = self.own.build(form.hospital_shape, form.device_shape, len(form.classes))
+        if trained is None:
+            return built
+        self.federation.vector(built)
+        self._cloud = Cloud.restored(trained, self.aggregate)
+        if [len(block) for block in self._cloud.theta] != [*Blocks(self.federation.known_layout()).sizes]:
+            raise ValueError("trained is the state of another model; valid is one of this run's")
+        return self._record(self._cloud.theta)
+
+    def _match_again(self, grid: Grid) -> None:
+        """Match anew where that is due; where it fails, the groups stay."""
+        every = 0 if self.own is None else self.own.rematch_every
+        if not every or self.completed_rounds - self._matched_at < every:
+            return
+        try:
+            self._match(grid)
+        except PairingError as error:
+            self._matched_at = self.completed_rounds
+            log(WARNING, "Matched again, the groups stay: %s", shown(error, 300))
+
+    # People who are held out.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the strategy, see ``FederatedStrategy.start``; ``own`` has people held out evaluated too."""
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            told = MetricRecord() if evaluate_fn is None else evaluate_fn(server_round, arrays)
+            if told is None:
+                return None
+            return MetricRecord({**told, **self.evaluate_held_out(grid, arrays)})
+
+        evaluated = evaluate_fn if self.own is None else evaluate
+        return super().start(
+            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluated
+        )
+
+    def evaluate_held_out(self, grid: Grid, arrays: ArrayRecord) -> dict[str, float]:
+        """Return the metrics of people who do not train, see ``score_metrics``; empty where there are none.
+
+        Groups that are kept apart are evaluated by their own models, all others by ``arrays``.
+        """
+        matching, own = self._matching, self.own
+        if own is None or matching is None or not matching.held_out:
+            return {}
+        cloud = self._known_cloud()
+        layout = self.federation.known_layout()
+        whole = Blocks(layout).split(self.federation.vector(arrays))
+        models = {m: whole if self.aggregate else cloud.start(m) for m in matching.held_out}
+        noise: dict[str, Any] = {}
+        if self.noise is not None:
+            noise = self.noise.instructions(self.settings.seed)
+            for m, group in matching.held_out.items():
+                self._exposure.count(m, group.ids)
+        told = evaluate_groups(
+            Waves(self.federation, self.completed_rounds), grid, matching.held_out, models,
+            self._schema(plain=True), {"t": self._iterations, **noise},
+        )  # fmt: skip
+        return score_metrics(told, own.specificity)
 
     def _pair(self, grid: Grid) -> None:
         parties = introductions(self.federation, grid)
@@ -377,6 +492,8 @@ class HSGD(FederatedStrategy):
         if self.noise is not None:
             metrics.update(self._exposure.metrics(self.noise))
         metrics.update(self._pacer.metrics(server_round))
+        if self.own is not None:
+            metrics.update({reason: number for reason, number in sorted(self._unmatched.items()) if number})
         return metrics
 
     # What things hold and cost.

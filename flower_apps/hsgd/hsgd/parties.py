@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hedgerow.clients import Party
 from hedgerow.tasks import SplitModel, VerticalDataset, group_split, load_vertical, split_model
 
-__all__ = ["Parties", "Place", "deal", "merges", "node_party"]
+__all__ = ["Parties", "Place", "deal", "is_own", "merges", "node_party"]
 
 # The settings that determine a node's party, beside its partition id.
 PARTY_KEYS = (
@@ -33,8 +33,6 @@ PARTY_KEYS = (
     "model",
     "seed",
 )
-# By the number of a sample's axes: features, steps x features, channels x height x width.
-_MODELS = {1: "mlp", 2: "lstm", 3: "cnn"}
 
 Indices = NDArray[np.int64]
 Key = tuple[tuple[str, Any], ...]
@@ -137,15 +135,17 @@ def _deal(key: Key) -> Parties:
     most = values["patients-per-group"] or None
     groups = [group[:most] for group in split.groups]
     hospital, device = data.hospital_train.shape[1:], data.device_train.shape[1:]
-    model = values["model"]
-    if model == "auto":
-        model = _MODELS.get(max(len(hospital), len(device)), "mlp")
     return Parties(
         data,
         [np.concatenate(groups)] if merges(values) else groups,
-        split_model(model, hospital, device, data.num_classes, values["seed"]),
+        split_model(values["model"], hospital, device, data.num_classes, values["seed"]),
         values["layout"],
     )
+
+
+def is_own(values: Mapping[str, Any]) -> bool:
+    """Return whether each party learns from the files that its node config names."""
+    return bool(values["partition"] == "own")
 
 
 def node_party(context: Context) -> Party:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
@@ -11,7 +12,7 @@ from hedgerow.wire.records import to_record, to_state_dict
 from hsgd import settings
 from hsgd.client_app import app as client_app
 from hsgd.evaluation import SplitMetrics
-from hsgd.parties import deal
+from hsgd.parties import deal, is_own
 
 REALISM = (
     "Hospitals and devices train for real on their own half, and encodings, heads and models travel in "
@@ -22,6 +23,8 @@ REALISM = (
 
 def experiment(values: Values) -> Experiment:
     """Return the run that the settings describe."""
+    if is_own(values):
+        return _on_own_data(values)
     with as_settings_errors():
         parties = deal(values)
         settings.check_size(values, parties)
@@ -47,6 +50,20 @@ def experiment(values: Values) -> Experiment:
         initial_arrays=to_record({key: value.clone() for key, value in parties.model.state_dict().items()}),
         num_rounds=settings.num_rounds(values),
         measure=measure,
+    )
+
+
+def _on_own_data(values: Values) -> Experiment:
+    """Return a run whose model is built from what the parties tell, and measured at them."""
+    with as_settings_errors():
+        settings.build_strategy(values)
+    return Experiment(
+        title=f"{values['method']} on the parties' own data",
+        realism=REALISM,
+        strategy=lambda **callbacks: settings.build_strategy(values, **callbacks),
+        initial_arrays=ArrayRecord(),
+        num_rounds=settings.num_rounds(values),
+        measure=lambda state: {},
     )
 
 

@@ -1,12 +1,15 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from flwr.app import UserConfigValue
+from flwr.app import ArrayRecord, UserConfigValue
 
 from hedgerow.clients.local_task import known_or_import_path
-from hedgerow.sim.runs.common_settings import DATA_DIR, RUN_SETTINGS, SEED
+from hedgerow.sim.runs.common_settings import DATA_DIR, HOLDOUT, RUN_SETTINGS, SEED
+from hedgerow.sim.runs.generations import load_newest
 from hedgerow.sim.runs.kinds import (
     LARGEST,
     MAX_NODES,
@@ -15,6 +18,7 @@ from hedgerow.sim.runs.kinds import (
     POSITIVE,
     Kind,
     choice,
+    folder,
     in_range,
     number,
     text,
@@ -22,12 +26,15 @@ from hedgerow.sim.runs.kinds import (
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
+from hedgerow.strategies.hsgd import OwnData
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, validate_group_scheme
+from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
+from hedgerow.tasks.own_data import parse_standardise
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
-from hsgd.parties import Parties, deal, merges
+from hedgerow.wire.records import to_record
+from hsgd.parties import Parties, deal, is_own, merges
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "check_size", "group_sizes", "num_rounds", "read"]
 
@@ -38,6 +45,27 @@ def _known_or_import_path(*names: str) -> Kind:
     return text(
         f"one of {', '.join(names)}, or an import path 'module:function'", known_or_import_path(names)
     )
+
+
+def _validate_partition(scheme: str) -> None:
+    if scheme != "own":
+        validate_group_scheme(scheme)
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(",")) if value.strip() else ()
+    if names and (len(names) < 2 or len(set(names)) < len(names) or "" in names):
+        raise ValueError(f"classes = {value!r}; valid are at least 2 different names")
+    return names
+
+
+def _weights(value: str) -> str | tuple[float, ...]:
+    if value in ("none", "balanced"):
+        return value
+    weights = tuple(float(part) for part in value.split(","))
+    if not all(0 < weight < LARGEST for weight in weights):
+        raise ValueError(f"class-weights = {value!r}; valid are numbers > 0")
+    return weights
 
 
 def _power(value: UserConfigValue) -> int:
@@ -117,9 +145,36 @@ SETTINGS: Mapping[str, Setting] = {
     "data-dir": DATA_DIR,
     "partition": Setting(
         "iid",
-        text("iid, pairs(n_major, n_minor) or rates(concentration)", validate_group_scheme),
-        "how people are dealt",
+        text("own, iid, pairs(n_major, n_minor) or rates(concentration)", _validate_partition),
+        "how people are dealt; `own`: each party has its own file, see below",
     ),
+    "holdout": replace(HOLDOUT, help="own data: share of people that are evaluated and do not train"),
+    "standardise": Setting(
+        "federated",
+        text("'federated', 'none', or a mean and a deviation, '0.13,0.31'", parse_standardise),
+        "own data: columns to mean 0 and deviation 1 over all training people, by constants, or not",
+    ),
+    "classes": Setting(
+        "",
+        text("empty, or at least 2 different names with commas between", _names),
+        "own data: classes in their order, of two the positive one last (empty: as hospitals have, sorted)",
+    ),
+    "class-weights": Setting(
+        "none",
+        text("none, balanced, or a number > 0 for each class with commas between", _weights),
+        "own data: of classes in the loss; `balanced`: all classes weigh alike",
+    ),
+    "rematch-every": Setting(
+        0,
+        whole(0, MAX_ROUNDS),
+        "own data: rounds after which files are read and people matched again (0: never)",
+    ),
+    "predict": Setting(
+        "",
+        folder("the folder of an earlier run, or empty"),
+        "own data: a run whose model is evaluated on all matched people, and not trained",
+    ),
+    "specificity": Setting(0.9, in_range(0.0, 1.0), "own data: at which sensitivity is told"),
     "model": Setting(
         "auto",
         _known_or_import_path("auto", *SPLIT_MODELS),
@@ -150,13 +205,15 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
     ]
     problems += at_most(values, ("min-replies", "num-groups"))
     hospitals = 1 if merges(values) else values["num-groups"]
-    if values["layout"] == "edges" and values["num-clients"] != 2 * hospitals:
+    if not is_own(values) and values["layout"] == "edges" and values["num-clients"] != 2 * hospitals:
         problems.append(_wrong_size(values, 2 * hospitals, f"{hospitals} hospitals and {hospitals} edges"))
     if bool(values["clip"]) != bool(values["noise-multiplier"]):
         problems.append(
             f"clip = {values['clip']}, noise-multiplier = {values['noise-multiplier']}; valid is both > 0, "
             "or both 0"
         )
+    if values["predict"] and not is_own(values):
+        problems.append(f"predict = {values['predict']!r}; valid is empty unless partition = 'own'")
     if values["adaptive"] != "off" and values["method"] in ("tdcd", "c-tdcd") and not merges(values):
         problems.append(f"adaptive = {values['adaptive']!r}; valid is 'off' with tdcd = 'isolated'")
     return problems
@@ -203,6 +260,7 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         compute_seconds=values["compute-seconds"],
         **raw,
         seed=values["seed"],
+        own=_own(values) if is_own(values) else None,
         min_train_nodes=values["min-replies"],
         min_available_nodes=values["num-clients"],
         on_round_end=on_round_end,
@@ -222,6 +280,30 @@ def group_sizes(values: Mapping[str, Any]) -> list[Sizes]:
         Sizes(head, hospital, device, e1, e2, batch_size(values["participation"], len(group)))
         for group in parties.groups
     ]
+
+
+def _own(values: Mapping[str, Any]) -> OwnData:
+    def build(hospital: tuple[int, ...], device: tuple[int, ...], classes: int) -> ArrayRecord:
+        return to_record(split_model(values["model"], hospital, device, classes, values["seed"]).state_dict())
+
+    constants = parse_standardise(values["standardise"])
+    return OwnData(
+        build,
+        values["model"],
+        values["standardise"] if constants is None else (constants.mean[0], constants.std[0]),
+        values["holdout"],
+        _weights(values["class-weights"]),
+        values["rematch-every"],
+        values["specificity"],
+        _names(values["classes"]),
+        None if not values["predict"] else _trained(values["predict"]),
+    )
+
+
+def _trained(run: str) -> Mapping[str, Any]:
+    _, checkpoint = load_newest(Path(run).expanduser() / "checkpoint")
+    state: Mapping[str, Any] = checkpoint.state["parts"]["strategy"]
+    return state
 
 
 def _noise(values: Mapping[str, Any]) -> EmbeddingNoise | None:

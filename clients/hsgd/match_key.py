@@ -1,0 +1,114 @@
+"""What hospital and devices of a group can do with a key that the server does not know.
+
+They match their people by keyed hashes (HMAC-SHA256), hand labels to devices sealed (AES-256-GCM), and add up
+devices' features under masks. Whoever has the key can undo all three for ids that it can guess: the key is
+for the parties of one group, and for no one else.
+"""
+
+import hmac
+import os
+import struct
+import unicodedata
+from collections.abc import Sequence
+from hashlib import shake_256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from hedgerow.wire.fixed_point import joined, split
+
+__all__ = ["MatchKey"]
+
+LEAST_BYTES, MOST_BYTES = 16, 4096
+_NONCE = 12
+_SEED = 32
+
+
+class MatchKey:
+    """The secret of one group.
+
+    Parameters
+    ----------
+    secret : bytes
+        At least 16 bytes that cannot be guessed, as ``openssl rand -out match.key 32`` makes them.
+    group : int
+        m: the same person has other hashes in other groups.
+
+    Raises
+    ------
+    ValueError
+        If the secret is too short or too long.
+    """
+
+    def __init__(self, secret: bytes, group: int) -> None:
+        if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+            raise ValueError(
+                f"match-key-file holds {len(secret)} bytes; valid is {LEAST_BYTES} to {MOST_BYTES}"
+            )
+        self._group = group
+        self._ids = self._derived(secret, "ids")
+        self._labels = AESGCM(self._derived(secret, "labels"))
+        self._masks = AESGCM(self._derived(secret, "masks"))
+
+    @classmethod
+    def read(cls, path: str, group: int) -> "MatchKey":
+        """Return the key that a file holds; ValueError if it cannot be read."""
+        file = Path(path).expanduser()
+        try:
+            secret = file.read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"match-key-file = {file.name!r} cannot be read ({error.strerror}); valid is a readable file"
+            ) from error
+        return cls(secret, group)
+
+    def _derived(self, secret: bytes, use: str) -> bytes:
+        return hmac.digest(secret, f"hedgerow/hsgd/{use}/{self._group}".encode(), "sha256")
+
+    def person(self, name: str) -> str:
+        """Return the hash of an id: 128 bits of HMAC-SHA256, in hexadecimal. Unicode is normalised (NFC)."""
+        plain = unicodedata.normalize("NFC", name).encode()
+        return hmac.digest(self._ids, plain, "sha256")[:16].hex()
+
+    # Labels for devices that have none.
+
+    def seal(self, label: int, person: str) -> bytes:
+        """Return a class for this person's device; every class has the same length."""
+        nonce = os.urandom(_NONCE)
+        return nonce + self._labels.encrypt(nonce, struct.pack("<I", label), person.encode())
+
+    def unseal(self, sealed: bytes, person: str) -> int:
+        """Return the class; ValueError if it was not sealed for this person with this key."""
+        plain = _opened(self._labels, sealed, person, "label")
+        return int(struct.unpack("<I", plain)[0]) if len(plain) == 4 else -1
+
+    # Sums of devices with one person each.
+
+    def mask(self, numbers: Sequence[int], person: str) -> tuple[bytes, bytes]:
+        """Return fixed-point numbers under fresh masks, and the seed of the masks, sealed."""
+        seed, nonce = os.urandom(_SEED), os.urandom(_NONCE)
+        masked = [n + m for n, m in zip(numbers, _expanded(seed, len(numbers)), strict=True)]
+        return joined(masked), nonce + self._masks.encrypt(nonce, seed, person.encode())
+
+    def masks(self, sealed: Sequence[bytes], people: Sequence[str], count: int) -> bytes:
+        """Return the sum of these people's masks, of ``count`` numbers each."""
+        total = [0] * count
+        for seed, person in zip(sealed, people, strict=True):
+            own = _expanded(_opened(self._masks, seed, person, "mask"), count)
+            total = [a + b for a, b in zip(total, own, strict=True)]
+        return joined(total)
+
+
+def _opened(cipher: AESGCM, sealed: bytes, person: str, what: str) -> bytes:
+    try:
+        return cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], person.encode())
+    except (InvalidTag, ValueError) as error:
+        raise ValueError(
+            f"a {what} was not sealed with this party's key for this person; valid is the key that hospital "
+            "and devices share (match-key-file)"
+        ) from error
+
+
+def _expanded(seed: bytes, count: int) -> list[int]:
+    return split(shake_256(seed).digest(len(joined([0])) * count), count)

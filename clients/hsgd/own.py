@@ -1,0 +1,326 @@
+"""A node of HSGD with a file of its own: its half of its own people's features, which no one else has.
+
+Ids leave the node as keyed hashes alone; labels leave a hospital sealed for the person's device, or as
+counts of classes and of scores. A server that lies can ask for sums over few people: every sum is over at
+least ``min-people``, and a node gives sums of features once a run.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context
+from torch import Tensor
+
+from hedgerow.clients.hsgd.match_key import MatchKey
+from hedgerow.clients.hsgd.party import ROLES, Party
+from hedgerow.clients.hsgd.step import Loss
+from hedgerow.tasks.imports import is_import_path
+from hedgerow.tasks.split_models import SplitModel, split_loss, split_model
+from hedgerow.tasks.vertical_own import OwnHalf, read_constants, read_half
+from hedgerow.wire.calls import RUN_KEY
+from hedgerow.wire.limits import MAX_FEATURES
+
+__all__ = [
+    "OWN_KEYS",
+    "OwnParty",
+    "Terms",
+    "keep_terms",
+    "kept_terms",
+    "least_people",
+    "own_party",
+    "party_of",
+]
+
+# What a node config says of own data.
+OWN_KEYS = (
+    "role", "group", "data", "match-key-file", "id", "label", "constants", "min-people", "predictions",
+    "allow-imports",
+)  # fmt: skip
+_TERMS = "hsgd-terms"
+_LEAST_PEOPLE = 5
+
+
+@dataclass(frozen=True, eq=False)
+class OwnParty:
+    """What a node's own files hold.
+
+    Parameters
+    ----------
+    role : {"hospital", "device", "edge"}
+        An edge is a gateway that has the devices of a whole group; a device has one person.
+    group : int
+        m, >= 0.
+    half : OwnHalf
+        The party's half.
+    key : MatchKey
+        What it shares with the other parties of its group.
+    """
+
+    role: str
+    group: int
+    half: OwnHalf
+    key: MatchKey
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """The row of each person's hash, in the order of the hashes, which tells nothing of the file's."""
+        hashes = {self.key.person(name): row for row, name in enumerate(self.half.ids)}
+        return dict(sorted(hashes.items()))
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes that its people have; empty without labels."""
+        return sorted(set(self.half.labels or ()))
+
+    def people(self, ids: Sequence[str]) -> list[int]:
+        """Return the rows of these people; ValueError if one is not here."""
+        if strangers := sum(person not in self.rows for person in ids):
+            raise ValueError(
+                f"ids has {strangers} people in the message's config who are not here; valid are hashes of "
+                f"this {self.role}'s {len(self.rows)} people"
+            )
+        return [self.rows[person] for person in ids]
+
+    def features(self, names: Sequence[str]) -> Any:
+        """Return the half's features (n, ...) with the columns in this order."""
+        own = self.half.features
+        if sorted(own) != sorted(names):
+            raise ValueError("features in the message's config are not this party's; valid are its columns")
+        place = {name: column for column, name in enumerate(own)}
+        return self.half.x[:, [place[name] for name in names]] if names else self.half.x
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the parties of a run on own data agreed on: all that a model needs beside what a party has.
+
+    Parameters
+    ----------
+    model : str
+        As in ``split_model``.
+    seed : int
+        The run's.
+    hospital_shape, device_shape : tuple of int
+        Of one person's halves.
+    classes : tuple of str
+        Names of the classes, by index.
+    features : tuple of str
+        This side's columns, in the order of the model's inputs; empty where they have no names.
+    mean, deviation : tuple of float
+        By which this side's features are standardised, one each along the last axis; empty for not.
+    weights : tuple of float
+        Of the classes in the loss; empty for 1 each.
+    people : tuple of str
+        The party's matched people, by hash.
+    labels : tuple of bytes
+        Their sealed classes, where the party has none of its own.
+    """
+
+    model: str
+    seed: int
+    hospital_shape: tuple[int, ...]
+    device_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    people: tuple[str, ...] = ()
+    labels: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> "Terms":
+        """Read ``query.setup``; ValueError for what cannot be."""
+        kinds: dict[str, tuple[type, ...]] = {
+            "hospital-shape": (int,), "device-shape": (int,), "classes": (str,), "features": (str,),
+            "mean": (float, int), "deviation": (float, int), "weights": (float, int), "people": (str,),
+            "labels": (bytes,),
+        }  # fmt: skip
+        read: dict[str, Any] = {}
+        for key, kind in kinds.items():
+            value = config.get(key, [])
+            if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+                raise ValueError(f"{key} is {value!r} in the message's config; valid is a list")
+            read[key.replace("-", "_")] = tuple(value)
+        model, seed = config.get("model"), config.get("seed")
+        if not isinstance(model, str) or not isinstance(seed, int):
+            raise ValueError(
+                "model or seed is missing in the message's config; valid are a name and a number"
+            )
+        terms = cls(model, seed, **read)
+        if not terms.people or (terms.labels and len(terms.labels) != len(terms.people)):
+            raise ValueError(
+                f"people and labels have {len(terms.people)} and {len(terms.labels)} entries in the "
+                "message's config; valid is at least one of people, and as many labels or none"
+            )
+        for shape in (terms.hospital_shape, terms.device_shape):
+            if not shape or min(shape) < 1 or math.prod(shape) > MAX_FEATURES:
+                raise ValueError(
+                    f"a shape is {shape} in the message's config; valid is up to {MAX_FEATURES} features"
+                )
+        numbers = np.array([*terms.mean, *terms.deviation, *terms.weights])
+        if not np.isfinite(numbers).all() or min((*terms.deviation, *terms.weights), default=1) <= 0:
+            raise ValueError(
+                "mean, deviation or weights in the message's config; valid are finite numbers > 0"
+            )
+        return terms
+
+
+def keep_terms(context: Context, config: ConfigRecord) -> None:
+    """Put the agreement into ``context.state``. Sealed labels stay sealed there."""
+    context.state[_TERMS] = ConfigRecord({**config, RUN_KEY: str(context.run_id)})
+
+
+def kept_terms(context: Context) -> Terms:
+    """Return the agreement of this run; ValueError where there is none yet."""
+    told = context.state.config_records.get(_TERMS)
+    if told is None or told.get(RUN_KEY) != str(context.run_id):
+        raise ValueError("this node was told of no agreement; valid is 'query.setup' before any training")
+    return Terms.of(told)
+
+
+def own_party(context: Context) -> OwnParty:
+    """Return what the node config names, read again where a file changed.
+
+    Raises
+    ------
+    ValueError
+        A key is missing or not valid, or a file is not as it must be.
+    """
+    config = context.node_config
+    role, group = config.get("role"), config.get("group")
+    if role not in ROLES:
+        raise ValueError(f"role = {role!r} in the node config; valid is {', '.join(ROLES)}")
+    if isinstance(group, str) and group.isdigit():
+        group = int(group)
+    if not isinstance(group, int) or isinstance(group, bool) or group < 0:
+        raise ValueError(f"group = {group!r} in the node config; valid is an integer >= 0")
+    paths = []
+    for key in ("data", "match-key-file"):
+        value = config.get(key)
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{key} = {value!r} in the node config; valid is the path of a file")
+        paths.append(value)
+    columns = str(config.get("id", "id")), str(config.get("label", "label"))
+    return _own(
+        str(role),
+        group,
+        (paths[0], _stamp("data", paths[0])),
+        (paths[1], _stamp("match-key-file", paths[1])),
+        *columns,
+    )
+
+
+def _stamp(key: str, path: str) -> tuple[int, int]:
+    try:
+        about = os.stat(Path(path).expanduser())
+    except OSError as error:
+        raise ValueError(
+            f"{key} = {Path(path).name!r} in the node config cannot be read ({error.strerror}); valid is the "
+            "path of a file"
+        ) from error
+    return about.st_mtime_ns, about.st_size
+
+
+@lru_cache(maxsize=1024)
+def _own(
+    role: str,
+    group: int,
+    data: tuple[str, object],
+    key: tuple[str, object],
+    id_column: str,
+    label_column: str,
+) -> OwnParty:
+    half = read_half(data[0], id_column, label_column, labelled=role == "hospital")
+    if role == "device" and len(half.ids) != 1:
+        raise ValueError(f"data: a device has {len(half.ids)} people; valid is one (an edge has many)")
+    return OwnParty(role, group, half, MatchKey.read(key[0], group))
+
+
+def least_people(context: Context) -> int:
+    """Return over how many people a sum must be, at least, that this node tells."""
+    least = context.node_config.get("min-people", _LEAST_PEOPLE)
+    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
+        raise ValueError(f"min-people = {least!r} in the node config; valid is an integer >= 1")
+    return least
+
+
+def party_of(context: Context) -> Party:
+    """Return the party that trains: own people whom the agreement names, standardised, with their labels."""
+    own, terms = own_party(context), kept_terms(context)
+    _check_import(terms.model, str(context.node_config.get("allow-imports", "")))
+    return _party(own, terms, str(context.node_config.get("constants", "")))
+
+
+@lru_cache(maxsize=1024)
+def _party(own: OwnParty, terms: Terms, constants: str) -> Party:
+    rows = own.people(terms.people)
+    x = own.features(terms.features)[rows]
+    if x.shape[1:] != (shape := terms.hospital_shape if own.role == "hospital" else terms.device_shape):
+        raise ValueError(f"the shape is {shape} in the message's config; valid is this data's {x.shape[1:]}")
+    mean, deviation = terms.mean, terms.deviation
+    if constants:
+        read = read_constants(constants, terms.features)
+        mean, deviation = tuple(read[0]), tuple(read[1])
+    if mean:
+        if len(mean) != x.shape[-1] or len(deviation) != x.shape[-1]:
+            raise ValueError(f"mean has {len(mean)} entries in the message's config; valid is {x.shape[-1]}")
+        x = ((x.astype(np.float64) - np.array(mean)) / np.array(deviation)).astype(np.float32)
+    model = _model(terms.model, terms.hospital_shape, terms.device_shape, len(terms.classes), terms.seed)
+    y = torch.tensor(_labels(own, terms, rows), dtype=torch.int64)
+    return Party(
+        own.role, own.group, terms.people, torch.from_numpy(x), y, model, weighted_loss(terms.weights)
+    )
+
+
+def _labels(own: OwnParty, terms: Terms, rows: Sequence[int]) -> list[int]:
+    if own.half.labels is None:
+        if len(terms.labels) != len(rows):
+            raise ValueError(
+                "this party has no labels and was told none; valid are labels on one of the sides"
+            )
+        labels = [own.key.unseal(one, person) for one, person in zip(terms.labels, terms.people, strict=True)]
+        if not all(0 <= label < len(terms.classes) for label in labels):
+            raise ValueError(f"a sealed label is no class; valid is 0 to {len(terms.classes) - 1}")
+        return labels
+    number = {name: index for index, name in enumerate(terms.classes)}
+    if unknown := sum(own.half.labels[row] not in number for row in rows):
+        raise ValueError(
+            f"{unknown} people here have a class that was not agreed on; valid are {terms.classes}"
+        )
+    return [number[own.half.labels[row]] for row in rows]
+
+
+@lru_cache(maxsize=8)
+def _model(
+    name: str, hospital_shape: tuple[int, ...], device_shape: tuple[int, ...], classes: int, seed: int
+) -> SplitModel:
+    """Return the architecture, one object for all parties of a process, that they can be stacked."""
+    return split_model(name, hospital_shape, device_shape, classes, seed)
+
+
+def _check_import(model: str, allowed: str) -> None:
+    if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
+        raise ValueError(
+            f"model = {model!r} is code, which this node's owner has not allowed; valid is a model of "
+            "Hedgerow, or one in the node config's allow-imports"
+        )
+
+
+@lru_cache(maxsize=8)
+def weighted_loss(weights: tuple[float, ...]) -> Loss:
+    """Return ``split_loss`` times the weight of a sample's class, one object a set of weights."""
+    if not weights:
+        return split_loss
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return split_loss(logits, y) * torch.tensor(weights, dtype=logits.dtype)[y]
+
+    return loss

@@ -1,0 +1,277 @@
+"""What a node of HSGD with a file of its own answers before training and between rounds.
+
+===============  ========  =====================================  ==========================================
+type             to        config; arrays                         reply
+===============  ========  =====================================  ==========================================
+query.pair       all                                              config ``pair``: role, group, ids (hashes),
+                                                                  shape, features, labelled; classes
+query.pool       hospital  ids, classes, sums, counts; sealed     arrays: sum, square; counts. config
+                                                                  ``sealed``: labels
+                 edge      ids, sums                              arrays: sum, square
+                 device    sums                                   config ``masked``: sums, seed
+query.unmask     hospital  ids, seeds, numbers                    config ``masks``: sum
+query.setup      all       the fields of ``own.Terms``            config ``ready``: encoding
+evaluate.encode  edge      t, ids; device                         arrays: zeta2
+                 device    t; device                              the same
+evaluate.score   hospital  ids, bins; head, hospital, zeta2       arrays: scores, calibration; metrics
+===============  ========  =====================================  ==========================================
+"""
+
+import csv
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch.func import functional_call
+
+from hedgerow.clients.app import each
+from hedgerow.clients.hsgd.messages import Release, config_of, received
+from hedgerow.clients.hsgd.own import (
+    OwnParty,
+    keep_terms,
+    kept_terms,
+    least_people,
+    own_party,
+    party_of,
+)
+from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.step import block_size, encodings
+from hedgerow.clients.instructions import flag, whole
+from hedgerow.tasks.split_models import split_loss
+from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
+from hedgerow.wire.fixed_point import fixed_point
+from hedgerow.wire.message_types import ENCODE, POOL, SCORE, SETUP, UNMASK
+from hedgerow.wire.records import to_record
+
+__all__ = ["own_handlers", "own_pair"]
+
+_ONCE = "hsgd-told"  # what is told once a run, in context.state
+_CALIBRATION_BINS = 15
+_MOST_BINS = 100_000
+
+
+def own_handlers() -> dict[str, BatchHandler]:
+    """Return the handlers of a node with a file of its own, beside those of training."""
+    work: dict[str, Callable[[Call], RecordDict]] = {
+        POOL: _pool, UNMASK: _unmask, SETUP: _setup, ENCODE: _encode, SCORE: _score,
+    }  # fmt: skip
+    return {kind: each(handle) for kind, handle in work.items()}
+
+
+def own_pair(own: OwnParty) -> RecordDict:
+    """Return who a party is and whose data it has, by hashes."""
+    half = own.half
+    told: dict[str, Any] = {"role": own.role, "group": own.group, "ids": list(own.rows)}
+    told |= {"shape": list(half.x.shape[1:]), "features": list(half.features)}
+    told |= {"labelled": half.labels is not None}
+    if own.role == "hospital":
+        told["classes"] = own.classes
+    return RecordDict({"pair": ConfigRecord(told)})
+
+
+def _people(call: Call, own: OwnParty) -> tuple[list[str], list[int]]:
+    """Return the people of the message, a device's its one, and their rows."""
+    if own.role == "device":
+        return list(own.rows), [0]
+    ids = config_of(call).get("ids")
+    if not isinstance(ids, list) or len(set(ids)) < len(ids) or not ids:
+        raise ValueError("ids in the message's config; valid is a list of people, each once")
+    return [str(person) for person in ids], own.people([str(person) for person in ids])
+
+
+def _enough(call: Call, people: Sequence[str], what: str) -> None:
+    least = least_people(call.context)
+    if len(people) < least:
+        raise ValueError(
+            f"ids has {len(people)} people in the message's config: {what} of so few would tell of each; "
+            f"valid are at least {least} (node config min-people)"
+        )
+
+
+def _once(call: Call, what: str) -> None:
+    """Raise ValueError where a node told this in this run: two sums that differ by one person tell of it."""
+    told = call.context.state.config_records.get(_ONCE, ConfigRecord())
+    if told.get(RUN_KEY) != str(call.context.run_id):
+        told = ConfigRecord({RUN_KEY: str(call.context.run_id)})
+    if told.get(what):
+        raise ValueError(
+            f"{what} were told in this run; valid is once, or their difference tells of a person"
+        )
+    call.context.state[_ONCE] = ConfigRecord({**told, what: True})
+
+
+def _pool(call: Call) -> RecordDict:
+    own, config = own_party(call.context), config_of(call)
+    ids, rows = _people(call, own)
+    reply = RecordDict()
+    arrays: dict[str, NDArray[Any]] = {}
+    if flag(config, "sums", default=False):
+        x = own.features([str(name) for name in _texts(config, "features")])[rows].astype(np.float64)
+        x = x.reshape(-1, x.shape[-1])  # a value a step or a pixel counts like one a person
+        if own.role == "device":
+            _once(call, "sums of features")
+            exact = [sum(map(fixed_point, column)) for part in (x, x * x) for column in part.T.tolist()]
+            masked, seed = own.key.mask(exact, ids[0])
+            return RecordDict({"masked": ConfigRecord({"sums": masked, "seed": seed, "rows": len(x)})})
+        _enough(call, ids, "sums")
+        _once(call, "sums of features")
+        arrays |= {
+            "sum": x.sum(axis=0),
+            "square": (x * x).sum(axis=0),
+            "rows": np.array([len(x)], np.float64),
+        }
+    if own.role == "hospital":
+        number = {name: index for index, name in enumerate(_texts(config, "classes"))}
+        labels = own.half.labels or ()
+        if unknown := sum(labels[row] not in number for row in rows):
+            raise ValueError(
+                f"{unknown} people have none of the classes in the message's config; valid is all"
+            )
+        mine = [number[labels[row]] for row in rows]
+        if flag(config, "counts", default=False):
+            _enough(call, ids, "counts of classes")
+            _once(call, "counts of classes")
+            arrays["counts"] = np.bincount(mine, minlength=len(number)).astype(np.float64)
+        sealed = [str(one) for one in config.get("sealed", [])]  # type: ignore[union-attr]
+        if sealed:
+            own_rows = own.people(sealed)
+            labels_of = [own.key.seal(number[labels[r]], p) for r, p in zip(own_rows, sealed, strict=True)]
+            reply["sealed"] = ConfigRecord({"labels": labels_of})
+    if arrays:
+        reply["arrays"] = to_record(arrays)
+    return reply
+
+
+def _unmask(call: Call) -> RecordDict:
+    own, config = own_party(call.context), config_of(call)
+    if own.role != "hospital":
+        raise ValueError(f"this node is a {own.role}; valid for masks is a hospital")
+    ids, _ = _people(call, own)
+    seeds, count = config.get("seeds"), whole(config, "numbers", 1)
+    if not isinstance(seeds, list) or len(seeds) != len(ids) or not all(isinstance(s, bytes) for s in seeds):
+        raise ValueError("seeds in the message's config; valid is one of each of ids")
+    _enough(call, ids, "sums")
+    _once(call, "masks of devices")
+    return RecordDict({"masks": ConfigRecord({"sum": own.key.masks(seeds, ids, count)})})  # type: ignore[arg-type]
+
+
+def _setup(call: Call) -> RecordDict:
+    before = call.context.state.copy()
+    keep_terms(call.context, config_of(call))
+    try:
+        party = party_of(call.context)
+    except ValueError:
+        call.context.state = before
+        raise
+    return RecordDict({"ready": ConfigRecord({"encoding": party.encoding})})
+
+
+def _encode(call: Call) -> RecordDict:
+    """Answer with the devices' encodings of people, as an exchange does, and keep nothing."""
+    party, config = party_of(call.context), config_of(call)
+    if party.role == "hospital":
+        raise ValueError("this node is a hospital; valid for encodings of devices is a device or an edge")
+    x, _ = party.rows(_batch(party, config))
+    theta = torch.tensor(received(call, "device", (block_size(party.model.device),), party.dtype))
+    members = theta.expand(len(x), len(theta))
+    zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
+    released = Release.of(config)(zeta, whole(config, "t", 0), call)
+    return RecordDict({"arrays": to_record({"zeta2": released})})
+
+
+def _score(call: Call) -> RecordDict:
+    """Answer with how well people are told, as sums and histograms over all of them.
+
+    ``scores`` (classes, 2, bins) counts people by the probability of a class, those of others and those of
+    the class itself; of two classes the second alone. ``calibration`` (3, 15) has, by the probability of the
+    predicted class, how many people there are, how many are right, and the sum of those probabilities.
+    """
+    party, config = party_of(call.context), config_of(call)
+    if party.role != "hospital":
+        raise ValueError(f"this node is a {party.role}; valid for scores is a hospital")
+    ids = _batch(party, config)
+    _enough(call, ids, "scores")
+    x, y = party.rows(ids)
+    model = party.model
+    blocks = {name: getattr(model, name) for name in ("head", "hospital")}
+    theta = {
+        name: _named(block, received(call, name, (block_size(block),), party.dtype))
+        for name, block in blocks.items()
+    }
+    z2 = torch.tensor(received(call, "zeta2", (len(ids), model.device_encoding), party.dtype))
+    with torch.no_grad():
+        z1 = functional_call(model.hospital, theta["hospital"], (x,))
+        logits = functional_call(model.head, theta["head"], (z1, z2)).double()
+    losses = split_loss(logits, y).numpy()
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], 1)
+    p, labels = torch.softmax(logits, 1).numpy(), y.numpy()
+    if not np.isfinite(p).all():
+        raise ValueError("the sent model gives no finite probabilities; valid is one that does")
+    bins = whole(config, "bins", 1)
+    if bins > _MOST_BINS:
+        raise ValueError(f"bins is {bins} in the message's config; valid is up to {_MOST_BINS}")
+    shown = [1] if p.shape[1] == 2 else range(p.shape[1])
+    scores = np.stack([_histogram(p[:, c], labels == c, bins) for c in shown])
+    right, sure = p.argmax(axis=1) == labels, p.max(axis=1)
+    places = np.minimum((sure * _CALIBRATION_BINS).astype(int), _CALIBRATION_BINS - 1)
+    calibration = np.stack(
+        [np.bincount(places, w, _CALIBRATION_BINS) for w in (np.ones(len(sure)), right.astype(float), sure)]
+    )
+    _write_predictions(call, ids, p)
+    told: dict[str, Any] = {
+        "num-examples": len(ids),
+        "loss": float(losses.mean()),
+        "accuracy": float(right.mean()),
+    }
+    arrays = to_record({"scores": scores, "calibration": calibration})
+    return RecordDict({"arrays": arrays, "metrics": MetricRecord(told)})
+
+
+def _histogram(p: NDArray[Any], mine: NDArray[np.bool_], bins: int) -> NDArray[np.float64]:
+    places = np.minimum((p * bins).astype(int), bins - 1)
+    return np.stack([np.bincount(places[mine == own], minlength=bins) for own in (False, True)]).astype(float)
+
+
+def _named(block: torch.nn.Module, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
+    """Return a flat vector as a module's parameters."""
+    parts, start = {}, 0
+    for key, value in block.state_dict().items():
+        parts[key] = torch.tensor(vector[start : start + value.numel()]).reshape(value.shape)
+        start += value.numel()
+    return parts
+
+
+def _batch(party: Party, config: ConfigRecord) -> list[str]:
+    if party.role == "device":
+        return [str(party.ids[0])]
+    return [str(person) for person in _texts(config, "ids")]
+
+
+def _texts(config: ConfigRecord, key: str) -> list[str]:
+    value = config.get(key)
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ValueError(f"{key} in the message's config; valid is a list of texts")
+    return [str(one) for one in value]
+
+
+def _write_predictions(call: Call, ids: Sequence[str], p: NDArray[Any]) -> None:
+    """Write the hospital's own predictions where its node config says: plain ids, which stay there."""
+    path = call.context.node_config.get("predictions")
+    if not path:
+        return
+    own, classes = own_party(call.context), kept_terms(call.context).classes
+    file = Path(str(path)).expanduser()
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    with aside.open("w", newline="", encoding="utf-8") as lines:
+        rows = csv.writer(lines)
+        rows.writerow(["id", "predicted", *(f"p({name})" for name in classes)])
+        for person, own_p in zip(ids, p, strict=True):
+            name = own.half.ids[own.rows[person]]
+            rows.writerow([name, classes[int(own_p.argmax())], *(f"{value:.6g}" for value in own_p)])
+    aside.replace(file)

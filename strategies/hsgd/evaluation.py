@@ -1,0 +1,181 @@
+"""How well people are told of whom no one has both halves: by messages, as histograms of scores.
+
+Devices tell encodings, as in training; the hospital has the labels and the head, and tells how many people
+of which class have which score. Pooled over hospitals these give the curves; no score of a person leaves its
+hospital but where it is alone in its bin.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import checked_metrics
+from hedgerow.strategies.hsgd.aggregators import Theta
+from hedgerow.strategies.hsgd.groups import Group
+from hedgerow.strategies.hsgd.messages import Schema, Vector, instruction
+from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.wire.message_types import ENCODE, SCORE
+from hedgerow.wire.records import PayloadError, view
+
+__all__ = ["Scores", "evaluate_groups", "score_metrics"]
+
+Counts = NDArray[np.float64]
+
+BINS = 1000
+CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one hospital tells of the people who were evaluated.
+
+    Parameters
+    ----------
+    count : int
+        How many they are, >= 1.
+    loss, accuracy : float
+        Their mean cross-entropy in nats, and the share that is told right.
+    scores : ndarray of float64, (classes, 2, bins)
+        People by the probability of a class: those of others, those of the class. Two classes have one row.
+    calibration : ndarray of float64, (3, 15)
+        By the probability of the predicted class: people, those that are told right, sum of probabilities.
+    """
+
+    count: int
+    loss: float
+    accuracy: float
+    scores: Counts
+    calibration: Counts
+
+
+def evaluate_groups(
+    waves: Waves,
+    grid: Grid,
+    groups: Mapping[int, Group],
+    models: Mapping[int, Theta],
+    schema: Schema,
+    config: Mapping[str, Any],
+) -> dict[int, Scores]:
+    """Return what the hospitals of these groups tell of their people under these models, by group.
+
+    Parameters
+    ----------
+    waves : Waves
+        Makes the two exchanges.
+    grid : Grid
+        Over which.
+    groups : Mapping[int, Group]
+        Who is evaluated.
+    models : Mapping[int, Theta]
+        Each group's.
+    schema : Schema
+        What encodings are.
+    config : Mapping[str, Any]
+        ``t``, and what an exchange tells of noise.
+    """
+    asked: dict[int, list[str]] = {}
+    contents = []
+    for m, group in sorted(groups.items()):
+        for person in group.ids:
+            asked.setdefault(group.hosts[person], []).append(person)
+        contents += [
+            (host, instruction(ConfigRecord({**config, "ids": asked[host]}), device=models[m].device))
+            for host in sorted(set(group.hosts.values()))
+        ]
+    replies = waves.ask(
+        grid, ENCODE, contents, lambda i, content: schema.device_exchange(content, len(asked[i]))
+    )
+    rows: dict[tuple[int, str], Vector] = {}
+    for reply in replies:
+        host = reply.node.partition_id
+        rows |= {(host, person): row for person, row in zip(asked[host], reply.value, strict=True)}
+    contents, counted = [], {}
+    for m, group in sorted(groups.items()):
+        there = [person for person in group.ids if (group.hosts[person], person) in rows]
+        if not there:
+            continue
+        zeta2 = np.stack([rows[group.hosts[person], person] for person in there])
+        told = ConfigRecord({**config, "ids": there, "bins": BINS})
+        model = models[m]
+        contents.append(
+            (group.hospital, instruction(told, head=model.head, hospital=model.hospital, zeta2=zeta2))
+        )
+        counted[group.hospital] = m, len(there)
+    answers = waves.ask(grid, SCORE, contents, lambda i, content: _scores(content, counted[i][1]))
+    if len(answers) < len(groups):
+        lost = dict(Counter(waves.report.rejected))
+        log(WARNING, "Evaluation: %d of %d hospitals told scores; lost: %s", len(answers), len(groups), lost)
+    return {counted[one.node.partition_id][0]: one.value for one in answers}
+
+
+def _scores(content: RecordDict, count: int) -> Scores:
+    """Return a hospital's answer; PayloadError unless its counts are those of so many people."""
+    metrics = checked_metrics(content, "num-examples")
+    if metrics["num-examples"] != count:
+        raise PayloadError("bad weight", f"num-examples={metrics['num-examples']}, expected {count}")
+    told = [metrics.get(key) for key in ("loss", "accuracy")]
+    if not all(isinstance(one, int | float) for one in told):
+        raise PayloadError("bad metrics", "no loss or no accuracy")
+    arrays = content.array_records.get("arrays", ArrayRecord())
+    found = []
+    for key, shape in (("scores", (None, 2, BINS)), ("calibration", (3, CALIBRATION_BINS))):
+        value = view(arrays[key]) if key in arrays else np.zeros(0)
+        fits = value.ndim == len(shape) and all(
+            b in (None, a) for a, b in zip(value.shape, shape, strict=False)
+        )
+        if not fits or value.dtype != np.float64 or not np.isfinite(value).all() or value.min() < 0:
+            raise PayloadError("bad scores", f"{key!r} is no float64 array of counts")
+        found.append(value)
+    scores, calibration = found
+    if not (scores.sum(axis=(1, 2)) == count).all() or calibration[0].sum() != count:
+        raise PayloadError("bad scores", f"counts are not of {count} people")
+    return Scores(count, float(told[0]), float(told[1]), scores, calibration)  # type: ignore[arg-type]
+
+
+def score_metrics(told: Mapping[int, Scores], specificity: float) -> dict[str, float]:
+    """Return the metrics over all groups: the field's, and the worst group's accuracy.
+
+    ``loss``, ``accuracy``; ``auc``, ``auprc`` (average precision) and ``sensitivity``, the largest at which
+    the specificity is at least as given, of two classes those of the second, else the mean over classes that
+    some people are of and some not; ``ece``, the expected calibration error over 15 bins; ``evaluated``
+    people; ``worst-accuracy``. Scores are taken to 1/1000. A metric that nobody defines is left out.
+    """
+    shapes = Counter(one.scores.shape for one in told.values())
+    if not told:
+        return {}
+    common, _ = shapes.most_common(1)[0]
+    those = [one for _, one in sorted(told.items()) if one.scores.shape == common]
+    count = sum(one.count for one in those)
+    scores = sum((one.scores for one in those), np.zeros(common))
+    people, right, sure = sum((one.calibration for one in those), np.zeros((3, CALIBRATION_BINS)))
+    out = {
+        "loss": sum(one.count * one.loss for one in those) / count,
+        "accuracy": sum(one.count * one.accuracy for one in those) / count,
+    }
+    curves = [_curve(own, specificity) for own in scores if own.sum(axis=1).all()]
+    for place, name in enumerate(("auc", "auprc", "sensitivity")):
+        if curves:
+            out[name] = float(np.mean([curve[place] for curve in curves]))
+    out["ece"] = float(np.abs(right - sure).sum() / people.sum())
+    out["evaluated"] = count
+    out["worst-accuracy"] = min(one.accuracy for one in those)
+    return out
+
+
+def _curve(counts: Counts, specificity: float) -> tuple[float, float, float]:
+    """Return ROC area, average precision, and sensitivity at a specificity, of counts (2, bins)."""
+    others, own = np.cumsum(counts[:, ::-1], axis=1)  # how many score at least as high
+    fpr, tpr = np.append(0, others / others[-1]), np.append(0, own / own[-1])
+    auc = float(np.trapezoid(tpr, fpr))
+    found = own + others > 0
+    precision = np.where(found, own / np.maximum(own + others, 1), 0.0)
+    auprc = float((np.diff(tpr) * precision).sum())
+    return auc, auprc, float(tpr[fpr <= 1 - specificity + 1e-12].max())

@@ -1,0 +1,267 @@
+"""Who belongs together where each party has its own people: matched by keyed hashes, the others left out.
+
+The server sees hashes under a key that it does not know. What a party tells is believed as far as others
+bear it out: of two hospitals of a group the one with more matches counts, and of two hosts of a person the
+first.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, RecordDict
+
+from hedgerow.strategies.hsgd.groups import Group
+from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
+from hedgerow.wire.records import PayloadError
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["Form", "Matching", "OwnIntroduction", "form_of", "match", "own_introduction"]
+
+_HASH = 32
+_ROLES = ("hospital", "device", "edge")
+# Of texts that a node may tell: a class, a feature.
+_MOST_TEXT = 200
+
+
+@dataclass(frozen=True)
+class OwnIntroduction:
+    """What a party with a file of its own tells: who it is, and of its people no more than hashes.
+
+    Parameters
+    ----------
+    role : {"hospital", "device", "edge"}
+        What it is.
+    group : int
+        m, from 0.
+    ids : tuple[str, ...]
+        Keyed hashes of its people, in their order.
+    shape : tuple[int, ...]
+        Of one person's half.
+    features : tuple[str, ...]
+        Names of its columns; empty where they have none.
+    labelled : bool
+        Whether it has labels of its own.
+    classes : tuple[str, ...]
+        Which, at a hospital.
+    """
+
+    role: str
+    group: int
+    ids: tuple[str, ...]
+    shape: tuple[int, ...]
+    features: tuple[str, ...] = ()
+    labelled: bool = True
+    classes: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """What the parties of a side must have in common, the order of columns aside."""
+        return self.shape, tuple(sorted(self.features))
+
+
+def own_introduction(content: RecordDict) -> OwnIntroduction:
+    """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
+    told = content.config_records.get("pair", ConfigRecord())
+    role, group = told.get("role"), told.get("group")
+    if role not in _ROLES:
+        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(_ROLES)}")
+    if not isinstance(group, int) or isinstance(group, bool) or group < 0:
+        raise PayloadError("bad pair", f"group={group!r}, expected an integer >= 0")
+    if content.array_records or len(content) != 1:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
+    ids, shape, features, classes = (told.get(key, []) for key in ("ids", "shape", "features", "classes"))
+    if not _texts(ids, _HASH) or not ids or len(set(cast(list[str], ids))) < len(cast(list[str], ids)):
+        raise PayloadError("bad pair", "ids are no list of hashes, or one is there twice")
+    if not _hexadecimal(cast(list[str], ids)) or len(cast(list[str], ids)) > MAX_SAMPLES:
+        raise PayloadError("bad pair", "ids are no hashes of 32 hexadecimal digits, or too many")
+    if (
+        not isinstance(shape, list)
+        or not shape
+        or not all(isinstance(n, int) and 0 < n < 2**31 for n in shape)
+    ):
+        raise PayloadError("bad pair", "shape is no list of integers > 0")
+    if math.prod(cast(list[int], shape)) > MAX_FEATURES:
+        raise PayloadError("bad pair", f"shape is of more than {MAX_FEATURES} features")
+    if not _texts(features, _MOST_TEXT) or len(cast(list[str], features)) not in (0, shape[-1]):
+        raise PayloadError("bad pair", "features are no list of names, one a column")
+    if not _texts(classes, _MOST_TEXT):
+        raise PayloadError("bad pair", "classes are no list of names")
+    return OwnIntroduction(
+        str(role), group, tuple(cast(list[str], ids)), tuple(cast(list[int], shape)),
+        tuple(cast(list[str], features)), told.get("labelled") is True, tuple(cast(list[str], classes)),
+    )  # fmt: skip
+
+
+def _texts(value: Any, most: int) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) and len(one) <= most for one in value)
+
+
+def _hexadecimal(ids: Sequence[str]) -> bool:
+    return all(len(one) == _HASH and not set(one) - set("0123456789abcdef") for one in ids)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a model of own data is built from: the halves' shapes and columns, and the classes."""
+
+    hospital_shape: tuple[int, ...]
+    device_shape: tuple[int, ...]
+    hospital_features: tuple[str, ...]
+    device_features: tuple[str, ...]
+    classes: tuple[str, ...]
+
+    def fits(self, one: OwnIntroduction) -> bool:
+        """Return whether a party's half is of this form; a hospital with a new class is not."""
+        hospital = one.role == "hospital"
+        shape = self.hospital_shape if hospital else self.device_shape
+        features = self.hospital_features if hospital else self.device_features
+        return one.form == (shape, tuple(sorted(features))) and set(one.classes) <= set(self.classes)
+
+
+@dataclass
+class Matching:
+    """Groups whose parties have the same people.
+
+    Parameters
+    ----------
+    form : Form
+        What their halves have in common.
+    groups : list of Group
+        Those with a hospital and at least one matched person to train on; people in the order of hashes.
+    held_out : dict of int to Group
+        The same groups with the people that do not train, where there are any.
+    counts : Counter of str
+        People that are ``matched``, and those that are not: ``unmatched-hospital``, ``unmatched-device``;
+        and parties that are left out, by reason.
+    """
+
+    form: Form
+    groups: list[Group] = field(default_factory=list)
+    held_out: dict[int, Group] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def partitions(self) -> dict[int, list[str]]:
+        """Each node that takes part, and its people: those who train first."""
+        people: dict[int, list[str]] = {}
+        for group in [*self.groups, *self.held_out.values()]:
+            people.setdefault(group.hospital, []).extend(group.ids)
+            for person in group.ids:
+                people.setdefault(group.hosts[person], []).append(person)
+        return people
+
+
+def form_of(parties: Mapping[int, OwnIntroduction], classes: tuple[str, ...] = ()) -> Form | None:
+    """Return the form that most parties of each side have, the first of equals; None if a side is missing.
+
+    Columns are in the order of the first party that has the form. Classes are as given, or those of all
+    hospitals, sorted, as numbers where they all are.
+    """
+    sides = []
+    for at_hospital in (True, False):
+        side = [one for _, one in sorted(parties.items()) if (one.role == "hospital") is at_hospital]
+        if not side:
+            return None
+        common, _ = Counter(one.form for one in side).most_common(1)[0]
+        sides.append(next(one for one in side if one.form == common))
+    hospital, device = sides
+    names = {
+        name
+        for one in parties.values()
+        if one.role == "hospital" and one.form == hospital.form
+        for name in one.classes
+    }
+    classes = classes or tuple(sorted(names, key=int if all(map(_is_whole, names)) else str))
+    return Form(hospital.shape, device.shape, hospital.features, device.features, classes)
+
+
+def _is_whole(name: str) -> bool:
+    return name.isascii() and name.removeprefix("-").isdigit()
+
+
+def match(
+    parties: Mapping[int, OwnIntroduction],
+    form: Form,
+    *,
+    holdout: float = 0.0,
+    seed: int = 0,
+    num_groups: int | None = None,
+) -> Matching:
+    """Return the groups that parties make up.
+
+    Parameters
+    ----------
+    parties : Mapping[int, OwnIntroduction]
+        By partition id.
+    form : Form
+        Who is not of it is left out.
+    holdout : float (default: 0.0)
+        The share of people that do not train, in [0, 1). Who they are is drawn person by person from seed and
+        hash, and so stays when others join.
+    seed : int (default: 0)
+        The run's.
+    num_groups : int or None (default: None)
+        Parties of groups from this number on are left out.
+    """
+    found = Matching(form)
+    members: dict[int, dict[int, OwnIntroduction]] = {}
+    for partition, one in sorted(parties.items()):
+        if not form.fits(one):
+            found.counts["left-out-other-form"] += 1
+        elif num_groups is not None and one.group >= num_groups:
+            found.counts["left-out-no-such-group"] += 1
+        else:
+            members.setdefault(one.group, {})[partition] = one
+    for m, those in sorted(members.items()):
+        _match_group(found, m, those, holdout, seed)
+    return found
+
+
+def _match_group(
+    found: Matching, m: int, members: Mapping[int, OwnIntroduction], holdout: float, seed: int
+) -> None:
+    hosts, hosted = _hosts(found, {i: one for i, one in members.items() if one.role != "hospital"})
+    hospitals = {i: one for i, one in members.items() if one.role == "hospital"}
+    if not hospitals:
+        found.counts["left-out-no-hospital"] += len(members)
+        return
+    at = max(hospitals, key=lambda i: (len(hosts.keys() & set(hospitals[i].ids)), -i))
+    found.counts["left-out-second-hospital"] += len(hospitals) - 1
+    there = set(hospitals[at].ids)
+    matched = sorted(there & hosts.keys())
+    found.counts["unmatched-hospital"] += len(there) - len(matched)
+    found.counts["unmatched-device"] += len(hosts) - len(matched)
+    held = [one for one in matched if _draw(seed, one) < holdout]
+    train = [one for one in matched if one not in set(held)] or matched[:1]
+    held = [one for one in held if one not in set(train)]
+    if not train:
+        found.counts["left-out-no-match"] += len(members)
+        return
+    found.counts["matched"] += len(matched)
+    found.groups.append(Group(m, at, tuple(train), {one: hosts[one] for one in train}, hosted))
+    if held:
+        found.held_out[m] = Group(m, at, tuple(held), {one: hosts[one] for one in held}, hosted)
+
+
+def _hosts(found: Matching, others: Mapping[int, OwnIntroduction]) -> tuple[dict[str, int], bool]:
+    """Return who has each person's device, and whether that is one edge for all: the largest there is."""
+    edges = [i for i, one in others.items() if one.role == "edge"]
+    hosts: dict[str, int] = {}
+    if edges:
+        chosen = max(edges, key=lambda i: (len(others[i].ids), -i))
+        found.counts["left-out-beside-an-edge"] += len(others) - 1
+        return dict.fromkeys(others[chosen].ids, chosen), True
+    for i, one in others.items():
+        if len(one.ids) != 1 or one.ids[0] in hosts:
+            found.counts["left-out-second-device"] += 1
+        else:
+            hosts[one.ids[0]] = i
+    return hosts, False
+
+
+def _draw(seed: int, person: str) -> float:
+    stream = generator(seed, partition_id=int(person, 16), purpose=Purpose.HOLDOUT)
+    return float(stream.random())

@@ -1,0 +1,493 @@
+"""A run of HSGD whose data lie where they are: what its parties agree on before training, told by messages.
+
+The server learns hashes of ids, names of columns and classes, and sums: of features over a hospital's or a
+gateway's people, and over all devices of a group, which mask theirs. It holds no data.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.hsgd.groups import Group, PairingError
+from hedgerow.strategies.hsgd.matching import (
+    Form,
+    Matching,
+    OwnIntroduction,
+    form_of,
+    match,
+    own_introduction,
+)
+from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.wire.checks import in_range, int_at_least, one_of
+from hedgerow.wire.fixed_point import from_fixed_point, split
+from hedgerow.wire.message_types import PAIR, POOL, SETUP, UNMASK
+from hedgerow.wire.records import PayloadError, view
+
+__all__ = ["Agreed", "OwnData", "OwnSetup"]
+
+Build = Callable[[tuple[int, ...], tuple[int, ...], int], ArrayRecord]
+# How often silent parties are asked who they are.
+_QUESTIONS = 3
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """How a run on the parties' own data is set up.
+
+    Parameters
+    ----------
+    build : Callable[[hospital_shape, device_shape, num_classes], ArrayRecord]
+        Returns the initial model.
+    model : str
+        Its name, by which nodes build the same architecture.
+    standardise : {"federated", "none"} or tuple of two float (default: "federated")
+        ``federated``: by mean and deviation over all training people, from sums; or by these two for every
+        column. A node's own constants (node config ``constants``) go before all.
+    holdout : float (default: 0.2)
+        Share of people that do not train and are evaluated, in [0, 1).
+    class_weights : "none", "balanced" or tuple of float (default: "none")
+        Of the loss: one a class, > 0; ``balanced`` is N / (C N_c), from hospitals' counts.
+    rematch_every : int (default: 0)
+        Rounds after which files are read and people matched again, >= 0; 0 for never.
+    specificity : float (default: 0.9)
+        At which sensitivity is told, in [0, 1].
+    trained : Mapping or None (default: None)
+        The state of a strategy that has trained, ``HSGD.state_dict()``: its model is evaluated on all people
+        who are matched, and not trained.
+    classes : tuple of str (default: empty)
+        Names of the classes in their order, of two the positive one last; empty for those that hospitals
+        tell, sorted. A hospital with another one is left out.
+
+    Raises
+    ------
+    ValueError
+        A value is out of range.
+    """
+
+    build: Build
+    model: str
+    standardise: str | tuple[float, float] = "federated"
+    holdout: float = 0.2
+    class_weights: str | tuple[float, ...] = "none"
+    rematch_every: int = 0
+    specificity: float = 0.9
+    classes: tuple[str, ...] = ()
+    trained: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.standardise, str):
+            one_of("standardise", self.standardise, ("federated", "none"))
+        elif not all(map(math.isfinite, self.standardise)) or self.standardise[1] <= 0:
+            raise ValueError(f"standardise is {self.standardise!r}; valid is a mean and a deviation > 0")
+        in_range("holdout", self.holdout, 0.0, 0.9)
+        int_at_least(0, rematch_every=self.rematch_every)
+        in_range("specificity", self.specificity, 0.0, 1.0)
+        if self.trained is not None and "own" not in self.trained:
+            raise ValueError("trained is the state of a run without own data; valid is that of one with it")
+        if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
+            raise ValueError(f"classes is {self.classes!r}; valid are at least 2 different names, or none")
+        weights = self.class_weights
+        if isinstance(weights, str):
+            one_of("class_weights", weights, ("none", "balanced"))
+        elif not weights or not all(math.isfinite(one) and one > 0 for one in weights):
+            raise ValueError(f"class_weights is {weights!r}; valid is a number > 0 for each class")
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What stays the same for a run, also for people who join: the form, the standardisation, the weights.
+
+    Parameters
+    ----------
+    form : Form
+        Shapes, columns and classes.
+    hospital, device : tuple of two tuples of float
+        Mean and deviation of each side's columns; empty without standardisation.
+    weights : tuple of float
+        Of the classes; empty for 1 each.
+    """
+
+    form: Form
+    hospital: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    device: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    weights: tuple[float, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as JSON values, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "Agreed":
+        """Return what ``state_dict`` was of."""
+        form = Form(**{key: tuple(value) for key, value in state["form"].items()})
+        sides = {key: (tuple(state[key][0]), tuple(state[key][1])) for key in ("hospital", "device")}
+        return cls(form, **sides, weights=tuple(state["weights"]))
+
+
+@dataclass
+class _Sums:
+    """Sums of columns over people, in float64, and how many values a column has."""
+
+    count: float = 0.0
+    total: Any = 0.0
+    square: Any = 0.0
+
+    def add(self, count: float, total: NDArray[np.float64], square: NDArray[np.float64]) -> None:
+        self.count, self.total, self.square = self.count + count, self.total + total, self.square + square
+
+    def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and deviation; a column that does not vary has 1."""
+        mean = self.total / self.count
+        variance = self.square / self.count - mean * mean
+        # What is left of a constant column is rounding.
+        noise = 1e-12 * (mean * mean + 1e-300)
+        deviation = np.where(variance > noise, np.sqrt(np.maximum(variance, noise)), 1.0)
+        return tuple(mean.tolist()), tuple(deviation.tolist())
+
+
+@dataclass
+class OwnSetup:
+    """The exchanges before training, and again when people are matched anew.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose nodes they are.
+    own : OwnData
+        What is asked for.
+    num_groups : int or None
+        Groups from this number on are left out.
+    """
+
+    federation: Federation
+    own: OwnData
+    num_groups: int | None = None
+    encodings: tuple[int, int] = (0, 0)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def run(self, grid: Grid, agreed: Agreed | None = None) -> tuple[Matching, Agreed]:
+        """Match people, pool what is asked for unless it was agreed on before, and tell every party.
+
+        Raises
+        ------
+        PairingError
+            If no group is left that can train.
+        """
+        self.counts = Counter()
+        parties = self._introductions(grid)
+        form = agreed.form if agreed is not None else form_of(parties, self.own.classes)
+        if form is None:
+            raise PairingError(f"no hospital, or no device or edge, is there ({self._lost()})")
+        if len(form.classes) < 2:
+            raise PairingError(f"the hospitals have the classes {list(form.classes)}; valid are at least 2")
+        matching = self._match(parties, form)
+        sealed, pooled = self._pool(grid, parties, matching, first=agreed is None)
+        agreed = agreed or self._agree(form, pooled)
+        ready = self._tell(grid, parties, matching, agreed, sealed)
+        if silent := len(matching.partitions) - len(ready):
+            self.counts["left-out-not-ready"] += silent
+            # Nobody joins by others' failing: who was told of no agreement is not among these.
+            matching = self._match({i: parties[i] for i in ready}, form)
+        self.counts.update(matching.counts)
+        for reason, number in sorted(self.counts.items()):
+            if number and reason != "matched":
+                log(WARNING, "Own data: %s: %d", reason, number)
+        return matching, agreed
+
+    def _lost(self) -> str:
+        return (
+            ", ".join(f"{number} x {reason}" for reason, number in sorted(self.counts.items())) or "none came"
+        )
+
+    def _match(self, parties: Mapping[int, OwnIntroduction], form: Form) -> Matching:
+        found = match(
+            parties,
+            form,
+            holdout=0.0 if self.own.trained is not None else self.own.holdout,
+            seed=self.federation.settings.seed,
+            num_groups=self.num_groups,
+        )
+        if not found.groups:
+            self.counts.update(found.counts)
+            raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
+        return found
+
+    def _introductions(self, grid: Grid) -> dict[int, OwnIntroduction]:
+        """Return who answered validly, however often it took; the others cost their own part alone."""
+        waves = Waves(self.federation, 0, booked=False)
+        waiting = [node.partition_id for node in self.federation.gather(grid).nodes]
+        content = RecordDict({"config": ConfigRecord({"seed": self.federation.settings.seed})})
+        told: dict[int, OwnIntroduction] = {}
+        timeout = min(self.federation.timeout, self.federation.settings.max_wait)
+        for _ in range(_QUESTIONS):
+            contents = [(partition, content) for partition in waiting if partition not in told]
+            if not contents:
+                break
+            replies = waves.ask(grid, PAIR, contents, lambda _, reply: own_introduction(reply), timeout)
+            told |= {reply.node.partition_id: reply.value for reply in replies}
+        if silent := len(waiting) - len(told):
+            self.counts["left-out-no-introduction"] += silent
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(waves.report.rejected.items()))
+            log(WARNING, "%d nodes gave no valid introduction (%s); their own logs say why.", silent, reasons)
+        return told
+
+    # Sums.
+
+    def _pool(
+        self, grid: Grid, parties: Mapping[int, OwnIntroduction], matching: Matching, *, first: bool
+    ) -> tuple[dict[tuple[int, str], bytes], dict[str, Any]]:
+        """Return the sealed labels of each group's people, by person, and pooled sums."""
+        sums = first and self.own.standardise == "federated"
+        counts = first and self.own.class_weights == "balanced"
+        form, contents = matching.form, []
+        unlabelled: dict[int, list[str]] = {}
+        asked: dict[int, Group] = {}
+        for group in matching.groups:
+            everyone = [*group.ids, *(held.ids if (held := matching.held_out.get(group.number)) else ())]
+            hosts = {**group.hosts, **(held.hosts if held else {})}
+            lacking = [person for person in everyone if not parties[hosts[person]].labelled]
+            unlabelled[group.number] = lacking
+            asked |= dict.fromkeys(group.partitions, group)
+            if sums or counts or lacking:
+                contents.append((group.hospital, self._question(
+                    form.hospital_features, sums, list(group.ids),
+                    classes=list(form.classes), counts=counts, sealed=lacking,
+                )))  # fmt: skip
+            if sums:
+                contents += [
+                    (
+                        i,
+                        self._question(
+                            form.device_features, True, [p for p in group.ids if group.hosts[p] == i]
+                        ),
+                    )
+                    for i in sorted(set(group.hosts.values()))
+                ]
+        if not contents:
+            return {}, {}
+        widths = form.hospital_shape[-1], form.device_shape[-1]
+
+        def check(partition: int, content: RecordDict) -> dict[str, Any]:
+            group, one = asked[partition], parties[partition]
+            hospital = one.role == "hospital"
+            return _pooled(
+                content, widths[not hospital], one.role, sums,
+                len(form.classes) if hospital and counts else 0,
+                len(unlabelled[group.number]) if hospital else 0,
+            )  # fmt: skip
+
+        waves = Waves(self.federation, 0)
+        replies = {r.node.partition_id: r.value for r in waves.ask(grid, POOL, contents, check)}
+        sealed: dict[tuple[int, str], bytes] = {}
+        for group in matching.groups:
+            told = replies.get(group.hospital, {}).get("labels", [])
+            people = [(group.number, person) for person in unlabelled[group.number]]
+            sealed |= dict(zip(people, told, strict=bool(told)))
+        pooled: dict[str, Any] = {
+            "counts": np.zeros(len(form.classes)),
+            "hospital": _Sums(),
+            "device": _Sums(),
+        }
+        for partition, value in sorted(replies.items()):
+            if "counts" in value:
+                pooled["counts"] = pooled["counts"] + value["counts"]
+            if "sum" in value:
+                side = "hospital" if parties[partition].role == "hospital" else "device"
+                pooled[side].add(value["rows"], value["sum"], value["square"])
+        if sums:
+            self._unmask(grid, waves, matching, replies, widths[1], pooled["device"])
+        return sealed, pooled
+
+    def _question(self, features: Sequence[str], sums: bool, ids: list[str], **more: Any) -> RecordDict:
+        told = {"ids": ids, "features": list(features), "sums": sums, **more}
+        return RecordDict({"config": ConfigRecord(told)})
+
+    def _unmask(
+        self,
+        grid: Grid,
+        waves: Waves,
+        matching: Matching,
+        replies: Mapping[int, Any],
+        width: int,
+        into: _Sums,
+    ) -> None:
+        """Add the sums of groups whose devices mask theirs: hospitals tell the sums of the masks."""
+        contents, masked = [], {}
+        for group in matching.groups:
+            there = [(p, replies[i]) for p in group.ids if "seed" in replies.get(i := group.hosts[p], {})]
+            if not there:
+                continue
+            config: dict[str, Any] = {
+                "ids": [p for p, _ in there],
+                "seeds": [v["seed"] for _, v in there],
+                "numbers": 2 * width,
+            }
+            contents.append((group.hospital, RecordDict({"config": ConfigRecord(config)})))
+            masked[group.hospital] = [value for _, value in there]
+        if not contents:
+            return
+
+        def check(partition: int, content: RecordDict) -> list[int]:
+            told = content.config_records.get("masks", ConfigRecord()).get("sum")
+            return _numbers(told, 2 * width)
+
+        for reply in waves.ask(grid, UNMASK, contents, check):
+            values = masked[reply.node.partition_id]
+            total = [-mask for mask in reply.value]
+            for value in values:
+                total = [a + b for a, b in zip(total, value["masked"], strict=True)]
+            exact = np.array([from_fixed_point(number) for number in total])
+            into.add(sum(value["rows"] for value in values), exact[:width], exact[width:])
+
+    def _agree(self, form: Form, pooled: Mapping[str, Any]) -> Agreed:
+        weights = self.own.class_weights
+        if weights == "balanced":
+            counts = pooled["counts"]
+            if not counts.all():
+                raise PairingError(
+                    f"class_weights is 'balanced' and hospitals told {counts.tolist()} people of the classes "
+                    f"{list(form.classes)}; valid is at least one each"
+                )
+            weights = tuple((counts.sum() / (len(counts) * counts)).tolist())
+        elif weights == "none":
+            weights = ()
+        elif len(weights) != len(form.classes):
+            raise PairingError(
+                f"class_weights has {len(weights)} numbers; valid is one for each of {list(form.classes)}"
+            )
+        assert not isinstance(weights, str)
+        if self.own.standardise == "none":
+            return Agreed(form, weights=weights)
+        if not isinstance(self.own.standardise, str):
+            mean, deviation = self.own.standardise
+            widths = form.hospital_shape[-1], form.device_shape[-1]
+            hospital, device = (((mean,) * width, (deviation,) * width) for width in widths)
+            return Agreed(form, hospital, device, weights)
+        for side in ("hospital", "device"):
+            if not pooled[side].count:
+                raise PairingError(
+                    f"no {side} told sums of its features, which are over at least min-people people of a "
+                    "node; valid is more people, a smaller min-people in node configs, or standardise 'none'"
+                )
+        return Agreed(form, pooled["hospital"].moments(), pooled["device"].moments(), weights)
+
+    # What every party is told.
+
+    def _tell(
+        self,
+        grid: Grid,
+        parties: Mapping[int, OwnIntroduction],
+        matching: Matching,
+        agreed: Agreed,
+        sealed: Mapping[tuple[int, str], bytes],
+    ) -> dict[int, list[str]]:
+        """Return the parties that are ready, and with whom."""
+        form = agreed.form
+        common: dict[str, Any] = {
+            "model": self.own.model,
+            "seed": self.federation.settings.seed,
+            "hospital-shape": list(form.hospital_shape),
+            "device-shape": list(form.device_shape),
+            "classes": list(form.classes),
+            "weights": list(agreed.weights),
+        }
+        contents, told = [], {}
+        for partition, people in matching.partitions.items():
+            one = parties[partition]
+            hospital = one.role == "hospital"
+            mean, deviation = agreed.hospital if hospital else agreed.device
+            features = form.hospital_features if hospital else form.device_features
+            side: dict[str, Any] = {
+                "features": list(features),
+                "mean": list(mean),
+                "deviation": list(deviation),
+            }
+            labels = []
+            if not one.labelled:
+                labels = [sealed[one.group, p] for p in people if (one.group, p) in sealed]
+            if not one.labelled and len(labels) != len(people):
+                continue
+            config = ConfigRecord({**common, **side, "people": people, "labels": labels})
+            contents.append((partition, RecordDict({"config": config})))
+            told[partition] = people
+
+        def check(_: int, content: RecordDict) -> int:
+            encoding = content.config_records.get("ready", ConfigRecord()).get("encoding")
+            if not isinstance(encoding, int) or isinstance(encoding, bool) or encoding < 1:
+                raise PayloadError("bad setup", f"encoding={encoding!r}, expected an integer >= 1")
+            return encoding
+
+        replies = Waves(self.federation, 0).ask(grid, SETUP, contents, check)
+        lengths = []
+        for hospital in (True, False):
+            side_of = Counter(
+                r.value for r in replies if (parties[r.node.partition_id].role == "hospital") is hospital
+            )
+            if not side_of:
+                self.counts["left-out-not-ready"] += len(contents) - len(replies)
+                raise PairingError(
+                    f"no {'hospital' if hospital else 'device or edge'} is ready ({self._lost()})"
+                )
+            lengths.append(side_of.most_common(1)[0][0])
+        self.encodings = lengths[0], lengths[1]
+        return {
+            r.node.partition_id: told[r.node.partition_id]
+            for r in replies
+            if r.value == lengths[parties[r.node.partition_id].role != "hospital"]
+        }
+
+
+def _pooled(
+    content: RecordDict, width: int, role: str, sums: bool, classes: int, sealed: int
+) -> dict[str, Any]:
+    """Return what a node told of its people; PayloadError for anything else than was asked for."""
+    out: dict[str, Any] = {}
+    if role == "device":
+        masked = content.config_records.get("masked", ConfigRecord())
+        seed, rows = masked.get("seed"), masked.get("rows")
+        if (
+            not isinstance(seed, bytes)
+            or len(seed) > 256
+            or not isinstance(rows, int)
+            or not 0 < rows < 2**31
+        ):
+            raise PayloadError("bad sums", "no sealed seed, or no number of values")
+        return {"masked": _numbers(masked.get("sums"), 2 * width), "seed": seed, "rows": float(rows)}
+    arrays = content.array_records.get("arrays", ArrayRecord())
+    shapes = {"sum": (width,), "square": (width,), "rows": (1,)} if sums else {}
+    for key, shape in {**shapes, **({"counts": (classes,)} if classes else {})}.items():
+        value = view(arrays[key]) if key in arrays else None
+        if value is None or value.shape != shape or value.dtype != np.float64 or not np.isfinite(value).all():
+            raise PayloadError("bad sums", f"{key!r} is missing, or not finite float64 of shape {shape}")
+        if key != "sum" and value.min() < 0:
+            raise PayloadError("bad sums", f"{key!r} has numbers < 0")
+        out[key] = float(value[0]) if key == "rows" else value
+    if sums and not out["rows"] >= 1:
+        raise PayloadError("bad sums", "no values")
+    if sealed:
+        labels = content.config_records.get("sealed", ConfigRecord()).get("labels")
+        if not isinstance(labels, list) or len(labels) != sealed:
+            raise PayloadError("bad sums", f"sealed labels are not {sealed}")
+        if not all(isinstance(label, bytes) and len(label) <= 256 for label in labels):
+            raise PayloadError("bad sums", "sealed labels are no short bytes")
+        out["labels"] = labels
+    return out
+
+
+def _numbers(coded: Any, count: int) -> list[int]:
+    if not isinstance(coded, bytes):
+        raise PayloadError("bad sums", "no masked sums")
+    try:
+        return split(coded, count)
+    except ValueError as error:
+        raise PayloadError("bad sums", str(error)) from error

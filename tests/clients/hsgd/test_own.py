@@ -1,0 +1,115 @@
+"""What a node with a file of its own refuses: of its owner's config, and of what it is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+from tests.clients.hsgd.federation import sent
+
+from hedgerow.clients import hsgd_client
+from hedgerow.clients.hsgd.match_key import MatchKey
+from hedgerow.clients.hsgd.own import own_party
+from hedgerow.wire.calls import Call
+
+SECRET = bytes(range(32))
+PEOPLE = MatchKey(SECRET, 0)
+
+
+def node(folder: Path, text: str = "id,pulse\np-1,61\n", **config: Any) -> Context:
+    (folder / "half.csv").write_text(text)
+    (folder / "match.key").write_bytes(SECRET)
+    good = {"role": "device", "group": 0, "data": str(folder / "half.csv"), "partition-id": 1}
+    good |= {"match-key-file": str(folder / "match.key")}
+    told = {key: value for key, value in {**good, **config}.items() if value is not None}
+    return Context(run_id=1, node_id=9, node_config=told, state=RecordDict(), run_config={})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"role": "nurse"}, "role = 'nurse' in the node config; valid is hospital, device, edge"),
+        ({"role": None}, "role = None"),
+        ({"group": -1}, "group = -1"),
+        ({"group": "first"}, "group = 'first'"),
+        ({"data": None}, "data = None in the node config; valid is the path of a file"),
+        ({"data": "/nowhere/half.csv"}, "data = 'half.csv' in the node config cannot be read"),
+        ({"match-key-file": None}, "match-key-file = None"),
+        ({"match-key-file": "/nowhere/match.key"}, "match-key-file = 'match.key' in the node config"),
+        ({"role": "hospital"}, "no column 'label'"),
+        ({"id": "mrn"}, "no column 'mrn'"),
+    ],
+)
+def test_a_bad_node_config_is_named(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="valid") as error:
+        own_party(node(tmp_path, **config))
+    assert words in str(error.value)
+
+
+def test_a_device_has_one_person(tmp_path: Path) -> None:
+    for rows, words in (("", "no person"), ("p-1,61\np-2,62\n", "a device has 2 people; valid is one")):
+        with pytest.raises(ValueError, match=words):
+            own_party(node(tmp_path, f"id,pulse\n{rows}"))
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    context = node(tmp_path, role="edge")
+    assert len(own_party(context).rows) == 1
+    (tmp_path / "half.csv").write_text("id,pulse\np-1,61\np-2,62\n")
+    assert len(own_party(context).rows) == 2
+
+
+def setup(**changes: Any) -> dict[str, Any]:
+    person = PEOPLE.person("p-1")
+    good: dict[str, Any] = {"model": "auto", "seed": 0, "hospital-shape": [3], "device-shape": [1]}
+    good |= {"classes": ["no", "yes"], "features": ["pulse"], "people": [person]}
+    return {**good, "labels": [PEOPLE.seal(1, person)], **changes}
+
+
+def told(context: Context, kind: str, **config: Any) -> RecordDict | Exception:
+    handler = hsgd_client(own_party, own=lambda context: True).batch_handler(kind)  # type: ignore[arg-type]
+    assert handler is not None
+    (answer,) = handler([Call(sent({}, **config), context, kind)])
+    return answer
+
+
+def test_a_device_without_labels_is_ready_with_a_sealed_one(tmp_path: Path) -> None:
+    answer = told(node(tmp_path), "query.setup", **setup())
+    assert isinstance(answer, RecordDict)
+    assert answer["ready"] == ConfigRecord({"encoding": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hospital-shape": [2**20, 2**20]}, "a shape is"),
+        ({"hospital-shape": [0]}, "a shape is"),
+        ({"device-shape": [2]}, "the shape is"),
+        ({"features": ["spo2"]}, "features"),
+        ({"people": ["0" * 32]}, "1 people in the message's config who are not here"),
+        ({"people": [], "labels": []}, "at least one of people"),
+        ({"labels": [b"x" * 32]}, "not sealed with this party's key"),
+        ({"labels": []}, "told none"),
+        ({"labels": [PEOPLE.seal(2, PEOPLE.person("p-1"))]}, "no class"),
+        ({"mean": [1.0], "deviation": [0.0]}, "finite numbers > 0"),
+        ({"mean": [1.0, 1.0], "deviation": [1.0, 1.0]}, "mean has 2 entries"),
+        ({"model": "os:getcwd"}, "code, which this node's owner has not allowed"),
+        ({"model": "huge"}, "model = 'huge'"),
+        ({"model": 3}, "model or seed"),
+        ({"classes": "no,yes"}, "valid is a list"),
+    ],
+)
+def test_a_bad_agreement_is_refused_and_not_kept(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    context = node(tmp_path)
+    answer = told(context, "query.setup", **setup(**changes))
+    assert isinstance(answer, ValueError)
+    assert words in str(answer)
+    assert not context.state
+
+
+def test_nobody_trains_before_an_agreement_of_this_run(tmp_path: Path) -> None:
+    context = node(tmp_path)
+    assert "no agreement" in str(told(context, "train.exchange", t=0))
+    told(context, "query.setup", **setup())
+    context.run_id = 2
+    assert "no agreement" in str(told(context, "train.exchange", t=0))

@@ -1,0 +1,426 @@
+"""The app of HSGD where each party has its own file: the same model, nothing plain on the wire, who fails."""
+
+import csv
+import json
+import os
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from tests.flower_apps.cases import HSGD as CASE
+from tests.flower_apps.hsgd_own import SECRET, Played, files, people, play, prepared, rewrite
+from typer.testing import CliRunner
+
+from hedgerow.clients.hsgd.match_key import MatchKey
+from hedgerow.sim.cli.main import app as command_line
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.runs.generations import load_newest
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.strategies.hsgd.groups import PairingError
+from hedgerow.tasks import VerticalDataset, group_split, load_vertical
+from hedgerow.tasks.metrics import evaluate_split
+from hedgerow.tasks.split_models import split_model
+from hedgerow.tasks.vertical_own import write_groups
+
+LAYOUTS = pytest.mark.parametrize("layout", ["edges", "devices"])
+K = 12  # people of a group, where a simulation is compared with
+
+
+def by_hash(_: Path | None) -> VerticalDataset:
+    """Return the biopsies so that the groups of the ``iid`` deal have their people in the order of hashes."""
+    data = load_vertical("breast-cancer")
+    order = np.arange(len(data.y_train))
+    for m, rows in enumerate(group_split("iid", data.y_train, 2, 0).groups):
+        key = MatchKey(SECRET, m)
+        first = rows[:K]
+        order[first] = sorted(first, key=lambda row: key.person(data.ids_train[row]))
+    return VerticalDataset(
+        "by-hash",
+        data.hospital_train[order], data.device_train[order], data.y_train[order], data.ids_train[order],
+        data.hospital_test, data.device_test, data.y_test, data.ids_test,
+        data.classes, data.hospital_features, data.device_features,
+    )  # fmt: skip
+
+
+@LAYOUTS
+@pytest.mark.parametrize("method", ["hsgd", "jfl"])
+def test_the_model_is_that_of_the_simulation_to_the_last_bit(
+    layout: str, method: str, tmp_path: Path
+) -> None:
+    common = {
+        "method": method, "num-groups": 2, "participation": 0.5, "training-mode": "loop", "iterations": 8,
+        "global-interval": 4, "local-interval": 2, "num-clients": 4 if layout == "edges" else 2 + 2 * K,
+    }  # fmt: skip
+    CASE.run(
+        tmp_path,
+        strict=True,
+        dataset=f"{__name__}:by_hash",
+        layout=layout,
+        **{"patients-per-group": K},
+        **common,
+    )
+    (folder,) = tmp_path.iterdir()
+    with np.load(folder / "model.npz") as file:
+        simulated = {key: file[key] for key in file}
+
+    rows = [group[:K] for group in group_split("iid", by_hash(None).y_train, 2, 0).groups]
+    configs: list[dict[str, Any]] = [*write_groups(by_hash(None), rows, tmp_path / "own", layout)]
+    for m in range(2):
+        (tmp_path / "own" / f"group-{m}" / "match.key").write_bytes(SECRET)
+    own = play(configs, **common, holdout=0.0, standardise="none")
+
+    assert own.arrays.keys() == simulated.keys()
+    for key, value in own.arrays.items():
+        assert np.array_equal(value, simulated[key]), key
+
+
+def plain_hash(self: MatchKey, name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:32]
+
+
+def found(traffic: bytes, candidates: list[str], guess: Callable[[str], str]) -> set[str]:
+    """Return the candidates whom a server finds in what it saw, guessing how ids travel."""
+    return {name for name in candidates if name.encode() in traffic or guess(name).encode() in traffic}
+
+
+@LAYOUTS
+def test_the_server_finds_nobody_in_its_traffic_without_the_key(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = files(tmp_path / "keyed", 8, 1, layout)
+    data, (rows,) = people(8, 1)
+    here = set(data.ids_train[rows].tolist())
+    candidates = data.ids_train.tolist()
+
+    def unkeyed(name: str) -> str:
+        return sha256(name.encode()).hexdigest()[:32]
+
+    traffic = play(configs, 1, holdout=0.3).grid.traffic
+    assert found(traffic, candidates, unkeyed) == set()
+    assert found(traffic, candidates, MatchKey(b"another key of 32 bytes, so long", 0).person) == set()
+    assert found(traffic, candidates, MatchKey(SECRET, 0).person) == here  # whoever has the key finds all
+
+    monkeypatch.setattr(MatchKey, "person", plain_hash)
+    traffic = play(files(tmp_path / "plain", 8, 1, layout), 1, holdout=0.3).grid.traffic
+    assert found(traffic, candidates, unkeyed) == here  # hashes without a key hide nobody
+
+
+@LAYOUTS
+def test_no_byte_of_a_feature_is_in_the_traffic_and_sealed_labels_are_alike(
+    layout: str, tmp_path: Path
+) -> None:
+    configs = files(tmp_path, 8, 1, layout)
+    data, (rows,) = people(8, 1)
+    played = play([{**config, "min-people": 2} for config in configs], 2, holdout=0.3)
+    traffic = played.grid.traffic
+    for x in (data.hospital_train[rows], data.device_train[rows]):
+        for value in x.ravel():
+            assert float(value).hex() not in traffic.decode("latin1")
+            assert np.float64(value).tobytes() not in traffic
+        for pair in x.reshape(len(x), -1)[:, :2]:
+            assert pair.tobytes() not in traffic
+    setups = [content["config"] for kind, _, content in played.grid.sent if kind == "query.setup"]
+    sealed = [label for config in setups for label in config["labels"]]
+    assert len(sealed) == 8
+    assert len({len(label) for label in sealed}) == 1
+    assert len(set(sealed)) == 8
+
+
+@LAYOUTS
+def test_standardisation_is_that_of_all_training_people_together(layout: str, tmp_path: Path) -> None:
+    played = play(files(tmp_path, 12, 2, layout), 1, holdout=0.0)
+    data, groups = people(12, 2)
+    rows = np.concatenate(groups)
+    agreed = played.strategy._agreed
+    assert agreed is not None
+    for x, (mean, deviation) in ((data.hospital_train, agreed.hospital), (data.device_train, agreed.device)):
+        assert np.array(mean) == pytest.approx(x[rows].astype(float).mean(axis=0), abs=1e-12)
+        assert np.array(deviation) == pytest.approx(x[rows].astype(float).std(axis=0), rel=1e-9)
+
+
+def test_constants_of_the_run_or_of_the_nodes_standardise_alike(tmp_path: Path) -> None:
+    configs = files(tmp_path, 8, 1)
+    data = load_vertical("breast-cancer")
+    names = [*data.hospital_features, *data.device_features]
+    (tmp_path / "constants.csv").write_text(
+        "feature,mean,std\n" + "".join(f"{name},0.5,2.0\n" for name in names)
+    )
+    of_run = play(configs, 1, standardise="0.5,2.0").arrays
+    of_nodes = play(
+        [{**config, "constants": str(tmp_path / "constants.csv")} for config in configs],
+        1,
+        standardise="none",
+    ).arrays
+    plain = play(configs, 1, standardise="none").arrays
+    assert all(np.array_equal(of_run[key], of_nodes[key]) for key in plain)
+    assert not all(np.array_equal(of_run[key], plain[key]) for key in plain)
+
+
+def test_balanced_classes_weigh_as_their_counts_say(tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, 1)
+    data, (rows,) = people(12, 1)
+    counts = np.bincount(data.y_train[rows], minlength=2)
+    weights = ",".join(repr(float(weight)) for weight in 12 / (2 * counts))
+    options: dict[str, Any] = {"holdout": 0.0}
+    balanced = play(configs, 1, **{"class-weights": "balanced"}, **options).arrays
+    stated = play(configs, 1, **{"class-weights": weights}, **options).arrays
+    plain = play(configs, 1, **options).arrays
+    assert all(np.array_equal(balanced[key], stated[key]) for key in plain)
+    assert not all(np.array_equal(balanced[key], plain[key]) for key in plain)
+
+
+def test_both_layouts_learn_the_same_bits(tmp_path: Path) -> None:
+    options = {"standardise": "none", "class-weights": "balanced", "holdout": 0.3}
+    edges, devices = (
+        play([{**c, "min-people": 2} for c in files(tmp_path / layout, 10, 2, layout)], **options)
+        for layout in ("edges", "devices")
+    )
+    assert all(np.array_equal(edges.arrays[key], devices.arrays[key]) for key in edges.arrays)
+    assert edges.ends[-1].central == devices.ends[-1].central
+
+
+def test_the_record_has_the_metrics_of_people_held_out(tmp_path: Path) -> None:
+    """Against the two halves joined, which no party of the run can do."""
+    played = play(files(tmp_path, 60, 2), 4, holdout=0.4, standardise="none")
+    data, groups = people(60, 2)
+    held = played.strategy._matching.held_out  # type: ignore[union-attr]
+    named = {
+        MatchKey(SECRET, m).person(data.ids_train[row]): row for m, rows in enumerate(groups) for row in rows
+    }
+    rows = [named[person] for group in held.values() for person in group.ids]
+    model = split_model("auto", (15,), (15,), 2, 0)
+    model.load_state_dict({key: torch.tensor(value) for key, value in played.arrays.items()})
+    x1, x2, y = (torch.tensor(part[rows]) for part in (data.hospital_train, data.device_train, data.y_train))
+    central = evaluate_split(model, x1, x2, y)
+    told = played.ends[-1].central
+    assert told["evaluated"] == len(rows) > 20
+    assert told["loss"] == pytest.approx(central.loss, abs=1e-6)
+    assert told["accuracy"] == central.accuracy
+    assert told["auc"] == pytest.approx(central.auc, abs=0.01)
+    assert 0 <= told["ece"] <= 1
+    assert played.ends[0].central["evaluated"] == len(rows)
+
+
+def test_those_who_are_not_matched_are_counted_and_left_out(tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, 1)
+    rewrite(configs[0]["data"], lambda header, rows: (header, rows[:-3]))
+    rewrite(configs[1]["data"], lambda header, rows: (header, rows[1:]))
+    train = play(configs, 1, holdout=0.0).ends[-1].train
+    assert (train["matched"], train["unmatched-hospital"], train["unmatched-device"]) == (8, 1, 3)
+
+
+def test_a_party_with_another_key_costs_its_group_alone(tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, 2)
+    other = tmp_path / "other.key"
+    other.write_bytes(b"another key of 32 bytes, so long")
+    configs[3]["match-key-file"] = str(other)
+    played = play(configs, 1)
+    assert [group.number for group in played.strategy.groups] == [0]
+    assert played.ends[-1].train["left-out-no-match"] == 2
+    assert played.ends[-1].train["unmatched-hospital"] == 12
+
+    with pytest.raises(PairingError, match="no hospital has a person in common"):
+        play([configs[1], configs[3]], 1)
+
+
+def change_of(what: str) -> Callable[[list[str], list[list[str]]], tuple[list[str], list[list[str]]]]:
+    changes: dict[str, Any] = {
+        "nobody": lambda header, rows: (header, []),
+        "no-id": lambda header, rows: (["person", *header[1:]], rows),
+        "twice": lambda header, rows: (header, [rows[0], *rows]),
+        "empty": lambda header, rows: (header, [["", *rows[0][1:]], *rows[1:]]),
+        "no-labels": lambda header, rows: (header[:-1], [row[:-1] for row in rows]),
+        "fewer-columns": lambda header, rows: (
+            [header[0], *header[2:]],
+            [[row[0], *row[2:]] for row in rows],
+        ),
+    }
+    return changes[what]
+
+
+@pytest.mark.parametrize(
+    ("partition", "what", "reason"),
+    [
+        (3, "nobody", "left-out-no-introduction"),
+        (3, "no-id", "left-out-no-introduction"),
+        (3, "twice", "left-out-no-introduction"),
+        (2, "empty", "left-out-no-introduction"),
+        (2, "no-labels", "left-out-no-introduction"),
+        (3, "fewer-columns", "left-out-other-form"),
+    ],
+)
+def test_a_bad_file_costs_its_group_alone(partition: int, what: str, reason: str, tmp_path: Path) -> None:
+    # Three groups, so that the others are the majority.
+    configs = files(tmp_path, 8, 3)
+    at = {2: 2, 3: 5}[partition]
+    rewrite(configs[at]["data"], change_of(what))
+    played = play(configs, 1)
+    assert [group.number for group in played.strategy.groups] == [0, 1]
+    assert played.ends[-1].train[reason] >= 1
+
+
+@pytest.mark.parametrize(
+    "kind", ["query.pair", "query.pool", "query.setup", "train.exchange", "train.update"]
+)
+def test_a_party_that_vanishes_costs_its_group_alone(kind: str, tmp_path: Path) -> None:
+    played = prepared(files(tmp_path, 8, 2), holdout=0.5)
+    gone: list[str] = []
+
+    def lost(message_type: str, partition: int) -> bool:
+        if partition == 3 and message_type == kind:
+            gone.append(message_type)
+        return partition == 3 and bool(gone)
+
+    played.grid.lost = lost  # type: ignore[method-assign]
+    with flower_identity(1):
+        played.strategy.start(played.grid, RecordDict(), num_rounds=2, timeout=5.0)  # type: ignore[arg-type]
+    assert played.ends[-1].train["groups"] == 1
+    assert played.ends[-1].central["evaluated"] >= 1
+
+
+def test_people_who_come_later_are_learnt_from(tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, 1)
+    kept: list[list[list[str]]] = []
+    rewrite(configs[1]["data"], lambda header, rows: (kept.append(rows), (header, rows[:6]))[1])  # type: ignore[func-returns-value]
+    played = prepared(configs, holdout=0.0, **{"rematch-every": 2})
+
+    def grow(end: Any) -> None:
+        if end.round == 1:
+            rewrite(configs[1]["data"], lambda header, rows: (header, kept[0]))
+            later = time.time_ns() + 10**9
+            os.utime(configs[1]["data"], ns=(later, later))
+
+    played.strategy.on_round_end = [*played.strategy.on_round_end, grow]
+    with flower_identity(1):
+        played.strategy.start(played.grid, RecordDict(), num_rounds=4, timeout=60.0)  # type: ignore[arg-type]
+    assert [end.train["matched"] for end in played.ends[1:]] == [6, 6, 12, 12]
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, 2)
+    whole = play(configs, 3)
+    first = play(configs, 2)
+    second = prepared(configs)
+    second.strategy.load_state_dict(json_like(first.strategy.state_dict()))
+    with flower_identity(1):
+        result = second.strategy.start(second.grid, RecordDict(), num_rounds=3, timeout=60.0)  # type: ignore[arg-type]
+    assert all(np.array_equal(array.numpy(), whole.arrays[key]) for key, array in result.arrays.items())
+
+
+def json_like(state: Any) -> Any:
+    """Return a state as a checkpoint gives it back: tuples are lists."""
+    if isinstance(state, dict):
+        return {key: json_like(value) for key, value in state.items()}
+    if isinstance(state, tuple | list):
+        return [json_like(value) for value in state]
+    return state if isinstance(state, np.ndarray) else json.loads(json.dumps(state))
+
+
+# A server that lies
+
+
+def asked(played: Played, kind: str, partition: int, config: dict[str, Any]) -> Exception | RecordDict:
+    node = next(n for n, p in played.grid.partitions.items() if p == partition)
+    with flower_identity(1):
+        message = Message(RecordDict({"config": ConfigRecord(config)}), node, kind, ttl=60.0)
+        (reply,) = played.grid.send_and_receive([message])
+    return ValueError(reply.error.reason) if reply.has_error() else reply.content
+
+
+def test_sums_over_few_people_and_second_sums_are_refused(tmp_path: Path) -> None:
+    played = play(files(tmp_path, 12, 1, "devices"), 1, holdout=0.0)
+    group = played.strategy.groups[0]
+    data = load_vertical("breast-cancer")
+    common = {"classes": list(data.classes), "features": list(data.hospital_features), "sums": True}
+    few = asked(played, "query.pool", 0, {**common, "ids": list(group.ids[:1])})
+    again = asked(played, "query.pool", 0, {**common, "ids": list(group.ids[:-1])})
+    seeds = [b"x"] * 12
+    masks = asked(played, "query.unmask", 0, {"ids": list(group.ids), "seeds": seeds, "numbers": 30})
+    device = asked(played, "query.pool", 1, {"sums": True, "ids": [], "features": list(data.device_features)})
+    for answer, words in (
+        (few, "min-people"),
+        (again, "in this run"),
+        (masks, "in this run"),
+        (device, "in this run"),
+    ):
+        assert isinstance(answer, ValueError)
+        assert words in str(answer)
+
+
+def test_code_that_the_owner_did_not_allow_is_not_imported(tmp_path: Path) -> None:
+    configs = files(tmp_path, 8, 1)
+    with pytest.raises(PairingError, match="not-ready"):
+        play(configs, 1, model="os:getcwd")
+
+
+# After training
+
+
+def recorded(
+    configs: list[dict[str, Any]], parent: Path, **changes: Any
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Run the app itself; return the run's folder and rounds."""
+    before = set(parent.iterdir()) if parent.is_dir() else set()
+    values = {
+        **CASE.small,
+        "partition": "own",
+        "num-clients": len(configs),
+        "output-dir": str(parent),
+        **changes,
+    }
+    plan = plan_run(CASE.spec, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+    run_app(CASE.loaded, plan, node_configs=configs, strict=True)
+    (folder,) = set(parent.iterdir()) - before
+    return folder, read_rounds(folder)
+
+
+def test_a_trained_model_predicts_for_people_it_has_not_seen(tmp_path: Path) -> None:
+    classes = ",".join(load_vertical("breast-cancer").classes)
+    trained, rounds = recorded(
+        files(tmp_path / "then", 16, 2), tmp_path / "runs", classes=classes, **{"training-mode": "loop"}
+    )
+    assert rounds[-1]["central"]["evaluated"] >= 1
+    data, groups = people(24, 2, seed=1)
+    configs = write_groups(data, groups, tmp_path / "now", "devices")
+    configs[0]["predictions"] = str(tmp_path / "predictions.csv")
+    options = [option for i, config in enumerate(configs) for option in ("--node-config", at(i, config))]
+    done = CliRunner().invoke(
+        command_line, ["predict", str(CASE.folder), str(trained), "--nodes", str(len(configs)), *options]
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout[done.stdout.rindex("{") :])
+    assert told["evaluated"] == 48
+
+    model = split_model("auto", (15,), (15,), 2, 0)
+    with np.load(trained / "model.npz") as file:
+        model.load_state_dict({key: torch.tensor(file[key]) for key in file})
+    state = load_newest(trained / "checkpoint")[1].state["parts"]["strategy"]["own"]
+    halves = []
+    for x, side in ((data.hospital_train, "hospital"), (data.device_train, "device")):
+        mean, deviation = (np.array(part) for part in state[side])
+        halves.append(((x.astype(float) - mean) / deviation).astype(np.float32))
+    rows = np.concatenate(groups)
+    x1, x2, y = (torch.tensor(part[rows]) for part in (*halves, data.y_train))
+    central = evaluate_split(model, x1, x2, y)
+    assert told["loss"] == pytest.approx(central.loss, abs=1e-6)
+    assert told["accuracy"] == central.accuracy
+
+    with (tmp_path / "predictions.csv").open(newline="") as lines:
+        written = list(csv.DictReader(lines))
+    p = torch.sigmoid(model(x1, x2)[:24, 0]).detach().numpy()
+    expected = dict(zip(data.ids_train[groups[0]].tolist(), p, strict=True))
+    assert {row["id"] for row in written} == set(expected)
+    positive = f"p({data.classes[1]})"
+    assert all(float(row[positive]) == pytest.approx(expected[row["id"]], abs=1e-5) for row in written)
+
+
+def at(partition: int, config: dict[str, Any]) -> str:
+    return f"{partition}: " + " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())

@@ -1,0 +1,36 @@
+"""Numbers as multiples of 2^-96 modulo 2^384, so that sums under masks are exact.
+
+Squares of any float32, added over 10^9 people, fit.
+"""
+
+from collections.abc import Sequence
+from math import ldexp
+
+__all__ = ["fixed_point", "from_fixed_point", "joined", "split"]
+
+_BITS, _FRACTION = 384, 96
+_NUMBER = _BITS // 8
+_MODULUS = 1 << _BITS
+
+
+def fixed_point(value: float) -> int:
+    """Return a finite number as the nearest multiple of 2^-96."""
+    return round(ldexp(value, _FRACTION))
+
+
+def from_fixed_point(number: int) -> float:
+    """Return what a sum of such numbers, modulo 2^384, stands for."""
+    number %= _MODULUS
+    return (number - _MODULUS if number >> (_BITS - 1) else number) / (1 << _FRACTION)
+
+
+def joined(numbers: Sequence[int]) -> bytes:
+    """Return numbers modulo 2^384 as bytes, 48 each."""
+    return b"".join((number % _MODULUS).to_bytes(_NUMBER, "little") for number in numbers)
+
+
+def split(coded: bytes, count: int) -> list[int]:
+    """Return the numbers; ValueError unless they are ``count``."""
+    if not isinstance(coded, bytes) or len(coded) != count * _NUMBER:
+        raise ValueError(f"{len(coded)} bytes of masked sums; valid is {count * _NUMBER}")
+    return [int.from_bytes(coded[i : i + _NUMBER], "little") for i in range(0, len(coded), _NUMBER)]
