@@ -9,7 +9,14 @@ from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
 from hedgerow.clients.hsgd.client import hsgd_client
 from hedgerow.clients.hsgd.party import Party
-from hedgerow.clients.local_task import TASK_TEXTS, LocalTask, global_task, local_task, resolve_device
+from hedgerow.clients.local_task import (
+    TASK_TEXTS,
+    LocalTask,
+    global_task,
+    initial_model,
+    local_task,
+    resolve_device,
+)
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
@@ -36,6 +43,7 @@ __all__ = [
     "fedmud_client",
     "global_task",
     "hsgd_client",
+    "initial_model",
     "introduce",
     "introduced",
     "local_sgd",

@@ -6,7 +6,7 @@ with one message and the handler sees a list of one; an engine that holds a whol
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -22,6 +22,8 @@ Answer = RecordDict | Exception
 Job = TypeVar("Job")
 Found = TypeVar("Found")
 Scalar = bool | float | int | str | None
+# What a node tells of itself beside its number of examples, by key.
+Told = Mapping[str, Any]
 
 
 class BatchClientApp(ClientApp):
@@ -114,13 +116,22 @@ def _outcome(read: Callable[[Call], Found], call: Call) -> Found | Exception:
         return error
 
 
-def whoami(num_examples: Callable[[Context], int]) -> BatchHandler:
+def whoami(
+    num_examples: Callable[[Context], int], more: Callable[[Context], Told] = lambda _: {}
+) -> BatchHandler:
     """Return the handler that introduces a node to the strategy.
 
-    The answer carries ``partition-id``, ``num-examples``, and ``role`` and ``group`` where the node's
-    config sets them.
+    The answer carries ``partition-id``, ``num-examples``, and ``name``, ``role`` and ``group`` where the
+    node's config sets them.
+
+    Parameters
+    ----------
+    num_examples : Callable[[Context], int]
+        Returns a node's number of training examples.
+    more : Callable[[Context], Mapping[str, Any]] (default: nothing)
+        Returns what else it tells: of data of its own ``input-shape``, ``num-classes`` and ``dtype``.
     """
-    return each(lambda call: _introduction(call.context, num_examples(call.context)))
+    return each(lambda call: _introduction(call.context, num_examples(call.context), more(call.context)))
 
 
 def introduce(
@@ -130,7 +141,8 @@ def introduce(
 
     A strategy of this suite then knows each node by its ``partition-id`` from the node config, not by a rank
     that is another one in every run. Told beside it are the node config's ``num-examples`` (else sizes are
-    learnt from the replies), ``role`` and ``group``. It stands first among the mods. All other messages pass.
+    learnt from the replies), ``name``, ``role`` and ``group``. It stands first among the mods. All other
+    messages pass.
 
     Mods stand only before functions that the app has, so that one node's log has an error "No query function
     registered with name 'whoami'" before the question comes as a ``train`` message, which is answered here
@@ -167,9 +179,11 @@ def introduced(app: ClientApp, num_examples: Callable[[Context], int] | None = N
     return app
 
 
-def _introduction(context: Context, num_examples: Scalar) -> RecordDict:
+def _introduction(context: Context, num_examples: Scalar, more: Told | None = None) -> RecordDict:
     node_config = context.node_config
-    told: dict[str, Scalar] = {"partition-id": node_config.get("partition-id")}
+    # A node that has a name may leave its place to the server.
+    named = bool(node_config.get("name")) and "partition-id" not in node_config
+    told: dict[str, Scalar] = {} if named else {"partition-id": node_config.get("partition-id")}
     if num_examples is not None:
         told["num-examples"] = num_examples
     for key, value in told.items():
@@ -180,4 +194,7 @@ def _introduction(context: Context, num_examples: Scalar) -> RecordDict:
             )
     me = ConfigRecord({key: value for key, value in told.items() if value is not None})
     me.update({key: str(node_config.get(key, "")) for key in ("role", "group")})
+    if "name" in node_config:
+        me["name"] = str(node_config["name"])
+    me.update(dict(more or {}))
     return RecordDict({"whoami": me})

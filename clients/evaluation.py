@@ -1,32 +1,50 @@
 """What every node with a task answers: who it is, and how the sent model does on the node's own samples."""
 
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Context, MetricRecord, RecordDict
 
 from hedgerow.clients.app import each, whoami
 from hedgerow.clients.instructions import sent_state
-from hedgerow.clients.local_task import LocalTask, LocalTaskFn
-from hedgerow.tasks import evaluate
+from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
+from hedgerow.clients.own_share import has_own, own_handlers, own_part, told_of_own
+from hedgerow.tasks import Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import WHOAMI
 
-__all__ = ["evaluate_on_part", "task_handlers"]
+__all__ = ["evaluate_on_part", "metrics_of", "num_examples", "task_handlers"]
 
 
 def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
-    """Return the handlers of ``evaluate`` and ``query.whoami`` of nodes with a task."""
+    """Return the handlers of nodes with a task.
+
+    They answer ``evaluate``, ``query.whoami`` and, of data of their own, ``query.statistics`` and
+    ``query.standardise``.
+    """
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        WHOAMI: whoami(lambda context: len(task(context).part)),
+        WHOAMI: whoami(lambda context: num_examples(context, task), told_of_own),
+        **own_handlers(),
     }
 
 
+def num_examples(context: Context, task: LocalTaskFn) -> int:
+    """Return how many samples a node learns from, of its own before it was told their standardisation."""
+    own = has_own(context) and task is local_task
+    return own_part(context) if own else len(task(context).part)
+
+
 def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
-    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats) and ``accuracy`` (0..1)."""
+    """Return ``num-examples``, ``loss`` (mean cross-entropy, nats), ``accuracy`` and ``auc`` (0..1).
+
+    They are of the samples that the node keeps aside, where it does. ``auc`` is told of two classes.
+    """
     task.model.load_state_dict(sent_state(call, task))
-    index = torch.as_tensor(task.part, device=task.x.device)
+    index = torch.as_tensor(task.measured, device=task.x.device)
     result = evaluate(task.model, task.x[index], task.y[index])
-    metrics = MetricRecord(
-        {"num-examples": result.num_examples, "loss": result.loss, "accuracy": result.accuracy}
-    )
-    return RecordDict({"metrics": metrics})
+    return RecordDict({"metrics": metrics_of(result)})
+
+
+def metrics_of(found: Evaluation) -> MetricRecord:
+    """Return an evaluation as a reply has it."""
+    told = {"num-examples": found.num_examples, "loss": found.loss, "accuracy": found.accuracy}
+    return MetricRecord({**told, **({} if found.auc is None else {"auc": found.auc})})

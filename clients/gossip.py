@@ -234,7 +234,9 @@ class GossipMethod(Protocol):
         """Return w_i at the start of iteration k, not past, and a memory that may be kept."""
 
 
-def gossip_app(problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> BatchClientApp:
+def gossip_app(
+    problem: ProblemFn, methods: Mapping[str, GossipMethod], more: Mapping[str, BatchHandler] | None = None
+) -> BatchClientApp:
     """Return the ClientApp of some methods; ``method`` in the config of ``query.hello`` names one.
 
     Parameters
@@ -243,6 +245,8 @@ def gossip_app(problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> Batch
         Finds a node's objective. It is asked in each call: keep what is dear to make.
     methods : Mapping[str, GossipMethod]
         By name.
+    more : Mapping[str, BatchHandler] or None (default: None)
+        Other handlers by message type; they go before those of gossip.
     """
 
     def hello(call: Call) -> RecordDict:
@@ -278,6 +282,7 @@ def gossip_app(problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> Batch
         PUBLISH: each(publish),
         UPDATE: update,
         MONITOR: each(lambda call: _monitored(call, problem, methods)),
+        **(more or {}),
     }
     return BatchClientApp(handlers)
 

@@ -1,26 +1,32 @@
-"""What one node learns on: its model, its samples, its device, found by the run's settings."""
+"""What one node learns on: its model, its samples, its device, found by the run's settings.
 
-import re
+With ``partition = "own"`` the samples are the node's own, found by its node config alone (``own_share.py``).
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hedgerow.clients.device import resolve_device, shared_model
+from hedgerow.clients.own_share import check_no_data, own_share
 from hedgerow.tasks import (
     DATASETS,
     MODELS,
+    OWN,
     SCALINGS,
     SCHEMES,
     FederatedData,
     build_model,
     federated,
     is_import_path,
+    parse_classes,
+    parse_standardise,
     validate_scheme,
 )
 from hedgerow.wire.checks import did_you_mean
@@ -30,6 +36,7 @@ __all__ = [
     "LocalTask",
     "LocalTaskFn",
     "global_task",
+    "initial_model",
     "known_or_import_path",
     "local_task",
     "resolve_device",
@@ -48,37 +55,24 @@ class LocalTask:
         The data on the training device, (samples, ...) and (samples,); nodes of one process may share
         one resident copy.
     part : NDArray[int64]
-        The node's own samples, as indices into ``x`` and ``y``.
+        The node's own samples that it learns from, as indices into ``x`` and ``y``.
+    held_out : NDArray[int64] or None (default: None)
+        Its own samples that a model is measured on; None or none for those of ``part``.
     """
 
     model: nn.Module
     x: Tensor
     y: Tensor
     part: NDArray[np.int64]
+    held_out: NDArray[np.int64] | None = None
+
+    @property
+    def measured(self) -> NDArray[np.int64]:
+        """The samples that a model is measured on."""
+        return self.part if self.held_out is None or not len(self.held_out) else self.held_out
 
 
 LocalTaskFn = Callable[[Context], LocalTask]
-
-
-def resolve_device(name: str) -> torch.device:
-    """Return the device of a setting: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is CUDA where there is one.
-
-    Raises
-    ------
-    ValueError
-        If the name is no device, or CUDA is asked for and not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Not whatever torch.device takes: "meta" and others are devices that nothing is trained on.
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device is {name!r}; valid is 'auto', 'cpu', 'cuda' or 'cuda:<index>'")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch finds no CUDA device; valid here is 'auto' or 'cpu'")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices")
-    return device
 
 
 def known_or_import_path(names: Sequence[str]) -> Callable[[str], None]:
@@ -96,6 +90,11 @@ def _scaling(value: str) -> None:
         raise ValueError(f"unknown name {value!r}")
 
 
+def _partition(value: str) -> None:
+    if value != OWN:
+        validate_scheme(value)
+
+
 # The texts of a run config that say what is learnt: what is valid, in words and as a check.
 TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "dataset": (
@@ -104,13 +103,24 @@ TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
     ),
     "data-dir": ("a folder, or empty", lambda _: None),
     "scaling": (f"one of {', '.join(SCALINGS)}", _scaling),
-    "partition": (f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)'", validate_scheme),
+    "partition": (
+        f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)', or '{OWN}'",
+        _partition,
+    ),
+    "classes": ("a number >= 2, names as 'benign,malignant', or empty", parse_classes),
+    "standardise": ("'federated', 'none', or a mean and a deviation, '0.13,0.31'", parse_standardise),
     "model": (
         f"one of {', '.join(MODELS)}, or an import path 'module:function'",
         known_or_import_path(MODELS),
     ),
     "device": ("'auto', 'cpu', 'cuda' or 'cuda:<index>'", resolve_device),
 }
+
+
+def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Return the initial model that a run's settings name, for samples of a shape, on their device."""
+    device = resolve_device(values["device"])
+    return build_model(values["model"], input_shape, num_classes, values["seed"]).to(device)
 
 
 def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
@@ -125,7 +135,7 @@ def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
         values["scaling"],
     ).to(device)
     shape, classes = data.dataset.input_shape, data.dataset.num_classes
-    return build_model(values["model"], shape, classes, values["seed"]).to(device), data
+    return initial_model(values, shape, classes), data
 
 
 def local_task(context: Context) -> LocalTask:
@@ -133,9 +143,19 @@ def local_task(context: Context) -> LocalTask:
 
     Read from the run config: ``dataset``, ``partition``, ``num-clients``, ``model``, ``seed``,
     ``data-dir``, ``scaling``, ``device``. The node config's ``data-dir`` and ``device`` go first: a
-    device keeps its data where it likes.
+    device keeps its data where it likes. With ``partition = "own"`` the
+    data are those that the node config names, and ``own_share`` says what else is read.
+
+    Raises
+    ------
+    ValueError
+        If the node config names data of the node's own and the run is on others: a node that has some takes
+        part in no run whose config names files or modules.
     """
     run, node = context.run_config, context.node_config
+    if run["partition"] == OWN:
+        return _own_task(context)
+    check_no_data(context)
     return _local_task(
         str(run["dataset"]),
         str(run["partition"]),
@@ -147,6 +167,21 @@ def local_task(context: Context) -> LocalTask:
         str(node.get("device") or run.get("device", "cpu")),
         int(node["partition-id"]),
     )
+
+
+def _own_task(context: Context) -> LocalTask:
+    run, node = context.run_config, context.node_config
+    device = resolve_device(str(node.get("device") or run.get("device", "cpu")))
+    share, name = own_share(context), str(run["model"])
+    # With data of its own a node imports only what its owner lets it.
+    if is_import_path(name) and name not in share.source.allowed:
+        raise ValueError(
+            f"model is {name!r} in the run config; valid is an import path only if allow-imports of this "
+            "node's config has it"
+        )
+    x, y = share.on(device)
+    model = shared_model(name, tuple(x.shape[1:]), share.num_classes, int(run["seed"]), device)
+    return LocalTask(model, x, y, share.part, share.held_out)
 
 
 @lru_cache(maxsize=4096)
@@ -166,11 +201,6 @@ def _local_task(
     if not 0 <= partition_id < num_clients:
         raise ValueError(f"partition-id is {partition_id}; valid is 0 to {num_clients - 1}")
     shape, classes = data.dataset.input_shape, data.dataset.num_classes
-    return LocalTask(_model(model, shape, classes, seed, device), data.x, data.y, data.parts[partition_id])
-
-
-@lru_cache(maxsize=4)
-def _model(
-    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, device: torch.device
-) -> nn.Module:
-    return build_model(name, input_shape, num_classes, seed).to(device)
+    return LocalTask(
+        shared_model(model, shape, classes, seed, device), data.x, data.y, data.parts[partition_id]
+    )

@@ -2,11 +2,12 @@
 
 from hedgerow.strategies.ceps import CEPS, DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha, OneBitCode
 from hedgerow.strategies.compressed import Compressed
-from hedgerow.strategies.exchange import Roster, RosterError
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing
+from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.sd_feel import FedAvg, Feel, HierFAvg, SDFeel
@@ -41,7 +42,9 @@ __all__ = [
     "Matcha",
     "Mixing",
     "Monitor",
+    "Node",
     "OneBitCode",
+    "OwnNodes",
     "PairingError",
     "PayloadSizes",
     "Privacy",
@@ -51,6 +54,7 @@ __all__ = [
     "RoundEnd",
     "Router",
     "SDFeel",
+    "Shapes",
     "SimilarityFree",
     "TooFewRepliesError",
     "as_graph",

@@ -91,7 +91,9 @@ class Compressed(Strategy):
         not named here is read from it and written to it.
     compressor : str or Compressor (default: "topk(0.01)")
         As ``parse_compressor`` reads it. With ``identity`` replies are dense, and only checked and counted.
-        A median, a trimmed mean, Krum and Bulyan take ``randk(0.1)``: the same entries at all nodes.
+        A median, a trimmed mean, Krum and Bulyan take ``sign``, or ``randk(0.1)``, the same entries at all
+        nodes. An entry waits ten rounds for its turn in ``randk(0.1)`` and then comes tenfold, so that local
+        steps must be smaller than without compression: a tenth is safe.
     error_feedback : bool (default: True)
         Nodes keep what compression drops, and add it to their next message.
 
@@ -253,9 +255,10 @@ class Compressed(Strategy):
                 )
             if sparse and isinstance(inner, _ROBUST):
                 raise ValueError(
-                    f"compressor is {str(compressor)!r}; valid with {type(inner).__name__} is 'randk(0.1)', "
-                    "'sign' or 'identity': where each node chooses which entries it tells, most nodes tell "
-                    "nothing of an entry, and a median, a trimmed mean or Krum finds that most want no change"
+                    f"compressor is {str(compressor)!r}; valid with {type(inner).__name__} is 'sign', "
+                    "'identity', or 'randk(0.1)' with smaller local steps: where each node chooses which "
+                    "entries it tells, most nodes tell nothing of an entry, and a median, a trimmed mean or "
+                    "Krum finds that most want no change"
                 )
             private = isinstance(inner, _CLIENT_PRIVACY) and compressor != Identity()
             if private and self.uplink.error_feedback:
@@ -554,5 +557,5 @@ def _partition_ids(strategy: Strategy) -> dict[int, int]:
     """Return partition ids by node id, where the strategy has asked its nodes."""
     for owner in (strategy, getattr(strategy, "federation", None)):
         if isinstance(roster := getattr(owner, "_roster", None), Roster):
-            return {node.node_id: node.partition_id for node in roster.nodes}
+            return {node.node_id: node.partition_id for node in roster.nodes if not node.vacant}
     return {}

@@ -5,8 +5,9 @@ a valid reply is, and what becomes of the replies. It is no base class: a method
 Flower's ``Strategy``.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from logging import INFO
 from typing import Any, TypedDict, Unpack
 
@@ -21,10 +22,10 @@ from hedgerow.strategies.exchange import (
     ExchangeReport,
     Node,
     Reply,
-    Roster,
     checked_metrics,
     weighted_metrics,
 )
+from hedgerow.strategies.roster import Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
@@ -33,8 +34,10 @@ from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import Layout, nominal_bits, only_record, payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Federation", "FederationOptions", "only_arrays"]
+__all__ = ["Chosen", "Federation", "FederationOptions", "only_arrays"]
 
+# Partition ids, or what draws them from those that are there, ascending.
+Chosen = Iterable[int] | Callable[[Sequence[int]], Iterable[int]] | None
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
 
 
@@ -50,7 +53,14 @@ class FederationOptions(TypedDict, total=False):
     min_train_nodes : int (default: 1)
         A round with fewer valid replies is repeated; where fewer take part, all of them must reply.
     min_available_nodes : int (default: 2)
-        The number of clients; the run waits for all of them.
+        The quorum: how many nodes must be there when the run starts, >= 1. Others are taken in when they
+        come.
+    num_clients : int or None (default: None)
+        The places of the federation, at least ``min_available_nodes``: partition ids are below it. 0 for as
+        many as come, where the method can do with that; None for ``min_available_nodes``: the run waits for
+        all.
+    roster : Roster or None (default: None)
+        The nodes, where they were asked before (``Roster.gather``), as for a model of their shapes.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -67,6 +77,8 @@ class FederationOptions(TypedDict, total=False):
     fraction_evaluate: float
     min_train_nodes: int
     min_available_nodes: int
+    num_clients: int | None
+    roster: Roster | None
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
@@ -83,6 +95,8 @@ class _Settings:
     fraction_evaluate: float = 1.0
     min_train_nodes: int = 1
     min_available_nodes: int = 2
+    num_clients: int | None = None
+    roster: Roster | None = None
     weighted_by_key: str = "num-examples"
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"
@@ -97,6 +111,14 @@ class _Settings:
         int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
         int_at_least(1, min_available_nodes=self.min_available_nodes)
         int_at_least(0, max_repeats=self.max_repeats)
+        if self.num_clients is None:
+            return
+        int_at_least(0, num_clients=self.num_clients)
+        if 0 < self.num_clients < self.min_available_nodes:
+            raise ValueError(
+                f"num_clients is {self.num_clients!r}; valid is 0 for as many as come, or at least "
+                f"min_available_nodes = {self.min_available_nodes}"
+            )
 
 
 def only_arrays(content: RecordDict) -> ArrayRecord:
@@ -115,15 +137,24 @@ class Federation:
 
     Parameters
     ----------
-    num_clients : int or None (default: None)
-        Clients of the federation; None for ``min_available_nodes``.
+    clients : int or None (default: None)
+        Clients of the federation; None for what the options say.
     **options
         See ``FederationOptions``.
     """
 
-    def __init__(self, num_clients: int | None = None, **options: Unpack[FederationOptions]) -> None:
+    def __init__(self, clients: int | None = None, /, **options: Unpack[FederationOptions]) -> None:
         self.settings = _Settings(**options)
-        self.num_clients = self.settings.min_available_nodes if num_clients is None else num_clients
+        said = self.settings.num_clients if clients is None else clients
+        if said != self.settings.num_clients is not None:
+            raise ValueError(f"num_clients is {self.settings.num_clients!r}; valid is {said}")
+        # The places that a run's nodes can have; None for as many as come.
+        self.places: int | None = self.settings.min_available_nodes if said is None else said or None
+        self.quorum = self.settings.min_available_nodes
+        if said is None or (clients is not None and self.settings.num_clients is None):
+            self.quorum = self.places or self.quorum
+        # Says why a node with its place is left out, in some words that are counted; None if it is not.
+        self.admits: Callable[[Node], str | None] = lambda node: None
         self.timeout = 3600.0
         self._loaded = False
         self.reset()
@@ -136,7 +167,19 @@ class Federation:
         self.layout: Layout | None = None
         self.sizes: dict[int, float] = {}
         self._roster: Roster | None = None
+        # Of the run that goes on.
+        self._names: dict[str, int] = {}
+        self._shapes: Shapes | None = None
+        # Nodes that were left out, by reason, and in which round.
+        self._left_out: tuple[int, Counter[str]] = 0, Counter()
         self._exchange = self._evaluation = Exchange([], "", lambda node, content: None)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients of the federation; where as many take part as come, those that came so far."""
+        if self.places is not None:
+            return self.places
+        return len(self._roster) if self._roster is not None else max(self._names.values(), default=-1) + 1
 
     def begin(self, timeout: float) -> bool:
         """Begin a run with a round's deadline in seconds; return whether it goes on from a loaded state."""
@@ -166,13 +209,48 @@ class Federation:
     def gather(self, grid: Grid) -> Roster:
         """Return the roster: waited for at first, refreshed later; sizes are those that nodes told first."""
         if self._roster is None:
-            self._roster = Roster.gather(grid, self.num_clients, self.settings.max_wait)
-            for node in self._roster.nodes:
-                if node.num_examples:
-                    self.sizes[node.partition_id] = float(node.num_examples)
+            self._roster = self._gathered(grid)
+            told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
+            self.sizes |= {client: float(size) for client, size in told.items() if size}
         else:
-            self._roster.refresh(grid, self.timeout)
+            self._roster.refresh(grid, self.timeout, self.completed)
+            for node in self._roster.nodes:
+                if node.num_examples and node.partition_id not in self.sizes:
+                    self.sizes[node.partition_id] = float(node.num_examples)
         return self._roster
+
+    def _gathered(self, grid: Grid) -> Roster:
+        if self.settings.roster is not None:
+            roster = self.settings.roster.continued(self._names, self._shapes, self.admits)
+            roster.refresh(grid, self.timeout, self.completed)
+            return roster
+        return Roster.gather(
+            grid,
+            self.places,
+            self.settings.max_wait,
+            quorum=self.quorum,
+            names=self._names,
+            shapes=self._shapes,
+            admits=self.admits,
+        )
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """Leave a node out that has a place, for a reason of some words that is counted."""
+        if self._roster is not None:
+            self._roster.refuse(node.node_id, reason, self.completed)
+
+    def shapes(self) -> Shapes:
+        """Return what the nodes' data look like; unknown before they were asked."""
+        return Shapes() if self._roster is None else self._roster.shapes
+
+    def left_out(self, server_round: int) -> Counter[str]:
+        """Return how many nodes were left out since the round began, by reason."""
+        began, reasons = self._left_out
+        reasons = reasons if began == server_round else Counter()
+        if self._roster is not None:
+            reasons = reasons + self._roster.take_refusals()
+        self._left_out = server_round, reasons
+        return reasons
 
     def uniform(self, server_round: int, client: int) -> float:
         """Return one client's draw in [0, 1) for taking part in a round."""
@@ -181,10 +259,17 @@ class Federation:
         )
         return float(stream.random())
 
-    def online(self, grid: Grid, chosen: Iterable[int]) -> tuple[list[Node], int]:
-        """Return those of the chosen partitions whose nodes are there, and how many are not."""
+    def online(self, grid: Grid, chosen: Chosen = None) -> tuple[list[Node], int]:
+        """Return those of the chosen partitions whose nodes are there, and how many are not.
+
+        ``chosen`` may be drawn from those that are there; None is all of the federation.
+        """
         roster = self.gather(grid)
-        nodes = [roster.nodes[i] for i in chosen]
+        if callable(chosen):
+            chosen = chosen(roster.present)
+        nodes = [roster.nodes[i] for i in (range(len(roster)) if chosen is None else chosen)]
+        if self.places is None:  # Nobody is missed who was never there.
+            nodes = [node for node in nodes if not node.vacant]
         there = [node for node in nodes if node.node_id in roster.online]
         log(INFO, "configure_train: Sampled %d nodes (out of %d)", len(there), len(roster))
         return there, len(nodes) - len(there)
@@ -204,6 +289,7 @@ class Federation:
         self._exchange = Exchange([node for node, _ in contents], group, check, quorum)
         if offline:
             self._exchange.report.rejected["offline"] = offline
+        self._exchange.report.rejected += self.left_out(server_round)
         return [
             Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
             for node, content in contents
@@ -258,14 +344,16 @@ class Federation:
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send the global model to a share of the nodes."""
+        """Send the global model to a share of the nodes that are there."""
         if self.settings.fraction_evaluate == 0.0:
             return []
         roster = self.gather(grid)
-        count = max(1, int(len(roster) * self.settings.fraction_evaluate))
+        there = roster.present
+        if not there:
+            return []
+        count = max(1, int(len(there) * self.settings.fraction_evaluate))
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.EVALUATION)
-        chosen = sorted(stream.choice(len(roster), count, replace=False).tolist())
-        nodes = [roster.nodes[i] for i in chosen if roster.nodes[i].node_id in roster.online]
+        nodes = [roster.nodes[i] for i in sorted(stream.choice(there, count, replace=False).tolist())]
         config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({self.settings.arrayrecord_key: arrays, self.settings.configrecord_key: config})
         group = str(server_round)
@@ -322,9 +410,10 @@ class Federation:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return round, layout, sizes, ledger and clock, for a checkpoint."""
+        """Return round, layout, sizes, ledger and clock, and who has which place, for a checkpoint."""
         layout = self.known_layout()
         return {
+            **self._places_taken(),
             "round": self.completed,
             "layout": {
                 "keys": list(layout.keys),
@@ -336,9 +425,23 @@ class Federation:
             "clock": self.clock.state_dict(),
         }
 
+    def _places_taken(self) -> dict[str, Any]:
+        """Return the nodes' names and shapes, where they say more than that node i is ``partition-i``."""
+        names = self._names if self._roster is None else self._roster.names
+        shapes = self._shapes if self._roster is None else self._roster.shapes
+        plain = all(name == f"partition-{at}" for name, at in names.items())
+        taken: dict[str, Any] = {} if plain else {"names": dict(sorted(names.items()))}
+        if shapes is not None and shapes != Shapes():
+            taken["shapes"] = asdict(shapes)
+        return taken
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint; the next ``begin`` goes on after its round."""
         self.reset()
+        self._names = {str(name): int(at) for name, at in state.get("names", {}).items()}
+        if (shapes := state.get("shapes")) is not None:
+            axes = shapes["input_shape"]
+            self._shapes = Shapes(**{**shapes, "input_shape": None if axes is None else tuple(axes)})
         layout = state["layout"]
         self.layout = Layout(
             tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])

@@ -1,8 +1,10 @@
 """A user's own function by import path, ``"my_package.my_data:load"``."""
 
 import re
+import sys
 from collections.abc import Callable
-from importlib import import_module
+from importlib import import_module, invalidate_caches
+from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
@@ -24,7 +26,8 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
     key : str
         The configuration key that holds the path, for messages.
     path : str
-        ``module:function``; the module must be importable from where the program runs.
+        ``module:function``; the module is one that Python finds, or lies in the folder where the program was
+        started, which is looked in last. (An app's folder is among those where Python looks.)
 
     Raises
     ------
@@ -34,6 +37,11 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
     if not is_import_path(path):
         raise ValueError(f"{key} = {path!r}; valid is an import path, module:function")
     module_name, function_name = path.split(":")
+    # Last, so that nothing there can stand for a module that is installed. It stays: a module may import
+    # another one later.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+        invalidate_caches()
     try:
         module = import_module(module_name)
     except Exception as error:  # A user's module may fail in any way.

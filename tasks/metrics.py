@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,6 +21,7 @@ __all__ = [
     "CentralMetrics",
     "Evaluation",
     "SplitEvaluation",
+    "binary_auc",
     "evaluate",
     "evaluate_split",
     "logit_metrics",
@@ -46,11 +48,15 @@ class Evaluation:
         Share of samples whose largest logit is the label's, 0..1.
     num_examples : int
         Number of samples, at least 1.
+    auc : float or None (default: None)
+        Of two classes, the area under the ROC curve of class 1 against class 0, 0..1; None where there are
+        more, or the samples are all of one.
     """
 
     loss: float
     accuracy: float
     num_examples: int
+    auc: float | None = None
 
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = _BATCH) -> Evaluation:
@@ -81,13 +87,36 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = _BATCH) -
         raise ValueError(f"batch_size = {batch_size}, must be >= 1")
     device = next(model.parameters(), x).device
 
-    def measured(batch: slice) -> tuple[float, int]:
+    def measured(batch: slice) -> tuple[float, int, Tensor]:
         logits, targets = model(x[batch].to(device)), y[batch].to(device)  # (B, num_classes), (B,)
         loss = functional.cross_entropy(logits, targets, reduction="sum").item()
-        return loss, int((logits.argmax(dim=1) == targets).sum())
+        margins = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:0, 0]
+        return loss, int((logits.argmax(dim=1) == targets).sum()), margins
 
-    losses, correct = zip(*_by_batches(measured, model, len(x), batch_size, device), strict=True)
-    return Evaluation(sum(losses) / len(x), sum(correct) / len(x), len(x))
+    losses, correct, margins = zip(*_by_batches(measured, model, len(x), batch_size, device), strict=True)
+    scores = torch.cat(margins).cpu().double().numpy()
+    auc = binary_auc(scores, y.cpu().numpy()) if len(scores) else None
+    return Evaluation(sum(losses) / len(x), sum(correct) / len(x), len(x), auc)
+
+
+def binary_auc(scores: NDArray[np.float64], y: NDArray[Any]) -> float | None:
+    """Return the share of pairs of both classes in which class 1 has the larger score; a tie counts half.
+
+    Parameters
+    ----------
+    scores : ndarray of float64, (N,)
+        Larger for class 1; finite.
+    y : ndarray of int, (N,)
+        Labels, 0 or 1. Where all are the same, or a score is not finite, the result is None.
+    """
+    positive = y == 1
+    pairs = int(positive.sum()) * int((~positive).sum())
+    if not pairs or not np.isfinite(scores).all():
+        return None
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place.reshape(-1)]  # From 1; of equal scores their mean.
+    ones = int(positive.sum())
+    return float((ranks[positive].sum() - ones * (ones + 1) / 2) / pairs)
 
 
 class CentralMetrics:

@@ -104,6 +104,8 @@ def split_model(
     Parameters
     ----------
     name : str
+        - ``"auto"``: by the number of axes of the party's samples that have more, 1 ``mlp``, 2 ``lstm``,
+          3 ``cnn``.
         - ``"cnn"``: for both, two 5x5 convolutions of stride 2 (8, 16 channels) with ReLU, and max-pooling
           by 2; a head with a hidden layer of 64. 28x28 grey images, both parties' on the whole canvas:
           e = 144, 3,424 parameters an encoder; 19,211 in the head of 11 classes.
@@ -126,8 +128,10 @@ def split_model(
     ValueError
         An argument is out of its range, or the user's function gave no such model.
     """
+    if name == "auto":
+        name = _BY_AXES.get(max(len(hospital_shape), len(device_shape)), "mlp")
     if name not in SPLIT_MODELS and not is_import_path(name):
-        known = ", ".join(SPLIT_MODELS)
+        known = ", ".join(("auto", *SPLIT_MODELS))
         raise ValueError(f"model = {name!r}; valid is one of {known}, or an import path module:function")
     for key, shape in (("hospital_shape", hospital_shape), ("device_shape", device_shape)):
         if not shape or min(shape) < 1:
@@ -223,3 +227,5 @@ _HEADS: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 SPLIT_MODELS = tuple(_ENCODERS)
+# Features, steps x features, channels x height x width.
+_BY_AXES = {1: "mlp", 2: "lstm", 3: "cnn"}

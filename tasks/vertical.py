@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tabular
-from .datasets import DATA_DIR_VARIABLE, DatasetNotFound, load, resolve_data_dir
+from .datasets import DATA_DIR_VARIABLE, CatalogueEntry, DatasetNotFound, load, resolve_data_dir
 from .images import Images, scaled
 from .imports import call_imported, is_import_path
 
-__all__ = ["VERTICAL_DATASETS", "ImageCut", "VerticalDataset", "load_vertical"]
+__all__ = ["VERTICAL_DATASETS", "ImageCut", "VerticalDataset", "load_vertical", "vertical_catalogue"]
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.str_]
@@ -206,8 +206,10 @@ def _read_organamnist(folder: Path) -> Images:
 
 @dataclass(frozen=True)
 class _Source:
-    """Which files a set has, and how to read them."""
+    """What a set is, which files it has, and how to read them."""
 
+    description: str
+    size: str
     how_to_get: str
     files: tuple[str, ...]
     read: Callable[[Path], tabular.Table | Images]
@@ -219,34 +221,53 @@ class _Source:
 
 
 _SOURCES = {
-    "breast-cancer": _Source("comes with scikit-learn", (), tabular.read_breast_cancer, (Path(),)),
+    "breast-cancer": _Source(
+        "two halves of the features of breast masses, benign or malignant",
+        "569 people, 15 + 15 features",
+        "comes with scikit-learn",
+        (),
+        tabular.read_breast_cancer,
+        (Path(),),
+    ),
     "ecg5000": _Source(
+        "heartbeats of an electrocardiogram, five kinds",
+        "5,000 series of 140 steps",
         "put ECG5000_TRAIN.tsv and ECG5000_TEST.tsv of the UCR archive into DATA_DIR/ecg5000",
         ("ECG5000_TRAIN.tsv", "ECG5000_TEST.tsv"),
         tabular.read_ecg5000,
     ),
     "support2": _Source(
+        "seriously ill adults, who died in hospital or not: vital signs, and laboratory values",
+        "9,105 people, 4 + 10 features",
         "put support2.csv of Vanderbilt's data sets into DATA_DIR/support2",
         ("support2.csv",),
         tabular.read_support2,
     ),
     "sepsis2019": _Source(
+        "hours in intensive care, of people with sepsis and without: vital signs, and the rest",
+        "48 hours a stay, 26 + 8 values an hour",
         "put the folders set_A and set_B of PhysioNet's challenge-2019 into DATA_DIR/sepsis2019",
         ("set_A", "set_B"),
         tabular.read_sepsis2019,
     ),
     "esr": _Source(
+        "a second of an electroencephalogram each, epileptic seizures among them",
+        "11,500 series of 178 steps",
         "put data.csv of UCI's Epileptic Seizure Recognition into DATA_DIR/esr",
         ("data.csv",),
         tabular.read_esr,
     ),
     "mimic3": _Source(
+        "the first 48 hours in intensive care, and who died in hospital",
+        "48 hours a stay, 38 + 38 features an hour",
         "put the folders train and test of the MIMIC-III benchmark's in-hospital-mortality task into "
         "DATA_DIR/mimic3; MIMIC-III needs PhysioNet's permission",
         ("train/listfile.csv", "test/listfile.csv"),
         tabular.read_mimic3,
     ),
     "organamnist": _Source(
+        "abdominal CT slices of eleven organs, cut in two",
+        "some 52,000 images 1x28x28",
         "put organamnist.npz of MedMNIST into DATA_DIR/organamnist, or let the package medmnist fetch it",
         ("organamnist.npz",),
         _read_organamnist,
@@ -257,6 +278,24 @@ _SOURCES = {
 _IMAGES = ("mnist-5k", "mnist", "fashion-mnist")
 
 VERTICAL_DATASETS = (*_SOURCES, *_IMAGES)
+
+
+def vertical_catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[CatalogueEntry]:
+    """Return what is known by name beside the sets of ``catalogue``: tables, series, images of two parties.
+
+    Parameters
+    ----------
+    data_dir : str or path or None (default: None)
+        As for ``load_vertical``.
+    """
+    folder = resolve_data_dir(data_dir)
+    entries = []
+    for name, source in _SOURCES.items():
+        found = next((place for place in _folders(name, folder) if not source.missing(place)), None)
+        # A set that a package brings has no folder of its own.
+        where = None if found is None else str(found) if source.files else source.how_to_get
+        entries.append(CatalogueEntry(name, source.description, source.size, where, source.how_to_get))
+    return entries
 
 
 def load_vertical(
@@ -319,10 +358,15 @@ def _load_own(path: str, folder: Path | None) -> VerticalDataset:
     return dataset
 
 
+def _folders(name: str, data_dir: Path | None) -> list[Path]:
+    """Return every folder to look in, in order."""
+    named = [data_dir / name, data_dir] if data_dir else []
+    return [*named, *(folder.expanduser() for folder in _SOURCES[name].standard_folders)]
+
+
 def _find(name: str, data_dir: Path | None) -> Path:
     source = _SOURCES[name]
-    named = [data_dir / name, data_dir] if data_dir else []
-    folders = [*named, *(folder.expanduser() for folder in source.standard_folders)]
+    folders = _folders(name, data_dir)
     for folder in folders:
         if not source.missing(folder):
             return folder

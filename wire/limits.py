@@ -4,7 +4,7 @@ A size that a message declares is held against the model, the plan or the bytes 
 numbers that none of them bounds. They are far above what a run needs, and far below what ends a process.
 """
 
-__all__ = ["MAX_EXAMPLES", "MAX_SAMPLES", "MAX_STEPS", "MAX_WORK_BYTES"]
+__all__ = ["MAX_EXAMPLES", "MAX_FEATURES", "MAX_SAMPLES", "MAX_STEPS", "MAX_WORK_BYTES"]
 
 # Local steps, epochs or iterations.
 MAX_STEPS = 2**20
@@ -12,5 +12,7 @@ MAX_STEPS = 2**20
 MAX_SAMPLES = 2**27
 # Bytes of the sensing submatrix that a one-bit message is decoded with.
 MAX_WORK_BYTES = 2**32
+# Features of a sample, where a model is built for a shape that a message tells.
+MAX_FEATURES = 2**24
 # Examples that a node says it has: whole numbers up to it are exact in float64, and no sum overflows.
 MAX_EXAMPLES = 2**53

@@ -5,6 +5,7 @@ part after the dot: ``@app.query("publish")`` answers ``PUBLISH``.
 """
 
 __all__ = [
+    "ENCODE",
     "EXCHANGE",
     "GOSSIP",
     "HELLO",
@@ -12,10 +13,16 @@ __all__ = [
     "MERGE",
     "MONITOR",
     "PAIR",
+    "POOL",
     "PROBE",
     "PUBLISH",
     "RESTORE",
+    "SCORE",
+    "SETUP",
+    "STANDARDISE",
     "STATE",
+    "STATISTICS",
+    "UNMASK",
     "UPDATE",
     "WHOAMI",
 ]
@@ -23,6 +30,8 @@ __all__ = [
 # Every node: who it is; what it keeps between rounds, and to take it back.
 WHOAMI = "query.whoami"
 STATE, RESTORE = "query.state", "query.restore"
+# Nodes with data of their own: moments of the features; what all of them take off and divide by.
+STATISTICS, STANDARDISE = "query.statistics", "query.standardise"
 # SD-FEEL's edge servers, where they are nodes: take the mean of the clients' models; take one gossip step.
 INTRA, GOSSIP = "train.intra", "train.gossip"
 # Gossip: a node is told its settings; tells its neighbours its state; takes theirs; shows its model.
@@ -31,6 +40,10 @@ HELLO, PUBLISH, MONITOR = "query.hello", "query.publish", "query.monitor"
 UPDATE = "train.update"
 # HSGD: whose people a party has; the encodings of a batch.
 PAIR, EXCHANGE = "query.pair", "train.exchange"
+# HSGD on own data: sums of features and what devices lack of labels; the masks of devices' sums; what was
+# agreed on; encodings of people who do not train, and how well they are told.
+POOL, UNMASK, SETUP = "query.pool", "query.unmask", "query.setup"
+ENCODE, SCORE = "evaluate.encode", "evaluate.score"
 # FedMUD: merges for nodes that do not train in a round.
 MERGE = "query.merge"
 # SimilarityFree: curvature and gradient variance at a model.

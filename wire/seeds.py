@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     SUBSET = 12
     NOISE = 13
     DATA = 14
+    HOLDOUT = 15
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

@@ -15,11 +15,12 @@ from hedgerow.clients.ceps.baselines import BASELINES
 from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state, neighbour_mean
 from hedgerow.clients.gossip import Memory, Metrics, Node, ProblemFn, Vector, gossip_app
 from hedgerow.clients.instructions import choice, positive, whole
+from hedgerow.wire.calls import BatchHandler
 
 __all__ = ["ceps_client", "penalty"]
 
 
-def ceps_client(problem: ProblemFn) -> BatchClientApp:
+def ceps_client(problem: ProblemFn, more: Mapping[str, BatchHandler] | None = None) -> BatchClientApp:
     """Return the ClientApp of CEPS and its baselines.
 
     It answers ``query.whoami``, ``query.hello``, ``query.publish``, ``train.update`` and, unless the
@@ -42,8 +43,10 @@ def ceps_client(problem: ProblemFn) -> BatchClientApp:
     ----------
     problem : Callable[[Context], Problem]
         Finds a node's objective. It is asked in each call: keep what is dear to make.
+    more : Mapping[str, BatchHandler] or None (default: None)
+        Other handlers by message type; they go before those above.
     """
-    return gossip_app(problem, {"ceps": _CEPS(), **BASELINES})
+    return gossip_app(problem, {"ceps": _CEPS(), **BASELINES}, more)
 
 
 def penalty(largest_eigenvalue: float, num_nodes: int, r: float, d: int) -> float:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.clients.app import Answer, BatchClientApp, together, whoami
-from hedgerow.clients.evaluation import task_handlers
+from hedgerow.clients.evaluation import num_examples, task_handlers
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
@@ -50,7 +51,10 @@ def sd_feel_client(
             lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
         ),
         **task_handlers(task),
-        WHOAMI: whoami(lambda context: 0 if role_of(context) == EDGE else len(task(context).part)),
+        WHOAMI: whoami(
+            lambda context: 0 if role_of(context) == EDGE else num_examples(context, task),
+            lambda context: {} if role_of(context) == EDGE else told_of_own(context),
+        ),
         **edge_server_handlers(),
     }
     return BatchClientApp(handlers)

@@ -51,7 +51,8 @@ def role_of(context: Context) -> str:
     role = context.node_config.get("role")
     if role is None:
         clients = context.run_config.get("num-clients")
-        partition = int(context.node_config["partition-id"])
+        # One that leaves its place to the server is a client.
+        partition = int(context.node_config.get("partition-id", 0))
         return EDGE if clients is not None and partition >= int(clients) else CLIENT
     if role not in (CLIENT, EDGE):
         raise ValueError(f"role is {role!r} in the node config; valid is {CLIENT!r} or {EDGE!r}")

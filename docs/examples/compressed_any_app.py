@@ -1,7 +1,8 @@
 """Compressed uplinks for a ClientApp and a strategy of one's own choice: here Flower's FedAvg.
 
 Six nodes learn a linear classifier and send a tenth of each update; what is left out stays at the node, and
-is added to its next update. With FedMedian, FedTrimmedAvg, Krum or Bulyan the compressor is ``randk(0.1)``.
+is added to its next update. With FedMedian, FedTrimmedAvg, Krum or Bulyan the compressor is ``sign``, or
+``randk(0.1)`` with smaller local steps.
 """
 
 import torch

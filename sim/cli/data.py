@@ -14,10 +14,10 @@ def data(
         str | None, typer.Option(help="Folder to look in. Default: the variable HEDGEROW_DATA_DIR.")
     ] = None,
 ) -> None:
-    """List the known data sets: where each was found, or how to get it."""
-    from hedgerow.tasks import catalogue
+    """List the known data sets, images, tables and series: where each was found, or how to get it."""
+    from hedgerow.tasks import catalogue, vertical_catalogue
 
-    for entry in catalogue(data_dir):
+    for entry in (*catalogue(data_dir), *vertical_catalogue(data_dir)):
         typer.echo(f"{entry.name}: {entry.description} ({entry.size})")
         where = f"found in {entry.found_at}" if entry.found_at else f"not here: {entry.how_to_get}"
         typer.echo(f"    {where}")

@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import AppPath, RunConfig, bad_options, interruptible
+from hedgerow.sim.cli.options import (
+    AppPath,
+    NodeConfig,
+    RunConfig,
+    bad_options,
+    interruptible,
+    read_node_configs,
+)
 
 __all__ = ["deploy_keys", "deploy_local"]
-
-# What nodes of this suite's apps read from their own configs, beside what a deployment sets.
-_NODE_KEYS = ("data-dir", "device", "group", "monitor", "noise-source", "role", "share-state")
 
 
 def deploy_local(
@@ -24,10 +28,7 @@ def deploy_local(
         bool, typer.Option("--tls", help="Encrypt, and let in only SuperNodes whose key is registered.")
     ] = False,
     run_config: RunConfig = None,
-    node_config: Annotated[
-        list[str] | None,
-        typer.Option(help="'key=value ...' for every node, '0-3: key=value' for some. Repeatable."),
-    ] = None,
+    node_config: NodeConfig = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run folder goes: the key 'output-dir'.")
     ] = None,
@@ -42,10 +43,8 @@ def deploy_local(
     """
     from hedgerow.sim.deploy.local import deploy_local as start
     from hedgerow.sim.deploy.processes import StartError
-    from hedgerow.sim.deploy.supernode import node_configs
-    from hedgerow.sim.runs.app import find_app, own_settings
+    from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.plan import plan_run, toml_value
-    from hedgerow.sim.runs.settings import check_node_keys
 
     with bad_options():
         spec = find_app(app_path)
@@ -53,9 +52,7 @@ def deploy_local(
         plan = plan_run(spec, overrides, num_nodes=nodes)
         if plan.faults is not None:
             raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
-        configs = node_configs(node_config or [], plan.num_nodes)
-        if own_settings(spec) is not None:
-            check_node_keys(configs, _NODE_KEYS)
+        configs = read_node_configs(spec, node_config, plan.num_nodes)
     try:
         with interruptible(lambda: "Interrupted; all that was started is stopped"):
             code = start(spec, plan, tls=tls, node_config=configs, keep_logs=keep_logs)

@@ -13,12 +13,16 @@ import typer
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 
 if TYPE_CHECKING:
+    from flwr.app import UserConfig
+
+    from hedgerow.sim.runs.app import AppSpec
     from hedgerow.sim.runs.results import Results
 
 __all__ = [
     "AppPath",
     "Costs",
     "Metrics",
+    "NodeConfig",
     "Paths",
     "RunConfig",
     "Track",
@@ -26,6 +30,7 @@ __all__ = [
     "check_ordinary",
     "interruptible",
     "load_results",
+    "read_node_configs",
 ]
 
 AppPath = Annotated[
@@ -37,6 +42,13 @@ AppPath = Annotated[
 RunConfig = Annotated[
     list[str] | None,
     typer.Option("--run-config", "-c", help="'key=value key=value', or a .toml file. Repeatable."),
+]
+NodeConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="'key=value ...' for every node, '0-3: key=value' for some; {partition-id} is each one's own: "
+        "'0-9: data=node-{partition-id}.npz'. Repeatable."
+    ),
 ]
 Track = Annotated[
     list[str] | None,
@@ -61,6 +73,11 @@ Metrics = Annotated[
         "Default: what the sweep says, else loss.",
     ),
 ]
+
+
+# What nodes of this suite's apps read from their own configs, beside what says which data they have and what
+# a deployment sets.
+_NODE_KEYS = ("data-dir", "device", "group", "monitor", "noise-source", "role", "share-state")
 
 
 @contextmanager
@@ -104,6 +121,28 @@ def check_ordinary(**numbers: float | None) -> None:
     ]
     if wrong:
         raise ValueError("\n".join(wrong))
+
+
+def read_node_configs(spec: AppSpec, texts: list[str] | None, num_nodes: int) -> list[UserConfig]:
+    """Return what ``--node-config`` says of each node, its data by an absolute path.
+
+    Raises ValueError for keys that no node of our apps reads.
+    """
+    from hedgerow.clients.hsgd.own import OWN_KEYS
+    from hedgerow.sim.deploy.supernode import node_configs
+    from hedgerow.sim.runs.app import own_settings
+    from hedgerow.sim.runs.settings import check_node_keys
+    from hedgerow.tasks import NODE_DATA_KEYS, is_import_path
+
+    configs = node_configs(texts or [], num_nodes)
+    if own_settings(spec) is not None:
+        check_node_keys(configs, sorted({*_NODE_KEYS, *NODE_DATA_KEYS, *OWN_KEYS}))
+        for config in configs:
+            data = config.get("data")
+            if isinstance(data, str) and data and not is_import_path(data):
+                # A SuperNode works in a folder of its own.
+                config["data"] = str(Path(data).expanduser().absolute())
+    return configs
 
 
 def load_results(paths: list[Path]) -> Results:

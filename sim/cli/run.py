@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import AppPath, RunConfig, Track, bad_options, interruptible
+from hedgerow.sim.cli.options import (
+    AppPath,
+    NodeConfig,
+    RunConfig,
+    Track,
+    bad_options,
+    interruptible,
+    read_node_configs,
+)
 
 if TYPE_CHECKING:
     from hedgerow.sim.runs.foreign import Records
@@ -36,6 +44,7 @@ def run(
         int | None,
         typer.Option(min=1, help="Number of nodes. Default: what the app says, else 2."),
     ] = None,
+    node_config: NodeConfig = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:N or auto: the app's run-config key 'device'.")
     ] = None,
@@ -92,8 +101,15 @@ def run(
     from hedgerow.strategies import RosterError, TooFewRepliesError
 
     with bad_options():
-        if engine is Engine.FLOWER:
-            _check_options({"--strict": strict, "--real-time": real_time, "--track": bool(track)})
+        _check_options(
+            engine,
+            {
+                "--strict": strict,
+                "--real-time": real_time,
+                "--track": bool(track),
+                "--node-config": bool(node_config),
+            },
+        )
         trackers = check_trackers(track or [])
         spec = find_app(app_path)
         foreign = resume is not None and "resume" not in spec.config
@@ -115,6 +131,7 @@ def run(
             seed=seed,
             output_dir=output_dir,
         )
+        configs = read_node_configs(spec, node_config, plan.num_nodes)
         if engine is Engine.FLOWER:
             _check_plan(spec.name, plan)
 
@@ -131,7 +148,15 @@ def run(
             # Before the app is imported, which may draw its model.
             seed_generators(plan.seed)
             app = load_app(spec.folder)
-            run_app(app, plan, strict=strict, real_time=real_time, records=records, track=trackers)
+            run_app(
+                app,
+                plan,
+                node_configs=configs,
+                strict=strict,
+                real_time=real_time,
+                records=records,
+                track=trackers,
+            )
     except (RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
@@ -144,10 +169,10 @@ def run(
         raise typer.Exit(1) from error
 
 
-def _check_options(ours: Mapping[str, bool]) -> None:
+def _check_options(engine: Engine, ours: Mapping[str, bool]) -> None:
     """Raise ValueError where an option was given that only Hedgerow's engine has."""
     for option, given in ours.items():
-        if given:
+        if given and engine is Engine.FLOWER:
             raise ValueError(f"{option}: Flower's engine has no such thing; use --engine inprocess")
 
 

@@ -101,7 +101,8 @@ def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:
     ----------
     texts : Sequence[str]
         ``'key=value ...'`` for every node, ``'2: key=value ...'`` for one, ``'0-3: key=value ...'`` for
-        several. Later ones win.
+        several. Later ones win. ``{partition-id}`` in a text is each node's own:
+        ``'data=node-{partition-id}.npz'``.
     num_nodes : int
         Nodes of the federation.
 
@@ -119,6 +120,7 @@ def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:
         last = num_nodes - 1 if last < 0 else last
         if not first <= last < num_nodes:
             raise ValueError(f"node config {text!r}: valid partitions are 0 to {num_nodes - 1}")
-        for config in configs[first : last + 1]:
-            config.update(parse_overrides([pairs], {}))
+        for partition_id, config in enumerate(configs[first : last + 1], first):
+            own = pairs.replace("{partition-id}", str(partition_id))
+            config.update(parse_overrides([own], {}))
     return configs

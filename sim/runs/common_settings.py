@@ -12,6 +12,7 @@ from hedgerow.sim.runs.kinds import (
     choice,
     flag,
     folder,
+    in_range,
     number,
     text,
     whole,
@@ -19,7 +20,7 @@ from hedgerow.sim.runs.kinds import (
 from hedgerow.sim.runs.settings import Setting
 from hedgerow.wire.limits import MAX_SAMPLES
 
-__all__ = ["DATA_DIR", "RUN_SETTINGS", "SEED", "STACK_SETTINGS", "task_settings"]
+__all__ = ["DATA_DIR", "HOLDOUT", "QUORUM", "RUN_SETTINGS", "SEED", "STACK_SETTINGS", "task_settings"]
 
 # Longer than a server waits for anything, and short enough for every clock.
 _MAX_SECONDS = 1e8
@@ -29,7 +30,12 @@ DATA_DIR = Setting("", folder("a folder, or empty"), "where its files are")
 _TASK = {
     "dataset": ("mnist-5k", "a name of `hedgerow data`, or `module:function`"),
     "scaling": ("standard", "pixels with mean 0 and deviation 1 a channel; `unit`: in [0, 1]"),
-    "partition": ("iid", "how the data are dealt to nodes"),
+    "partition": ("iid", "how the data are dealt to nodes; `own`: each node has data of its own"),
+    "classes": ("", "of `own`: a number, or the labels in the order of their classes, `benign,malignant`"),
+    "standardise": (
+        "federated",
+        "of `own`: by what all nodes hold together (`federated`), by a mean and a deviation, or `none`",
+    ),
     "model": ("lenet", "what is trained"),
     "device": ("cpu", "where nodes train"),
 }
@@ -49,6 +55,12 @@ def task_settings(texts: Mapping[str, tuple[str, Callable[[str], object]]]) -> d
     }
 
 
+HOLDOUT = Setting(
+    0.2, in_range(0.0, 0.9), "of `own`: the share of its samples that each node keeps aside to measure on"
+)
+QUORUM = Setting(
+    0, whole(0, MAX_NODES), "nodes that must be there when the run starts; others may come later (0: all)"
+)
 SEED = Setting(0, whole(0, MAX_INT64), "keys everything that is drawn")
 
 # How a machine trains the nodes that it simulates; nothing of it changes what a run means.

@@ -26,6 +26,7 @@ def run_app(
     app: LoadedApp,
     plan: Plan | None = None,
     *,
+    node_configs: Sequence[UserConfig] | None = None,
     strict: bool = False,
     max_in_flight: int | None = None,
     real_time: bool = False,
@@ -41,7 +42,7 @@ def run_app(
     plan : Plan or None (default: None)
         From ``plan_run``. None: the app's defaults. Key ``seed`` of its run config, or its own seed, keys
         node ids and faults.
-    strict, max_in_flight, real_time
+    node_configs, strict, max_in_flight, real_time
         As in ``InProcessGrid``.
     records : Records or None (default: None)
         How the run of an app that is not the suite's own is recorded; the suite's record themselves. None: it
@@ -64,6 +65,7 @@ def run_app(
             app.client_app,
             plan.num_nodes,
             run_config=plan.run_config,
+            node_configs=node_configs,
             faults=plan.faults,
             strict=strict,
             seed=_seed(plan.run_config) if plan.seed is None else plan.seed,

@@ -20,17 +20,26 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.live import LiveProgress
-from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder
+from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.records import to_state_dict
 
-__all__ = ["Experiment", "Values", "central_evaluation", "records_itself", "run_summary", "server_app"]
+__all__ = [
+    "Experiment",
+    "LearntExperiment",
+    "Measure",
+    "Values",
+    "central_evaluation",
+    "records_itself",
+    "run_summary",
+    "server_app",
+]
 
 # Checked settings, by key.
 Values = Mapping[str, Any]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-Measure = Callable[[dict[str, Tensor]], Mapping[str, float]]
+Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
 # The apps of ``server_app``.
 _OWN: WeakSet[ServerApp] = WeakSet()
 
@@ -55,12 +64,14 @@ class Experiment:
         The initial model.
     num_rounds : int
         How many rounds, >= 1.
-    measure : Callable[[dict[str, Tensor]], Mapping[str, float]]
+    measure : Callable[[dict[str, Tensor]], Mapping[str, float or list]]
         Maps the global model's state dict to its metrics.
     train_config : Mapping[str, Any] (default: none)
         What every train message says.
     num_nodes : int or None (default: None)
         The nodes of the federation, where they are more than ``num-clients``.
+    about : Mapping[str, Any] (default: nothing)
+        What else the record of the run says of it, by key.
     """
 
     title: str
@@ -71,13 +82,30 @@ class Experiment:
     measure: Measure
     train_config: Mapping[str, Any] = field(default_factory=dict)
     num_nodes: int | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LearntExperiment:
+    """An experiment that only the nodes can complete, since the server has no data.
+
+    Parameters
+    ----------
+    learn : Callable[[Grid, Mapping[str, Any]], Experiment]
+        Asks the nodes. It is given the config that an earlier run recorded, which goes on; else nothing.
+    num_nodes : int or None (default: None)
+        The nodes of the federation, where they are more than ``num-clients``.
+    """
+
+    learn: Callable[[Grid, Mapping[str, Any]], Experiment]
+    num_nodes: int | None = None
 
 
 def server_app(
     name: str,
     read: Callable[[Mapping[str, UserConfigValue]], Values],
     client_app: ClientApp,
-    experiment: Callable[[Values], Experiment],
+    experiment: Callable[[Values], Experiment | LearntExperiment],
 ) -> ServerApp:
     """Return the ServerApp that runs an experiment with the settings of the run config.
 
@@ -92,7 +120,7 @@ def server_app(
         The app's check of its settings, ``common_settings.RUN_SETTINGS`` among them.
     client_app : ClientApp
         The app's own, for the engine.
-    experiment : Callable[[values], Experiment]
+    experiment : Callable[[values], Experiment or LearntExperiment]
         What is run.
     """
     app = ServerApp()
@@ -104,12 +132,15 @@ def server_app(
         made = experiment(values)
         if values["engine"] == "inprocess":
             grid = InProcessGrid.inside(grid, client_app, context, num_nodes=made.num_nodes)
+        if isinstance(made, LearntExperiment):
+            made = made.learn(grid, read_config(values["resume"]) if values["resume"] else {})
         begun = environment(engine=_engine(grid), app=code_folder(experiment))
         config = {
             "app": name,
             "realism": made.realism,
             "run": {**context.run_config, **values},
             "environment": begun,
+            **made.about,
         }
         if getattr(grid, "real_time", False):
             config["time"] = "real"

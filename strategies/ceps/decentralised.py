@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
-from hedgerow.strategies.gossip.method import GossipOptions, Scalar
+from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
@@ -128,7 +128,7 @@ class Decentralised(Gossip):
     privacy : Privacy or None (default: None)
         The noise on each gradient; ``sound`` also clips.
     **options
-        See ``GossipOptions`` and ``Gossip``; ``min_available_nodes`` is the number of nodes m.
+        See ``GossipOptions`` and ``Gossip``; ``num_clients`` is the number of nodes m.
 
     Raises
     ------
@@ -155,8 +155,8 @@ class Decentralised(Gossip):
     ) -> None:
         in_range("learning_rate", learning_rate, 0.0, LARGEST_STEP, open_below=True)
         in_range("participation", participation, 0.0, 1.0, open_below=True)
-        num_nodes, seed = options.get("min_available_nodes", 2), options.get("seed", 0)
-        int_at_least(1, local_steps=local_steps, min_available_nodes=num_nodes)
+        num_nodes, seed = places_in(options), options.get("seed", 0)
+        int_at_least(1, local_steps=local_steps)
         int_at_least(0, seed=seed)
         told: dict[str, Scalar] = {"codec": codec, "r": participation, "eta": learning_rate}
         told |= dict.fromkeys(("local-steps", "kappa-low", "kappa-high"), local_steps)

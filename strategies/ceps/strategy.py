@@ -15,7 +15,7 @@ import networkx as nx
 from flwr.common import log
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.gossip.method import GossipOptions, Scalar
+from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
@@ -138,7 +138,7 @@ class CEPS(Gossip):
     privacy : Privacy (default: Privacy())
         The noise on the gradients.
     **options
-        See ``GossipOptions`` and ``Gossip``; ``min_available_nodes`` is the number of nodes m.
+        See ``GossipOptions`` and ``Gossip``; ``num_clients`` is the number of nodes m.
 
     Raises
     ------
@@ -179,8 +179,8 @@ class CEPS(Gossip):
             )
         if codec.startswith("quantised"):
             raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
-        num_nodes = options.get("min_available_nodes", 2)
-        int_at_least(1, min_available_nodes=num_nodes, sparsity=sparsity)
+        num_nodes = places_in(options)
+        int_at_least(1, sparsity=sparsity)
         method = _Method(
             num_nodes=num_nodes,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),

@@ -167,9 +167,9 @@ class CompressedLayers(FederatedStrategy):
         """
         return dict(self._sending.downlink.traffic)
 
-    def participants(self, server_round: int) -> list[int]:
-        """Return the K partition ids that train in a round, ascending."""
-        return self.chosen.drawn(server_round)
+    def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
+        """Return the K partition ids that train in a round, ascending; of all, or of those there."""
+        return self.chosen.drawn(server_round, there)
 
     def current_arrays(self) -> ArrayRecord | None:
         """Return the dense effective model under the plain model's keys; None before the first round."""
@@ -230,7 +230,7 @@ class CompressedLayers(FederatedStrategy):
             self._model.begin(arrays)
         told = {**config, **self._instructions(server_round)}
         check = partial(self._read, server_round)
-        chosen = self.participants(server_round)
+        chosen = partial(self.participants, server_round)
         return self._sending.messages(server_round, grid, chosen, told, self.nominal_bits, check)
 
     def aggregate_train(
@@ -267,7 +267,7 @@ class CompressedLayers(FederatedStrategy):
         log(INFO, "\t├──> Method: %s", self.method.describe())
         log(INFO, "\t├──> Sent each way: %.4f of the dense model", self.ratio)
         log(INFO, "\t├──> Downlink: %s | weights: %s", self.sync, self.reader.weighting)
-        log(INFO, "\t├──> Nodes a round: %d of %d", self.chosen.count, self.num_clients)
+        log(INFO, "\t├──> Nodes a round: %d of %d", self.chosen.count or self.num_clients, self.num_clients)
         log(
             INFO,
             "\t├──> Local epochs: %d | batch size: %d | learning rate: %g",

@@ -20,6 +20,7 @@ from torch import Tensor
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
 from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
 from hedgerow.strategies.fedmud.sync import UpdateLog
+from hedgerow.strategies.roster import placed
 from hedgerow.strategies.vectors import joined, split, weighted_mean
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import TopK, rand_k
@@ -54,6 +55,8 @@ class EF21P(CompressedLayers):
             lambda model: BroadcastIterate(model.compressed, ratio, scale, model.seed),
             **options,
         )
+        # Both sides draw by it which entries a node sends.
+        self.federation.admits = placed
 
 
 class BroadcastIterate:

@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Exchange, Node
-from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.federation import Chosen, Federation
 from hedgerow.strategies.fedmud.replies import check_base
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, Sync
@@ -49,7 +49,7 @@ class Sending:
         self,
         server_round: int,
         grid: Grid,
-        participants: Sequence[int],
+        participants: Chosen,
         config: Mapping[str, Any],
         nominal_bits: int,
         check: Check,
@@ -62,8 +62,8 @@ class Sending:
             The round, from 1.
         grid : Grid
             Knows who is there.
-        participants : Sequence[int]
-            The partition ids of those that train.
+        participants : Chosen
+            The partition ids of those that train, or what draws them from those that are there.
         config : Mapping[str, Any]
             What they are told.
         nominal_bits : int
@@ -72,6 +72,7 @@ class Sending:
             Reads a participant's reply.
         """
         nodes, offline = self.federation.online(grid, participants)
+        self.downlink.num_clients = self.federation.num_clients
         listeners = self._behind(grid, nodes)
         post, start = self._post(config), self.downlink.start
         contents = [(node, post.instruction(start(node.partition_id))) for node in nodes]

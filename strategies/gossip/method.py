@@ -7,8 +7,9 @@ from hedgerow.strategies.federation import FederationOptions
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.router import GraphAt
+from hedgerow.wire.checks import int_at_least
 
-__all__ = ["GossipMethod", "GossipOptions", "Scalar"]
+__all__ = ["GossipMethod", "GossipOptions", "Scalar", "places_in"]
 
 Scalar = bool | int | float | str | list[int] | list[float]
 
@@ -64,3 +65,19 @@ class GossipOptions(FederationOptions, total=False):
 
     num_iterations: int | None
     monitor: Monitor | None
+
+
+def places_in(options: GossipOptions) -> int:
+    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``.
+
+    Raises
+    ------
+    ValueError
+        If it is no integer >= 1: a graph has a number of nodes.
+    """
+    if (places := options.get("num_clients")) is not None:
+        int_at_least(1, num_clients=places)
+        return places
+    places = options.get("min_available_nodes", 2)
+    int_at_least(1, min_available_nodes=places)
+    return places

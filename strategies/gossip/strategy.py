@@ -23,6 +23,7 @@ from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scala
 from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor
 from hedgerow.strategies.gossip.relay import Relay
 from hedgerow.strategies.gossip.replies import next_communication
+from hedgerow.strategies.roster import placed
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least
@@ -49,9 +50,12 @@ class Gossip(FederatedStrategy):
     messages. Before its first event each node is told its settings (``query.hello``) and replies with its
     ``kappa``, ``next`` and ``want`` (ConfigRecord ``hello``).
 
-    A payload that is lost is left out of its receivers' bundles. A node that is away when it is due misses
-    that communication; no event is repeated. An event with fewer than ``min_train_nodes`` valid updates is
-    lost, and more than ``max_repeats`` lost events in a row end the run.
+    A payload that is lost is left out of its receivers' bundles. A node that is away is a straggler: the
+    graph stays as it is, its neighbours go on with what the others sent, it misses the communications at
+    which it is due, and one that comes, or comes back, is told its settings and joins in at its next one. No
+    event is repeated. An event with fewer than ``min_train_nodes`` valid updates is lost, unless all that are
+    due are away and others are there; more than ``max_repeats`` lost events in a row end the run. A monitor's
+    rule ends a run only once all m nodes have communicated.
 
     A node whose ClientApp refused an update may have lost its state: it is told its settings again before
     the next event, which changes nothing at a node that knows them. One that had communicated and is back at
@@ -75,8 +79,8 @@ class Gossip(FederatedStrategy):
     monitor : Monitor or None (default: None)
         Looks at all models after every iteration, which only a simulation can, and may end the run.
     **options
-        See ``FederationOptions``. ``min_available_nodes`` is the number of nodes m; ``max_repeats`` is 10
-        unless given; ``fraction_evaluate`` has no meaning here.
+        See ``FederationOptions``. ``num_clients`` is the number of nodes m, ``min_available_nodes`` all of
+        them unless given; ``max_repeats`` is 10 unless given; ``fraction_evaluate`` has no meaning here.
 
     Raises
     ------
@@ -95,11 +99,13 @@ class Gossip(FederatedStrategy):
         if num_iterations is not None:
             int_at_least(1, num_iterations=num_iterations)
         options.setdefault("max_repeats", _MAX_LOST)
-        options["min_available_nodes"] = method.num_nodes
+        options.setdefault("min_available_nodes", method.num_nodes)
+        options["num_clients"] = method.num_nodes
         self.method = method
         self.num_iterations = num_iterations
         self.monitor = monitor
         super().__init__(Federation(**options))
+        self.federation.admits = placed
         if self.settings.seed >= 2**63:
             raise ValueError(f"seed is {self.settings.seed!r}; valid is an integer < 2^63, as messages hold")
 
@@ -110,6 +116,8 @@ class Gossip(FederatedStrategy):
         self._relay = Relay(self.method, self.federation, monitored=self.monitor is not None)
         self._looks = Looks(self.monitor, self.federation, self.method.dim)
         self._lost_in_a_row = 0
+        # Whether all that are due at the event at hand are away, and others are there.
+        self._nobody_due = False
         # The iteration of the event at hand, from ``configure_train`` to ``aggregate_evaluate``.
         self._event: int | None = None
 
@@ -178,6 +186,7 @@ class Gossip(FederatedStrategy):
         due = self._appointments.due(k)
         ready = {node.partition_id for node in self._appointments.ready(roster)}
         wants = {i: self._wanted(i, k) for i in due if i in ready}
+        self._nobody_due = bool(ready) and not wants
         contents = self._relay.updates(grid, roster, server_round, k, wants, config)
         return self.federation.instruct(
             server_round, contents, self._checked, offline=len(due) - len(wants), message_type=UPDATE
@@ -259,6 +268,8 @@ class Gossip(FederatedStrategy):
 
     def _end_if_lost(self, server_round: int) -> None:
         """Raise TooFewRepliesError if this event and too many before it were lost."""
+        if self._nobody_due:
+            return
         if self.report.accepted and self.federation.enough():
             self._lost_in_a_row = 0
             return

@@ -79,7 +79,7 @@ class Feel(ClusteredStrategy):
     Parameters
     ----------
     clients_per_round : int (default: 5)
-        Clients scheduled a round, uniformly without replacement, 1 to the size of the pool.
+        Clients scheduled a round, uniformly without replacement of those there, 1 to the size of the pool.
     tau1 : int (default: 1)
         Local iterations a round, >= 1.
     pool : Sequence[int] or None (default: None)
@@ -99,18 +99,32 @@ class Feel(ClusteredStrategy):
         **options: Unpack[ClusteredOptions],
     ) -> None:
         super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
-        self.pool = sorted(range(self.num_clients) if pool is None else set(pool))
-        if not self.pool or self.pool[0] < 0 or self.pool[-1] >= self.num_clients:
-            raise ValueError(f"pool is {self.pool}; valid are partition ids 0 to {self.num_clients - 1}")
-        if not 1 <= clients_per_round <= len(self.pool):
-            raise ValueError(f"clients_per_round is {clients_per_round}; valid is 1 to {len(self.pool)}")
+        self.pool = None if pool is None else sorted(set(pool))
+        places = self.federation.places
+        known, most = self._drawn_from(None), self.num_clients - 1
+        if places is not None and not (known and known[0] >= 0 and known[-1] <= most):
+            raise ValueError(f"pool is {known}; valid are partition ids 0 to {most}")
+        int_at_least(1, clients_per_round=clients_per_round)
+        if places is not None and clients_per_round > len(known):
+            raise ValueError(f"clients_per_round is {clients_per_round}; valid is 1 to {len(known)}")
         self.clients_per_round = clients_per_round
 
-    def participants(self, server_round: int) -> list[int]:
-        """Return the scheduled clients that take part."""
+    def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
+        """Return the scheduled clients that take part; they are drawn of all, or of those there."""
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
-        scheduled = set(stream.choice(self.pool, self.clients_per_round, replace=False).tolist())
+        pool = self._drawn_from(there)
+        if not pool:
+            return []
+        count = min(self.clients_per_round, len(pool))
+        scheduled = set(stream.choice(pool, count, replace=False).tolist())
         return [i for i in super().participants(server_round) if i in scheduled]
+
+    def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
+        return self.participants(server_round, there)
+
+    def _drawn_from(self, there: Sequence[int] | None) -> list[int]:
+        known = range(self.num_clients) if there is None else there
+        return list(known) if self.pool is None else [i for i in self.pool if there is None or i in known]
 
 
 class FedAvg(ClusteredStrategy):

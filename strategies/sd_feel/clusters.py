@@ -5,8 +5,10 @@ entries of the strategy's state ("emulated"): client-server messages are real, w
 linear algebra here. On either level the ledger has it as the transfers of the modelled system.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Unpack
 
@@ -43,6 +45,8 @@ __all__ = [
 Clusters = Sequence[int] | str | None
 # Each node's group says it.
 BY_GROUP = "group"
+# The server of a client that has not come yet.
+_NO_SERVER = -1
 # The metric by which a reply tells how many iterations its node took.
 _NUM_STEPS = "num-steps"
 
@@ -61,16 +65,21 @@ def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
     return tuple(i * num_servers // num_clients for i in range(num_clients))
 
 
-def _by_group(groups: Sequence[str], num_servers: int) -> tuple[int, ...]:
-    """Return each client's server, the place of its group among all groups."""
-    numbers = all(group.isdecimal() for group in groups)
-    names = sorted(set(groups), key=int if numbers else str)
-    if "" in names or len(names) != num_servers:
+def _servers_of(groups: Sequence[str], num_servers: int) -> dict[str, int]:
+    """Return each group's server, its place among those groups that are larger than all others.
+
+    So a few nodes that name a group which there is not do not keep the others from their work.
+    """
+    sizes = Counter(groups)
+    names = [name for name, _ in sizes.most_common(num_servers)]
+    smallest = min((sizes[name] for name in names), default=0)
+    if len(names) < num_servers or any(sizes[name] >= smallest for name in sizes.keys() - set(names)):
         raise RosterError(
-            f"clusters is {BY_GROUP!r}, and the nodes' configs name the groups {names}; valid is one for "
-            f"each of the {num_servers} edge servers, and one at each node: --node-config 'group=\"north\"'"
+            f"clusters is {BY_GROUP!r}, and the nodes' configs name the groups {sorted(sizes)}; valid is one "
+            f"for each of the {num_servers} edge servers: --node-config 'group=\"north\"'"
         )
-    return tuple(names.index(group) for group in groups)
+    numbers = all(name.isdecimal() for name in names)
+    return {name: server for server, name in enumerate(sorted(names, key=int if numbers else str))}
 
 
 def whole_blocks(num_rounds: int, tau2: int) -> None:
@@ -98,7 +107,8 @@ class ClusteredStrategy(FederatedStrategy):
     clusters : Sequence[int], "group" or None
         The server of each client, by partition id; ``"group"`` for a server to each ``group`` that the
         nodes' configs name, in the order of the names (of the numbers, where all are numbers); None for equal
-        contiguous clusters. With the last two there are ``min_available_nodes`` clients.
+        contiguous clusters. With the last two there are ``num_clients`` clients. A node that comes later
+        joins its group's server, or the one with fewest clients where as many take part as come.
     num_servers : int
         Servers D, >= 1.
     local_steps : int
@@ -112,7 +122,7 @@ class ClusteredStrategy(FederatedStrategy):
     edge_nodes : bool (default: False)
         Whether the servers are nodes; a method that says so gives ``exchanged`` for them.
     **options
-        See ``FederationOptions``; ``min_available_nodes`` is the number of clients C.
+        See ``FederationOptions``; ``num_clients`` is the number of clients C.
 
     Raises
     ------
@@ -124,6 +134,9 @@ class ClusteredStrategy(FederatedStrategy):
 
     Notes
     -----
+    With ``"group"`` a node without one, or whose group has no server, is left out as ``no group`` or
+    ``unknown group``. Which groups there are is settled when the run starts.
+
     Flower's differential-privacy wrappers compare replies with the arrays of the round; here each
     cluster trains on its server's model, so under them the clipping norm is not what they assume.
     """
@@ -155,17 +168,26 @@ class ClusteredStrategy(FederatedStrategy):
         self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
         super().__init__(self.edges or Federation(num_clients, **options))
         self.clusters = self._checked_clusters(clusters)
+        if clusters == BY_GROUP:
+            admits = self.federation.admits
+            self.federation.admits = lambda node: admits(node) or self._with_group(node)
 
     def _forget(self) -> None:
         self._models: ServerModels | None = None
         # Whether every reply told how many iterations its node took.
         self._steps_told = True
+        # The server of each group.
+        self._groups: dict[str, int] = {}
 
     def _checked_clusters(self, clusters: Clusters) -> tuple[int, ...]:
         if isinstance(clusters, str) and clusters != BY_GROUP:
             raise ValueError(f"clusters is {clusters!r}; valid is a server for each client, or {BY_GROUP!r}")
         if clusters is None or isinstance(clusters, str):
-            return contiguous_clusters(self.settings.min_available_nodes, self.num_servers)
+            places = self.federation.places
+            contiguous = contiguous_clusters(
+                (places or self.federation.quorum) - self._num_edges, self.num_servers
+            )
+            return contiguous if places is not None else ()
         if set(clusters) != set(range(self.num_servers)):
             raise ValueError(
                 f"clusters names the servers {sorted(set(clusters))}; "
@@ -178,9 +200,10 @@ class ClusteredStrategy(FederatedStrategy):
     def participants(self, server_round: int) -> list[int]:
         """Return the partition ids that take part in a round: Bernoulli(beta) draws, a stream a client."""
         beta = self.participation
+        clients = [i for i, server in enumerate(self.clusters) if server != _NO_SERVER]
         if beta == 1.0:  # Every draw is below it, and a round of many clients would make as many streams.
-            return list(range(self.num_clients))
-        return [i for i in range(self.num_clients) if self.federation.uniform(server_round, i) < beta]
+            return clients
+        return [i for i in clients if self.federation.uniform(server_round, i) < beta]
 
     def exchange_due(self, server_round: int) -> bool:
         """Return whether the servers exchange their models at the end of a round."""
@@ -237,7 +260,8 @@ class ClusteredStrategy(FederatedStrategy):
         typical = sum(known) / len(known) if known else 1.0
         sizes = np.zeros(self.num_servers)
         for client, server in enumerate(self.clusters):
-            sizes[server] += self.federation.sizes.get(client, typical)
+            if server != _NO_SERVER:
+                sizes[server] += self.federation.sizes.get(client, typical)
         return sizes
 
     @property
@@ -265,13 +289,14 @@ class ClusteredStrategy(FederatedStrategy):
         return self._trained().consensus_error(self.server_weights)
 
     def _state(self) -> dict[str, Any]:
-        by_group = {"clusters": list(self.clusters)} if self._chosen_clusters == BY_GROUP else {}
+        found = {"clusters": list(self.clusters), "groups": self._groups} if self._finds_clusters else {}
         untold = {} if self._steps_told else {"steps-told": False}
-        return {"models": self._trained().vectors, **by_group, **untold}
+        return {"models": self._trained().vectors, **found, **untold}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._models = ServerModels(self.federation.known_layout(), np.array(state["models"]))
         self.clusters = tuple(int(server) for server in state.get("clusters", self.clusters))
+        self._groups = {str(name): int(server) for name, server in state.get("groups", {}).items()}
         self._steps_told = bool(state.get("steps-told", True))
 
     # Flower's interface.
@@ -283,7 +308,7 @@ class ClusteredStrategy(FederatedStrategy):
         self._begin_round(server_round)
         models = self._initialised(arrays)
         self._know_clusters(grid)
-        nodes, offline = self.federation.online(grid, self.participants(server_round))
+        nodes, offline = self.federation.online(grid, partial(self._drawn, server_round))
         work = {
             "server-round": server_round,
             "local-steps": self.local_steps,
@@ -344,18 +369,75 @@ class ClusteredStrategy(FederatedStrategy):
     # Mechanics.
 
     def _know_clusters(self, grid: Grid) -> None:
-        """Find the clusters of a run that begins; RosterError where the nodes cannot be told apart."""
-        if self._chosen_clusters is None or self.federation.introduced is not None:
+        """Find the clusters of a run that begins, and a server for nodes that came since.
+
+        RosterError where the nodes cannot be told apart.
+        """
+        begins, found = self.federation.introduced is None, self._finds_clusters
+        if not found and (self._chosen_clusters is None or not begins):
             return
-        nodes = self.federation.gather(grid).nodes
-        if not self.federation.introduced:
+        nodes = [node for node in self.federation.gather(grid).nodes if not node.vacant]
+        if self._chosen_clusters is not None and not self.federation.introduced:
             raise RosterError(
                 "clusters says which edge server each partition belongs to, but no node says which partition "
                 "it has: use ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce', or "
                 "leave clusters out"
             )
-        if self._chosen_clusters == BY_GROUP:
-            self.clusters = _by_group([node.group for node in nodes], self.num_servers)
+        if not found:
+            return
+        if begins and not self.completed_rounds:
+            self.clusters = ()
+            if self._chosen_clusters == BY_GROUP:
+                self._groups = _servers_of([node.group for node in nodes], self.num_servers)
+            else:
+                servers = contiguous_clusters(len(nodes), self.num_servers)
+                self._place({node.partition_id: s for node, s in zip(nodes, servers, strict=True)})
+        self._welcome(nodes)
+
+    @property
+    def _finds_clusters(self) -> bool:
+        """Whether it is the nodes that come of which the clusters are made."""
+        return self._chosen_clusters == BY_GROUP or self.federation.places is None
+
+    def _welcome(self, nodes: Sequence[Node]) -> None:
+        """Give clients without a server one: that of their group, else the one with fewest clients."""
+        for node in nodes:
+            if node.partition_id < self.num_clients and self.clusters[node.partition_id] != _NO_SERVER:
+                continue
+            if self._chosen_clusters != BY_GROUP:
+                counts = Counter(self.clusters)
+                self._place({node.partition_id: min(range(self.num_servers), key=lambda d: counts[d])})
+            elif node.group in self._groups:
+                self._place({node.partition_id: self._groups[node.group]})
+            else:
+                self.federation.refuse(node, "unknown group")
+        self._place({})
+
+    def _place(self, servers: Mapping[int, int]) -> None:
+        """Note the servers of some clients, by partition id."""
+        clients = max(
+            [self.num_clients, *(i + 1 for i in servers), self.federation.num_clients - self._num_edges]
+        )
+        known = dict(enumerate(self.clusters)) | dict(servers)
+        self.clusters = tuple(known.get(i, _NO_SERVER) for i in range(clients))
+
+    @property
+    def _num_edges(self) -> int:
+        """Edge servers that are nodes of the federation."""
+        return self.num_servers if self.edges is not None else 0
+
+    def _with_group(self, node: Node) -> str | None:
+        """Return why a node cannot belong to a cluster; None if it can, or is an edge server itself."""
+        places = self.federation.places
+        if places is not None and node.partition_id >= places - self._num_edges:
+            return None
+        if not node.group:
+            return "no group"
+        return "unknown group" if self._groups and node.group not in self._groups else None
+
+    def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
+        """Return who takes part in a round, of whom only those that are there are sent anything."""
+        return self.participants(server_round)
 
     def _trained(self) -> ServerModels:
         if self._models is None:

@@ -16,7 +16,8 @@ from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Roster, RosterError, collect
-from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.federation import Chosen, Federation, FederationOptions, only_arrays
+from hedgerow.strategies.roster import placed
 from hedgerow.strategies.sd_feel.servers import ServerTransfer
 from hedgerow.strategies.topology import Mixing
 from hedgerow.wire.edge_servers import (
@@ -43,7 +44,8 @@ class EdgeFederation(Federation):
     """A federation whose edge servers are nodes beside its clients, and the relay between them.
 
     Partitions 0 to C - 1 are the clients, C to C + D - 1 the edge servers; all of them introduce themselves
-    (``query.whoami``), and the run waits for them. Edge servers keep their models and do all sums; the relay
+    (``query.whoami``), and the run waits for as many of them as the options say and D more; one whose role is
+    not that of its partition is left out. Edge servers keep their models and do all sums; the relay
     passes on vectors, keeps the last that each edge server told, and sends an edge server its own model only
     if that one does not have it. The legs through the hub are booked as such, 32 bits a parameter of every
     model that a message carries.
@@ -54,8 +56,8 @@ class EdgeFederation(Federation):
 
     Parameters
     ----------
-    num_clients : int or None
-        C; None for ``min_available_nodes``.
+    clients : int or None
+        C; None for what the options say.
     num_servers : int
         D, >= 1.
     **options
@@ -69,12 +71,16 @@ class EdgeFederation(Federation):
     """
 
     def __init__(
-        self, num_clients: int | None, num_servers: int, **options: Unpack[FederationOptions]
+        self, clients: int | None, num_servers: int, /, **options: Unpack[FederationOptions]
     ) -> None:
-        super().__init__(num_clients, **options)
-        self._clients = self.num_clients
+        super().__init__(clients, **options)
+        if self.places is None:
+            raise ValueError("num_clients is 0; valid with edge servers that are nodes is how many clients")
+        self._clients = self.places
         self._servers = num_servers
-        self.num_clients += num_servers  # whom the roster waits for
+        self.places += num_servers
+        self.quorum += num_servers
+        self.admits = self._in_its_role
 
     def reset(self) -> None:
         """Forget the run."""
@@ -94,11 +100,11 @@ class EdgeFederation(Federation):
         Raises
         ------
         RosterError
-            If nodes do not come, do not introduce themselves, or have another role than their partition.
+            If nodes do not come, or do not introduce themselves.
         """
         everyone = super().gather(grid)
-        if not self._edges:
-            self._check_roles(everyone)
+        if not everyone.introduced:
+            raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
         clients = Roster(everyone.nodes[: self._clients], everyone.introduced)
         clients.online = everyone.online
         self._edges = everyone.nodes[self._clients :]
@@ -107,7 +113,7 @@ class EdgeFederation(Federation):
             self.sizes.pop(node.partition_id, None)
         return clients
 
-    def online(self, grid: Grid, chosen: Iterable[int]) -> tuple[list[Node], int]:
+    def online(self, grid: Grid, chosen: Chosen = None) -> tuple[list[Node], int]:
         """Begin a round: return as ``Federation`` does which of the chosen clients are there."""
         self._grid, self.edge_report, self._lost = grid, ExchangeReport(), set()
         there = super().online(grid, chosen)
@@ -268,17 +274,11 @@ class EdgeFederation(Federation):
             self.edge_report.rejected[f"edge {reason}"] += count
         return answers
 
-    def _check_roles(self, roster: Roster) -> None:
-        if not roster.introduced:
-            raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
-        for node in roster.nodes:
-            due = CLIENT if node.partition_id < self._clients else EDGE
-            if node.role not in ("", due):
-                raise RosterError(
-                    f"partition {node.partition_id} has the role {node.role!r} in its node config; valid is "
-                    f"{due!r}: partitions 0 to {self._clients - 1} are clients, the {self._servers} after "
-                    "them edge servers"
-                )
+    def _in_its_role(self, node: Node) -> str | None:
+        due = CLIENT if node.partition_id < self._clients else EDGE
+        if node.role in ("", due):
+            return placed(node)
+        return f"role is not {due}"
 
 
 def gossip_transfers(graph: nx.Graph, models: Sequence[Vector]) -> list[ServerTransfer]:

@@ -200,6 +200,8 @@ class SimilarityFree(FederatedStrategy):
     def _forget(self) -> None:
         self._x: NDArray[Any] | None = None
         self._acknowledged: dict[int, int] = {}
+        # The workers of the round at hand.
+        self._sent_to: list[int] = []
 
     def _state(self) -> dict[str, Any]:
         acknowledged = {str(worker): k for worker, k in sorted(self._acknowledged.items())}
@@ -219,7 +221,8 @@ class SimilarityFree(FederatedStrategy):
         if self._x is None:
             self._x = self.federation.vector(arrays)
         model = self.federation.known_layout().unflatten(self._x)
-        nodes, offline = self.federation.online(grid, range(self.num_workers))
+        nodes, offline = self.federation.online(grid)
+        self._sent_to = [node.partition_id for node in nodes]
         told = {**config, **self._instructions(server_round)}
         contents = []
         for node in nodes:
@@ -319,10 +322,10 @@ class SimilarityFree(FederatedStrategy):
         return self.federation.sizes.setdefault(worker, told) if self.weighting == "examples" else 1.0
 
     def _moved(self, x: NDArray[Any], total: NDArray[np.float64], arrived: dict[int, float]) -> NDArray[Any]:
-        """Return x^{k+1} of the weighted sum of what arrived; a missing worker counts as one that stayed."""
+        """Return x^{k+1} of the weighted sum of what arrived; a lost worker counts as one that stayed."""
         weight_here = sum(arrived.values())
         typical = weight_here / len(arrived) if arrived else 1.0
-        missing = [i for i in range(self.num_workers) if i not in arrived]
+        missing = [i for i in self._sent_to if i not in arrived]
         weight_missing = sum(self._weight(i, self.federation.sizes.get(i, typical)) for i in missing)
         weight = weight_here + weight_missing
         if self.compressed:

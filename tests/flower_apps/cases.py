@@ -39,9 +39,17 @@ _COMMON: dict[str, Any] = {
     "resume": 3,
     "quiet": 1,
 }
+# Of those of apps whose nodes may have data of their own.
+_OWN: dict[str, Any] = {
+    "classes": "one",
+    "standardise": "both",
+    "holdout": 1.0,
+    "min-available-nodes": -1,
+}
 # And of those of apps whose nodes train ordinary models in mini-batches.
 _TRAINING: dict[str, Any] = {
     **_COMMON,
+    **_OWN,
     "scaling": "huge",
     "device": "abacus",
     "batch-size": 0,
@@ -112,6 +120,7 @@ SD_FEEL = AppCase(
         "method": "sgd",
         "iterations": 0,
         "num-servers": 0,
+        "clusters": "stars",
         "topology": "moebius",
         "tau1": 0,
         "tau2": -1,
@@ -226,6 +235,7 @@ CEPS = AppCase(
     settings=ceps.settings,
     bad={
         **_COMMON,
+        **_OWN,
         "method": "sgd",
         "iterations": 0,
         "topology": 3,
@@ -322,6 +332,13 @@ HSGD = AppCase(
         "compute-seconds": -1.0,
         "raw-bytes-per-group": -1.0,
         "raw-seconds": -1.0,
+        "holdout": 1.0,
+        "standardise": "some",
+        "classes": "one",
+        "class-weights": "-1,1",
+        "rematch-every": -1,
+        "predict": 3,
+        "specificity": 2.0,
     },
     # Groups of TDCD that stay apart need as many nodes as every other method.
     small={

@@ -14,7 +14,7 @@ from tests.wire.fuzzing import Decoder, hunt
 
 from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.exchange import Node, _introduced, checked_metrics
+from hedgerow.strategies.exchange import Node, checked_metrics
 from hedgerow.strategies.fedmud.ef21p import EF21P
 from hedgerow.strategies.fedmud.fedbat import FedBAT
 from hedgerow.strategies.fedmud.strategy import FedMUD
@@ -23,6 +23,7 @@ from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.replies import introduced as greeted
 from hedgerow.strategies.gossip.replies import next_communication, seen
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
+from hedgerow.strategies.roster import introduced
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.schedules import Fixed
 from hedgerow.strategies.similarity_free.strategy import SimilarityFree
@@ -59,16 +60,14 @@ def rows(part: Any, count: int, length: int) -> bool:
 # Introductions and metrics
 
 
-def introduced(content: RecordDict) -> Node:
+def who(content: RecordDict) -> Node:
     with flower_identity(1):
-        node = _introduced(Message(content, reply_to=Message(RecordDict(), 9, "query.whoami")))
-    if node is None:
-        raise PayloadError("bad introduction", "none that the roster takes")
-    return node
+        return introduced(Message(content, reply_to=Message(RecordDict(), 9, "query.whoami")))
 
 
 def is_node(node: Node) -> bool:
-    return 0 <= node.partition_id <= MAX_EXAMPLES and 0 <= (node.num_examples or 0) <= MAX_EXAMPLES
+    known = 0 <= node.partition_id <= MAX_EXAMPLES or (node.partition_id == -1 and bool(node.name))
+    return known and 0 <= (node.num_examples or 0) <= MAX_EXAMPLES
 
 
 def are_metrics(metrics: MetricRecord) -> bool:
@@ -89,7 +88,7 @@ PAIR = ConfigRecord({"role": "hospital", "group": 1, "ids": ["a", "b"], "encodin
 HELLO = ConfigRecord({"kappa": 3, "next": 6, "want": [1, 3]})
 SIGHT = {"arrays": to_record({"w": RNG.standard_normal(6)}), "metrics": METRICS}
 TOLD = [
-    refuses("whoami", RecordDict({"whoami": WHOAMI}), introduced, is_node),
+    refuses("whoami", RecordDict({"whoami": WHOAMI}), who, is_node),
     refuses("metrics", RecordDict({"m": METRICS}), lambda c: checked_metrics(c, "num-examples"), are_metrics),
     refuses("pair", RecordDict({"pair": PAIR}), introduction, is_party),
     refuses(
@@ -271,7 +270,7 @@ def test_an_honest_reply_is_right(decoder: Decoder) -> None:
 @pytest.mark.parametrize("key", ["partition-id", "num-examples"])
 def test_a_node_that_counts_wrongly_is_not_in_the_roster(key: str, told: Any) -> None:
     with pytest.raises(PayloadError):
-        introduced(RecordDict({"whoami": ConfigRecord({**WHOAMI, key: told})}))
+        who(RecordDict({"whoami": ConfigRecord({**WHOAMI, key: told})}))
 
 
 def test_a_weight_that_no_data_set_has_is_refused() -> None:

@@ -50,14 +50,14 @@ def test_a_function_is_asked_once_a_node_and_no_log_has_an_error(caplog: pytest.
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-def test_without_either_one_node_is_asked_and_one_warning_names_the_mod(
+def test_without_either_two_nodes_are_asked_and_one_warning_names_the_mod(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grid = RecordingGrid(plain(), NODES)
     roster = Roster.gather(grid, NODES, timeout=60)
     assert not roster.introduced
-    assert asked(grid) == {"query.whoami": 1, "train": 1}
-    assert len({partition for _, partition, _ in grid.sent}) == 1
+    assert asked(grid) == {"query.whoami": 2, "train": 2}
+    assert len({partition for _, partition, _ in grid.sent}) == 2
     (warning,) = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
     assert "ClientApp(mods=[introduce])" in warning
 

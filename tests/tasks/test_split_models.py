@@ -168,7 +168,7 @@ def test_a_users_wrong_model_is_an_error(write_module, function, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gru", (3,), (3,), 2, 0), "model = 'gru'; valid is one of cnn, lstm, mlp"),
+        (("gru", (3,), (3,), 2, 0), "model = 'gru'; valid is one of auto, cnn, lstm, mlp"),
         (("mlp", (), (3,), 2, 0), r"hospital_shape = \(\); valid are positive lengths"),
         (("mlp", (3,), (0,), 2, 0), r"device_shape = \(0,\)"),
         (("mlp", (3,), (3,), 1, 0), "num_classes = 1; valid is an integer >= 2"),

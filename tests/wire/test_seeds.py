@@ -97,6 +97,7 @@ def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
         "SUBSET": 12,
         "NOISE": 13,
         "DATA": 14,
+        "HOLDOUT": 15,
     }
 
 

@@ -1,6 +1,20 @@
 """The nodes of the app: Algorithm 1 or a baseline, on each node's own data."""
 
-from ceps.problems import node_problem
-from hedgerow.clients import ceps_client
+from flwr.app import Context
 
-app = ceps_client(node_problem)
+from ceps.problems import evaluate_own, node_problem
+from hedgerow.clients import ceps_client, whoami
+from hedgerow.clients.app import each
+from hedgerow.clients.own_share import has_own, own_handlers, own_part, told_of_own
+from hedgerow.wire.message_types import WHOAMI
+
+
+def _num_examples(context: Context) -> int:
+    # Of its own data a node can say how many they are before it was told how they are standardised.
+    return own_part(context) if has_own(context) else node_problem(context).num_examples
+
+
+app = ceps_client(
+    node_problem,
+    {"evaluate": each(evaluate_own), WHOAMI: whoami(_num_examples, told_of_own), **own_handlers()},
+)

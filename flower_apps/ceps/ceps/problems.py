@@ -11,17 +11,32 @@ from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
+from hedgerow.clients import local_task
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
-from hedgerow.tasks import FederatedData, build_model, federated
+from hedgerow.clients.evaluation import metrics_of
+from hedgerow.clients.own_share import OwnShare, check_no_data, has_own, own_share
+from hedgerow.tasks import FederatedData, build_model, evaluate, federated
 from hedgerow.tasks.regression import LinearData, binary_images, binary_libsvm, linear_part
+from hedgerow.wire.calls import Call
 
-__all__ = ["PROBLEM_KEYS", "Key", "dimension", "key_of", "network_accuracy", "node_problem", "problem"]
+__all__ = [
+    "PROBLEM_KEYS",
+    "Key",
+    "dimension",
+    "evaluate_own",
+    "key_of",
+    "network_accuracy",
+    "node_problem",
+    "own_dimension",
+    "problem",
+]
 
 # The settings that determine a node's problem, beside its partition id.
 PROBLEM_KEYS = (
@@ -51,7 +66,13 @@ def key_of(values: Mapping[str, Any]) -> Key:
 
 
 def node_problem(context: Context) -> Problem:
-    """Return a node's objective; its node config's ``data-dir`` goes before the run's."""
+    """Return a node's objective; its node config's ``data-dir`` goes before the run's.
+
+    With ``partition = "own"`` it is that of the node's own data, which its node config names.
+    """
+    if has_own(context):
+        return own_problem(context)
+    check_no_data(context)
     values = dict(context.run_config)
     values["data-dir"] = context.node_config.get("data-dir") or values["data-dir"]
     return problem(key_of(values), int(context.node_config["partition-id"]))
@@ -118,6 +139,79 @@ def problem(key: Key, node: int) -> Problem:
             return FromInitial(TorchProblem(_network(key), images.x[part], images.y[part]), _initial(key))
 
 
+# By the data, which are the same object as long as nothing is done to them.
+_OWN: WeakKeyDictionary[OwnShare, dict[tuple[Any, ...], Problem]] = WeakKeyDictionary()
+
+
+def own_problem(context: Context) -> Problem:
+    """Return the objective of a node's own data, made once while the data are the same."""
+    share, values = own_share(context), context.run_config
+    key = (values["problem"], values["l2"], values["model"], values["seed"])
+    made = _OWN.setdefault(share, {})
+    if key not in made:
+        made[key] = _own_logistic(share, float(key[1])) if key[0] == "logistic" else _own_network(context)
+    return made[key]
+
+
+def _own_logistic(share: OwnShare, l2: float) -> Problem:
+    if share.num_classes != 2:
+        raise ValueError(f"this node's data have {share.num_classes} classes; valid with 'logistic' are 2")
+    return LogisticRegression(*_records(share, share.part), l2)
+
+
+def _records(share: OwnShare, part: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return share.x[part].reshape(len(part), -1).astype(np.float64), share.y[part].astype(np.float64)
+
+
+def _own_network(context: Context) -> Problem:
+    task = local_task(context)
+    part = torch.from_numpy(task.part)
+    return FromInitial(TorchProblem(task.model, task.x[part], task.y[part]), _flat(task.model))
+
+
+def evaluate_own(call: Call) -> RecordDict:
+    """Answer ``evaluate``: how the sent model ``w`` (n,) does on the samples that the node keeps aside.
+
+    Raises
+    ------
+    PermissionError
+        If the run's privacy is ``sound``: what such a node tells of its data is accounted for, this is not.
+    """
+    run = call.context.run_config
+    if run.get("privacy") == "sound":
+        raise PermissionError("privacy is 'sound' in the run config: a node tells no measure of its data")
+    share, n = own_share(call.context), own_problem(call.context).n
+    (record,) = call.content.array_records.values()
+    (w,) = (np.asarray(array.numpy(), np.float64) for array in record.values())
+    if w.shape != (n,) or not np.isfinite(w).all():
+        raise ValueError(f"the model has the shape {w.shape} in the message; valid are ({n},) finite numbers")
+    part = share.held_out if len(share.held_out) else share.part
+    y = torch.from_numpy(share.y[part])
+    if run["problem"] == "network":
+        model = deepcopy(local_task(call.context).model)
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(_flat(model) + w).float(), model.parameters())
+        found = evaluate(model, torch.from_numpy(share.x[part]), y)
+    else:
+        logits = np.stack([np.zeros(len(part)), _records(share, part)[0] @ w], axis=1)
+        found = evaluate(torch.nn.Identity(), torch.from_numpy(logits), y)
+    return RecordDict({"metrics": metrics_of(found)})
+
+
+def own_dimension(values: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> int:
+    """Return the dimension n of the models of samples of a shape.
+
+    Raises
+    ------
+    ValueError
+        If there are more than two classes, and the problem is ``logistic``.
+    """
+    if values["problem"] == "logistic":
+        if num_classes != 2:
+            raise ValueError(f"problem = 'logistic': the nodes' data have {num_classes} classes; valid are 2")
+        return int(np.prod(input_shape))
+    return _flat(build_model(values["model"], input_shape, num_classes, values["seed"])).size
+
+
 def dimension(values: Mapping[str, Any]) -> int:
     """Return the dimension n of the models."""
     if values["problem"] == "linear":
@@ -157,7 +251,11 @@ def _network(key: Key) -> torch.nn.Module:
 
 
 def _initial(key: Key) -> NDArray[np.float64]:
-    trained = [p.detach().flatten() for p in _network(key).parameters() if p.requires_grad]
+    return _flat(_network(key))
+
+
+def _flat(model: torch.nn.Module) -> NDArray[np.float64]:
+    trained = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
     return torch.cat(trained).double().numpy()
 
 

@@ -1,16 +1,26 @@
 """The app's server: the relay, and the monitor that looks at all models of a simulation."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ceps import settings
 from ceps.client_app import app as client_app
-from ceps.problems import dimension, network_accuracy
-from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from ceps.problems import dimension, network_accuracy, own_dimension
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors
+from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.roster import Roster
+from hedgerow.tasks import OWN, num_features
+from hedgerow.wire.records import to_record
 
 REALISM = (
     "Nodes compute, encode and decode for real; payloads travel through Flower's hub, which only relays. "
@@ -18,26 +28,65 @@ REALISM = (
 )
 
 
-def experiment(values: Values) -> Experiment:
+def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
+    if values["partition"] == OWN:
+        return LearntExperiment(partial(_learnt, values))
     with as_settings_errors():
         dim = dimension(values)
+
+    def measure(w: NDArray[np.float64]) -> Mapping[str, Any]:
+        accuracy = network_accuracy(values, w)
+        return {} if accuracy is None else {"accuracy": accuracy}
+
+    return _experiment(values, dim, measure)
+
+
+def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+    """Return the run of nodes that have data of their own."""
+    nodes = OwnNodes.gather(
+        grid,
+        values["num-clients"],
+        values["round-timeout"],
+        quorum=values["min-available-nodes"] or None,
+        features=num_features if values["standardise"] == "federated" else None,
+        earlier=earlier.get("own-data"),
+    )
+    with as_settings_errors():
+        dim = own_dimension(values, nodes.input_shape, nodes.num_classes)
+
+    def measure(w: NDArray[np.float64]) -> Mapping[str, Any]:
+        found = {} if values["privacy"] == "sound" else nodes.evaluate(to_record({"w": w}))
+        # The ``loss`` of this app is the objective at all nodes, regulariser included.
+        return {"test-loss" if key == "loss" else key: value for key, value in found.items()}
+
+    made = _experiment(values, dim, measure, nodes.roster)
+    return replace(made, strategy=nodes.strategy(made.strategy), about={"own-data": nodes.about()})
+
+
+def _experiment(
+    values: Values,
+    dim: int,
+    measure_mean: Callable[[NDArray[np.float64]], Mapping[str, Any]],
+    roster: Roster | None = None,
+) -> Experiment:
+    with as_settings_errors():
         settings.build_strategy(values, dim=dim)
     monitor = Monitor(values["sparsity"], tol=values["tolerance"] or None) if values["monitor"] else None
 
-    def measure(_: dict[str, Tensor]) -> dict[str, float]:
+    def measure(_: dict[str, Tensor]) -> dict[str, Any]:
         """Return what the monitor saw right after the event, of which it measures the mean of all models."""
         if monitor is None or monitor.after_event is None:
             return {}
         look, models = monitor.after_event
         metrics = {"loss": look.loss, "local-loss": look.local_loss, "consensus": look.consensus}
-        accuracy = network_accuracy(values, models.mean(axis=0))
-        return metrics if accuracy is None else {**metrics, "accuracy": accuracy}
+        return {**metrics, **measure_mean(models.mean(axis=0))}
 
+    data = "own data, " if values["partition"] == OWN else ""
     return Experiment(
-        title=f"{values['method']} on {values['problem']}, {values['num-clients']} nodes",
+        title=f"{values['method']} on {values['problem']}, {data}{values['num-clients']} nodes",
         realism=REALISM,
-        strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor),
+        strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor, roster=roster),
         initial_arrays=ArrayRecord(),
         num_rounds=values["iterations"],
         measure=measure,

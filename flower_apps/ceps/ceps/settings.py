@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, task_settings
+from hedgerow.sim.runs.common_settings import HOLDOUT, QUORUM, RUN_SETTINGS, SEED, task_settings
 from hedgerow.sim.runs.kinds import (
     MAX_NODES,
     MAX_ROUNDS,
@@ -24,8 +24,10 @@ from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import validate_topology
+from hedgerow.tasks import OWN
 from hedgerow.wire.limits import MAX_STEPS
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
@@ -45,6 +47,8 @@ METHODS = (
 _MAX_ENTRIES = 2**27
 _MAX_FEATURES = 2**24
 _MAX_CLASS = 2**31 - 1
+
+_TASK_KEYS = ("dataset", "data-dir", "partition", "classes", "standardise", "model")
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("ceps", choice(*METHODS), "a row of the table at the top of README.md"),
@@ -131,14 +135,17 @@ SETTINGS: Mapping[str, Setting] = {
     "libsvm": Setting("", text("a file in data-dir, or empty"), "a file for `logistic`, instead of images"),
     "l2": Setting(0.001, NOT_NEGATIVE, "lambda of `logistic`"),
     **override(
-        task_settings({key: TASK_TEXTS[key] for key in ("dataset", "data-dir", "partition", "model")}),
+        task_settings({key: TASK_TEXTS[key] for key in _TASK_KEYS}),
         defaults={"model": "mlp"},
         helps={
             "dataset": "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`",
-            "partition": "how `network`'s images are dealt",
+            "partition": "how `network`'s images are dealt; `own`: each node has data of its own, for "
+            "`logistic` and `network`",
             "model": "of `network`",
         },
     ),
+    "holdout": HOLDOUT,
+    "min-available-nodes": QUORUM,
     "seed": SEED,
     **override(
         RUN_SETTINGS,
@@ -160,6 +167,7 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
         ("interval-low", "interval-high"),
         ("samples-low", "samples-high"),
         ("min-replies", "num-clients"),
+        ("min-available-nodes", "num-clients"),
     )
     if values["problem"] == "linear":
         problems += at_most(values, ("sparsity", "features"))
@@ -168,7 +176,17 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
                 f"features = {values['features']} with samples-high = {values['samples-high']}; valid is a "
                 f"product of up to {_MAX_ENTRIES}: a node holds that many numbers, 1 GiB"
             )
-    if values["problem"] == "logistic" and not values["libsvm"] and values["class-0"] == values["class-1"]:
+    own = values["partition"] == OWN
+    if own and values["problem"] == "linear":
+        problems.append("problem = 'linear'; valid with partition = 'own' is 'logistic' or 'network'")
+    if own and values["libsvm"]:
+        problems.append(f"libsvm = {values['libsvm']!r}; valid with partition = 'own' is empty")
+    if (
+        values["problem"] == "logistic"
+        and not own
+        and not values["libsvm"]
+        and values["class-0"] == values["class-1"]
+    ):
         problems.append(f"class-1 = {values['class-1']}; valid is another class than class-0")
     if values["topology"]:
         try:
@@ -190,6 +208,7 @@ def build_strategy(
     *,
     dim: int,
     monitor: Monitor | None = None,
+    roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> Gossip:
     """Return the strategy that the settings describe, for models of dimension ``dim``."""
@@ -207,8 +226,9 @@ def build_strategy(
         "num_iterations": values["iterations"],
         "monitor": monitor,
         "seed": values["seed"],
+        "roster": roster,
         "min_train_nodes": values["min-replies"],
-        "min_available_nodes": values["num-clients"],
+        "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "on_round_end": on_round_end,
     }
     r, rate = values["participation"], values["learning-rate"]

@@ -1,13 +1,21 @@
 """The app's server: what is trained, by which strategy, and how it is measured."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
+
+from flwr.serverapp import Grid
+from torch import nn
 
 from fedmud import settings
 from fedmud.client_app import app as client_app
-from hedgerow.clients import global_task
-from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.clients import global_task, initial_model
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.tasks import CentralMetrics
+from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.roster import Roster
+from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
 
 REALISM = (
@@ -16,20 +24,47 @@ REALISM = (
 )
 
 
-def experiment(values: Values) -> Experiment:
+def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
+    if values["partition"] == OWN:
+        return LearntExperiment(partial(_learnt, values))
     with as_settings_errors():
         model, data = global_task(values)
-        settings.build_strategy(values, model)
-    check_work(f"local-epochs = {values['local-epochs']}", values["local-epochs"], max(data.sizes))
-    method, ratio = values["method"], values["ratio"]
+    measure = CentralMetrics(model, data, values["train-loss-samples"])
+    return _experiment(values, model, max(data.sizes), measure)
+
+
+def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+    """Return the run of nodes that have data of their own."""
+    nodes = OwnNodes.gather(
+        grid,
+        values["num-clients"],
+        values["round-timeout"],
+        quorum=values["min-available-nodes"] or None,
+        features=num_features if values["standardise"] == "federated" else None,
+        earlier=earlier.get("own-data"),
+    )
+    with as_settings_errors():
+        model = initial_model(values, nodes.input_shape, nodes.num_classes)
+    made = _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)
+    return replace(made, strategy=nodes.strategy(made.strategy), about={"own-data": nodes.about()})
+
+
+def _experiment(
+    values: Values, model: nn.Module, most_samples: int, measure: Measure, roster: Roster | None = None
+) -> Experiment:
+    strategy = partial(settings.build_strategy, values, model, roster=roster)
+    with as_settings_errors():
+        strategy()
+    check_work(f"local-epochs = {values['local-epochs']}", values["local-epochs"], most_samples)
+    data = "own data" if values["partition"] == OWN else values["dataset"]
     return Experiment(
-        title=f"{method} on {values['dataset']}, ratio {ratio:.4g}, {values['sync']}",
+        title=f"{values['method']} on {data}, ratio {values['ratio']:.4g}, {values['sync']}",
         realism=REALISM,
-        strategy=partial(settings.build_strategy, values, model),
+        strategy=strategy,
         initial_arrays=to_record({key: value.clone() for key, value in model.state_dict().items()}),
         num_rounds=values["num-rounds"],
-        measure=CentralMetrics(model, data, values["train-loss-samples"]),
+        measure=measure,
     )
 
 

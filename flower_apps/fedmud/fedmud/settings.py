@@ -6,11 +6,19 @@ from typing import Any
 from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
+from hedgerow.sim.runs.common_settings import (
+    HOLDOUT,
+    QUORUM,
+    RUN_SETTINGS,
+    SEED,
+    STACK_SETTINGS,
+    task_settings,
+)
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS
@@ -79,6 +87,8 @@ SETTINGS: Mapping[str, Setting] = {
             "model": "`cnn4`, `cnn8`, `cnn10`, `resnet18` are the paper's; any of Linear and Conv2d will do",
         },
     ),
+    "holdout": HOLDOUT,
+    "min-available-nodes": QUORUM,
     "seed": SEED,
     **override(
         STACK_SETTINGS,
@@ -93,14 +103,23 @@ SETTINGS: Mapping[str, Setting] = {
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between settings that are each valid."""
-    return at_most(values, ("clients-per-round", "num-clients"), ("min-replies", "clients-per-round"))
+    return at_most(
+        values,
+        ("clients-per-round", "num-clients"),
+        ("min-replies", "clients-per-round"),
+        ("min-available-nodes", "num-clients"),
+    )
 
 
 read = reader(SETTINGS, _problems)
 
 
 def build_strategy(
-    values: Mapping[str, Any], model: nn.Module, *, on_round_end: Sequence[RoundCallback] = ()
+    values: Mapping[str, Any],
+    model: nn.Module,
+    *,
+    roster: Roster | None = None,
+    on_round_end: Sequence[RoundCallback] = (),
 ) -> CompressedLayers:
     """Return the strategy that the settings describe, for one model.
 
@@ -110,10 +129,13 @@ def build_strategy(
         From ``read``.
     model : nn.Module
         Whose Linear and Conv2d layers are compressed.
+    roster : Roster or None (default: None)
+        The nodes, where they were asked before.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Told of each round.
     """
     options: dict[str, Any] = {
+        "roster": roster,
         "sync": values["sync"],
         "weighting": values["weighting"],
         "num_clients_per_round": values["clients-per-round"],
@@ -125,7 +147,8 @@ def build_strategy(
         "seed": values["seed"],
         "fraction_evaluate": 0.0,
         "min_train_nodes": values["min-replies"],
-        "min_available_nodes": values["num-clients"],
+        "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
+        "num_clients": values["num-clients"],
         "on_round_end": on_round_end,
     }
     budget = {"ratio": values["ratio"], "budget": values["budget"]}

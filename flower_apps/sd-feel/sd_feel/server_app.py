@@ -1,11 +1,19 @@
 """The app's server: what is trained, by which strategy, and how it is measured."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from hedgerow.clients import global_task
-from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from flwr.serverapp import Grid
+from torch import nn
+
+from hedgerow.clients import global_task, initial_model
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.tasks import CentralMetrics, count_parameters, forward_macs
+from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.roster import Roster
+from hedgerow.tasks import OWN, CentralMetrics, count_parameters, forward_macs, num_features
 from hedgerow.wire.records import to_record
 from sd_feel import settings
 from sd_feel.client_app import app as client_app
@@ -26,28 +34,62 @@ REALISM = {
 _FORWARD_AND_BACKWARD = 3
 
 
-def experiment(values: Values) -> Experiment:
+def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
+    if values["partition"] == OWN:
+        return LearntExperiment(partial(_learnt, values), settings.num_nodes(values))
     with as_settings_errors():
         model, data = global_task(values)
-        macs = forward_macs(model, data.dataset.input_shape)
+    measure = CentralMetrics(model, data, values["train-loss-samples"])
+    return _experiment(values, model, data.dataset.input_shape, max(data.sizes), measure)
+
+
+def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+    """Return the run of nodes that have data of their own."""
+    nodes = OwnNodes.gather(
+        grid,
+        settings.num_nodes(values),
+        values["round-timeout"],
+        quorum=settings.quorum(values),
+        features=num_features if values["standardise"] == "federated" else None,
+        earlier=earlier.get("own-data"),
+    )
+    with as_settings_errors():
+        model = initial_model(values, nodes.input_shape, nodes.num_classes)
+    measure = nodes.measure
+    made = _experiment(values, model, nodes.input_shape, max(nodes.sizes), measure, nodes.roster)
+    return replace(made, strategy=nodes.strategy(made.strategy), about={"own-data": nodes.about()})
+
+
+def _experiment(
+    values: Values,
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    most_samples: int,
+    measure: Measure,
+    roster: Roster | None = None,
+) -> Experiment:
+    with as_settings_errors():
+        macs = forward_macs(model, input_shape)
         strategy = partial(
             settings.build_strategy,
             values,
             num_params=count_parameters(model),
             flops_per_iteration=_FORWARD_AND_BACKWARD * values["batch-size"] * macs,
+            roster=roster,
         )
         strategy()
     steps = settings.local_steps(values)
-    check_work(f"tau1 = {values['tau1']}", steps, min(values["batch-size"], max(data.sizes)))
+    check_work(f"tau1 = {values['tau1']}", steps, min(values["batch-size"], most_samples))
+    data = "own data" if values["partition"] == OWN else values["dataset"]
     return Experiment(
-        title=f"{values['method']} on {values['dataset']}, seconds of preset {values['latency-preset']}",
+        title=f"{values['method']} on {data}, seconds of preset {values['latency-preset']}",
         realism=REALISM[values["edge-servers"]],
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
         num_rounds=values["iterations"] // steps,
         train_config={key: values[key] for key in ("learning-rate", "batch-size", "seed")},
-        measure=CentralMetrics(model, data, values["train-loss-samples"]),
+        measure=measure,
         num_nodes=settings.num_nodes(values),
     )
 

@@ -4,18 +4,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
+from hedgerow.sim.runs.common_settings import (
+    HOLDOUT,
+    QUORUM,
+    RUN_SETTINGS,
+    SEED,
+    STACK_SETTINGS,
+    task_settings,
+)
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 
-__all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "read"]
+__all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("sd-feel", choice("sd-feel", "hierfavg", "feel", "fedavg"), "SD-FEEL, or a baseline"),
@@ -23,6 +31,11 @@ SETTINGS: Mapping[str, Setting] = {
     "num-clients": Setting(20, whole(1, MAX_NODES), "clients C"),
     "num-servers": Setting(
         4, whole(1, MAX_NODES), "edge servers D; client i belongs to server floor(i D / C)"
+    ),
+    "clusters": Setting(
+        "contiguous",
+        choice("contiguous", "group"),
+        "whose client a client is: `contiguous`, or a server to each `group` that the nodes' configs name",
     ),
     "topology": Setting("ring", text(f"one of {', '.join(TOPOLOGIES)}"), "the servers' graph"),
     "tau1": Setting(5, whole(1, MAX_STEPS), "intra-cluster period"),
@@ -49,6 +62,8 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "learning-rate": Setting(0.05, POSITIVE, "step size of the clients' plain SGD"),
     "batch-size": Setting(10, whole(1, MAX_SAMPLES), "samples of a mini-batch of the clients' plain SGD"),
+    "holdout": HOLDOUT,
+    "min-available-nodes": QUORUM,
     "seed": SEED,
     "latency-preset": Setting(
         "honest",
@@ -68,7 +83,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between settings that are each valid."""
-    problems = at_most(values, ("min-replies", "num-clients"))
+    problems = at_most(values, ("min-replies", "num-clients"), ("min-available-nodes", "num-clients"))
     clients = values["num-clients"]
     group = {"sd-feel": "num-servers", "hierfavg": "num-servers", "feel": "clients-per-round"}
     key = group.get(values["method"])
@@ -83,6 +98,11 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
             validate_topology(values["topology"], values["num-servers"])
         except ValueError as error:
             problems.append(str(error))
+    if values["clusters"] == "group" and values["method"] not in ("sd-feel", "hierfavg"):
+        problems.append(
+            f"clusters = 'group'; valid is 'contiguous' with method = {values['method']!r}, which has no "
+            "clusters"
+        )
     if values["edge-servers"] == "nodes" and values["method"] != "sd-feel":
         problems.append(
             f"edge-servers = 'nodes'; valid is 'emulated' with method = {values['method']!r}: "
@@ -100,6 +120,12 @@ def num_nodes(values: Mapping[str, Any]) -> int:
     return clients + values["num-servers"] if values["edge-servers"] == "nodes" else clients
 
 
+def quorum(values: Mapping[str, Any]) -> int:
+    """Return how many nodes must be there when the run starts: clients, and every edge server that is one."""
+    later: int = values["num-clients"] - (values["min-available-nodes"] or values["num-clients"])
+    return num_nodes(values) - later
+
+
 def local_steps(values: Mapping[str, Any]) -> int:
     """Return the local iterations of one round: tau1, and tau1 tau2 for FedAvg."""
     tau1: int = values["tau1"]
@@ -111,6 +137,7 @@ def build_strategy(
     *,
     num_params: int,
     flops_per_iteration: float,
+    roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
 ) -> ClusteredStrategy:
     """Return the strategy that the settings describe.
@@ -123,6 +150,8 @@ def build_strategy(
         Trainable parameters of the trained net, for the simulated clock.
     flops_per_iteration : float
         Floating-point operations of one local iteration of the trained net, for the simulated clock.
+    roster : Roster or None (default: None)
+        The nodes, where they were asked before.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Told of each round.
     """
@@ -134,14 +163,18 @@ def build_strategy(
         "seed": values["seed"],
         "fraction_evaluate": 0.0,
         "min_train_nodes": values["min-replies"],
-        "min_available_nodes": values["num-clients"],
+        "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
+        "num_clients": values["num-clients"],
+        "roster": roster,
         "system": system,
         "on_round_end": on_round_end,
     }
+    clusters: Clusters = "group" if values["clusters"] == "group" else None
     match values["method"]:
         case "sd-feel":
             return SDFeel(
                 num_servers=values["num-servers"],
+                clusters=clusters,
                 topology=values["topology"],
                 tau1=values["tau1"],
                 tau2=values["tau2"],
@@ -152,7 +185,11 @@ def build_strategy(
             )
         case "hierfavg":
             return HierFAvg(
-                num_servers=values["num-servers"], tau1=values["tau1"], tau2=values["tau2"], **options
+                num_servers=values["num-servers"],
+                clusters=clusters,
+                tau1=values["tau1"],
+                tau2=values["tau2"],
+                **options,
             )
         case "feel":
             return Feel(clients_per_round=values["clients-per-round"], tau1=values["tau1"], **options)

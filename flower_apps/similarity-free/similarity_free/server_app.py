@@ -1,11 +1,19 @@
 """The app's server: what is trained, by which strategy, and how it is measured."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from hedgerow.clients import global_task
-from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from flwr.serverapp import Grid
+from torch import nn
+
+from hedgerow.clients import global_task, initial_model
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
-from hedgerow.tasks import CentralMetrics
+from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.roster import Roster
+from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
 from similarity_free import settings
 from similarity_free.client_app import app as client_app
@@ -16,20 +24,48 @@ REALISM = (
 )
 
 
-def experiment(values: Values) -> Experiment:
+def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
+    if values["partition"] == OWN:
+        return LearntExperiment(partial(_learnt, values))
     with as_settings_errors():
         model, data = global_task(values)
-        settings.build_strategy(values)
+    measure = CentralMetrics(model, data, values["train-loss-samples"])
+    return _experiment(values, model, max(data.sizes), measure)
+
+
+def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+    """Return the run of nodes that have data of their own."""
+    nodes = OwnNodes.gather(
+        grid,
+        values["num-clients"],
+        values["round-timeout"],
+        quorum=values["min-available-nodes"] or None,
+        features=num_features if values["standardise"] == "federated" else None,
+        earlier=earlier.get("own-data"),
+    )
+    with as_settings_errors():
+        model = initial_model(values, nodes.input_shape, nodes.num_classes)
+    made = _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)
+    return replace(made, strategy=nodes.strategy(made.strategy), about={"own-data": nodes.about()})
+
+
+def _experiment(
+    values: Values, model: nn.Module, most_samples: int, measure: Measure, roster: Roster | None = None
+) -> Experiment:
+    strategy = partial(settings.build_strategy, values, roster=roster)
+    with as_settings_errors():
+        strategy()
     for key in ("local-iters", "inner-steps"):
-        check_work(f"{key} = {values[key]}", values[key], min(values["batch-size"], max(data.sizes)))
+        check_work(f"{key} = {values[key]}", values[key], min(values["batch-size"], most_samples))
+    data = "own data" if values["partition"] == OWN else values["dataset"]
     return Experiment(
-        title=f"{values['algorithm']} on {values['dataset']}, {settings.build_schedule(values)}",
+        title=f"{values['algorithm']} on {data}, {settings.build_schedule(values)}",
         realism=REALISM,
-        strategy=partial(settings.build_strategy, values),
+        strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
         num_rounds=values["num-rounds"],
-        measure=CentralMetrics(model, data, values["train-loss-samples"]),
+        measure=measure,
     )
 
 

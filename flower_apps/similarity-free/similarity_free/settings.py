@@ -4,10 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
-from hedgerow.sim.runs.common_settings import RUN_SETTINGS, SEED, STACK_SETTINGS, task_settings
+from hedgerow.sim.runs.common_settings import (
+    HOLDOUT,
+    QUORUM,
+    RUN_SETTINGS,
+    SEED,
+    STACK_SETTINGS,
+    task_settings,
+)
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
+from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.wire.compress import validate_compressor
@@ -84,6 +92,8 @@ SETTINGS: Mapping[str, Setting] = {
             "model": "`cnn-431k` is the paper's",
         },
     ),
+    "holdout": HOLDOUT,
+    "min-available-nodes": QUORUM,
     "seed": SEED,
     **STACK_SETTINGS,
     **override(
@@ -96,7 +106,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between settings that are each valid."""
-    return at_most(values, ("min-replies", "num-clients"))
+    return at_most(values, ("min-replies", "num-clients"), ("min-available-nodes", "num-clients"))
 
 
 read = reader(SETTINGS, _problems)
@@ -118,9 +128,12 @@ def build_schedule(values: Mapping[str, Any]) -> Schedule:
 
 
 def build_strategy(
-    values: Mapping[str, Any], *, on_round_end: Sequence[RoundCallback] = ()
+    values: Mapping[str, Any], *, roster: Roster | None = None, on_round_end: Sequence[RoundCallback] = ()
 ) -> SimilarityFree:
-    """Return the strategy that the settings describe; ``on_round_end`` is told of each round."""
+    """Return the strategy that the settings describe.
+
+    ``on_round_end`` is told of each round; ``roster`` has the nodes, where they were asked before.
+    """
     operator, compressed, error_feedback = _ALGORITHMS[values["algorithm"]]
     return SimilarityFree(
         schedule=build_schedule(values),
@@ -141,6 +154,8 @@ def build_strategy(
         seed=values["seed"],
         fraction_evaluate=0.0,
         min_train_nodes=values["min-replies"] or values["num-clients"],
-        min_available_nodes=values["num-clients"],
+        min_available_nodes=values["min-available-nodes"] or values["num-clients"],
+        num_clients=values["num-clients"],
+        roster=roster,
         on_round_end=on_round_end,
     )

@@ -21,6 +21,8 @@ def test_the_command_line_runs_an_app(make_app: MakeApp, tmp_path: Path) -> None
         (["-c", "nope=1"], "has no such key"),
         (["--device", "gpu"], "device: 'gpu'"),
         (["--engine", "flower", "--strict"], "--strict: Flower's engine has no such thing"),
+        (["--engine", "flower", "--node-config", "a=1"], "--node-config: Flower's engine has no such thing"),
+        (["--nodes", "2", "--node-config", "2: a=1"], "valid partitions are 0 to 1"),
         (["--engine", "flower", "--real-time"], "--real-time: Flower's engine has no such thing"),
         (["--engine", "flower", "--track", "wandb"], "--track: Flower's engine has no such thing"),
         (["--track", "mlfow"], "--track 'mlfow': did you mean 'mlflow'?; valid is one of mlflow,"),

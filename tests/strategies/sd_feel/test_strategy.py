@@ -98,7 +98,7 @@ def test_golden_baselines(make: Callable[[], ClusteredStrategy], rounds: int, u:
 
 def test_golden_feel_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = {1: [1, 4], 2: [0, 5]}
-    monkeypatch.setattr(Feel, "participants", lambda self, server_round: schedule[server_round])
+    monkeypatch.setattr(Feel, "participants", lambda self, server_round, there: schedule[server_round])
     feel = Feel(clients_per_round=2, tau1=2, min_available_nodes=6, **FULL)
     final, _ = run(feel, SIX, 2)
     assert final[0] == pytest.approx(0.831385714286, abs=1e-11)
@@ -243,7 +243,7 @@ def test_the_nodes_groups_are_the_clusters(names: list[str]) -> None:
     assert np.array_equal(resumed.server_weights, by_group.server_weights)
 
 
-@pytest.mark.parametrize("group", [lambda client: "all", lambda client: "ab"[client % 2] if client else ""])
+@pytest.mark.parametrize("group", [lambda client: "all", lambda client: "abc"[client % 3]])
 def test_groups_that_are_not_one_a_server_are_named(group: Callable[[int], str]) -> None:
     strategy = SDFeel(num_servers=2, clusters="group", min_available_nodes=6, **FULL)
     words = r"clusters is 'group', and .* the groups \[.*valid is one for each of the 2"

@@ -1,0 +1,40 @@
+"""Where a node trains, and the one model that the nodes of a process share there."""
+
+import re
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from hedgerow.tasks import build_model
+
+__all__ = ["resolve_device", "shared_model"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of a setting: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is CUDA where there is one.
+
+    Raises
+    ------
+    ValueError
+        If the name is no device, or CUDA is asked for and not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Not whatever torch.device takes: "meta" and others are devices that nothing is trained on.
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"device is {name!r}; valid is 'auto', 'cpu', 'cuda' or 'cuda:<index>'")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}, but torch finds no CUDA device; valid here is 'auto' or 'cpu'")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices")
+    return device
+
+
+@lru_cache(maxsize=4)
+def shared_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, device: torch.device
+) -> nn.Module:
+    """Return a model on a device, the same object for the same arguments: scratch space of many nodes."""
+    return build_model(name, input_shape, num_classes, seed).to(device)

@@ -1,0 +1,251 @@
+"""A node's own data in a run: read once in a process, split, described, standardised.
+
+What is wrong with them is told in full in the node's log, and not to the server: names of files and columns,
+and what cells hold, are the owner's.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from logging import ERROR
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.common import log
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.clients.app import Told, each
+from hedgerow.tasks import (
+    OWN,
+    OwnData,
+    OwnSource,
+    Standardisation,
+    moments,
+    num_features,
+    parse_classes,
+    parse_standardise,
+    read_own,
+)
+from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
+from hedgerow.wire.message_types import STANDARDISE, STATISTICS
+from hedgerow.wire.seeds import Purpose, generator
+
+__all__ = ["OwnShare", "check_no_data", "has_own", "own_handlers", "own_part", "own_share", "told_of_own"]
+
+_RECORD = "standardise"  # in context.state, and in the message
+_MOST_HELD_OUT = 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class OwnShare:
+    """A node's own data, ready to learn from. Shared: read the arrays, never change them.
+
+    Parameters
+    ----------
+    source : OwnSource
+        Where they come from.
+    x, y : ndarray of float32 (N, ...), ndarray of int64 (N,)
+        All samples, standardised as the run says.
+    num_classes : int
+        Number of classes.
+    part, held_out : ndarray of int64
+        The samples to learn from, and those that a model is measured on, ascending; nothing is in both. All
+        are in ``part`` if none is held out.
+    """
+
+    source: OwnSource
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    num_classes: int
+    part: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    _resident: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return x and y on a device; they are copied there once and stay."""
+        if device not in self._resident:
+            self._resident[device] = (
+                torch.from_numpy(self.x).to(device),
+                torch.from_numpy(self.y).to(device),
+            )
+        return self._resident[device]
+
+
+@dataclass
+class _Held:
+    """What was read, and what was done to it in place: there is one copy of a node's data."""
+
+    data: OwnData
+    part: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    applied: Standardisation | None = None
+    # The same object as long as nothing is done to the data, which others may know them by.
+    share: OwnShare | None = None
+
+
+_Key = tuple[OwnSource, str, float, int, str]
+
+
+def has_own(context: Context) -> bool:
+    """Return whether a run is one of nodes with data of their own."""
+    return bool(context.run_config.get("partition") == OWN)
+
+
+def check_no_data(context: Context) -> None:
+    """Raise ValueError where a node with data of its own is asked to learn from others.
+
+    Such a run's config names files and modules; this node opens none but those that its own config names.
+    """
+    if "data" in context.node_config:
+        raise ValueError(
+            f"partition is {context.run_config.get('partition')!r} in the run config; valid is 'own' for "
+            "this node, whose node config names data of its own"
+        )
+
+
+def own_share(context: Context) -> OwnShare:
+    """Return what a node learns from and is measured on.
+
+    Read from the run config: ``holdout``, ``classes``, ``standardise`` and ``seed``; from the node config
+    what ``OwnSource.of`` takes, and ``name``, which with the seed keys the held-out share.
+
+    Raises
+    ------
+    ValueError
+        If the data are not valid (see the node's log), or the run is standardised by what the nodes hold and
+        this one was not told how.
+    """
+    key = _key(context)
+    held = _held(key)
+    wanted = _standardisation(context)
+    if held.applied not in (None, wanted):
+        held.data, held.applied, held.share = _read(key), None, None
+    if wanted is not None and held.applied is None:
+        held.applied, held.share = wanted, None
+        try:
+            wanted.apply(held.data.x)
+        except ValueError:
+            held.data, held.applied = _read(key), None
+            raise
+    if held.share is None:
+        data = held.data
+        held.share = OwnShare(key[0], data.x, data.y, data.num_classes, held.part, held.held_out)
+    return held.share
+
+
+def told_of_own(context: Context) -> Told:
+    """Return what a node's introduction tells of its own data; nothing in other runs."""
+    if not has_own(context):
+        return {}
+    data = _held(_key(context)).data
+    return {"input-shape": list(data.input_shape), "num-classes": data.num_classes, "dtype": data.dtype}
+
+
+def own_handlers() -> dict[str, BatchHandler]:
+    """Return the handlers of ``query.statistics`` and ``query.standardise``."""
+    return {STATISTICS: each(_tell_statistics), STANDARDISE: each(_keep_standardisation)}
+
+
+def own_part(context: Context) -> int:
+    """Return how many samples a node learns from."""
+    return len(_held(_key(context)).part)
+
+
+def _key(context: Context) -> _Key:
+    run, node = context.run_config, context.node_config
+    holdout, seed, classes = run.get("holdout", 0.2), run.get("seed", 0), run.get("classes", "")
+    if not isinstance(holdout, int | float) or not 0 <= holdout <= _MOST_HELD_OUT:
+        raise ValueError(
+            f"holdout is {holdout!r} in the run config; valid is a number from 0 to {_MOST_HELD_OUT}"
+        )
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ValueError(f"seed is {seed!r} in the run config; valid is an integer >= 0")
+    name = str(node.get("name") or f"partition-{node.get('partition-id')}")
+    return OwnSource.of(node), str(classes), float(holdout), seed, name
+
+
+@lru_cache(maxsize=4096)
+def _held(key: _Key) -> _Held:
+    _, _, holdout, seed, name = key
+    data = _read(key)
+    # Of a node's name, not of its number: who comes in another order keeps the same samples aside.
+    stream = generator(seed, partition_id=_number(name), purpose=Purpose.HOLDOUT)
+    samples = len(data.y)
+    count = min(samples - 1, max(1, round(holdout * samples))) if holdout else 0
+    order = stream.permutation(samples)
+    return _Held(data, np.sort(order[count:]), np.sort(order[:count]))
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(sha256(name.encode()).digest()[:8])
+
+
+def _read(key: _Key) -> OwnData:
+    source, classes, *_ = key
+    try:
+        return read_own(source, parse_classes(classes))
+    except Exception as error:  # A function of the owner's may fail in any way.
+        log(ERROR, "This node's own data are not used: %s", error)
+        raise ValueError("this node's own data are not valid; its log says why") from None
+
+
+def _standardisation(context: Context) -> Standardisation | None:
+    said = str(context.run_config.get("standardise", "none"))
+    if said != "federated":
+        return parse_standardise(said)
+    told = context.state.config_records.get(_RECORD, ConfigRecord())
+    if told.get(RUN_KEY) != str(context.run_id):
+        raise ValueError(f"this node was not told the run's standardisation; valid is {STANDARDISE!r} first")
+    return Standardisation(tuple(_numbers(told, "mean")), tuple(_numbers(told, "std")))
+
+
+def _tell_statistics(call: Call) -> RecordDict:
+    """Answer ``query.statistics``: count, and mean and squared deviations of each feature it learns from.
+
+    Raises
+    ------
+    PermissionError
+        If the node config says ``share-statistics = false``.
+    """
+    if not call.context.node_config.get("share-statistics", True):
+        raise PermissionError(
+            "share-statistics is false in this node's config: its features' means stay here"
+        )
+    key = _key(call.context)
+    held = _held(key)
+    x = held.data.x if held.applied is None else _read(key).x
+    found = moments(x if not held.held_out.size else x[held.part])
+    metrics: dict[str, Any] = {
+        "count": found.count,
+        "mean": found.mean.tolist(),
+        "squares": found.squares.tolist(),
+    }
+    return RecordDict({"statistics": MetricRecord(metrics)})
+
+
+def _keep_standardisation(call: Call) -> RecordDict:
+    """Obey ``query.standardise``: keep ``mean`` and ``std`` of each feature for this run."""
+    told = call.content.config_records.get(_RECORD, ConfigRecord())
+    mean, std = _numbers(told, "mean"), _numbers(told, "std")
+    features = num_features(_held(_key(call.context)).data.input_shape)
+    if not len(mean) == len(std) == features or not all(value > 0 for value in std):
+        raise ValueError(
+            f"mean and std are {len(mean)} and {len(std)} numbers in the message; valid are {features} of "
+            "each, deviations > 0"
+        )
+    run = str(call.context.run_id)
+    call.context.state[_RECORD] = ConfigRecord({RUN_KEY: run, "mean": mean, "std": std})
+    return RecordDict({"metrics": MetricRecord({"num-examples": own_part(call.context)})})
+
+
+def _numbers(told: ConfigRecord, key: str) -> list[float]:
+    values = told.get(key)
+    if not isinstance(values, list) or not all(
+        isinstance(value, int | float) and isfinite(value) for value in values
+    ):
+        raise ValueError(f"{key} is no list of finite numbers in the message; valid is one a feature")
+    return [float(value) for value in values]

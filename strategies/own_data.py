@@ -1,0 +1,329 @@
+"""The server's side of nodes with data of their own: it holds none, and asks them for what it needs.
+
+Their introductions say what a sample looks like and how many classes there are, from which the model is
+built. One exchange pools the moments of the features, another tells all nodes what to take off and divide by.
+Every evaluation is at the nodes, each on the samples that it keeps aside.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import Exchange, Reply, checked_metrics, collect
+from hedgerow.strategies.roster import Node, Roster, RosterError
+from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies.strategy import FederatedStrategy
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.message_types import STANDARDISE, STATISTICS
+from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record
+
+__all__ = ["OwnNodes", "pooled"]
+
+Floats = NDArray[np.float64]
+Moments = tuple[int, Floats, Floats]
+
+# Seconds to wait for the nodes at the start, as ``FederationOptions`` has it.
+_MAX_WAIT = 120.0
+# Features beyond it are none that float32 can be standardised in.
+_LARGEST = 1e30
+# A deviation of so small a share of the mean is that of a constant, as float32 has it.
+_RESOLUTION = 1e-6
+# Whether a node is told again what it was told: its ClientApp raised.
+_LOST = "error 2"
+
+
+@dataclass(frozen=True)
+class _Standardisation:
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+class OwnNodes:
+    """The nodes of a run that have data of their own.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    roster : Roster
+        The nodes, which said what their data look like.
+    timeout : float
+        Seconds until a reply is too late.
+
+    Attributes
+    ----------
+    input_shape, num_classes
+        Of the nodes' data.
+
+    Raises
+    ------
+    RosterError
+        If the nodes do not say what their data look like.
+    """
+
+    def __init__(self, grid: Grid, roster: Roster, timeout: float) -> None:
+        self.grid, self.roster, self.timeout = grid, roster, timeout
+        shape, classes = roster.shapes.input_shape, roster.shapes.num_classes
+        if shape is None or classes is None:
+            raise RosterError(
+                "No node said what its data look like. Valid with partition = 'own' are nodes whose node "
+                "config names their data: --node-config 'data=\"/srv/x.npz\"'."
+            )
+        self.input_shape, self.num_classes = shape, classes
+        self._standardisation: _Standardisation | None = None
+        self._informed: set[int] = set()
+        self._transfers: list[tuple[str, int, int, int]] = []
+        self._strategy: FederatedStrategy | None = None
+
+    @classmethod
+    def gather(
+        cls,
+        grid: Grid,
+        expected: int,
+        timeout: float,
+        *,
+        quorum: int | None = None,
+        features: Callable[[tuple[int, ...]], int] | None = None,
+        earlier: Mapping[str, Any] | None = None,
+    ) -> "OwnNodes":
+        """Wait for the nodes, learn what their data look like, and have them standardised.
+
+        Parameters
+        ----------
+        grid, timeout
+            As above.
+        expected : int
+            Places of the federation, >= 1.
+        quorum : int or None (default: None)
+            How many nodes are enough, >= 1; None for all.
+        features : Callable[[tuple[int, ...]], int] or None (default: None)
+            Returns how many features samples of a shape have that are standardised by themselves; None where
+            nothing is pooled.
+        earlier : Mapping[str, Any] or None (default: None)
+            What ``about`` said in a run that goes on.
+
+        Raises
+        ------
+        RosterError
+            If the nodes do not come, do not say what their data look like, or tell no moments.
+        """
+        nodes = cls(grid, Roster.gather(grid, expected, _MAX_WAIT, quorum=quorum), timeout)
+        if features is not None:
+            nodes.standardise(features(nodes.input_shape), earlier)
+        return nodes
+
+    @property
+    def sizes(self) -> list[int]:
+        """The training samples of each node that has any."""
+        return [node.num_examples for node in self._present() if node.num_examples]
+
+    def about(self) -> dict[str, Any]:
+        """Return what a run's record says of its nodes' data."""
+        said: dict[str, Any] = {
+            "input-shape": list(self.input_shape),
+            "num-classes": self.num_classes,
+            "nodes": {str(node.partition_id): node.name for node in self._present()},
+        }
+        if (told := self._standardisation) is not None:
+            said |= {"mean": list(told.mean), "std": list(told.std)}
+        return said
+
+    # Standardisation.
+
+    def standardise(self, features: int, earlier: Mapping[str, Any] | None = None) -> None:
+        """Pool what the nodes tell of their features, and tell all of them; book both.
+
+        Parameters
+        ----------
+        features : int
+            How many features are standardised by themselves, >= 1.
+        earlier : Mapping[str, Any] or None (default: None)
+            What ``about`` said in a run that goes on: its nodes are told the same again.
+
+        Raises
+        ------
+        RosterError
+            If no node tells anything.
+        """
+        if earlier is not None and "mean" in earlier:
+            self._standardisation = _Standardisation(earlier["mean"], earlier["std"])
+        else:
+            content = RecordDict({"config": ConfigRecord()})
+            replies = self._ask(
+                self._present(), content, STATISTICS, "0", lambda _, reply: _moments(reply, features)
+            )
+            if not replies:
+                raise RosterError(
+                    "No node told the moments of its features; valid with standardise = 'federated' is one "
+                    "at least. Nodes refuse with share-statistics = false."
+                )
+            mean, std = pooled([reply.value for reply in replies])
+            self._standardisation = _Standardisation(mean.tolist(), std.tolist())
+        self._tell([node.node_id for node in self._present()])
+
+    def _tell(self, node_ids: Iterable[int]) -> None:
+        told = self._standardisation
+        if told is None:
+            return
+        record = ConfigRecord({"mean": list(told.mean), "std": list(told.std)})
+        nodes = [node for node in self._present() if node.node_id in set(node_ids)]
+        replies = self._ask(
+            nodes, RecordDict({"standardise": record}), STANDARDISE, "0", lambda _, reply: reply
+        )
+        self._informed |= {reply.node.node_id for reply in replies}
+
+    def _on_round_end(self, end: RoundEnd) -> None:
+        """Book what was sent; tell nodes that came, or lost what they were told, before the next round."""
+        strategy = self._strategy
+        if strategy is None:
+            return
+        for link, source, target, size in self._transfers:
+            strategy.ledger.book(end.round, link, source, target, 8 * size, size)
+        self._transfers.clear()
+        if self._standardisation is not None:
+            there = {node.node_id for node in self._present()}
+            self._tell(there if end.rejected.get(_LOST) else there - self._informed)
+
+    def strategy(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the strategy of these nodes, given ``on_round_end``; ``make`` takes that too."""
+
+        def made(on_round_end: Sequence[Callable[[RoundEnd], None]] = ()) -> Any:
+            strategy = make(on_round_end=[self._on_round_end, *on_round_end])
+            self._strategy = strategy
+            return strategy
+
+        return made
+
+    # Evaluation.
+
+    def evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:
+        """Return how a model does at the nodes that answer; nothing where none does.
+
+        Of all samples that nodes keep aside: ``loss``, ``accuracy`` and, of two classes, ``auc``, as means
+        weighted by samples. Of the worst node: ``worst-loss``, ``worst-accuracy``. Of each, in the order of
+        partition ids: ``node-ids``, ``node-examples``, ``node-loss``, ``node-accuracy``.
+        """
+        content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
+        replies = self._ask(self._present(), content, MessageType.EVALUATE, "evaluate", _measured)
+        if not replies:
+            return {}
+        found = [reply.value for reply in replies]
+        weights = [float(one["num-examples"]) for one in found]
+
+        def mean(key: str) -> float:
+            there = [(one[key], weight) for one, weight in zip(found, weights, strict=True) if key in one]
+            values, of = zip(*there, strict=True)
+            return float(np.average(values, weights=of))
+
+        metrics: dict[str, Any] = {"loss": mean("loss"), "accuracy": mean("accuracy")}
+        if any("auc" in one for one in found):
+            metrics["auc"] = mean("auc")
+        return {
+            **metrics,
+            "worst-loss": max(one["loss"] for one in found),
+            "worst-accuracy": min(one["accuracy"] for one in found),
+            "node-ids": [reply.node.partition_id for reply in replies],
+            "node-examples": [int(weight) for weight in weights],
+            "node-loss": [one["loss"] for one in found],
+            "node-accuracy": [one["accuracy"] for one in found],
+        }
+
+    def measure(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what ``evaluate`` does of a model's state dict."""
+        return self.evaluate(to_record(state))
+
+    # Messages.
+
+    def _present(self) -> list[Node]:
+        """Return the nodes with data that are there, in the order of partition ids."""
+        roster = self.roster
+        if self._strategy is not None:
+            roster = self._strategy.federation.gather(self.grid)
+        return [
+            node for node in roster.nodes if node.node_id in roster.online and node.input_shape is not None
+        ]
+
+    def _ask(
+        self,
+        nodes: Sequence[Node],
+        content: RecordDict,
+        message_type: str,
+        group: str,
+        check: Callable[[Node, RecordDict], Any],
+    ) -> list[Reply]:
+        if not nodes:
+            return []
+        exchange = Exchange(nodes, group, check)
+        messages = [
+            Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group) for node in nodes
+        ]
+        replies = list(exchange.accept(collect(self.grid, messages, self.timeout)))
+        if message_type != MessageType.EVALUATE:
+            size = payload_bytes(content)
+            self._transfers += [(HUB_TO_NODE, 0, node.partition_id, size) for node in nodes]
+            self._transfers += [
+                (NODE_TO_HUB, reply.node.partition_id, 0, payload_bytes(reply.content)) for reply in replies
+            ]
+        return replies
+
+
+def pooled(told: Sequence[Moments]) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of each feature over all nodes.
+
+    Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances": counts,
+    means and squared deviations of two parts make those of the whole. A feature that is constant has the
+    deviation 1.
+
+    Parameters
+    ----------
+    told : Sequence[tuple[int, ndarray, ndarray]]
+        Of each node the count, >= 1, the means (features,) and the sums of squared deviations from them.
+    """
+    count, mean, squares = told[0]
+    for n, m, s in told[1:]:
+        total, delta = count + n, m - mean
+        mean = mean + delta * (n / total)
+        squares = squares + s + delta**2 * (count / total * n)
+        count = total
+    std = np.sqrt(squares / count)
+    constant = std <= np.maximum(_RESOLUTION * np.abs(mean), 1 / _LARGEST)
+    return mean, np.where(constant, 1.0, std)
+
+
+def _moments(content: RecordDict, features: int) -> Moments:
+    told = only_record(content, MetricRecord, "bad statistics")
+    count = told.get("count")
+    if not isinstance(count, int) or not 1 <= count <= MAX_EXAMPLES:
+        raise PayloadError("bad statistics", "count is not from 1 to 2^53")
+    mean, squares = (_numbers(told, key, features) for key in ("mean", "squares"))
+    if (np.abs(mean) > _LARGEST).any() or (squares < 0).any() or (np.sqrt(squares / count) > _LARGEST).any():
+        raise PayloadError("bad statistics", "a mean or a deviation is out of range")
+    return count, mean, squares
+
+
+def _numbers(told: MetricRecord, key: str, features: int) -> Floats:
+    values = told.get(key)
+    if not isinstance(values, list) or len(values) != features or not all(map(isfinite, values)):
+        raise PayloadError("bad statistics", f"{key} is not {features} finite numbers")
+    return np.array(values, np.float64)
+
+
+def _measured(_: Node, content: RecordDict) -> dict[str, float]:
+    metrics = checked_metrics(content, "num-examples")
+    found: dict[str, float] = {}
+    for key, most in (("num-examples", MAX_EXAMPLES), ("loss", _LARGEST), ("accuracy", 1.0), ("auc", 1.0)):
+        value = metrics.get(key)
+        if value is None and key == "auc":
+            continue
+        least = 0.0 if most == 1.0 else -_LARGEST
+        if not isinstance(value, int | float) or not least <= value <= most:
+            raise PayloadError("bad metrics", f"{key} is out of range")
+        found[key] = float(value)
+    return found

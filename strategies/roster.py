@@ -1,0 +1,722 @@
+"""Who takes part: nodes that say who they are, each in its place, and who of them is there now.
+
+Flower gives node ids that are random per run, in no order, and says nothing of a node's partition, role or
+data, so a ``query.whoami`` asks once. What one node says costs at most that node: it is left out with a
+reason, and asked again later.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from logging import INFO, WARNING
+from math import prod
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.message_types import WHOAMI
+from hedgerow.wire.printable import quoted, shown
+from hedgerow.wire.records import PayloadError
+
+__all__ = ["RAISED", "Node", "Roster", "RosterError", "Shapes", "grid_clock", "introduced", "placed"]
+
+# Flower's code for a ClientApp that raised; as an answer to WHOAMI, that it has no such handler.
+RAISED = 2
+# Flower's node ids are positive: who has this one is a place that nobody has taken.
+_NOBODY = 0
+_UNTOLD = -1
+_POLL_SECONDS = 0.1
+# Characters of a name, role or group that a node may introduce itself with.
+_MAX_WORD = 100
+# What Flower's ClientApp raises for a message that it has no handler of: with functions, with a client_fn.
+_NO_HANDLER = ("No query function registered", "Invalid message type")
+# How often a silent node is asked who it is before the time is over.
+_QUESTIONS = 8
+# Seconds to wait for answers to questions that were asked again.
+_LATE_ANSWERS = 20.0
+# Seconds that a round waits at most for a node to say who it is: where nobody else is there, where some are.
+_PATIENCE, _PATIENCE_OF_OTHERS = 60.0, 15.0
+# Rounds until a node that was left out is asked again: twice as many each time, up to these.
+_FEWEST_ROUNDS, _MOST_ROUNDS = 2, 64
+_NO_PLACE = "no place"
+# Places of a federation that takes as many as come.
+_MOST_PLACES = 100_000
+# Bounds on what nodes say of their data, from which a server builds its model.
+_MOST_AXES, _MOST_ENTRIES, _MOST_CLASSES = 8, 2**27, 2**20
+_DEFAULT_NAME = re.compile(r"partition-\d+")
+
+Admits = Callable[["Node"], str | None]
+
+
+class RosterError(RuntimeError):
+    """The nodes that a run needs did not come, or are not who they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a node's data look like; None for what it did not tell.
+
+    Parameters
+    ----------
+    input_shape : tuple[int, ...] or None
+        The shape of one sample.
+    num_classes : int or None
+        Classes of the labels, >= 1.
+    dtype : str or None
+        The samples' type, as ``"float32"``.
+    """
+
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
+    dtype: str | None = None
+
+    def disagreement(self, other: "Shapes") -> str | None:
+        """Return why data of another shape do not belong here; None if they do, or are not known."""
+        for one in fields(self):
+            mine, theirs = getattr(self, one.name), getattr(other, one.name)
+            if None not in (mine, theirs) and mine != theirs:
+                return f"another {one.name.replace('_', ' ').replace('num ', 'number of ')}"
+        return None
+
+    def joined(self, other: "Shapes") -> "Shapes":
+        """Return these shapes, with the other's where these are not known."""
+        mine = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(other, **{key: value for key, value in mine.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the federation.
+
+    Parameters
+    ----------
+    partition_id : int
+        Its place in the federation, 0 to N-1: keys data, streams, state, records and order. Nodes that have
+        a name alone are given one, which they keep.
+    node_id : int
+        Flower's id, random per run (and new after a restart without node authentication).
+    num_examples : int or None
+        Local training examples; None until the node has told.
+    role, group : str
+        From the node's config; empty where not set.
+    name : str or None
+        Its stable name: the one that its key was registered with, else that of its node config, else
+        ``partition-<partition_id>``. None where nodes do not say who they are.
+    input_shape, num_classes, dtype
+        Of its data, as in ``Shapes``.
+    knows_its_place : bool
+        Whether it said its partition id itself; one that has a name alone does not know which it was given.
+    """
+
+    partition_id: int
+    node_id: int
+    num_examples: int | None = None
+    role: str = ""
+    group: str = ""
+    name: str | None = None
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
+    dtype: str | None = None
+    knows_its_place: bool = True
+
+    @property
+    def shapes(self) -> Shapes:
+        """What its data look like."""
+        return Shapes(self.input_shape, self.num_classes, self.dtype)
+
+    @property
+    def vacant(self) -> bool:
+        """Whether this is a place that nobody has taken yet."""
+        return self.node_id == _NOBODY
+
+
+def placed(node: Node) -> str | None:
+    """Return why a node is left out where both sides draw by its partition id, or it stands in a graph."""
+    return None if node.knows_its_place else "no partition id"
+
+
+class Roster:
+    """Who takes part, in the order of partition ids.
+
+    A node has its place by name: it keeps it when it comes back under another node id. The first who claims
+    a name or a partition has it; a second, one that introduces itself wrongly and one whose data have
+    another shape than most nodes' are left out, counted in ``refusals``, and asked again after 2, 4, 8, … 64
+    rounds. Where Flower authenticates nodes and their keys were registered with names
+    (``flwr supernode register KEY --name NAME``), a node has that name whatever it says, so that nobody can
+    take another's. Where it does not, a name is what a node says: whoever comes while its owner is away
+    gets its place.
+
+    Parameters
+    ----------
+    nodes : Sequence[Node]
+        The nodes, one a place.
+    introduced : bool
+        False if the nodes do not say who they are (see ``hedgerow.clients.introduce``): then partition ids
+        are the ranks of the sorted node ids, and sizes are learnt from the replies.
+
+    Attributes
+    ----------
+    nodes : list[Node]
+        One for each place, at its partition id; ``vacant`` where nobody came yet.
+    online : set[int]
+        The node ids of those that are there.
+    places : int or None
+        Places of the federation; None for as many as come.
+    names : dict[str, int]
+        Partition ids by name.
+    shapes : Shapes
+        The data's, as most of the first nodes told.
+    """
+
+    def __init__(self, nodes: Sequence[Node], introduced: bool) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.partition_id)
+        self.introduced = introduced
+        self.online = {node.node_id for node in nodes if not node.vacant}
+        self.places: int | None = len(nodes)
+        self.names = {node.name: node.partition_id for node in nodes if node.name is not None}
+        self.shapes = Shapes()
+        # By partition id, as they introduced themselves, which a run that goes on gives other places.
+        self._told: dict[int, Node] = {}
+        self._question = WHOAMI
+        self._admits: Admits = lambda node: None
+        self._refusals: Counter[str] = Counter()
+        self._first_free = 0
+        # By node id, of those that are left out: how often, and the round from which on they are asked again.
+        self._outside: dict[int, tuple[int, int]] = {}
+        self._warnings: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def present(self) -> list[int]:
+        """The partition ids of those that are there, ascending."""
+        return [node.partition_id for node in self.nodes if node.node_id in self.online]
+
+    def take_refusals(self) -> Counter[str]:
+        """Return how many nodes were left out since this was last asked, by reason.
+
+        Nodes beyond the places of a federation are none of it, and are not counted.
+        """
+        taken, self._refusals = self._refusals, Counter()
+        if self.places is not None:
+            taken.pop(_NO_PLACE, None)
+        return taken
+
+    @classmethod
+    def gather(
+        cls,
+        grid: Grid,
+        expected: int | None,
+        timeout: float,
+        *,
+        quorum: int | None = None,
+        names: Mapping[str, int] | None = None,
+        shapes: Shapes | None = None,
+        admits: Admits | None = None,
+    ) -> "Roster":
+        """Wait for enough nodes and learn who they are.
+
+        Once there are enough, others that are there but have not answered are waited for a little longer.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        expected : int or None
+            Places of the federation, >= 1: partition ids are below it. None for as many as come.
+        timeout : float
+            Seconds to wait, for the nodes and then for their answers.
+        quorum : int or None (default: None)
+            How many nodes are enough, >= 1; None for all that are expected.
+        names : Mapping[str, int] or None (default: None)
+            Partition ids by name, of a run that goes on.
+        shapes : Shapes or None (default: None)
+            The data's, of a run that goes on; None for what most of the first nodes tell.
+        admits : Callable[[Node], str or None] or None (default: None)
+            Returns why a node is left out, None if it is not.
+
+        Raises
+        ------
+        RosterError
+            If too few come, or too few of them introduce themselves as they should.
+        """
+        needed = quorum or expected
+        if needed is None:
+            raise ValueError("quorum is None; valid is an integer >= 1 where expected is None")
+        node_ids = _wait_for_nodes(grid, needed, timeout)
+        answers = _Introductions(grid, timeout)
+        # Two nodes at most: where their ClientApp has no answer no other has, and each would log an error.
+        for witness in sorted(node_ids)[:2]:
+            question = answers.try_questions(witness)
+            if witness not in answers.raised:
+                break
+        if answers.raised.keys() >= set(sorted(node_ids)[:2]):
+            answers.finish()
+            return cls._by_rank(node_ids, expected)
+        roster = cls([], True)
+        roster.places, roster._question = expected, question
+        roster._admits = admits or roster._admits
+        seated = roster._hear(answers, needed, names or {}, shapes)
+        answers.finish()
+        if not answers.told and answers.raised.keys() >= set(node_ids):
+            return cls._by_rank(node_ids, expected)
+        seated._without(answers, 0)
+        seated._warn_of_all()
+        if len(seated.online) < needed:
+            raise RosterError(seated._too_few(needed, len(answers.told), answers.num_asked))
+        return seated
+
+    def _hear(
+        self, answers: "_Introductions", needed: int, names: Mapping[str, int], shapes: Shapes | None
+    ) -> "Roster":
+        """Ask all that are there, and return who has which place once enough have one, or time is over."""
+        grid, heard = answers.grid, -1
+        listed: dict[int, str] = {}
+        seated, enough_at = self, None
+        while True:
+            if (current := _listed(grid)) != listed or heard != answers.heard:
+                listed, heard = current, answers.heard
+                told = [_named(node, listed[i]) for i, node in answers.told.items() if i in listed]
+                seated = self._seated(told, names, shapes)
+            enough = len(seated.online) >= needed
+            if enough and enough_at is None:
+                enough_at = answers.now()
+            silent = answers.silent(listed)
+            full = enough and self.places is not None and len(seated.online) == self.places
+            waited = enough_at is not None and answers.now() >= enough_at + answers.interval
+            if full or (enough and (waited or not silent)) or answers.over:
+                return seated
+            if not answers.told and answers.raised.keys() >= listed.keys():
+                return seated
+            answers.step(listed, self._question)
+
+    def _seated(self, told: Sequence[Node], names: Mapping[str, int], shapes: Shapes | None) -> "Roster":
+        """Return the roster of these nodes, first those that say which partition they have."""
+        roster = Roster([Node(i, _NOBODY) for i in range(self.places or 0)], True)
+        roster.places, roster._question, roster._admits = self.places, self._question, self._admits
+        roster._grow(max(names.values(), default=-1) + 1)
+        roster.names = dict(names)
+        for name, at in names.items():
+            roster.nodes[at] = Node(at, _NOBODY, name=name)
+        roster.shapes = _most_common(told) if shapes is None else shapes
+        roster._take_in(told, 0)
+        return roster
+
+    def continued(
+        self, names: Mapping[str, int], shapes: Shapes | None = None, admits: Admits | None = None
+    ) -> "Roster":
+        """Return the roster of the same nodes in the places that a run had them at, which goes on.
+
+        Parameters
+        ----------
+        names, shapes, admits
+            As in ``gather``.
+        """
+        if not self.introduced:
+            return self
+        self._admits = admits or self._admits
+        roster = self._seated(list(self._told.values()), names, shapes)
+        roster._outside = {**self._outside, **roster._outside}
+        roster._refusals += self._refusals
+        roster._warn_of_all()
+        return roster
+
+    @classmethod
+    def _by_rank(cls, node_ids: list[int], expected: int | None) -> "Roster":
+        log(
+            WARNING,
+            "No node says who it is: partition ids are the ranks of the sorted node ids, other ones in every "
+            "run, and sizes are learnt from the replies. ClientApp(mods=[introduce]), with 'from "
+            "hedgerow.clients import introduce', keeps each node's own partition id. Two nodes were asked; "
+            "what their logs say of that is of no consequence.",
+        )
+        ranked = sorted(node_ids)[:expected]
+        nodes = [Node(rank, node_id) for rank, node_id in enumerate(ranked)]
+        roster = cls([*nodes, *(Node(i, _NOBODY) for i in range(len(nodes), expected or 0))], False)
+        roster.places = expected
+        return roster
+
+    def refresh(self, grid: Grid, timeout: float, server_round: int = 0) -> None:
+        """Note which nodes are online, and take in those that came, or came back under a new id.
+
+        Where nobody is there, which a cut network looks like, waits up to ``timeout`` seconds for someone:
+        rounds that take no time would be over before anyone can come back.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        timeout : float
+            Seconds.
+        server_round : int (default: 0)
+            The round, by which those that were left out are asked again.
+        """
+        now, sleep = grid_clock(grid)
+        end = now() + timeout
+        self._look(grid, timeout, server_round)
+        while not self.online and now() < end:
+            sleep(min(1.0, timeout / 10))
+            self._look(grid, timeout, server_round)
+
+    def _look(self, grid: Grid, timeout: float, server_round: int) -> None:
+        current = set(grid.get_node_ids())
+        self.online = {node.node_id for node in self.nodes} & current
+        self._outside = {i: since for i, since in self._outside.items() if i in current}
+        known = {node.node_id for node in self.nodes}
+        room = self.places is None or len(self.online) < self.places
+        strangers = [
+            i for i in sorted(current - known) if self._outside.get(i, (0, server_round))[1] <= server_round
+        ]
+        if room and strangers:
+            if self.introduced:
+                self._meet(grid, strangers, timeout, server_round)
+            else:
+                self._rank(strangers)
+            self.online = {node.node_id for node in self.nodes} & current
+
+    def _meet(self, grid: Grid, strangers: list[int], timeout: float, server_round: int) -> None:
+        """Ask strangers who they are, and give a place to those who have one."""
+        vacancies = {node.partition_id for node in self.nodes if node.node_id not in self.online}
+        patience = _PATIENCE_OF_OTHERS if self.online else _PATIENCE
+        answers = _Introductions(grid, min(timeout, patience))
+        full = self.places is not None
+        answers.ask(
+            strangers,
+            self._question,
+            enough=lambda: full and vacancies <= {node.partition_id for node in answers.told.values()},
+        )
+        answers.finish()
+        listed = _listed(grid)
+        told = [_named(node, listed[i]) for i, node in answers.told.items() if i in listed]
+        self._take_in(told, server_round)
+        self._without(answers, server_round)
+        self._warn_of_all()
+
+    def _rank(self, strangers: list[int]) -> None:
+        vacant = [node for node in self.nodes if node.node_id not in self.online]
+        for old, new in zip(vacant, strangers, strict=False):
+            self._sit(replace(old, node_id=new))
+        if self.places is None:
+            for new in strangers[len(vacant) :]:
+                self._sit(Node(len(self.nodes), new))
+
+    def _take_in(self, told: Sequence[Node], server_round: int) -> None:
+        """Give nodes their places: first those that say which partition they have, then by name."""
+        for node in sorted(told, key=lambda node: (node.partition_id == _UNTOLD, _by_name(node))):
+            seat, reason = self._seat(node)
+            if reason is None:
+                reason = self.shapes.disagreement(node.shapes) or self._admits(seat)
+            if reason is not None:
+                self._leave_out(seat, reason, server_round)
+                continue
+            self._told[seat.partition_id] = node
+            self.shapes = self.shapes.joined(node.shapes)
+            self._sit(seat)
+
+    def _seat(self, node: Node) -> tuple[Node, str | None]:
+        """Return a node at the place that is its own, or why it has none."""
+        at, known = node.partition_id, None if node.name is None else self.names.get(node.name)
+        if known is not None:
+            at = known
+        elif at == _UNTOLD:
+            at = next((i for i in range(self._first_free, len(self)) if self._free(i)), len(self))
+            self._first_free = at
+        seat = replace(node, partition_id=at, name=f"partition-{at}" if node.name is None else node.name)
+        if at >= (_MOST_PLACES if self.places is None else self.places):
+            return seat, _NO_PLACE
+        old = self.nodes[at] if at < len(self) else Node(at, _NOBODY)
+        if old.node_id in self.online:
+            return seat, "duplicate partition" if known is None else "duplicate name"
+        if node.partition_id not in (_UNTOLD, at):
+            return seat, "another partition than before"
+        unclaimed = old.vacant and old.name in (None, f"partition-{at}")
+        if not unclaimed and old.name != seat.name:
+            return seat, "duplicate partition"
+        # What a node says of its size when it is back does not reweigh it.
+        size = seat.num_examples if old.num_examples is None else old.num_examples
+        return replace(seat, num_examples=size), None
+
+    def _free(self, at: int) -> bool:
+        return self.nodes[at].vacant and self.nodes[at].name is None
+
+    def _sit(self, node: Node) -> None:
+        self._grow(node.partition_id + 1)
+        old = self.nodes[node.partition_id]
+        if not old.vacant:
+            log(INFO, "Partition %d is back as node %d.", node.partition_id, node.node_id)
+        if old.name is not None:
+            del self.names[old.name]
+        if node.name is not None:
+            self.names[node.name] = node.partition_id
+        self.nodes[node.partition_id] = node
+        self.online.discard(old.node_id)
+        self.online.add(node.node_id)
+        self._outside.pop(node.node_id, None)
+
+    def _grow(self, places: int) -> None:
+        self.nodes += [Node(i, _NOBODY) for i in range(len(self.nodes), places)]
+
+    def refuse(self, node_id: int, reason: str, server_round: int) -> None:
+        """Leave a node out, for a reason of some words that is counted; ask it again some rounds later."""
+        for node in [node for node in self.nodes if node.node_id == node_id]:
+            at = node.partition_id
+            self.names = {name: place for name, place in self.names.items() if place != at}
+            self.nodes[at] = Node(at, _NOBODY)
+            self.online.discard(node_id)
+            self._told.pop(at, None)
+            self._first_free = 0
+            self._leave_out(node, reason, server_round)
+        self._warn_of_all()
+
+    def _leave_out(self, node: Node, reason: str, server_round: int) -> None:
+        times = self._outside.get(node.node_id, (0, 0))[0] + 1
+        rounds = min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS)
+        self._outside[node.node_id] = times, server_round + rounds
+        self._refusals[reason] += 1
+        who = "" if node.name is None else f" ({node.name}, role {node.role!r}, group {node.group!r})"
+        self._warnings.append(
+            f"Node {node.node_id}{who} is left out: {reason}. It is asked again in {rounds} rounds."
+        )
+
+    def _warn_of_all(self) -> None:
+        for line in self._warnings:
+            log(WARNING, "%s", line)
+        self._warnings = []
+
+    def _without(self, answers: "_Introductions", server_round: int) -> None:
+        """Note who gave no answer that can be used."""
+        for node_id, reason in answers.unusable.items():
+            self._leave_out(Node(_UNTOLD, node_id), reason, server_round)
+
+    def _too_few(self, needed: int, answered: int, asked: int) -> str:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in sorted(self._refusals.items()))
+        told = f"({answered} of {asked} nodes answered{f'; left out: {reasons}' if reasons else ''})"
+        if needed != self.places:
+            return f"{len(self.online)} nodes have their place, but {needed} are needed {told}."
+        missing = [node.partition_id for node in self.nodes if node.node_id not in self.online]
+        return (
+            f"Expected partitions 0 to {needed - 1}, but no node introduced itself as {missing[:5]}"
+            f"{' …' if len(missing) > 5 else ''} {told}."
+        )
+
+
+def _by_name(node: Node) -> str:
+    """Return by what nodes without a partition are put in order: not by when their answers came."""
+    return (node.name or "") if node.partition_id == _UNTOLD else ""
+
+
+def _most_common(told: Sequence[Node]) -> Shapes:
+    """Return the shapes that most nodes tell; of as many, those of the first by partition and name."""
+    ordered = sorted(told, key=lambda node: (node.partition_id, node.name or ""))
+    counts = Counter(node.shapes for node in ordered if node.shapes != Shapes())
+    return max(counts, key=lambda shapes: counts[shapes], default=Shapes())
+
+
+def _listed(grid: Grid) -> dict[int, str]:
+    """Return who is there by node id: the names that keys were registered with, empty where there is none."""
+    return {info.node_id: info.name for info in grid.get_nodes()}
+
+
+def _named(node: Node, registered: str) -> Node:
+    return replace(node, name=shown(registered, _MAX_WORD)) if registered else node
+
+
+def grid_clock(grid: Grid) -> tuple[Callable[[], float], Callable[[float], None]]:
+    """Return how to tell the time and how to wait: the grid's own way where it has one."""
+    return getattr(grid, "now", time.monotonic), getattr(grid, "sleep", time.sleep)
+
+
+def _wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
+    now, sleep = grid_clock(grid)
+    end = now() + timeout
+    while len(node_ids := list(grid.get_node_ids())) < expected:
+        if now() >= end:
+            raise RosterError(
+                f"{len(node_ids)} nodes after {timeout:g} s, but {expected} are needed. In simulation: pass "
+                f"--federation-config 'num-supernodes={expected}' to flwr run. On devices: start "
+                f"{expected} SuperNodes."
+            )
+        sleep(min(1.0, timeout / 10))
+    return node_ids
+
+
+class _Introductions:
+    """Questions to nodes who they are, and what came back.
+
+    An introduction can be lost like any message, so silent nodes are asked again from time to time; a
+    slow answer to an earlier question counts. One that answered is not asked again, whatever it said.
+    """
+
+    def __init__(self, grid: Grid, timeout: float) -> None:
+        self.grid = grid
+        self.now, self._sleep = grid_clock(grid)
+        self._end = self.now() + timeout
+        self.interval = timeout / _QUESTIONS
+        # In the order of sending: which of several waiting answers comes first must not depend on hashes.
+        self._pending: dict[str, None] = {}
+        self._ask_at: dict[int, float] = {}
+        # By node id, in the order in which they came.
+        self.told: dict[int, Node] = {}
+        # By node id, what its ClientApp raised.
+        self.raised: dict[int, str] = {}
+        self._malformed: set[int] = set()
+        # How many answers came.
+        self.heard = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether there is no time left."""
+        return self.now() >= self._end
+
+    @property
+    def num_asked(self) -> int:
+        """How many nodes were asked."""
+        return len(self._ask_at)
+
+    @property
+    def unusable(self) -> dict[int, str]:
+        """By node id, why there is no introduction of nodes that were asked."""
+        reasons = dict.fromkeys(self.silent(self._ask_at), "no introduction")
+        reasons |= dict.fromkeys(self._malformed, "malformed introduction")
+        return dict(sorted((reasons | dict.fromkeys(self.raised, "introduction raised")).items()))
+
+    def silent(self, node_ids: Iterable[int]) -> list[int]:
+        """Return those of the nodes that did not answer."""
+        answered = self.told.keys() | self.raised.keys() | self._malformed
+        return sorted(i for i in node_ids if i not in answered)
+
+    def try_questions(self, node_id: int) -> str:
+        """Ask one node, by a mod's question where it has no function; return by which it was asked."""
+        self.ask([node_id], WHOAMI, most=2)
+        if not any(words in self.raised.get(node_id, "") for words in _NO_HANDLER):
+            return WHOAMI
+        del self.raised[node_id]
+        self._ask_at.pop(node_id)
+        self.ask([node_id], MessageType.TRAIN)
+        return MessageType.TRAIN
+
+    def ask(
+        self,
+        node_ids: Iterable[int],
+        question: str,
+        most: float = _QUESTIONS,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Ask until all answered, there are enough answers, or time or ``most`` questions are over."""
+        end, asked = min(self._end, self.now() + most * self.interval), list(node_ids)
+        while self.silent(asked) and not enough() and self.now() < end:
+            self.step(asked, question)
+
+    def step(self, node_ids: Iterable[int], question: str) -> None:
+        """Ask the silent ones whose time it is, and listen for a moment."""
+        now = self.now()
+        due = [i for i in self.silent(node_ids) if self._ask_at.get(i, now) <= now]
+        if due:
+            # A mod stands before no handler that the app has not: it is asked as ``train``, which all have.
+            key = "whoami" if question == MessageType.TRAIN else "config"
+            record, ttl = RecordDict({key: ConfigRecord()}), max(self._end - now, 1e-3)
+            questions = [Message(record, node_id, question, ttl=ttl) for node_id in due]
+            self._pending |= {told: None for told in self.grid.push_messages(questions) if told}
+            self._ask_at |= dict.fromkeys(due, now + self.interval)
+        self._listen()
+
+    def finish(self) -> None:
+        """Wait for the answers to questions that were asked twice, so that none is left under way.
+
+        Flower's simulation may let a second answer overwrite what the node kept of a message that came
+        between.
+        """
+        end = min(self._end, self.now() + _LATE_ANSWERS)
+        while self._pending and self.now() < end:
+            self._listen()
+
+    def _listen(self) -> None:
+        arrived = list(self.grid.pull_messages(list(self._pending)))
+        for message in sorted(arrived, key=lambda message: message.metadata.src_node_id):
+            self._pending.pop(message.metadata.reply_to_message_id, None)
+            self._hear(message)
+        if not arrived:
+            self._sleep(_POLL_SECONDS)
+
+    def _hear(self, message: Message) -> None:
+        node_id = message.metadata.src_node_id
+        if node_id in self.told:  # The first answer counts.
+            return
+        self.heard += 1
+        if message.has_error():
+            if message.error.code == RAISED:
+                self.raised[node_id] = str(message.error.reason)
+        else:
+            try:
+                self.told[node_id] = introduced(message)
+            except PayloadError as error:
+                self._malformed.add(node_id)
+                log(WARNING, "Node %d introduced itself wrongly: %s.", node_id, shown(error))
+
+
+def introduced(message: Message) -> Node:
+    """Return who a node says that it is; its partition id is -1 where it has a name alone.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``malformed introduction``.
+    """
+    try:
+        return _introduced(message)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PayloadError("malformed introduction", shown(error)) from None
+
+
+def _introduced(message: Message) -> Node:
+    me = message.content.config_records["whoami"]
+    name = _word(me, "name") or None
+    at = _told(me, "partition-id") if "partition-id" in me or name is None else _UNTOLD
+    if name is not None and _DEFAULT_NAME.fullmatch(name) and name != f"partition-{at}":
+        raise ValueError(f"name is {name!r}, which is that of a node with this partition-id")
+    return Node(
+        partition_id=at,
+        node_id=message.metadata.src_node_id,
+        num_examples=_told(me, "num-examples") if "num-examples" in me else None,
+        role=_word(me, "role"),
+        group=_word(me, "group"),
+        name=name,
+        input_shape=_shape(me["input-shape"]) if "input-shape" in me else None,
+        num_classes=_told(me, "num-classes", 1, _MOST_CLASSES) if "num-classes" in me else None,
+        dtype=_word(me, "dtype") or None,
+        knows_its_place=at != _UNTOLD,
+    )
+
+
+def _told(me: ConfigRecord, key: str, least: int = 0, most: int = MAX_EXAMPLES) -> int:
+    value: Any = me[key]
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{key} is {quoted(value)}; valid is an integer from {least} to {most}")
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    axes = value if isinstance(value, list) else [value]
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= _MOST_ENTRIES for n in axes)
+    if len(axes) > _MOST_AXES or not whole or prod(axes) > _MOST_ENTRIES:
+        raise ValueError(
+            f"input-shape is {quoted(value)}; valid are up to {_MOST_AXES} integers >= 1, whose product is "
+            f"at most {_MOST_ENTRIES}"
+        )
+    return tuple(axes)
+
+
+def _word(me: ConfigRecord, key: str) -> str:
+    value = str(me.get(key, ""))
+    # It stands in logs and errors as it is.
+    if value != shown(value, _MAX_WORD):
+        raise ValueError(
+            f"{key} is {quoted(value)}; valid is a text of up to {_MAX_WORD} printable characters"
+        )
+    return value

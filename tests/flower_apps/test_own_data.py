@@ -1,0 +1,233 @@
+"""Every app on data that each node has for itself, with a server that has none."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim.runs.recorder import read_config, read_rounds
+from hedgerow.strategies import RosterError, SimilarityFree, TooFewRepliesError
+from hedgerow.tasks import federated, write_split
+
+from .cases import CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
+
+pandas = pytest.importorskip("pandas")
+
+NODES = 4
+SAME = {"num-clients": NODES, "partition": "dirichlet(0.5)", "dataset": "mnist-5k", "scaling": "unit"}
+SMALL: dict[str, dict[str, Any]] = {
+    "sd_feel": {"num-servers": 2, "iterations": 8, "tau1": 2, "tau2": 2, "model": "lenet", "batch-size": 4},
+    "similarity_free": {"num-rounds": 2, "local-iters": 2, "model": "logistic"},
+    "fedmud": {"num-rounds": 2, "clients-per-round": 2, "model": "mlp", "skip-front": 0, "ratio": 0.25},
+}
+
+
+def run(case: AppCase, parent: Path, configs: list[dict[str, Any]], **changes: Any) -> Path:
+    """Run an app with node configs; return the run's folder."""
+    parent.mkdir(parents=True, exist_ok=True)
+    settings = {**case.small, "evaluate-every": 1, "num-clients": len(configs), **changes}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    plan = plan_run(case.spec, [*overrides, f"output-dir={json.dumps(str(parent))}", "quiet=true"])
+    run_app(case.loaded, plan, node_configs=configs)
+    (folder,) = parent.iterdir()
+    return folder
+
+
+def model(folder: Path) -> dict[str, np.ndarray]:
+    (path,) = folder.rglob("model.npz")
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("split")
+    write_split("mnist-5k", folder, NODES, "dirichlet(0.5)", seed=0, scaling="unit")
+    return folder
+
+
+def files(folder: Path, **more: Any) -> list[dict[str, Any]]:
+    return [{"data": str(folder / f"node-{i}.npz"), **more} for i in range(NODES)]
+
+
+@pytest.mark.parametrize("case", [SD_FEEL, SIMILARITY_FREE, FEDMUD], ids=lambda case: case.name)
+def test_own_data_give_the_model_of_the_simulation_with_the_same_split(
+    case: AppCase, split: Path, tmp_path: Path
+) -> None:
+    small = {**SMALL[case.name], "training-mode": "loop"}
+    simulated = run(case, tmp_path / "simulated", [{}] * NODES, **SAME, **small)
+    own = run(case, tmp_path / "own", files(split), partition="own", holdout=0.0, standardise="none", **small)
+    expected, found = model(simulated), model(own)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+    assert federated("mnist-5k", "dirichlet(0.5)", NODES, 0, scaling="unit").sizes == [
+        len(np.load(config["data"])["y"]) for config in files(split)
+    ]
+
+
+# Two features of very unlike size, of which the label is a function.
+def table(folder: Path, name: str, samples: int, shift: float, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    age, dose = rng.normal(50 + shift, 10, samples), rng.normal(1e-3, 1e-4, samples)
+    sick = (age - 50) / 10 + (dose - 1e-3) / 1e-4 > 0
+    columns = {"age": age, "outcome": np.where(sick, "sick", "well"), "dose": dose}
+    pandas.DataFrame(columns).to_csv(path := folder / name, index=False)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("tables")
+    return [
+        {"data": table(folder, f"{i}.csv", 60 + 40 * i, 3.0 * (i - 1), i), "label": "outcome"}
+        for i in range(4)
+    ]
+
+
+TABLES: dict[str, Any] = {"partition": "own", "classes": "well,sick", "model": "logistic"}
+
+
+@pytest.mark.parametrize("case", [SD_FEEL, SIMILARITY_FREE, FEDMUD], ids=lambda case: case.name)
+def test_an_app_learns_from_tables_that_only_their_nodes_have(
+    case: AppCase, tables: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = run(case, tmp_path, tables, **TABLES, **LONGER[case.name])
+    rounds = read_rounds(folder)
+    first, last = rounds[0]["central"], rounds[-1]["central"]
+    assert last["accuracy"] > 0.8 > first["accuracy"] + 0.05
+    assert last["auc"] > 0.9
+    assert last["worst-accuracy"] == min(last["node-accuracy"])
+    assert last["node-ids"] == [0, 1, 2, 3]
+    weights = last["node-examples"]
+    assert weights == [12, 20, 28, 36]
+    assert last["accuracy"] == pytest.approx(np.average(last["node-accuracy"], weights=weights))
+    about = read_config(folder)["own-data"]
+    assert (about["input-shape"], about["num-classes"]) == ([2], 2)
+    everything = np.concatenate([pandas.read_csv(one["data"])["age"] for one in tables])
+    assert about["mean"][0] == pytest.approx(everything.mean(), abs=1.5)
+
+
+LONGER: dict[str, dict[str, Any]] = {
+    "sd_feel": {"num-servers": 2, "iterations": 40, "tau1": 2, "tau2": 2, "learning-rate": 0.5},
+    "similarity_free": {"num-rounds": 15, "algorithm": "fedavg", "fixed-c": 2.0},
+    "fedmud": {"num-rounds": 6, "learning-rate": 0.3, "method": "fedavg", "batch-size": 8},
+}
+
+
+def test_ceps_solves_logistic_regression_on_tables(tables: list[dict[str, Any]], tmp_path: Path) -> None:
+    changes = {**TABLES, "problem": "logistic", "codec": "dense64", "sparsity": 2, "iterations": 40}
+    rounds = read_rounds(run(CEPS, tmp_path, tables, **changes))
+    last = next(record["central"] for record in reversed(rounds) if record["central"])
+    assert last["accuracy"] > 0.85
+    assert last["auc"] > 0.9
+    assert len(last["node-accuracy"]) == 4
+
+
+@pytest.mark.parametrize(("problem", "words"), [("linear", "'logistic' or 'network'")])
+def test_ceps_has_no_own_data_for_a_problem_that_makes_its_own(
+    problem: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(CEPS, tmp_path, [{"data": "x.npz"}] * 4, partition="own", problem=problem)
+
+
+def test_the_statistics_are_booked_once(tables: list[dict[str, Any]], tmp_path: Path) -> None:
+    changes = {**TABLES, **LONGER["similarity_free"], "num-rounds": 2}
+    federated_ = read_rounds(run(SIMILARITY_FREE, tmp_path / "a", tables, **changes))
+    constants = read_rounds(run(SIMILARITY_FREE, tmp_path / "b", tables, **changes, standardise="50,10"))
+
+    def hub(rounds: list[dict[str, Any]], at: int) -> int:
+        return int(rounds[at]["by_link"]["hub->node"]["messages"])
+
+    # To each of four nodes: what are your moments, and what is taken off.
+    assert [hub(federated_, at) - hub(constants, at) for at in (1, 2)] == [8, 8]
+
+
+def test_a_run_that_goes_on_keeps_the_standardisation(
+    tables: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**TABLES, **LONGER["similarity_free"], "num-rounds": 4, "checkpoint-every": 2}
+    whole = run(SIMILARITY_FREE, tmp_path / "whole", tables, **changes)
+    real = SimilarityFree.configure_train
+
+    def stop(self: SimilarityFree, server_round: int, *rest: Any) -> Any:
+        if server_round == 3:
+            raise KeyboardInterrupt
+        return real(self, server_round, *rest)
+
+    monkeypatch.setattr(SimilarityFree, "configure_train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(SIMILARITY_FREE, tmp_path / "part", tables, **changes)
+    monkeypatch.setattr(SimilarityFree, "configure_train", real)
+    (part,) = (tmp_path / "part").iterdir()
+    # Had it asked again, it would have heard the moments of three nodes.
+    silent = [{**tables[0], "share-statistics": False}, *tables[1:]]
+    run(SIMILARITY_FREE, tmp_path / "part", silent, **changes, resume=str(part))
+    expected, found = model(whole), model(part)
+    assert all(np.array_equal(expected[key], found[key]) for key in expected)
+
+
+def test_a_node_with_bad_data_costs_that_node_alone(
+    tables: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("age,outcome,dose\n1,sick,2\n3,,4\n")
+    configs = [*tables[:3], {"data": str(bad), "label": "outcome"}]
+    quorum = {"min-available-nodes": 3, "min-replies": 3, "num-rounds": 2}
+    rounds = read_rounds(run(SIMILARITY_FREE, tmp_path / "runs", configs, **TABLES, **quorum))
+    assert rounds[-1]["central"]["node-ids"] == [0, 1, 2]
+    assert "row 3, column 'outcome' is empty" in caplog.text
+
+
+def test_what_is_wrong_with_a_file_stays_at_its_node(tmp_path: Path) -> None:
+    (tmp_path / "secret-name.csv").write_text("age,label\n12,0\nsecret,1\n")
+    configs = [{"data": str(tmp_path / "secret-name.csv")}] * 2
+    with pytest.raises(RosterError) as refused:
+        run(SIMILARITY_FREE, tmp_path / "runs", configs, **TABLES)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_node_that_has_data_of_its_own_takes_part_in_no_other_run(split: Path, tmp_path: Path) -> None:
+    with pytest.raises(TooFewRepliesError):
+        run(SIMILARITY_FREE, tmp_path, files(split), **SAME)
+
+
+MODULE = """
+import torch
+def net(shape, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, classes))
+"""
+
+
+def test_a_run_names_no_module_on_a_node_that_does_not_allow_it(
+    split: Path, tmp_path: Path, write_module: Any
+) -> None:
+    write_module("own_model", MODULE)
+    changes: Mapping[str, Any] = {"partition": "own", "model": "own_model:net", "num-rounds": 1}
+    run(SIMILARITY_FREE, tmp_path / "let", files(split, **{"allow-imports": "own_model:net"}), **changes)
+    with pytest.raises(TooFewRepliesError):
+        run(SIMILARITY_FREE, tmp_path / "not", files(split), **changes)
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def write(name: str, source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def _log_is_seen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    import logging
+
+    logger = logging.getLogger("flwr")
+    logger.addHandler(caplog.handler)
+    yield
+    logger.removeHandler(caplog.handler)

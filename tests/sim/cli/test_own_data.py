@@ -1,0 +1,64 @@
+"""Own data by the command line: node configs of a simulation, modules in the current folder, known sets."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.sim.cli.command_line import APPS, hedgerow
+
+from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.tasks import DATASETS, VERTICAL_DATASETS
+
+SMALL = ("-c", "num-clients=2 num-rounds=1 local-iters=1 model=logistic min-replies=1", "--quiet")
+
+
+def one_run(folder: Path) -> list[dict]:
+    (run,) = (folder / "runs").iterdir()
+    return read_rounds(run)
+
+
+def test_each_node_of_a_simulation_reads_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        x = np.random.default_rng(i).normal(size=(10 * (i + 1), 3))
+        np.savez(tmp_path / f"n{i}.npz", x=x, y=np.arange(len(x)) % 2)
+    node = "data=n{partition-id}.npz"
+    shown = hedgerow("run", APPS / "similarity-free", "-c", "partition=own", *SMALL, "--node-config", node)
+    assert shown.exit_code == 0, shown.output
+    assert one_run(tmp_path)[-1]["central"]["node-examples"] == [2, 4]
+
+
+def test_a_key_that_no_node_reads_is_refused() -> None:
+    shown = hedgerow("run", APPS / "similarity-free", *SMALL, "--node-config", "dta=x.npz")
+    assert shown.exit_code == 2
+    assert "dta" in shown.output
+    assert "data" in shown.output
+
+
+MODULE = """
+import numpy as np
+from hedgerow.tasks import Dataset
+def load(data_dir):
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Dataset("mine", x[:40], y[:40], x[40:], y[40:], num_classes=2)
+"""
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    (tmp_path / "set_of_my_own.py").write_text(MODULE)
+    shown = hedgerow(
+        "run", APPS / "similarity-free", "-c", "dataset=set_of_my_own:load partition=iid", *SMALL
+    )
+    assert shown.exit_code == 0, shown.output
+    assert 0 <= one_run(tmp_path)[-1]["central"]["accuracy"] <= 1
+
+
+def test_every_known_set_is_listed() -> None:
+    shown = hedgerow("data").output
+    named = [line.partition(":")[0] for line in shown.splitlines() if not line.startswith(" ")]
+    assert sorted(named) == sorted({*DATASETS, *VERTICAL_DATASETS})
