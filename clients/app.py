@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
+from hedgerow.clients.guard import guarded
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import BatchHandler, Call
@@ -27,7 +28,7 @@ Told = Mapping[str, Any]
 
 
 class BatchClientApp(ClientApp):
-    """Flower's ClientApp over batched handlers.
+    """Flower's ClientApp over batched handlers, behind the guard of the node's owner (``guard.py``).
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class BatchClientApp(ClientApp):
     def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
         super().__init__()
         own = {STATE: each(tell_state), RESTORE: each(restore_state), **handlers}
-        self._handlers = {key: _on_one_blas_thread(handler) for key, handler in own.items()}
+        self._handlers = {key: guarded(key, _on_one_blas_thread(handler)) for key, handler in own.items()}
         for message_type, handler in self._handlers.items():
             category, _, action = message_type.partition(".")
             registers = {"train": self.train, "evaluate": self.evaluate, "query": self.query}

@@ -7,6 +7,8 @@ neighbours published. This file reads the messages, keeps the node's state in it
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf, sqrt
+from statistics import median_low
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from hedgerow.clients.app import BatchClientApp, each, whoami
 from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import Privacy, noise, noise_root, privacy_of
+from hedgerow.clients.guard import check_begin, check_monitor, check_privacy, check_release, is_monitored
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
 from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
@@ -32,6 +35,9 @@ ProblemFn = Callable[[Context], Problem]
 Metrics = dict[str, int | float]
 
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
+# How often a vector's norm may be the node's own, or that of most neighbours' vectors; and what, an entry,
+# such a norm is at least.
+_MAX_NORM_RATIO, _SMALL = 100.0, 0.01
 _ROOT = "noise-root"  # the key in SECRET_RECORD
 # Settings of the one-bit codec under a run's keys, and what they are called there.
 _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi-density")
@@ -204,8 +210,22 @@ class Node:
         """The run's own row of the mixing matrix; None where all that are there weigh the same."""
         return _mixing(self.config, self.place)[1]
 
+    @property
+    def multiplier(self) -> float:
+        """The noise's deviation in sensitivities, 2 ``clip`` / records, of mode ``sound``; else infinite."""
+        privacy = self.privacy
+        if privacy.mode != "sound":
+            return inf
+        return sqrt(privacy.variance) * self.problem.num_examples / (2 * privacy.clip)
+
+    def check_privacy(self) -> None:
+        """Raise ``guard.Refusal`` if the node's owner wants more privacy than the config has."""
+        check_privacy(self.privacy.mode, self.multiplier, self.privacy.clip)
+
     def noise(self, index: int) -> Vector:
-        """Return the noise of the ``index``-th gradient."""
+        """Return the noise of the ``index``-th gradient, which is then released."""
+        if self.privacy.mode == "sound":
+            check_release(self.root, index, self.multiplier)
         return noise(self.root, self.place.own, index, self.problem.n, self.privacy.variance)
 
 
@@ -271,7 +291,7 @@ def gossip_app(
                 answers[position] = error
         for (position, event), received in zip(events.items(), _decoded(list(events.values())), strict=True):
             try:
-                answers[position] = event.answer(calls[position].context, received)
+                answers[position] = event.answer(calls[position].context, event.believed(received))
             except Exception as error:
                 answers[position] = error
         return [answers[position] for position in range(len(calls))]
@@ -326,6 +346,8 @@ class _Known:
         place = Place.of(config, call.partition_id)
         root = noise_root(config, dict(call.context.node_config), place.seed)
         node = Node(place, problem(call.context), config, root)
+        node.check_privacy()
+        check_begin("hello")
         method = methods[choice(config, "method", tuple(methods))]
         return cls(node, method, method.begin(node), str(call.context.run_id))
 
@@ -342,6 +364,7 @@ class _Known:
         if not isinstance(iteration, int) or iteration < 0:
             raise ValueError(f"node {call.partition_id} has a damaged state; valid is 'query.hello' first")
         node = Node(place, problem(call.context), config, _root(call, config, place.seed))
+        node.check_privacy()
         arrays = {key: view(array) for key, array in state.array_records[_ARRAYS].items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
             raise ValueError(
@@ -384,11 +407,12 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Event:
-    """One node's communication: the node at its iteration, and what came in, still coded."""
+    """One node's communication: the node at its iteration, its own message, and what came in, still coded."""
 
     known: _Known
     bundle: Mapping[int, bytes]
     size: int
+    norm: float
     mixing: Mapping[int, float] | None
     monitor: bool
 
@@ -408,15 +432,32 @@ class _Event:
             raise ValueError(f"the bundle has the senders {strangers}; valid are neighbours, {neighbours}")
         payloads = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
         ready = known.prepared(k)
-        size = ready.method.message(ready.node, ready.memory).size
-        return cls(ready, payloads, size, mixing, flag(config, "monitor", default=False))
+        own = ready.method.message(ready.node, ready.memory)
+        return cls(
+            ready,
+            payloads,
+            own.size,
+            float(np.linalg.norm(own)),
+            mixing,
+            flag(config, "monitor", default=False),
+        )
+
+    def believed(self, received: Mapping[int, Vector]) -> dict[int, Vector]:
+        """Return what came in without vectors far larger than the node's own and most others'.
+
+        A neighbour that lies may drag the node a hundred times as far as another, and no further.
+        """
+        with np.errstate(over="ignore"):
+            norms = {j: float(np.linalg.norm(vector)) for j, vector in received.items()}
+        usual = max(self.norm, median_low(norms.values()) if norms else 0.0, _SMALL * sqrt(self.size))
+        return {j: vector for j, vector in received.items() if norms[j] <= _MAX_NORM_RATIO * usual}
 
     def answer(self, context: Context, received: Mapping[int, Vector]) -> RecordDict:
         """Make the update, keep the state, and return the reply."""
         node, method = self.known.node, self.known.method
         memory, metrics = method.update(node, self.known.memory, received, self.mixing)
         after = replace(self.known, memory=memory)
-        if self.monitor and node.privacy.mode != "sound":
+        if self.monitor and node.privacy.mode != "sound" and is_monitored(node.privacy.mode):
             metrics["objective"] = node.problem.value(method.look(node, memory, memory.iteration)[1])
         counts: Metrics = {
             "num-examples": node.problem.num_examples,
@@ -491,6 +532,7 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     if not call.context.node_config.get("monitor", True):
         raise ValueError("monitor is false in the node's own config; valid is true, to show its model")
     known, k = _Known.of(call, problem, methods), whole(only_config(call), "iteration", 0)
+    check_monitor(known.node.privacy.mode)
     _check_iteration(k, known.memory)
     memory, w = known.method.look(known.node, known.memory, k)
     replace(known, memory=memory).keep(call.context)

@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
+from hedgerow.clients.guard import needs_entropy
 from hedgerow.clients.instructions import choice, nonnegative, positive
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -86,9 +87,11 @@ def noise_root(config: ConfigRecord, node_config: Mapping[str, object], seed: in
 
     The config's ``noise-source`` is ``entropy``, from the operating system and known to nobody, or ``seed``,
     the run's, for simulations that can be repeated: whoever knows the seed can take the noise off. Absent, it
-    is ``entropy`` in the mode ``sound``. A node whose own config says ``entropy`` never uses the seed.
+    is ``entropy`` in the mode ``sound``. A node whose own config says ``entropy``, or that has a policy which
+    does not say ``seed``, never uses the seed.
     """
     source = "entropy" if config.get("privacy") == "sound" else "seed"
     if "noise-source" in config:
         source = choice(config, "noise-source", ("entropy", "seed"))
-    return secrets.randbits(128) if "entropy" in (source, node_config.get("noise-source")) else seed
+    own = needs_entropy() or node_config.get("noise-source") == "entropy"
+    return secrets.randbits(128) if own or source == "entropy" else seed

@@ -12,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor, nn
 
+from hedgerow.clients.guard import KeyMistake
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.wire.calls import Call
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
@@ -135,4 +136,4 @@ def _only(call: Call, kind: type[Record]) -> Record:
 
 
 def _invalid(key: str, value: object, valid: str) -> ValueError:
-    return ValueError(f"{key} is {value!r} in the message's config; valid is {valid}")
+    return KeyMistake(key, f"{key} is {value!r} in the message's config; valid is {valid}")

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
+from hedgerow.clients.guard import check_begin
 from hedgerow.wire.calls import NODE_RECORD, RUN_KEY, SECRET_RECORD, Call
 from hedgerow.wire.records import PayloadError, finite_views
 
@@ -67,6 +68,7 @@ def restore_state(call: Call) -> RecordDict:
             f"{NODE_RECORD} is {dict(about)} in the message; valid is a run and the partition "
             f"{call.partition_id}"
         )
+    check_begin("restore")
     state = call.context.state
     state.clear()
     for name, record in call.content.items():

@@ -14,10 +14,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
-from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr
-
 from hedgerow.wire.checks import int_at_least, one_of, positive, probability
+from hedgerow.wire.extras import needed
+from hedgerow.wire.gaussian_dp import gaussian_delta, gaussian_epsilon, zcdp, zcdp_epsilon
 
 __all__ = [
     "Privacy",
@@ -236,37 +235,6 @@ def claimed_total(epsilon: float, delta: float, periods: int) -> tuple[float, fl
     return growth + periods * epsilon * math.expm1(epsilon), (periods + 1) * delta
 
 
-def zcdp(multiplier: float) -> float:
-    """Return rho of one Gaussian release whose noise is ``multiplier`` (> 0) sensitivities wide."""
-    return 1 / (2 * multiplier**2)
-
-
-def zcdp_epsilon(rho: float, delta: float) -> float:
-    """Return an epsilon of rho-zCDP at delta, rho + 2 sqrt(rho ln(1 / delta))."""
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return the exact delta at epsilon >= 0 of a mu-Gaussian-DP mechanism, mu > 0.
-
-    A Gaussian mechanism has mu = sensitivity / standard deviation; k of them, whatever each does with the
-    others' results, have the root of the sum of squares.
-    """
-    above = log_ndtr(mu / 2 - epsilon / mu)
-    # Phi(a) - e^epsilon Phi(b), by logarithms: both are tiny at a small delta.
-    return float(math.exp(above) * -math.expm1(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu) - above, 0.0)))
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the smallest epsilon at delta in (0, 1) of a mu-Gaussian-DP mechanism, mu > 0."""
-    if 2 * ndtr(mu / 2) - 1 <= delta:
-        return 0.0
-    upper = zcdp_epsilon(mu**2 / 2, delta)
-    # To 1e-12: a report is not the place to be saved a few iterations.
-    root: float = brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper, xtol=1e-12)
-    return root
-
-
 def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | None:
     """Return epsilon at delta of ``count`` Gaussian releases by dp-accounting; None without it."""
     try:
@@ -298,5 +266,6 @@ def calibrated_multiplier(epsilon: float, delta: float, count: int) -> float:
     low, high = 1e-12, 1.0
     while gaussian_delta(high, epsilon) < delta:
         high *= 2
+    brentq = needed("scipy.optimize", "math").brentq
     mu = brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, low, high, xtol=1e-14, rtol=1e-13)
     return float(math.sqrt(count) / mu)

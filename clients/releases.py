@@ -1,0 +1,168 @@
+"""What a node released, kept on its own disk: it survives restarts and new runs, and no message changes it.
+
+JSON lines, each written and synchronised before what it tells of leaves the node, under a lock: two messages
+at work at once cannot spend the same epsilon. A last line without its end was never acted on, and is cut off;
+any other line that cannot be read ends all releases until the owner has looked at the file.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from math import inf, sqrt
+from pathlib import Path
+from time import time
+from typing import IO, Any
+
+__all__ = ["Releases", "ReleasesError", "Spent", "TooOften", "epsilon_of"]
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks; there a SuperNode handles one message at a time.
+    fcntl = None  # type: ignore[assignment]
+
+_HELLO, _RESTORE, _RELEASE = "hello", "restore", "release"
+
+
+class ReleasesError(ValueError):
+    """A ledger that cannot be read or written."""
+
+
+class Spent(ValueError):  # noqa: N818
+    """A release for which no epsilon is left."""
+
+
+class TooOften(ValueError):  # noqa: N818
+    """What may be done once, or so many times, and was."""
+
+
+class Releases:
+    """The ledger of a node's releases.
+
+    Parameters
+    ----------
+    path : Path
+        The file; made, with its folder, where it is not there, for its owner alone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, what: str, run: str, node: int, most: int) -> None:
+        """Note a ``hello`` or ``restore`` of a run, of which there may be so many.
+
+        Raises
+        ------
+        TooOften
+            If there were as many.
+        ReleasesError
+            If the file is damaged or cannot be written.
+        """
+        with self._opened() as (file, lines):
+            before = sum((line["what"], line["run"], line["node"]) == (what, run, node) for line in lines)
+            if before >= most:
+                raise TooOften(f"run {run} had {before} of {what}; valid are at most {most}")
+            _append(file, {"what": what, "run": run, "node": node})
+
+    def release(
+        self, run: str, node: int, root: int, index: int, multiplier: float, delta: float, max_epsilon: float
+    ) -> None:
+        """Note one Gaussian release.
+
+        Parameters
+        ----------
+        run, node : str, int
+            Whose it is.
+        root, index : int
+            What its noise is drawn from: the same noise on two gradients would give away their difference.
+        multiplier : float
+            The noise's standard deviation over the sensitivity, > 0.
+        delta, max_epsilon : float
+            The budget of all releases; infinite for none, then nothing is added up.
+
+        Raises
+        ------
+        Spent
+            If the budget does not allow it.
+        TooOften
+            If noise of this root and index was used already.
+        ReleasesError
+            If the file is damaged or cannot be written.
+        """
+        noise = sha256(f"{root}/{index}".encode()).hexdigest()[:32]
+        with self._opened() as (file, lines):
+            made = [line for line in lines if line["what"] == _RELEASE]
+            if any(line["noise"] == noise for line in made):
+                raise TooOften(f"the noise of release {index} was used already; valid is each once")
+            entry: dict[str, Any] = {
+                "what": _RELEASE,
+                "run": run,
+                "node": node,
+                "noise": noise,
+                "multiplier": multiplier,
+            }
+            entry["rho"] = 1 / (2 * multiplier**2)
+            if max_epsilon < inf:
+                epsilon = epsilon_of([*(line["multiplier"] for line in made), multiplier], delta)
+                if epsilon > max_epsilon:
+                    raise Spent(
+                        f"epsilon would be {epsilon:.4g} at delta {delta:g} after {len(made) + 1} releases; "
+                        f"valid is at most {max_epsilon:g}"
+                    )
+                entry |= {"epsilon": epsilon, "delta": delta}
+            _append(file, entry)
+
+    def epsilon(self, delta: float) -> float:
+        """Return epsilon at delta of all releases; 0 without any."""
+        with self._opened() as (_, lines):
+            made = [line["multiplier"] for line in lines if line["what"] == _RELEASE]
+        return epsilon_of(made, delta) if made else 0.0
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[IO[bytes], list[dict[str, Any]]]]:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise ReleasesError(f"ledger {self.path} cannot be opened: {error.strerror}") from error
+        with os.fdopen(handle, "r+b") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)  # Ends with the file's closing.
+            yield file, self._lines(file)
+
+    def _lines(self, file: IO[bytes]) -> list[dict[str, Any]]:
+        file.seek(0)
+        text = file.read()
+        whole = text.rfind(b"\n") + 1
+        if whole < len(text):
+            file.truncate(whole)
+        try:
+            return [_checked(json.loads(line)) for line in text[:whole].splitlines()]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ReleasesError(
+                f"ledger {self.path} is damaged ({error!r}); valid are its own lines"
+            ) from error
+
+
+def epsilon_of(multipliers: list[float], delta: float) -> float:
+    """Return the exact epsilon at delta of Gaussian releases, each of so many sensitivities of noise."""
+    # A device starts a process for every message, few of which have anything to add up.
+    from hedgerow.wire.gaussian_dp import gaussian_epsilon  # noqa: PLC0415
+
+    return gaussian_epsilon(sqrt(sum(multiplier**-2 for multiplier in multipliers)), delta)
+
+
+def _checked(line: dict[str, Any]) -> dict[str, Any]:
+    str(line["run"]), int(line["node"])
+    if line["what"] not in (_HELLO, _RESTORE, _RELEASE):
+        raise ValueError(f"what is {line['what']!r}")
+    if line["what"] == _RELEASE and not (float(line["multiplier"]) > 0 and line["noise"]):
+        raise ValueError(f"multiplier is {line['multiplier']!r}")
+    return line
+
+
+def _append(file: IO[bytes], entry: dict[str, Any]) -> None:
+    file.write(json.dumps({"time": round(time(), 3), **entry}).encode() + b"\n")
+    file.flush()
+    os.fsync(file.fileno())

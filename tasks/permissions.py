@@ -1,0 +1,55 @@
+"""What code that reads data may import and open: all, unless the owner of the machine said otherwise.
+
+A server's run config names modules and files. Where a node has a policy, its checks stand here, at the places
+where a name becomes an import or a path, whichever key it came under.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Permissions", "check_file", "check_import", "permitted"]
+
+
+@dataclass(frozen=True)
+class Permissions:
+    """The checks: each raises PermissionError where the owner does not allow it.
+
+    Parameters
+    ----------
+    check_import : Callable[[str, str], None]
+        Takes a configuration key and its import path, before anything is imported.
+    check_file : Callable[[str, Path], None]
+        Takes a configuration key and its file or folder, before it is looked at.
+    """
+
+    check_import: Callable[[str, str], None]
+    check_file: Callable[[str, Path], None]
+
+
+# Of the process, not of a thread: what a thread of a handler reads is checked too.
+_now: Permissions | None = None
+
+
+@contextmanager
+def permitted(permissions: Permissions) -> Iterator[None]:
+    """Let these checks stand for a ``with`` block."""
+    global _now  # noqa: PLW0603
+    before, _now = _now, permissions
+    try:
+        yield
+    finally:
+        _now = before
+
+
+def check_import(key: str, path: str) -> None:
+    """Raise PermissionError if the import path may not be used."""
+    if _now is not None:
+        _now.check_import(key, path)
+
+
+def check_file(key: str, path: Path) -> None:
+    """Raise PermissionError if the file or folder may not be read."""
+    if _now is not None:
+        _now.check_file(key, path)

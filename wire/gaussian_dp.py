@@ -1,0 +1,44 @@
+"""The privacy of Gaussian mechanisms, exact, and how it adds up: what the server reports and a node keeps.
+
+Papers: Gaussian DP (J. Dong, A. Roth, W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical
+composition where nothing is subsampled; zero-concentrated DP (M. Bun, T. Steinke, 2016).
+"""
+
+import math
+
+from hedgerow.wire.extras import needed
+
+__all__ = ["gaussian_delta", "gaussian_epsilon", "zcdp", "zcdp_epsilon"]
+
+
+def zcdp(multiplier: float) -> float:
+    """Return rho of one Gaussian release whose noise is ``multiplier`` (> 0) sensitivities wide."""
+    return 1 / (2 * multiplier**2)
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Return an epsilon of rho-zCDP at delta, rho + 2 sqrt(rho ln(1 / delta))."""
+    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the exact delta at epsilon >= 0 of a mu-Gaussian-DP mechanism, mu > 0.
+
+    A Gaussian mechanism has mu = sensitivity / standard deviation; k of them, whatever each does with the
+    others' results, have the root of the sum of squares.
+    """
+    log_ndtr = needed("scipy.special", "math").log_ndtr
+    above = log_ndtr(mu / 2 - epsilon / mu)
+    # Phi(a) - e^epsilon Phi(b), by logarithms: both are tiny at a small delta.
+    return float(math.exp(above) * -math.expm1(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu) - above, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Return the smallest epsilon at delta in (0, 1) of a mu-Gaussian-DP mechanism, mu > 0."""
+    brentq, ndtr = needed("scipy.optimize", "math").brentq, needed("scipy.special", "math").ndtr
+    if 2 * ndtr(mu / 2) - 1 <= delta:
+        return 0.0
+    upper = zcdp_epsilon(mu**2 / 2, delta)
+    # To 1e-12: a report is not the place to be saved a few iterations.
+    root: float = brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper, xtol=1e-12)
+    return root
