@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 _POLL_SECONDS = 0.1
+# Bounds on what a reply holds, before anything of it is read: records, arrays or other values of one, metrics
+# of one, characters of a key.
+_MOST_RECORDS, _MOST_VALUES, _MOST_METRICS, _LONGEST_KEY = 64, 100_000, 1_000, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,8 @@ class ExchangeReport:
         Replies that arrived in time and passed every check.
     rejected : Counter[str]
         Lost replies by reason: ``error <code>``, ``no reply``, ``after quorum``, ``stale``,
-        ``unknown node``, ``duplicate``, ``non-finite``, ``wrong shape``, …; and nodes that were left out in
+        ``unknown node``, ``duplicate``, ``no content``, ``too many keys``, ``update too large``,
+        ``non-finite``, ``wrong shape``, …; and nodes that were left out in
         the round: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
     """
 
@@ -178,13 +182,31 @@ class Exchange:
             raise PayloadError("duplicate" if asked else "unknown node", f"node {node_id}")
         if message.has_error():
             raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
-        return Reply(node, message.content, self._check(node, message.content))
+        if not message.has_content():
+            raise PayloadError("no content", "neither content nor error")
+        content = message.content
+        _check_size(content)
+        return Reply(node, content, self._check(node, content))
 
     def _log(self) -> None:
         lost = sum(self.report.rejected.values())
         if lost:
             reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
             log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
+
+
+def _check_size(content: RecordDict) -> None:
+    """Raise PayloadError where a reply has more keys, or longer ones, than anyone has use for."""
+    if len(content) > _MOST_RECORDS:
+        raise PayloadError("too many keys", f"{len(content)} records, expected at most {_MOST_RECORDS}")
+    for record in content.values():
+        most = _MOST_METRICS if isinstance(record, MetricRecord) else _MOST_VALUES
+        if len(record) > most:
+            kind = type(record).__name__
+            raise PayloadError("too many keys", f"{len(record)} in a {kind}, expected at most {most}")
+    for keys in (content, *content.values()):
+        if longest := next((key for key in keys if len(key) > _LONGEST_KEY), None):
+            raise PayloadError("long key", f"{len(longest)} characters, expected at most {_LONGEST_KEY}")
 
 
 def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
@@ -207,10 +229,17 @@ def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
     return metrics
 
 
-def weighted_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """Return the weighted mean of the metrics that all replies carry (the default of ``*_aggr_fn``)."""
+def weighted_metrics(
+    contents: list[RecordDict], weighted_by_key: str, max_weight_ratio: float = 0.0
+) -> MetricRecord:
+    """Return the weighted mean of the metrics that all replies carry (the default of ``*_aggr_fn``).
+
+    No weight counts more than ``max_weight_ratio`` times their median; 0 for no bound.
+    """
     records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
     weights = np.array([float(record[weighted_by_key]) for record in records])  # type: ignore[arg-type]
+    if max_weight_ratio:
+        weights = np.minimum(weights, max_weight_ratio * np.median(weights))
     mean = MetricRecord()
     for key in records[0]:
         values = [record.get(key) for record in records]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from logging import INFO
+from statistics import median
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -17,6 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from hedgerow.strategies.bounds import LossBound, UpdateBound, capped
 from hedgerow.strategies.exchange import (
     Exchange,
     ExchangeReport,
@@ -71,6 +73,14 @@ class FederationOptions(TypedDict, total=False):
         How often a round below its minimum is repeated before the run stops.
     max_wait : float (default: 120.0)
         Seconds to wait for the nodes at the start.
+    max_weight_ratio : float (default: 100.0)
+        A node counts at most so many times the median of what nodes claim, >= 1; 0 for no bound.
+    max_update_norm_ratio : float (default: 100.0)
+        An update whose norm exceeds so many times what was usual in the rounds before is refused (``update
+        too large``), see ``UpdateBound``; >= 1, or 0 for no bound.
+    max_loss_ratio : float (default: 1e6)
+        A run ends with DivergenceError where its loss is not finite, or exceeds so many times that of the
+        start (or 1, where that is less); >= 1, or 0 for no bound.
     """
 
     seed: int
@@ -87,6 +97,9 @@ class FederationOptions(TypedDict, total=False):
     on_round_end: Sequence[RoundCallback]
     max_repeats: int
     max_wait: float
+    max_weight_ratio: float
+    max_update_norm_ratio: float
+    max_loss_ratio: float
 
 
 @dataclass(frozen=True)
@@ -105,8 +118,15 @@ class _Settings:
     on_round_end: Sequence[RoundCallback] = ()
     max_repeats: int = 2
     max_wait: float = 120.0
+    max_weight_ratio: float = 100.0
+    max_update_norm_ratio: float = 100.0
+    max_loss_ratio: float = 1e6
 
     def __post_init__(self) -> None:
+        for name in ("max_weight_ratio", "max_update_norm_ratio", "max_loss_ratio"):
+            ratio = getattr(self, name)
+            if not (ratio == 0 or 1 <= ratio < float("inf")):
+                raise ValueError(f"{name} is {ratio!r}; valid is a number >= 1, or 0 for no bound")
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
         int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
         int_at_least(1, min_available_nodes=self.min_available_nodes)
@@ -166,6 +186,13 @@ class Federation:
         self.completed = 0
         self.layout: Layout | None = None
         self.sizes: dict[int, float] = {}
+        # The most that a client counts, and of how many sizes that is the bound.
+        self._most: tuple[int, float] = 0, float("inf")
+        self.losses = LossBound(self.settings.max_loss_ratio)
+        # The median of the losses that nodes told in the last evaluation.
+        self.evaluated_loss: float | None = None
+        self._bounds: dict[str, UpdateBound] = {}
+        self._bound_round = 0
         self._roster: Roster | None = None
         # Of the run that goes on.
         self._names: dict[str, int] = {}
@@ -286,6 +313,7 @@ class Federation:
     ) -> list[Message]:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
         group = str(server_round)
+        self.begin_bounds(server_round)
         self._exchange = Exchange([node for node, _ in contents], group, check, quorum)
         if offline:
             self._exchange.report.rejected["offline"] = offline
@@ -334,12 +362,41 @@ class Federation:
 
     def size_of(self, reply: Reply, told: float) -> float:
         """Return |S_i|: what a client told first holds, or a run of unequal epochs would reweigh it."""
-        return self.sizes.setdefault(reply.node.partition_id, told)
+        self.sizes.setdefault(reply.node.partition_id, told)
+        return self.weight_of(reply.node.partition_id)
+
+    def weight_of(self, client: int) -> float:
+        """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""
+        if self._most[0] != len(self.sizes):
+            self._most = len(self.sizes), capped(self.sizes, self.settings.max_weight_ratio)
+        return min(self.sizes[client], self._most[1])
+
+    def bound(self, part: str = "model") -> UpdateBound:
+        """Return what the updates of a part of the model are held against."""
+        if part not in self._bounds:
+            self._bounds[part] = UpdateBound(self.settings.max_update_norm_ratio)
+            self._bounds[part].begin(self._bound_round)
+        return self._bounds[part]
+
+    def check_update(self, vector: NDArray[Any], sent: NDArray[Any], part: str = "model") -> None:
+        """Note what a node made (d,) of what it was sent (d,); PayloadError where it moved too far."""
+        if self.settings.max_update_norm_ratio:
+            with np.errstate(over="ignore"):
+                self.bound(part).check(vector - sent, sent)
+
+    def begin_bounds(self, server_round: int) -> None:
+        """Begin a round of all bounds."""
+        self._bound_round = server_round
+        for bound in self._bounds.values():
+            bound.begin(server_round)
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Aggregate the metrics of the replies, as asked for or by weighted mean."""
-        aggregate = self.settings.train_metrics_aggr_fn or weighted_metrics
+        aggregate = self.settings.train_metrics_aggr_fn or self._mean_metrics
         return aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
+
+    def _mean_metrics(self, contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
+        return weighted_metrics(contents, weighted_by_key, self.settings.max_weight_ratio)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -370,7 +427,10 @@ class Federation:
         if self.settings.fraction_evaluate == 0.0:
             return None
         contents = [reply.content for reply in self._evaluation.accept(replies)]
-        aggregate = self.settings.evaluate_metrics_aggr_fn or weighted_metrics
+        told = [only_record(content, MetricRecord, "bad metrics").get("loss") for content in contents]
+        losses = [loss for loss in told if isinstance(loss, int | float)]
+        self.evaluated_loss = median(losses) if losses else None
+        aggregate = self.settings.evaluate_metrics_aggr_fn or self._mean_metrics
         return aggregate(contents, self.settings.weighted_by_key) if contents else None
 
     def log_keys(self) -> None:
@@ -414,6 +474,7 @@ class Federation:
         layout = self.known_layout()
         return {
             **self._places_taken(),
+            **self._seen(),
             "round": self.completed,
             "layout": {
                 "keys": list(layout.keys),
@@ -435,9 +496,18 @@ class Federation:
             taken["shapes"] = asdict(shapes)
         return taken
 
+    def _seen(self) -> dict[str, Any]:
+        """Return what bounds go by."""
+        norms = {part: bound.state_dict() for part, bound in sorted(self._bounds.items())}
+        seen = {"update-norms": norms, "first-losses": self.losses.state_dict()}
+        return {key: value for key, value in seen.items() if value}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint; the next ``begin`` goes on after its round."""
         self.reset()
+        for part, norms in state.get("update-norms", {}).items():
+            self.bound(str(part)).load_state_dict(norms)
+        self.losses.load_state_dict(state.get("first-losses", {}))
         self._names = {str(name): int(at) for name, at in state.get("names", {}).items()}
         if (shapes := state.get("shapes")) is not None:
             axes = shapes["input_shape"]

@@ -8,23 +8,29 @@ and then ends the run with a clear error, and every finished round is told to ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from hedgerow.strategies.bounds import TOO_LARGE
 from hedgerow.strategies.exchange import collect
 from hedgerow.wire.ledger import Traffic
+from hedgerow.wire.printable import quoted
+from hedgerow.wire.records import view
 
 if TYPE_CHECKING:
     from hedgerow.strategies.strategy import FederatedStrategy
 
 __all__ = [
+    "DivergenceError",
     "EvaluateFn",
     "Progress",
     "RoundCallback",
@@ -38,6 +44,10 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 class TooFewRepliesError(RuntimeError):
     """A round got fewer valid replies than its minimum, every time it was tried."""
+
+
+class DivergenceError(RuntimeError):
+    """The model, or its loss, grows without bound: step sizes are too large, or nodes lie."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,10 @@ def run_rounds(
     ------
     TooFewRepliesError
         If a round stays under its minimum ``1 + strategy.max_repeats`` times.
+    DivergenceError
+        If the model is not finite after a round, if its loss exceeds ``max_loss_ratio`` times that of the
+        start, or if most updates of a round exceed ``max_update_norm_ratio``. Callbacks are not told of that
+        round: the state that they were told of last is from before.
     """
     log(INFO, "Starting %s strategy:", type(strategy).__name__)
     strategy.summary()
@@ -135,6 +149,7 @@ def run_rounds(
     if first == 1:
         started = time.monotonic()
         central = _evaluate_centrally(evaluate_fn, 0, arrays, result)
+        _check_loss(strategy, 0, central)
         _tell(strategy, 0, started, central=central)
 
     for current in range(first, num_rounds + 1):
@@ -154,6 +169,7 @@ def run_rounds(
         if evaluate is not None:
             result.evaluate_metrics_clientapp[current] = evaluate
         central = _evaluate_centrally(evaluate_fn, current, arrays, result)
+        _check_loss(strategy, current, central)
         _tell(strategy, current, started, train=train, evaluate=evaluate, central=central)
     return result
 
@@ -175,13 +191,45 @@ def _train(
             return None
         new, metrics = strategy.aggregate_train(current, collect(grid, messages, timeout))
         if new is not None:
+            _check_finite(current, new)
             return new, metrics
     report = strategy.report
+    if 2 * report.rejected[TOO_LARGE] > report.sent:
+        raise DivergenceError(
+            f"Round {current}: {report.rejected[TOO_LARGE]} of {report.sent} updates are too large for "
+            f"max_update_norm_ratio = {strategy.settings.max_update_norm_ratio:g}: the run diverges. "
+            "A smaller step size keeps it stable; max_update_norm_ratio = 0 takes all that is finite."
+        )
     reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(report.rejected.items()))
     raise TooFewRepliesError(
         f"Round {current}: {report.accepted} valid replies of {report.sent} after "
         f"{1 + strategy.max_repeats} tries ({reasons or 'nothing was lost'})."
     )
+
+
+def _check_finite(current: int, arrays: ArrayRecord) -> None:
+    """Raise DivergenceError unless all of a model is finite."""
+    for key, array in arrays.items():
+        if not np.isfinite(view(array)).all():
+            raise DivergenceError(
+                f"Round {current}: the global model is not finite, in {quoted(key)}: the run diverges. "
+                "A smaller step size keeps it stable, or bounds and robust means where nodes lie."
+            )
+
+
+def _check_loss(strategy: FederatedStrategy, current: int, central: Mapping[str, Any] | None) -> None:
+    """Raise DivergenceError where the server's evaluation says so, or the median of the nodes' own."""
+    told = central or {}
+    # Where nodes evaluate, the mean is what one of them makes of it.
+    by_node = told.get("node-loss")
+    loss = median(by_node) if isinstance(by_node, list) and by_node else told.get("loss")
+    bound = strategy.federation.losses
+    for kind, value in (("central", loss), ("federated", strategy.federation.evaluated_loss)):
+        if (problem := bound.problem(kind, value)) is not None:
+            raise DivergenceError(
+                f"Round {current}: {problem}: the run diverges. A smaller step size keeps it stable; "
+                "max_loss_ratio = 0 lets it go on."
+            )
 
 
 def _evaluate_centrally(

@@ -6,6 +6,7 @@ An app puts them among its own and may give them other defaults and other help (
 from collections.abc import Callable, Mapping
 
 from hedgerow.sim.runs.kinds import (
+    LARGEST,
     MAX_INT64,
     MAX_NODES,
     MAX_ROUNDS,
@@ -20,7 +21,18 @@ from hedgerow.sim.runs.kinds import (
 from hedgerow.sim.runs.settings import Setting
 from hedgerow.wire.limits import MAX_SAMPLES
 
-__all__ = ["DATA_DIR", "HOLDOUT", "QUORUM", "RUN_SETTINGS", "SEED", "STACK_SETTINGS", "task_settings"]
+__all__ = [
+    "BOUND_SETTINGS",
+    "DATA_DIR",
+    "HOLDOUT",
+    "QUORUM",
+    "RUN_SETTINGS",
+    "SEED",
+    "STACK_SETTINGS",
+    "WEIGHT_BOUND",
+    "aggregation_setting",
+    "task_settings",
+]
 
 # Longer than a server waits for anything, and short enough for every clock.
 _MAX_SECONDS = 1e8
@@ -62,6 +74,30 @@ QUORUM = Setting(
     0, whole(0, MAX_NODES), "nodes that must be there when the run starts; others may come later (0: all)"
 )
 SEED = Setting(0, whole(0, MAX_INT64), "keys everything that is drawn")
+
+# What one node can do to a run at most.
+_RATIO = number("0, or a number from 1 to 1e+30", lambda v: v == 0 or 1 <= v <= LARGEST)
+WEIGHT_BOUND = Setting(
+    100.0,
+    _RATIO,
+    "a node counts at most so many times the median of the examples that nodes claim (0: no bound)",
+)
+BOUND_SETTINGS: Mapping[str, Setting] = {
+    "max-update-norm-ratio": Setting(
+        100.0, _RATIO, "a larger update, in norms usual in the rounds before, is refused (0: no bound)"
+    ),
+    "max-loss-ratio": Setting(
+        1e6, _RATIO, "a run ends with an error at a larger loss, in losses of the start (0: it goes on)"
+    ),
+}
+
+
+def aggregation_setting(valid: str, check: Callable[[str], object]) -> Setting:
+    """Return what says how updates become one; what is valid, in words and as a check, strategies know."""
+    return Setting(
+        "mean", text(valid, check), "what becomes of the updates: their mean, or what liars cannot ruin"
+    )
+
 
 # How a machine trains the nodes that it simulates; nothing of it changes what a run means.
 STACK_SETTINGS: Mapping[str, Setting] = {

@@ -15,10 +15,10 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from hedgerow.strategies.topology import laplacian
 from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.extras import needed
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Activation", "activation_probabilities", "matchings"]
@@ -191,7 +191,7 @@ class Activation:
         """The weight that minimises ``second_moment``."""
         # Convex in alpha; past 2 / lambda_2 of the mean Laplacian it only grows.
         upper = 2 / np.linalg.eigvalsh(self._mean)[1]
-        found = minimize_scalar(
+        found = needed("scipy.optimize", "math").minimize_scalar(
             self.second_moment, bounds=(0.0, upper), method="bounded", options={"xatol": 1e-10}
         )
         return float(found.x)

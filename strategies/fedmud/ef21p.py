@@ -115,6 +115,10 @@ class BroadcastIterate:
             raise PayloadError("non-finite", "a value overflows when it is scaled")
         return change
 
+    def moved(self, read: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return what was read, a change, and x."""
+        return read, self._x
+
     def mean(self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]) -> NDArray[np.float64] | None:
         """Return the mean of Q(Delta_i), (D,)."""
         return weighted_mean(uplinks)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 from torch import Tensor
 
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
@@ -22,6 +21,7 @@ from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
 from hedgerow.strategies.fedmud.strategy import FactorAveraging, read_factors
 from hedgerow.strategies.fedmud.sync import UpdateLog
 from hedgerow.strategies.vectors import arrays, joined, split, tensors, weighted_mean
+from hedgerow.wire.extras import needed
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 from hedgerow.wire.records import to_record
 
@@ -137,6 +137,11 @@ class SingularValues:
         factors = split(read_factors(self.plan, coded), self.plan.shapes)
         return joined(self.plan.deltas(factors, {}), self._shapes)
 
+    def moved(self, read: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the change of the weights (D,), and the weights, before truncation."""
+        weights = joined(self._weights, self._shapes)
+        return read - weights, weights
+
     def mean(self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]) -> NDArray[np.float64] | None:
         """Return the mean of the weights (D,)."""
         return weighted_mean(uplinks)
@@ -194,6 +199,7 @@ def truncated(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     size = tall.shape[1]
     kept = min(rank, size)
     # The leading right singular vectors, from the smaller Gram matrix: a tenth of the time of a whole SVD.
+    eigh = needed("scipy.linalg", "math").eigh
     _, vectors = eigh(tall.T @ tall, subset_by_index=(size - kept, size - 1))
     scaled = tall @ vectors  # (larger side, kept), columns of norm s_j
     roots = np.sqrt(np.linalg.norm(scaled, axis=0))

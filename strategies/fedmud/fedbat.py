@@ -18,7 +18,7 @@ from torch import Tensor
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
 from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
 from hedgerow.strategies.fedmud.sync import UpdateLog
-from hedgerow.strategies.vectors import arrays, tensors, weighted_mean
+from hedgerow.strategies.vectors import arrays, joined, tensors, weighted_mean
 from hedgerow.wire.compress import record_payload
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import PayloadError
@@ -112,6 +112,10 @@ class SignUpdates:
         if len(payload) != 2 * len(parts):
             raise PayloadError("unknown key", f"one of {sorted(payload)}")
         return np.concatenate(parts)
+
+    def moved(self, read: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return what was read, a change, and the weights."""
+        return read, joined(self._weights, self._shapes)
 
     def mean(self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]) -> NDArray[np.float64] | None:
         """Return the mean update (D,)."""

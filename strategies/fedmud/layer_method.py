@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.strategies.fedmud.sync import UpdateLog
@@ -102,6 +103,9 @@ class Method(Protocol):
 
     def read(self, server_round: int, client: int, coded: ArrayRecord) -> Any:
         """Return what the compressed part of a reply stands for; PayloadError if it is none."""
+
+    def moved(self, read: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return how far what was read is from what was sent, (d,), and what was sent, as bounds hold it."""
 
     def mean(self, uplinks: Iterable[tuple[float, Any]]) -> Any:
         """Return the mean of (weight, what was read); nothing changes."""

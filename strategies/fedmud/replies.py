@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
@@ -11,6 +12,7 @@ from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink
 from hedgerow.wire.checks import one_of
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record, records_of
 
 __all__ = ["UP", "ReplyReader", "Uplink", "Weighting", "check_base", "mean_iterations"]
@@ -21,6 +23,7 @@ Weighting = Literal["num-examples", "num-batches", "uniform"]
 _WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 
 # What a reply tells of its node's base: no quantity to average.
+_BATCHES = "num-batches"
 _BOOKKEEPING = ("base-version", "need-base")
 
 
@@ -87,13 +90,33 @@ class ReplyReader:
             rest,
             model.method.read(server_round, node.partition_id, coded),
         )
+        self._hold(model, metrics, uplink)
         downlink.acknowledge(node.partition_id)
         return uplink
+
+    def _hold(self, model: SplitModel, metrics: MetricRecord, uplink: Uplink) -> None:
+        """Raise PayloadError for a reply that moves too far, or tells batches that nobody can have made."""
+        batches, examples = metrics.get(_BATCHES, 0), metrics[self.federation.settings.weighted_by_key]
+        if not isinstance(batches, int | float) or not 0 <= batches <= examples:  # type: ignore[operator]
+            raise PayloadError("bad metrics", f"{_BATCHES}={quoted(batches)} of {quoted(examples)} examples")
+        if not self.federation.settings.max_update_norm_ratio:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved, coded = model.method.moved(uplink.coded)
+        self.federation.check_update(uplink.rest, model.known_rest(), "rest")
+        if coded.size:
+            self.federation.bound("coded").check(moved, coded)
 
     def weight(self, reply: Reply) -> float:
         """Return what an accepted reply counts."""
         told: float = reply.value.weight
-        return self.federation.size_of(reply, told) if self.weighting == "num-examples" else told
+        if self.weighting == "uniform":
+            return told
+        key = self.federation.settings.weighted_by_key
+        (metrics,) = records_of(reply.content, MetricRecord).values()
+        # A batch holds an example at least, of those that the node claimed first.
+        examples = self.federation.size_of(reply, float(metrics[key]))  # type: ignore[arg-type]
+        return examples if self.weighting == "num-examples" else min(told, examples)
 
     def book(self, server_round: int, reply: Reply, nominal_bits: int) -> None:
         """Book an accepted reply; ``nominal_bits`` is the paper's count of it."""
@@ -112,5 +135,5 @@ class ReplyReader:
 def mean_iterations(contents: list[RecordDict], local_epochs: int) -> float:
     """Return the local iterations of the mean participant in a round; 0 where nobody replied."""
     records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
-    batches = [float(record.get("num-batches", 0)) for record in records]  # type: ignore[arg-type]
+    batches = [float(record.get(_BATCHES, 0)) for record in records]  # type: ignore[arg-type]
     return local_epochs * sum(batches) / max(1, len(batches))

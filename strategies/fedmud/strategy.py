@@ -94,6 +94,11 @@ class FactorAveraging:
         """Return a node's factors as one vector (C,)."""
         return read_factors(self.plan, coded)
 
+    def moved(self, read: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the change of the factors (C,), and the factors: not of the weights that they give."""
+        factors = joined(self._factors, self.plan.shapes)
+        return read - factors, factors
+
     def mean(
         self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]
     ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:

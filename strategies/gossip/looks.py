@@ -1,7 +1,7 @@
 """How a monitor gets to see all models of a simulated run: an exchange for each iteration, booked nowhere."""
 
 from collections.abc import Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -64,13 +64,22 @@ class Looks:
             self.monitor.after_event = None
         for iteration in range(self._looked + 1, last + 1):
             self._looked = iteration
-            sights = self._ask(grid, server_round, nodes, iteration)
-            if not sights:
+            seen = self._ask(grid, server_round, nodes, iteration)
+            if not seen:
                 continue
+            sights = self.monitor.believed(seen)
+            if left_out := sorted(seen.keys() - sights.keys()):
+                log(
+                    WARNING,
+                    "Iteration %d: no look at %s, whose models are out of bounds.",
+                    iteration,
+                    left_out,
+                )
             told = sights
             if self.monitor.measures_loss:
                 mean = ArrayRecord({"mean": lazy_array(self.monitor.mean(sights))})
                 told = self._ask(grid, server_round, nodes, iteration, mean)
+                told = {i: one for i, one in told.items() if i in sights}
             look = self.monitor.look(iteration, sights, told, may_stop=may_stop)
             if iteration == ended and self.monitor.models is not None:
                 self.monitor.after_event = look, self.monitor.models

@@ -6,7 +6,7 @@ Differs: the rule counts only once every node has communicated, for it holds tri
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
+from hedgerow.strategies.rounds import DivergenceError
 from hedgerow.wire.checks import int_at_least
 
 __all__ = ["DivergenceError", "Look", "Monitor", "Sight"]
@@ -24,8 +25,10 @@ Vector = NDArray[np.float64]
 DIVERGED = 1e3
 
 
-class DivergenceError(RuntimeError):
-    """The nodes' models grow without bound: the step sizes are too large."""
+def _mean_told(objectives: Sequence[float]) -> float:
+    """Return the mean of what is finite; nan of nothing."""
+    told = [objective for objective in objectives if math.isfinite(objective)]
+    return float(np.mean(told)) if told else math.nan
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Look:
     local_loss : float
         (1/m) sum_i f_i(w_i), of what a node really has; nan likewise.
     nodes : int
-        Nodes that answered.
+        Nodes that answered, and whose models are believed.
     """
 
     iteration: int
@@ -117,6 +120,24 @@ class Monitor:
         self.after_event: tuple[Look, Vector] | None = None
         self.stopped_at: int | None = None
 
+    def believed(self, seen: Mapping[int, Sight]) -> dict[int, Sight]:
+        """Return the sights of models that are finite, and no further from the median than models may be.
+
+        What one node shows must not end a run. Where most are as far apart, all that are finite are returned:
+        the run has diverged, and ``look`` says so. So it does where no model is finite.
+        """
+        finite = {i: one for i, one in seen.items() if np.isfinite(one.model).all()}
+        if not finite:
+            return dict(seen)
+        models = self._stack(finite)
+        with np.errstate(over="ignore", invalid="ignore"):
+            consensus = float(np.sum((models - models.mean(axis=0)) ** 2)) / (self.sparsity * len(models))
+            if consensus <= DIVERGED and len(finite) * 2 > len(seen):
+                return finite
+            far = np.sum((models - np.median(models, axis=0)) ** 2, axis=1) / self.sparsity
+        near = {i: finite[i] for i, distance in zip(sorted(finite), far, strict=True) if distance <= DIVERGED}
+        return near if 2 * len(near) > len(seen) else dict(seen)
+
     def mean(self, seen: Mapping[int, Sight]) -> Vector:
         """Return the mean (n,) of the models of the nodes that answered."""
         mean: Vector = self._stack(seen).mean(axis=0)
@@ -130,7 +151,7 @@ class Monitor:
         Raises
         ------
         DivergenceError
-            If a model is not finite, or the consensus measure exceeds 1,000.
+            If a model is not finite, or the consensus measure exceeds 1,000, of what is ``believed``.
         """
         W = self._stack(seen)  # (m, n)
         with np.errstate(over="ignore", invalid="ignore"):  # What overflows has diverged, as is said below.
@@ -140,8 +161,8 @@ class Monitor:
                 f"The consensus measure is {consensus:.3g} at iteration {iteration}: the run diverges. "
                 "A larger c (or sigma), or a smaller step size, keeps it stable."
             )
-        loss = float(np.mean([one.mean_objective for one in told.values()])) if told else math.nan
-        local_loss = float(np.mean([one.objective for one in seen.values()]))
+        loss = _mean_told([one.mean_objective for one in told.values()])
+        local_loss = _mean_told([one.objective for one in seen.values()])
         self.models = W
         self.history.append(Look(iteration, consensus, loss, local_loss, len(W)))
         if may_stop and self.tol is not None and consensus <= self.tol and self.stopped_at is None:

@@ -8,7 +8,7 @@ of whose devices before the swap are silent is left out until the next global ag
 not made the steps that the others have.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,11 +135,21 @@ class LocalInterval:
         Where transfers go.
     server_round : int
         Under which round they are booked.
+    hold : Callable[[str, Vector, Vector or None], None] or None (default: None)
+        Raises PayloadError where a part that a party made is out of bounds: a block of the model, given what
+        it was sent, or encodings, given None. None for no bounds.
     """
 
     def __init__(
-        self, runs: Sequence[GroupRound], terms: Terms, schema: Schema, books: Books, server_round: int
+        self,
+        runs: Sequence[GroupRound],
+        terms: Terms,
+        schema: Schema,
+        books: Books,
+        server_round: int,
+        hold: Callable[[str, Vector, Vector | None], None] | None = None,
     ) -> None:
+        self._hold = hold or (lambda part, made, sent: None)
         self.runs = [run for run in runs if not run.lost]
         self.terms = terms
         self.schema = schema
@@ -186,8 +196,18 @@ class LocalInterval:
         """Return head, where the sender is a hospital, and encodings; PayloadError for other replies."""
         count = len(self._asked[partition])
         if partition == self._of[partition].group.hospital:
-            return self.schema.hospital_exchange(content, count)
-        return None, self.schema.device_exchange(content, count)
+            head, zeta1 = self.schema.hospital_exchange(content, count)
+            if isinstance(zeta1, np.ndarray):
+                self._hold("zeta1", zeta1 / np.sqrt(count), None)
+            if isinstance(head, np.ndarray):
+                # Of a round's first exchange it is the head that was sent, whose change would be usual.
+                part = "first head" if self.terms.starts else "head in a round"
+                self._hold(part, head, self._of[partition].start.head)
+            return head, zeta1
+        zeta2 = self.schema.device_exchange(content, count)
+        if isinstance(zeta2, np.ndarray):
+            self._hold("zeta2", zeta2 / np.sqrt(count), None)
+        return None, zeta2
 
     def exchanged(self, replies: Sequence[Reply]) -> None:
         """Take the replies: hand them to the edges, and settle who is in the batch."""
@@ -233,8 +253,15 @@ class LocalInterval:
             raise PayloadError("bad weight", f"num-examples={_told(content)}, expected {count}")
         if partition == group.hospital:
             loss, head, hospital = self.schema.hospital_update(content, count, self.terms.uploads)
+            if self.terms.uploads:
+                start = self._of[partition].start
+                self._hold("head", head, start.head)
+                self._hold("hospital", hospital, start.hospital)
             return loss, (head, hospital)
-        return None, (self.schema.device_update(content, self.terms.uploads or not group.hosted),)
+        device = self.schema.device_update(content, self.terms.uploads or not group.hosted)
+        if device.size:
+            self._hold("device", device, self._of[partition].edge.model_for(self._asked[partition]))
+        return None, (device,)
 
     def updated(self, replies: Sequence[Reply]) -> None:
         """Take the replies: average the devices, and note what hospitals upload."""

@@ -261,11 +261,14 @@ class HSGD(FederatedStrategy):
         cloud = self._known_cloud()
         self._runs = [GroupRound(g, cloud.start(g.number), self.system.pairs) for g in self.groups]
         self._contents = []
+        self.federation.begin_bounds(server_round)
         first, P, Q = self._iterations, self.pace.P, self.pace.Q
         for t in range(first, first + P, Q):
             self._choose(t, starts=t == first)
             terms = self._terms(config, t, steps=Q, starts=t == first, uploads=t + Q == first + P)
-            interval = LocalInterval(self._runs, terms, self._schema(), self._books(), server_round)
+            interval = LocalInterval(
+                self._runs, terms, self._schema(), self._books(), server_round, self._hold
+            )
             self._exchange(interval, grid)
             if not terms.uploads:
                 self._update(interval, grid)
@@ -480,6 +483,13 @@ class HSGD(FederatedStrategy):
                 self._exposure.count(run.group.number, run.ids)
         contents = interval.exchange()
         interval.exchanged(self._waves.ask(grid, EXCHANGE, contents, interval.check_exchange))
+
+    def _hold(self, part: str, made: Any, sent: Any) -> None:
+        """Raise PayloadError where a party's part of the model, or its encodings, are out of bounds."""
+        if sent is None:
+            self.federation.bound(part).check(made, None)
+        else:
+            self.federation.check_update(made, sent, part)
 
     def _update(self, interval: LocalInterval, grid: Grid) -> None:
         interval.updated(self._waves.ask(grid, UPDATE, interval.update(), interval.check_update))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import ExchangeReport, Node, Reply, RosterError
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
@@ -56,6 +57,7 @@ class ClusteredOptions(FederationOptions, total=False):
 
     participation: float
     system: System | None
+    aggregation: str
 
 
 def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
@@ -119,6 +121,9 @@ class ClusteredStrategy(FederatedStrategy):
     system : System or None (default: None)
         Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
         the model that is trained.
+    aggregation : str (default: "mean")
+        What an edge server takes of its clients' models: ``mean``, eq. (3), or a rule that some lying nodes
+        cannot ruin, see ``parse_aggregation``. A server that got too few models for its rule keeps its own.
     edge_nodes : bool (default: False)
         Whether the servers are nodes; a method that says so gives ``exchanged`` for them.
     **options
@@ -153,10 +158,16 @@ class ClusteredStrategy(FederatedStrategy):
         local_steps: int,
         participation: float = 1.0,
         system: System | None = None,
+        aggregation: str = "mean",
         edge_nodes: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
         int_at_least(1, num_servers=num_servers, local_steps=local_steps)
+        self.aggregation = parse_aggregation(aggregation)
+        if edge_nodes and not self.aggregation.is_mean:
+            raise ValueError(
+                f"aggregation is {aggregation!r}; valid is 'mean' where edge servers are nodes, which average"
+            )
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers = num_servers
         self.local_steps = local_steps
@@ -168,6 +179,12 @@ class ClusteredStrategy(FederatedStrategy):
         self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
         super().__init__(self.edges or Federation(num_clients, **options))
         self.clusters = self._checked_clusters(clusters)
+        smallest = min(Counter(self.clusters).values(), default=self.aggregation.least)
+        if smallest < self.aggregation.least:
+            raise ValueError(
+                f"aggregation is {aggregation!r}, which needs {self.aggregation.least} clients; the smallest "
+                f"cluster has {smallest}"
+            )
         if clusters == BY_GROUP:
             admits = self.federation.admits
             self.federation.admits = lambda node: admits(node) or self._with_group(node)
@@ -256,12 +273,13 @@ class ClusteredStrategy(FederatedStrategy):
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
         """Samples of each cluster (D,); a client whose size is not known yet counts as the mean client."""
-        known = list(self.federation.sizes.values())
+        known = [self.federation.weight_of(client) for client in self.federation.sizes]
         typical = sum(known) / len(known) if known else 1.0
         sizes = np.zeros(self.num_servers)
         for client, server in enumerate(self.clusters):
             if server != _NO_SERVER:
-                sizes[server] += self.federation.sizes.get(client, typical)
+                here = client in self.federation.sizes
+                sizes[server] += self.federation.weight_of(client) if here else typical
         return sizes
 
     @property
@@ -363,6 +381,7 @@ class ClusteredStrategy(FederatedStrategy):
         log(INFO, "\t├──> Federation:")
         log(INFO, "\t│\t├── Clients: %d | servers: %d", self.num_clients, self.num_servers)
         log(INFO, "\t│\t├── Local iterations a round: %d", self.local_steps)
+        log(INFO, "\t│\t├── Aggregation: %s", self.aggregation)
         log(INFO, "\t│\t└── Participation: %.3g", self.participation)
         self.federation.log_keys()
 
@@ -455,6 +474,8 @@ class ClusteredStrategy(FederatedStrategy):
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
         vector = models.layout.flatten(arrays, models.vectors.dtype)
+        sent = models.vectors[self.clusters[node.partition_id]]
+        self.federation.check_update(vector, sent)
         self._check_steps(next(iter(records_of(content, MetricRecord).values())).get(_NUM_STEPS))
         return weight, vector
 
@@ -493,10 +514,34 @@ class ClusteredStrategy(FederatedStrategy):
         """Return the servers' means, eq. (3); None if there were too few replies."""
         previous = self._trained().vectors
         if self.edges is None:
-            models = cluster_means(accepted, previous)
+            take = cluster_means if self.aggregation.is_mean else self._robust_means
+            models = take(accepted, previous)
             return models if self.federation.enough() else None
         bundles = list(accepted)
         return self.edges.averaged(server_round, bundles, previous) if self.federation.enough() else None
+
+    def _robust_means(
+        self, accepted: Iterable[tuple[int, float, NDArray[Any]]], previous: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Return the servers' models after what their rule takes of the updates of each cluster."""
+        replies: dict[int, list[tuple[float, NDArray[Any]]]] = {}
+        for server, weight, model in accepted:
+            replies.setdefault(server, []).append((weight, model))
+        models = previous.copy()
+        for server, told in sorted(replies.items()):
+            if len(told) < self.aggregation.least:
+                log(
+                    WARNING,
+                    "Server %d keeps its model: %d replies for %s.",
+                    server,
+                    len(told),
+                    self.aggregation,
+                )
+                continue
+            before = previous[server].astype(np.float64)
+            updates = np.stack([model - before for _, model in told])
+            models[server] = before + self.aggregation.combined(updates, np.array([w for w, _ in told]))
+        return models
 
     def _round_seconds(self, server_round: int) -> float:
         system = self._system()

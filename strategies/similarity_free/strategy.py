@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least, one_of
@@ -114,6 +115,10 @@ class SimilarityFree(FederatedStrategy):
         How workers approximate a proximal point.
     weighting : {"uniform", "examples"} (default: "uniform")
         Every worker 1/n, as in the paper, or its share of all examples.
+    aggregation : str (default: "mean")
+        What the server takes of the workers' updates, decoded where they are compressed: the mean, as in the
+        paper, or a rule that some lying nodes cannot ruin, see ``parse_aggregation``. Under a rule a worker
+        that did not answer does not count, and error feedback keeps no virtual iterate exact.
     probe_rounds : int (default: 0)
         In the first so many rounds workers also estimate curvature and gradient variance, for the planner.
     **options
@@ -138,6 +143,7 @@ class SimilarityFree(FederatedStrategy):
         batch_size: int = 64,
         inner: InnerSolver | None = None,
         weighting: Literal["uniform", "examples"] = "uniform",
+        aggregation: str = "mean",
         probe_rounds: int = 0,
         **options: Unpack[FederationOptions],
     ) -> None:
@@ -157,6 +163,12 @@ class SimilarityFree(FederatedStrategy):
         self.inner = inner or InnerSolver()
         self.weighting = weighting
         self.probe_rounds = probe_rounds
+        self.aggregation = parse_aggregation(aggregation)
+        if (least := self.aggregation.least) > options["min_train_nodes"]:
+            raise ValueError(
+                f"aggregation is {aggregation!r}; valid is one of at most min_train_nodes = "
+                f"{options['min_train_nodes']} updates, and it needs {least}"
+            )
         super().__init__(Federation(**options))
 
     @classmethod
@@ -246,18 +258,28 @@ class SimilarityFree(FederatedStrategy):
         """
         x = self._model()
         total = np.zeros(x.shape, np.float64)
+        updates: list[NDArray[np.float64]] = []
         arrived: dict[int, float] = {}
         contents: list[RecordDict] = []
         for reply in self.federation.accept(replies):
             worker, uplink = reply.node.partition_id, reply.value
             weight = arrived[worker] = self._weight(worker, uplink.weight)
-            total += weight * uplink.vector.astype(np.float64)
+            if self.aggregation.is_mean:
+                total += weight * uplink.vector.astype(np.float64)
+            else:
+                updates.append(uplink.vector - (0.0 if self.compressed else x.astype(np.float64)))
             arrays = only_arrays(reply.content)
             self.federation.book_up(server_round, UP, worker, 0, uplink.bits, arrays, reply)
             contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
         if not self.federation.enough():
             return None, None
-        self._x = self._moved(x, total, arrived)
+        if self.aggregation.is_mean or not updates:
+            self._x = self._moved(x, total, arrived)
+        else:
+            move = self.aggregation.combined(
+                np.stack(updates).astype(np.float64), np.array([*arrived.values()])
+            )
+            self._x = (x + move).astype(x.dtype)
         self._acknowledged |= dict.fromkeys(arrived, server_round - 1)
         self.federation.completed = server_round
         return self.current_arrays(), self._train_metrics(contents)
@@ -266,6 +288,7 @@ class SimilarityFree(FederatedStrategy):
         """Log the settings."""
         memory = "error feedback" if self.error_feedback and self.compressed else "no error feedback"
         log(INFO, "\t├──> Workers: %d, weights: %s", self.num_workers, self.weighting)
+        log(INFO, "\t├──> Aggregation: %s", self.aggregation)
         log(INFO, "\t├──> Operator: %s | local iterations: %d", self.operator, self.local_iters)
         log(INFO, "\t├──> Step size: %s, drives the %s step", self.schedule, self.schedule_drives)
         log(INFO, "\t├──> Uplink: %s, %s", self.compressor, memory)
@@ -307,7 +330,9 @@ class SimilarityFree(FederatedStrategy):
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
         if not self.compressed:
-            return _Uplink(weight, layout.flatten(arrays, x.dtype), self.federation.model_bits)
+            model = layout.flatten(arrays, x.dtype)
+            self.federation.check_update(model, x)
+            return _Uplink(weight, model, self.federation.model_bits)
         update, dense = unpack_update(self.compressor, layout, arrays)
         part = compressed_part(layout)
         change = np.zeros_like(x)
@@ -315,11 +340,15 @@ class SimilarityFree(FederatedStrategy):
             change[layout.slices[key]] = update[where]
         for key, values in dense.items():
             change[layout.slices[key]] = values.ravel() - x[layout.slices[key]]
+        self.federation.bound().check(change, x)
         payload = {key: values for key, values in record_payload(arrays).items() if key not in dense}
         return _Uplink(weight, change, self.compressor.bits(part.size, payload))
 
     def _weight(self, worker: int, told: float) -> float:
-        return self.federation.sizes.setdefault(worker, told) if self.weighting == "examples" else 1.0
+        if self.weighting != "examples":
+            return 1.0
+        self.federation.sizes.setdefault(worker, told)
+        return self.federation.weight_of(worker)
 
     def _moved(self, x: NDArray[Any], total: NDArray[np.float64], arrived: dict[int, float]) -> NDArray[Any]:
         """Return x^{k+1} of the weighted sum of what arrived; a lost worker counts as one that stayed."""

@@ -16,10 +16,10 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
 from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
+from hedgerow.wire.extras import needed
 
 __all__ = [
     "Algorithm",
@@ -451,6 +451,7 @@ def _stationary_c(constants: Constants, V0: float) -> float:
     if excess(low) <= 0 or excess(high) >= 0:
         log_u = low if excess(low) <= 0 else high
     else:
+        brentq = needed("scipy.optimize", "math").brentq
         log_u = float(brentq(excess, low, high, xtol=1e-15))
     return math.sqrt(math.exp(log_u) / constants.b1)
 

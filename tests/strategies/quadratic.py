@@ -52,7 +52,8 @@ class Quadratics:
             server_round = int(config["server-round"])
             self.seen.append((server_round, client))
             w = message.content["arrays"]["w"].numpy()
-            steps = self.steps(client, int(config["local-steps"]))
+            asked = config["local-steps"] if "local-steps" in config else config["local-iters"]
+            steps = self.steps(client, int(asked))
             for k in range(steps):
                 w = w - self.eta * self.gradient(client, k, w)
             told = (

@@ -7,11 +7,13 @@ from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import (
+    BOUND_SETTINGS,
     HOLDOUT,
     QUORUM,
     RUN_SETTINGS,
     SEED,
     STACK_SETTINGS,
+    WEIGHT_BOUND,
     task_settings,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, whole
@@ -89,6 +91,8 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "max-weight-ratio": WEIGHT_BOUND,
+    **BOUND_SETTINGS,
     "seed": SEED,
     **override(
         STACK_SETTINGS,
@@ -150,6 +154,9 @@ def build_strategy(
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "num_clients": values["num-clients"],
         "on_round_end": on_round_end,
+        "max_weight_ratio": values["max-weight-ratio"],
+        "max_update_norm_ratio": values["max-update-norm-ratio"],
+        "max_loss_ratio": values["max-loss-ratio"],
     }
     budget = {"ratio": values["ratio"], "budget": values["budget"]}
     match values["method"]:

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, UserConfigValue
 
 from hedgerow.clients.local_task import known_or_import_path
-from hedgerow.sim.runs.common_settings import DATA_DIR, HOLDOUT, RUN_SETTINGS, SEED
+from hedgerow.sim.runs.common_settings import BOUND_SETTINGS, DATA_DIR, HOLDOUT, RUN_SETTINGS, SEED
 from hedgerow.sim.runs.generations import load_newest
 from hedgerow.sim.runs.kinds import (
     LARGEST,
@@ -180,6 +180,7 @@ SETTINGS: Mapping[str, Setting] = {
         _known_or_import_path("auto", *SPLIT_MODELS),
         "`auto`: by the samples' shape, `cnn` for images, `lstm` for series, `mlp` for tables",
     ),
+    **BOUND_SETTINGS,
     "seed": SEED,
     "training-mode": Setting(
         "auto",
@@ -264,6 +265,8 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         min_train_nodes=values["min-replies"],
         min_available_nodes=values["num-clients"],
         on_round_end=on_round_end,
+        max_update_norm_ratio=values["max-update-norm-ratio"],
+        max_loss_ratio=values["max-loss-ratio"],
     )
 
 

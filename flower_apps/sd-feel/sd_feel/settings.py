@@ -5,16 +5,20 @@ from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import (
+    BOUND_SETTINGS,
     HOLDOUT,
     QUORUM,
     RUN_SETTINGS,
     SEED,
     STACK_SETTINGS,
+    WEIGHT_BOUND,
+    aggregation_setting,
     task_settings,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters
@@ -64,6 +68,9 @@ SETTINGS: Mapping[str, Setting] = {
     "batch-size": Setting(10, whole(1, MAX_SAMPLES), "samples of a mini-batch of the clients' plain SGD"),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
+    "max-weight-ratio": WEIGHT_BOUND,
+    **BOUND_SETTINGS,
     "seed": SEED,
     "latency-preset": Setting(
         "honest",
@@ -168,6 +175,10 @@ def build_strategy(
         "roster": roster,
         "system": system,
         "on_round_end": on_round_end,
+        "aggregation": values["aggregation"],
+        "max_weight_ratio": values["max-weight-ratio"],
+        "max_update_norm_ratio": values["max-update-norm-ratio"],
+        "max_loss_ratio": values["max-loss-ratio"],
     }
     clusters: Clusters = "group" if values["clusters"] == "group" else None
     match values["method"]:

@@ -5,16 +5,20 @@ from typing import Any
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
 from hedgerow.sim.runs.common_settings import (
+    BOUND_SETTINGS,
     HOLDOUT,
     QUORUM,
     RUN_SETTINGS,
     SEED,
     STACK_SETTINGS,
+    WEIGHT_BOUND,
+    aggregation_setting,
     task_settings,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
+from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
@@ -94,6 +98,9 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
+    "max-weight-ratio": WEIGHT_BOUND,
+    **BOUND_SETTINGS,
     "seed": SEED,
     **STACK_SETTINGS,
     **override(
@@ -158,4 +165,8 @@ def build_strategy(
         num_clients=values["num-clients"],
         roster=roster,
         on_round_end=on_round_end,
+        aggregation=values["aggregation"],
+        max_weight_ratio=values["max-weight-ratio"],
+        max_update_norm_ratio=values["max-update-norm-ratio"],
+        max_loss_ratio=values["max-loss-ratio"],
     )

@@ -526,14 +526,25 @@ def test_a_diverging_run_ends_with_an_error() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1e200])
-def test_a_model_that_is_not_finite_is_divergence(value: float) -> None:
-    def grow(kind: str, i: int, reply: RecordDict) -> RecordDict:
-        if kind == "monitor" and i == 1:
-            reply["arrays"] = ArrayRecord({"w": Array(np.full(DIM, value))})
-        return reply
+def test_it_takes_most_models_out_of_bounds_to_be_divergence(value: float) -> None:
+    def grow(liars: int) -> Any:
+        def told(kind: str, i: int, reply: RecordDict) -> RecordDict:
+            if kind == "monitor" and i < liars:
+                reply["arrays"] = ArrayRecord({"w": Array(np.full(DIM, value))})
+                reply["metrics"] = MetricRecord(
+                    {"num-examples": 1, "objective": value, "mean-objective": value}
+                )
+            return reply
+
+        return told
 
     with pytest.raises(DivergenceError):
-        run(ceps(monitor=Monitor(3)), nodes(sabotage=grow), 5)
+        run(ceps(monitor=Monitor(3)), nodes(sabotage=grow(M)), 5)
+    honest, lied_to = Monitor(3), Monitor(3)
+    run(ceps(monitor=honest), nodes(), 5)
+    run(ceps(monitor=lied_to), nodes(sabotage=grow(1)), 5)
+    assert [look.nodes for look in lied_to.history] == [look.nodes - 1 for look in honest.history]
+    assert all(math.isfinite(look.loss) and look.consensus < 1e3 for look in lied_to.history)
 
 
 def test_the_nodes_own_disagreement_guards_a_run_without_monitor() -> None:

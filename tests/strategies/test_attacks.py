@@ -1,0 +1,325 @@
+"""Well-formed lies: what one node, or a fifth of them, do to a run, with bounds, with rules and without."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from tests.strategies.fedmud.cases import fedmud
+from tests.strategies.linear_federation import MODEL, LinearFederation
+from tests.strategies.linear_federation import run as run_linear
+from tests.strategies.quadratic import Quadratics, initial, run
+
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim.runs.checkpoint import read_checkpoint
+from hedgerow.sim.runs.recorder import RunRecorder
+from hedgerow.strategies import DivergenceError, FedAvg, SDFeel, SimilarityFree
+from hedgerow.strategies.bounds import LossBound, UpdateBound
+from hedgerow.strategies.exchange import Exchange, Node
+from hedgerow.strategies.fedmud.ef21p import EF21P
+from hedgerow.strategies.fedmud.factored import FedHM
+from hedgerow.strategies.fedmud.fedbat import FedBAT
+from hedgerow.strategies.schedules import Fixed
+from hedgerow.wire.records import PayloadError
+
+OPEN: dict[str, Any] = {"max_weight_ratio": 0, "max_update_norm_ratio": 0, "max_loss_ratio": 0}
+TWENTY = {"sizes": [10 + i for i in range(20)], "centres": [1 + i % 5 for i in range(20)]}
+MEAN = float(np.average(TWENTY["centres"], weights=TWENTY["sizes"]))
+LIARS = (3, 7, 11, 15)
+
+Lie = Callable[[Any], Any]
+
+
+def lying(lie: Lie, liars: tuple[int, ...] = (3,), **more: Any) -> Quadratics:
+    """Return clients of whom some send another model than they have."""
+
+    def sabotage(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if client not in liars:
+            return reply
+        model = lie(reply["arrays"]["w"].numpy())  # type: ignore[index,union-attr]
+        return RecordDict({**reply, "arrays": ArrayRecord({"w": Array(model)})})
+
+    return Quadratics(**TWENTY, sabotage=sabotage, **more)
+
+
+def fedavg(**options: Any) -> FedAvg:
+    return FedAvg(**{"num_clients": 20, "local_steps": 5, "fraction_evaluate": 0.0, **options})
+
+
+def similarity_free(**options: Any) -> SimilarityFree:
+    return SimilarityFree(
+        schedule=Fixed(c=0.1, num_rounds=1), min_available_nodes=20, min_train_nodes=19,
+        fraction_evaluate=0.0, **options,
+    )  # fmt: skip
+
+
+LIES: dict[str, Lie] = {
+    "scaled by 1e6": lambda w: 1e6 * w,
+    "near the end of the numbers": lambda w: np.full_like(w, 3e38),
+    "float64's end": lambda w: np.full_like(w, -1.7e308),
+}
+
+
+@pytest.mark.parametrize("strategy", [fedavg, similarity_free])
+@pytest.mark.parametrize("lie", LIES)
+def test_an_update_beyond_all_bounds_costs_its_own_reply_alone(strategy: Any, lie: str) -> None:
+    final, ends = run(strategy(), lying(LIES[lie]), 10)
+    assert abs(final[0] - MEAN) < 0.2
+    assert all(end.rejected == {"update too large": 1} for end in ends[1:])
+
+
+def test_without_bounds_the_same_update_ruins_the_mean() -> None:
+    final, ends = run(fedavg(**OPEN), lying(LIES["scaled by 1e6"]), 3)
+    assert not ends[-1].rejected
+    assert abs(final[0]) > 1e6
+
+
+def test_sums_of_the_largest_numbers_do_not_overflow_but_end_with_a_clear_error() -> None:
+    with pytest.raises(DivergenceError, match=r"Round \d: the global model is not finite, in 'w'"):
+        run(fedavg(**OPEN), lying(LIES["float64's end"], tuple(range(20))), 5)
+
+
+@pytest.mark.parametrize("make", [fedmud, EF21P, FedBAT, FedHM], ids=["FedMUD", "EF21P", "FedBAT", "FedHM"])
+def test_compressed_layers_are_bounded_as_they_are_decoded(make: Any) -> None:
+    def scaled(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if client != 2:
+            return reply
+        arrays = {
+            key: Array((array.numpy() * np.float32(1e6)).astype(array.numpy().dtype))
+            if array.numpy().dtype.kind == "f"
+            else array
+            for key, array in reply["arrays"].items()  # type: ignore[union-attr]
+        }
+        return RecordDict({**reply, "arrays": ArrayRecord(arrays)})
+
+    made = _family(make)
+    honest, _ = run_linear(_family(make), LinearFederation(), 2)
+    final, ends = run_linear(made, LinearFederation(sabotage=scaled), 2)
+    assert [end.rejected for end in ends[1:]] == [{"update too large": 1}] * 2
+    for key, values in honest.items():
+        assert np.linalg.norm(final[key] - values) <= 2 * np.linalg.norm(values) + 1
+
+
+def _family(make: Any) -> Any:
+    if make is fedmud:
+        return fedmud()
+    ratio = {} if make is FedBAT else {"ratio": 0.3}
+    return make(**MODEL, **ratio, min_available_nodes=5)
+
+
+@pytest.mark.parametrize("told", [1e300, [1.0], -1.0, 10.0**6])
+def test_batches_that_nobody_can_have_made_are_no_reply(told: Any) -> None:
+    def lie(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        if client == 2:
+            reply["metrics"]["num-batches"] = told  # type: ignore[index]
+        return reply
+
+    _, ends = run_linear(fedmud(weighting="num-batches"), LinearFederation(sabotage=lie), 2)
+    assert all(end.accepted == 4 and sum(end.rejected.values()) == 1 for end in ends[1:])
+
+
+# Weights
+
+
+def claiming(claimed: float, introduced: bool = True) -> Quadratics:
+    sizes = list(TWENTY["sizes"])
+    centres = list(TWENTY["centres"])
+    centres[3] = 50
+    if introduced:
+        sizes[3] = int(claimed)
+        return Quadratics(sizes, centres)
+    return Quadratics(
+        sizes, centres, introduces_itself=False,
+        num_examples=lambda client, server_round: claimed if client == 3 else sizes[client],
+    )  # fmt: skip
+
+
+def test_a_claimed_weight_counts_up_to_a_multiple_of_the_median() -> None:
+    taken, _ = run(fedavg(**OPEN), claiming(2**53), 10)
+    assert taken[0] > 45
+    strategy = fedavg(max_weight_ratio=1)
+    held, _ = run(strategy, claiming(2**53), 10)
+    assert held[0] < 6
+    most = strategy.federation.weight_of(3)
+    assert most == sorted(strategy.federation.sizes.values())[9]
+
+
+def test_a_node_cannot_change_what_it_claimed() -> None:
+    honest = Quadratics(**TWENTY)
+    changing = Quadratics(
+        **TWENTY, num_examples=lambda client, r: 2.0**53 if client == 3 and r > 1 else TWENTY["sizes"][client]
+    )
+    assert (run(fedavg(**OPEN), honest, 4)[0] == run(fedavg(**OPEN), changing, 4)[0]).all()
+
+
+# Robust means
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        *((fedavg, rule) for rule in ("median", "trimmed-mean(0.25)", "krum(4)", "geometric-median")),
+        (similarity_free, "median"),
+        (similarity_free, "multi-krum(4,8)"),
+    ],
+)
+def test_a_fifth_that_colludes_within_the_bounds_ruins_the_mean_and_not_a_rule(make: Any, rule: str) -> None:
+    attack = lying(lambda w: np.full_like(w, 60.0), LIARS)
+    ruined, _ = run(make(**OPEN), attack, 8)
+    held, ends = run(make(**OPEN, aggregation=rule), attack, 8)
+    assert ruined[0] > 10
+    assert 0.5 <= held[0] <= 5.0, "no further out than the honest nodes' own minima"
+    assert not ends[-1].rejected
+
+
+def test_a_cluster_of_too_few_replies_for_its_rule_keeps_its_model() -> None:
+    strategy = SDFeel(
+        num_servers=2, clusters=[0] * 10 + [1] * 10, topology="complete", tau1=2, tau2=1, alpha=0,
+        aggregation="krum(3)", fraction_evaluate=0.0,
+    )  # fmt: skip
+    silent = lying(lambda w: np.full_like(w, np.nan), (0, 1))
+    _, ends = run(strategy, silent, 1)
+    assert ends[-1].rejected == {"non-finite": 2}
+    first, second = (record["w"].numpy()[0] for record in strategy.server_models())
+    assert first == 0.0
+    assert second > 0.0
+
+
+def test_a_rule_that_a_cluster_is_too_small_for_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"needs 9 clients; the smallest cluster has 5"):
+        SDFeel(num_servers=4, topology="ring", num_clients=20, tau1=1, tau2=1, alpha=1, aggregation="krum(3)")
+    with pytest.raises(ValueError, match="where edge servers are nodes"):
+        SDFeel(
+            num_servers=4, topology="ring", num_clients=20, tau1=1, tau2=1, alpha=1, aggregation="median",
+            edge_servers="nodes",
+        )  # fmt: skip
+
+
+def test_bounds_and_the_mean_by_name_change_no_bit_of_an_honest_run() -> None:
+    plain, _ = run(fedavg(**OPEN), Quadratics(**TWENTY), 10)
+    bound, _ = run(fedavg(aggregation="mean"), Quadratics(**TWENTY), 10)
+    assert plain.tobytes() == bound.tobytes()
+
+
+# The end of a run
+
+
+def test_a_loss_that_explodes_ends_the_run_with_a_checkpoint_from_before(tmp_path: Path) -> None:
+    losses = {0: 2.0, 1: 1.0, 2: 1.5, 3: 2.8e22}
+    strategy = fedavg()
+    recorder = RunRecorder(tmp_path, {"run": {}}, checkpoint_every=10)
+    recorder.keep_state(strategy=strategy)
+    strategy.on_round_end = [recorder.on_round_end]
+    with (
+        pytest.raises(DivergenceError, match=r"Round 3: the loss is 2.8e\+22, more than 1e\+06 times the 2"),
+        recorder.guard(),
+        flower_identity(1),
+    ):
+        strategy.start(
+            Quadratics(**TWENTY).grid(), initial(), num_rounds=5,
+            evaluate_fn=lambda r, arrays: MetricRecord({"loss": losses[r]}),
+        )  # fmt: skip
+    assert read_checkpoint(recorder.checkpoint).state["round"] == 2
+
+
+@pytest.mark.parametrize("loss", [1e300, 3e38])
+def test_one_nodes_loss_does_not_end_a_run(loss: float) -> None:
+    told = [loss if client == 3 else 1.0 for client in range(20)]
+    strategy = fedavg(fraction_evaluate=1.0)
+    with flower_identity(1):
+        result = strategy.start(
+            Quadratics(**TWENTY).grid(), initial(), num_rounds=2,
+            evaluate_fn=lambda r, arrays: MetricRecord({"loss": float(np.mean(told)), "node-loss": told}),
+        )  # fmt: skip
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def test_a_step_too_large_for_all_is_divergence_and_not_too_few_replies() -> None:
+    with pytest.raises(DivergenceError, match=r"20 of 20 updates are too large .* smaller step size"):
+        run(fedavg(), Quadratics(**TWENTY, eta=50.0), 10)
+
+
+# Bounds by themselves
+
+
+def test_a_bound_goes_by_the_median_of_past_rounds_and_survives_a_checkpoint() -> None:
+    model, bound = np.full(4, 0.5), UpdateBound(10.0)
+    bound.begin(1)
+    for norm in (1.0, 2.0, 9.0):
+        bound.check(np.array([norm]), model)
+    with pytest.raises(PayloadError, match="update too large"):
+        bound.check(np.array([10.1]), model)
+    again = UpdateBound(10.0)
+    again.load_state_dict(bound.state_dict())
+    for one in (bound, again):
+        one.begin(2)
+        one.check(np.array([20.0]), model)
+        with pytest.raises(PayloadError, match=r"norm 20\.1, expected at most 20"):
+            one.check(np.array([20.1]), model)
+    assert bound.state_dict() == again.state_dict() == [2.0, 20.0]
+
+
+def test_a_round_that_is_begun_again_forgets_what_it_accepted() -> None:
+    bound = UpdateBound(10.0)
+    for _ in range(2):
+        bound.begin(1)
+        bound.check(np.array([1.0]), np.ones(1))
+    assert bound.state_dict() == [1.0]
+
+
+def test_what_has_converged_may_move_again() -> None:
+    bound = UpdateBound(100.0)
+    for server_round in range(1, 20):
+        bound.begin(server_round)
+        bound.check(np.zeros(4), np.ones(4))
+    bound.check(np.full(4, 0.05), np.ones(4))
+
+
+def test_a_loss_bound_takes_what_is_small_for_one() -> None:
+    bound = LossBound(100.0)
+    assert bound.problem("central", 1e-9) is None
+    assert bound.problem("central", 99.0) is None
+    assert bound.problem("central", 101.0) is not None
+    assert bound.problem("central", math.nan) == "the loss is nan"
+    assert LossBound(0).problem("central", math.inf) is None
+
+
+@pytest.mark.parametrize("name", ["max_weight_ratio", "max_update_norm_ratio", "max_loss_ratio"])
+@pytest.mark.parametrize("value", [-1.0, 0.5, math.nan, math.inf])
+def test_a_bound_out_of_range_is_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} is .*; valid is a number >= 1, or 0"):
+        fedavg(**{name: value})
+
+
+# What is refused before it is read
+
+
+def _reply(content: RecordDict | None) -> Message:
+    instruction = Message(RecordDict(), 5, "train", group_id="7")
+    reply = Message(RecordDict() if content is None else content, reply_to=instruction)
+    if content is None:
+        reply.__dict__.update(_content=None)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no content"),
+        (RecordDict({"m": MetricRecord({f"k{i}": 1 for i in range(100_000)})}), "too many keys"),
+        (RecordDict({f"m{i}": MetricRecord() for i in range(100)}), "too many keys"),
+        (RecordDict({"m": MetricRecord({"k" * 2000: 1})}), "long key"),
+        (RecordDict({"k" * 2000: MetricRecord()}), "long key"),
+    ],
+)
+def test_a_reply_of_nothing_or_of_too_much_is_one_lost_reply(content: Any, reason: str) -> None:
+    def unread(node: Node, content: RecordDict) -> None:
+        raise AssertionError("read")
+
+    with flower_identity(1):
+        exchange = Exchange([Node(0, 5)], "7", unread)
+        assert list(exchange.accept([_reply(content)])) == []
+    assert exchange.report.rejected == {reason: 1}

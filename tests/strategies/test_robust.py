@@ -1,0 +1,111 @@
+"""Rules that liars cannot ruin: what each is, and how far from the honest mean it stays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, RecordDict
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from flwr.serverapp.strategy.multikrum import select_multikrum
+
+from hedgerow.strategies.robust import Aggregation, parse_aggregation
+from hedgerow.wire.records import lazy_array
+
+N, D, LIARS = 20, 50, 4
+HONEST = np.random.default_rng(5).normal(1.0, 0.3, (N, D))
+ROBUST = ["median", "trimmed-mean(0.25)", "krum(4)", "multi-krum(4,10)", "geometric-median"]
+
+
+def attacked(attack: str) -> np.ndarray[Any, Any]:
+    updates = HONEST.copy()
+    lies = {
+        "sign flip": -10 * updates[:LIARS],
+        "scaling": 1e6 * updates[:LIARS],
+        "largest": np.full((LIARS, D), 3e38),
+        "colluding": np.tile(HONEST.mean(axis=0) - 5.0, (LIARS, 1)),
+    }
+    updates[:LIARS] = lies[attack]
+    return updates
+
+
+def off(rule: Aggregation, updates: Any, weights: Any) -> float:
+    """Return how far a rule is from the honest mean, in deviations of an honest update from it."""
+    mean = HONEST.mean(axis=0)
+    usual = np.median(np.linalg.norm(HONEST - mean, axis=1))
+    return float(np.linalg.norm(rule.combined(updates, weights) - mean) / usual)
+
+
+@pytest.mark.parametrize("attack", ["sign flip", "scaling", "largest", "colluding"])
+@pytest.mark.parametrize("rule", ROBUST)
+def test_a_fifth_of_liars_leaves_a_rule_within_an_honest_updates_distance(rule: str, attack: str) -> None:
+    updates = attacked(attack)
+    assert off(parse_aggregation(rule), updates, np.ones(N)) <= 1.2
+    assert off(parse_aggregation("mean"), updates, np.ones(N)) > 3.0
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean(0.25)", "krum(4)"])
+def test_a_lying_weight_moves_no_rule_that_counts_each_reply_once(rule: str) -> None:
+    weights = np.ones(N)
+    weights[0] = 2.0**53
+    updates = attacked("scaling")
+    one, other = (parse_aggregation(rule).combined(updates, w) for w in (np.ones(N), weights))
+    assert (one == other).all()
+
+
+@pytest.mark.parametrize("attack", ["sign flip", "scaling", "largest", "colluding"])
+def test_clipping_bounds_what_each_liar_moves(attack: str) -> None:
+    tau = float(np.median(np.linalg.norm(HONEST, axis=1)))
+    rule = parse_aggregation(f"clipped({tau})")
+    clean = rule.combined(HONEST, np.ones(N))
+    assert np.linalg.norm(rule.combined(attacked(attack), np.ones(N)) - clean) <= 2 * tau * LIARS / N + 1e-9
+
+
+def test_trimmed_mean_and_krum_are_flowers() -> None:
+    weights = np.arange(1.0, N + 1)
+    assert (parse_aggregation("trimmed-mean(0.2)").combined(HONEST, weights) == trim_mean(HONEST, 0.2)).all()
+    contents = [RecordDict({"a": ArrayRecord({"v": lazy_array(row)})}) for row in HONEST]
+    (best,) = select_multikrum(contents, 3, 1)
+    assert (parse_aggregation("krum(3)").combined(HONEST, weights) == best["a"]["v"].numpy()).all()  # type: ignore[index]
+
+
+def test_the_geometric_median_is_where_the_sum_of_distances_is_least() -> None:
+    weights = np.linspace(1.0, 3.0, N)
+    found = parse_aggregation("geometric-median").combined(HONEST, weights)
+
+    def total(point: Any) -> float:
+        return float(weights @ np.linalg.norm(HONEST - point, axis=1))
+
+    # The gradient of the sum is zero there.
+    away = found - HONEST
+    assert np.linalg.norm(weights @ (away / np.linalg.norm(away, axis=1)[:, None])) < 1e-3
+    steps = np.random.default_rng(0).normal(0.0, 0.01, (20, D))
+    assert all(total(found) <= total(found + step) for step in steps)
+
+
+def test_alike_updates_are_what_every_rule_gives() -> None:
+    updates = np.tile(HONEST[0], (N, 1))
+    for rule in (*ROBUST, "mean", "clipped(1e9)"):
+        assert parse_aggregation(rule).combined(updates, np.ones(N)) == pytest.approx(HONEST[0], rel=1e-12)
+
+
+def test_krum_refuses_fewer_updates_than_its_proof_wants() -> None:
+    assert parse_aggregation("krum(4)").least == 11
+    assert parse_aggregation("multi-krum(2,9)").least == 11
+    with pytest.raises(ValueError, match="10 updates for krum"):
+        parse_aggregation("krum(4)").combined(HONEST[:10], np.ones(10))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "mode", "mean(1)", "median(", "trimmed-mean", "trimmed-mean(0.5)", "trimmed-mean(nan)", "krum(-1)",
+     "krum(1.5)", "krum(1,2)", "multi-krum(1)", "multi-krum(1,0)", "clipped(0)", "clipped(inf)",
+     "clipped(1e)"],
+)  # fmt: skip
+def test_what_is_no_rule_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="valid is mean, median"):
+        parse_aggregation(text)
+
+
+def test_a_rule_says_itself_as_it_is_written() -> None:
+    for text in (*ROBUST, "mean", "clipped(0.5)"):
+        assert str(parse_aggregation(text)) == text
