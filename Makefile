@@ -29,7 +29,7 @@ lint: .venv/.dev
 .venv/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable '.[all]'
 	touch $@
 
 .venv/.dev: .venv/.runtime

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .extras import needed
 from .federated import FederatedData
 from .layout import channels_last_on_cpu
 from .modes import evaluating
@@ -191,8 +192,7 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
     ValueError
         No samples, logits and labels that differ in number, or logits that are not finite.
     """
-    from sklearn.metrics import precision_recall_fscore_support, roc_auc_score  # noqa: PLC0415
-
+    sklearn = needed("sklearn.metrics", "sim", "logit_metrics")
     if len(logits) != len(y) or not len(y):
         raise ValueError(
             f"logits and y have {len(logits)} and {len(y)} samples; valid is as many, and at least one"
@@ -206,8 +206,8 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
     labels, p = y.numpy(), torch.softmax(scores, 1).numpy()  # (N,), (N, num_classes)
     predicted = p.argmax(axis=1)
     present = [c for c in range(p.shape[1]) if 0 < (labels == c).sum() < len(labels)]
-    areas = [roc_auc_score(labels == c, p[:, c]) for c in present]
-    precision, recall, f1, _ = precision_recall_fscore_support(
+    areas = [sklearn.roc_auc_score(labels == c, p[:, c]) for c in present]
+    precision, recall, f1, _ = sklearn.precision_recall_fscore_support(
         labels, predicted, average="macro", zero_division=0
     )
     return SplitEvaluation(

@@ -370,7 +370,8 @@ def write_split(
     Returns
     -------
     Path
-        ``manifest.json`` in the folder: what was dealt how, and each node's file and number of samples.
+        ``manifest.json`` in the folder: what was dealt how, each node's number of samples and node config
+        (``data`` is the file, relative to the folder), and what the run config must say.
 
     Raises
     ------
@@ -397,8 +398,9 @@ def write_split(
         "scaling": scaling,
         "input-shape": list(data.dataset.input_shape),
         "num-classes": data.dataset.num_classes,
-        "files": [path.name for path in files],
         "num-examples": data.sizes,
+        "run-config": {"partition": OWN, "num-clients": num_nodes},
+        "node-config": [{"data": path.name} for path in files],
     }
     manifest.write_text(json.dumps(told, indent=2) + "\n")
     return manifest

@@ -7,12 +7,13 @@ names file, row and column. Tables are read in chunks: beside what is returned, 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .extras import needed
 
 __all__ = ["RawData", "checked_inputs", "read_file"]
 
@@ -158,7 +159,7 @@ def _read_npz(path: Path, _label: str, _features: Sequence[str] | None) -> RawDa
 
 
 def _read_csv(path: Path, label: str, features: Sequence[str] | None) -> RawData:
-    pandas = _needed("pandas", "data", path)
+    pandas = needed("pandas", "data", str(path))
     options = {"index_col": False, "keep_default_na": False, "low_memory": False}
 
     def chunks() -> Iterator[Any]:
@@ -182,8 +183,8 @@ def _read_csv(path: Path, label: str, features: Sequence[str] | None) -> RawData
 
 
 def _read_parquet(path: Path, label: str, features: Sequence[str] | None) -> RawData:
-    _needed("pandas", "data", path)
-    arrow, parquet = _needed("pyarrow", "data", path), _needed("pyarrow.parquet", "data", path)
+    needed("pandas", "data", str(path))
+    arrow, parquet = needed("pyarrow", "data", str(path)), needed("pyarrow.parquet", "data", str(path))
     try:
         with parquet.ParquetFile(path) as file:
             names = _columns(path, file.schema_arrow.names, label, features)
@@ -247,7 +248,7 @@ def _numbers(column: Any) -> NDArray[Any]:
     """Return a column as float64, NaN where a cell is no number."""
     kind = getattr(column.dtype, "kind", "O")
     if kind not in "fiub":
-        pandas = import_module("pandas")
+        pandas = needed("pandas", "data", "a table")
         column = pandas.to_numeric(column, errors="coerce")
     return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
 
@@ -279,7 +280,7 @@ def _read_images(path: Path) -> RawData:
     ]
     if not files:
         raise ValueError(f"{path}: no images in class folders; valid is {_FORMS}")
-    image = _needed("PIL.Image", "data", path)
+    image = needed("PIL.Image", "data", str(path))
     first = _pixels(image, files[0])
     x = np.empty((len(files), *first.shape), np.float32)
     for i, file in enumerate(files):
@@ -313,7 +314,7 @@ def _scaled(picture: Any) -> Floats:
 
 def _read_saved(path: Path, label: str, features: Sequence[str] | None) -> RawData:
     """Return what ``datasets.Dataset.save_to_disk`` wrote: columns of numbers, or one of arrays or images."""
-    datasets = _needed("datasets", "datasets", path)
+    datasets = needed("datasets", "datasets", str(path))
     try:
         saved = datasets.load_from_disk(str(path))
     except Exception as error:  # Whatever a library of formats raises.
@@ -356,16 +357,6 @@ def _sample(path: Path, name: str, row: int, value: Any) -> Floats:
         return np.atleast_1d(np.asarray(value, np.float32))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: row {row}, column {name!r} is no array of numbers ({error})") from error
-
-
-def _needed(module: str, extra: str, path: Path) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"{path}: reading it needs the package {module.partition('.')[0]}, which is not here: "
-            f"pip install 'hedgerow[{extra}]'"
-        ) from error
 
 
 def _described(value: object) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .extras import needed
+
 __all__ = [
     "Table",
     "read_breast_cancer",
@@ -156,9 +158,7 @@ def read_breast_cancer(_folder: Path) -> Table:
     (the size and outline of the nuclei), the hospital the last five (their shape).
     """
     # Here, not above: importing scikit-learn takes a second and a half of every start.
-    from sklearn.datasets import load_breast_cancer  # noqa: PLC0415
-
-    bunch = load_breast_cancer()
+    bunch = needed("sklearn.datasets", "sim", "data set 'breast-cancer'").load_breast_cancer()
     features = np.asarray(bunch.feature_names)
     at_hospital = np.arange(features.size) % 10 >= 5
     return Table(

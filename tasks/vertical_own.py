@@ -5,6 +5,7 @@ an id: what goes wrong at a node is told to whoever asked it.
 """
 
 import csv
+import json
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .vertical import VerticalDataset
+from .groups import group_split
+from .own_data import OWN
+from .vertical import VerticalDataset, load_vertical
 
-__all__ = ["OwnHalf", "read_constants", "read_half", "write_groups"]
+__all__ = ["OwnHalf", "read_constants", "read_half", "write_group_split", "write_groups"]
+
+# The keys of a party's node config that name a file.
+_PATHS = ("data", "match-key-file")
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +198,77 @@ def write_groups(
             }
             (hospitals if role == "hospital" else others).append(told)
     return [*hospitals, *others]
+
+
+def write_group_split(
+    dataset: str,
+    folder: str | os.PathLike[str],
+    num_groups: int,
+    scheme: str,
+    seed: int = 0,
+    data_dir: str | os.PathLike[str] | None = None,
+    layout: str = "edges",
+    people: int | None = None,
+) -> Path:
+    """Write a data set's training people as one file a party, dealt as a simulation deals them.
+
+    Parameters
+    ----------
+    dataset, data_dir
+        As for ``load_vertical``; a set of tables.
+    folder : str or path
+        Where the files go, as ``write_groups`` lays them out; made if it is not there.
+    num_groups, scheme, seed
+        As for ``group_split``.
+    layout : {"edges", "devices"} (default: "edges")
+        As for ``write_groups``.
+    people : int or None (default: None)
+        People of a group at most, >= 1; None takes all.
+
+    Returns
+    -------
+    Path
+        ``manifest.json`` in the folder: what was dealt how, each party's node config (paths are relative to
+        the folder), and what the run config must say.
+
+    Raises
+    ------
+    DatasetNotFound, ValueError
+        As ``load_vertical``, ``group_split`` and ``write_groups`` do; ValueError too if the folder has a
+        manifest already.
+    """
+    folder = Path(folder).expanduser()
+    manifest = folder / "manifest.json"
+    if manifest.exists():
+        raise ValueError(f"{manifest} is there already; valid is a folder without files of an earlier split")
+    if people is not None and people < 1:
+        raise ValueError(f"people = {people}; valid is an integer >= 1")
+    data = load_vertical(dataset, data_dir)
+    dealt = group_split(scheme, data.y_train, num_groups, seed).groups
+    groups = [rows[:people] for rows in dealt]
+    configs = write_groups(data, groups, folder, layout)
+    told = {
+        "dataset": dataset,
+        "partition": scheme,
+        "seed": seed,
+        "num-examples": [len(rows) for rows in groups],
+        "run-config": {
+            "partition": OWN,
+            "num-groups": num_groups,
+            "layout": layout,
+            "num-clients": len(configs),
+            "classes": ",".join(data.classes),
+        },
+        "node-config": [
+            {
+                key: Path(str(value)).relative_to(folder).as_posix() if key in _PATHS else value
+                for key, value in config.items()
+            }
+            for config in configs
+        ],
+    }
+    manifest.write_text(json.dumps(told, indent=2) + "\n")
+    return manifest
 
 
 def _own_file(path: Path, mode: str, **options: Any) -> IO[Any]:

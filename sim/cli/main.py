@@ -11,7 +11,7 @@ import typer
 
 from hedgerow.sim.cli.check import check
 from hedgerow.sim.cli.data import data
-from hedgerow.sim.cli.deploy import deploy_keys, deploy_local
+from hedgerow.sim.cli.deploy import deploy_keys, deploy_local, deploy_split
 from hedgerow.sim.cli.export import export
 from hedgerow.sim.cli.mistakes import Command, Group
 from hedgerow.sim.cli.new import new
@@ -61,6 +61,7 @@ deploy = typer.Typer(
 )
 deploy.command("local", cls=Command)(deploy_local)
 deploy.command("keys", cls=Command)(deploy_keys)
+deploy.command("split", cls=Command)(deploy_split)
 app.add_typer(deploy, name="deploy")
 
 plans = typer.Typer(

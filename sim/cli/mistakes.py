@@ -10,6 +10,8 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hedgerow.wire.extras import MissingExtraError
+
 __all__ = ["BUG", "Command", "Group"]
 
 BUG = "This is a bug in Hedgerow; please report it to its maintainers, with the command and the lines above."
@@ -34,6 +36,9 @@ class Group(TyperGroup):
         """Run the command line; exit with 1 and what to report where it raises none of its own errors."""
         try:
             return super().main(*args, **options)
+        except MissingExtraError as error:
+            typer.echo(f"Error: {error}", err=True)
+            sys.exit(1)
         except Exception:
             traceback.print_exc()
             typer.echo(BUG, err=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +23,7 @@ __all__ = [
     "Costs",
     "Metrics",
     "NodeConfig",
+    "OwnData",
     "Paths",
     "RunConfig",
     "Track",
@@ -31,6 +32,7 @@ __all__ = [
     "interruptible",
     "load_results",
     "read_node_configs",
+    "read_own_data",
 ]
 
 AppPath = Annotated[
@@ -48,6 +50,13 @@ NodeConfig = Annotated[
     typer.Option(
         help="'key=value ...' for every node, '0-3: key=value' for some; {partition-id} is each one's own: "
         "'0-9: data=node-{partition-id}.npz'. Repeatable."
+    ),
+]
+OwnData = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="From `hedgerow deploy split`: each node learns from its own file there, no other.",
     ),
 ]
 Track = Annotated[
@@ -77,7 +86,7 @@ Metrics = Annotated[
 
 # What nodes of this suite's apps read from their own configs, beside what says which data they have and what
 # a deployment sets.
-_NODE_KEYS = ("data-dir", "device", "group", "monitor", "noise-source", "role", "share-state")
+_NODE_KEYS = ("data-dir", "device", "group", "monitor", "noise-source", "policy", "role", "share-state")
 
 
 @contextmanager
@@ -123,10 +132,13 @@ def check_ordinary(**numbers: float | None) -> None:
         raise ValueError("\n".join(wrong))
 
 
-def read_node_configs(spec: AppSpec, texts: list[str] | None, num_nodes: int) -> list[UserConfig]:
-    """Return what ``--node-config`` says of each node, its data by an absolute path.
+def read_node_configs(
+    spec: AppSpec, texts: list[str] | None, num_nodes: int, own: Sequence[UserConfig] = ()
+) -> list[UserConfig]:
+    """Return what ``--node-config`` says of each node, its data by an absolute path, beside ``own``.
 
-    Raises ValueError for keys that no node of our apps reads.
+    Raises ValueError for keys that no node of our apps reads, and where own data are given another number of
+    nodes than they have.
     """
     from hedgerow.clients.hsgd.own import OWN_KEYS
     from hedgerow.sim.deploy.supernode import node_configs
@@ -135,14 +147,44 @@ def read_node_configs(spec: AppSpec, texts: list[str] | None, num_nodes: int) ->
     from hedgerow.tasks import NODE_DATA_KEYS, is_import_path
 
     configs = node_configs(texts or [], num_nodes)
+    if own and len(own) != num_nodes:
+        raise ValueError(f"num-clients: {num_nodes} nodes were asked for; --own-data has files of {len(own)}")
+    if own:
+        configs = [{**mine, **more} for mine, more in zip(own, configs, strict=True)]
     if own_settings(spec) is not None:
         check_node_keys(configs, sorted({*_NODE_KEYS, *NODE_DATA_KEYS, *OWN_KEYS}))
         for config in configs:
-            data = config.get("data")
-            if isinstance(data, str) and data and not is_import_path(data):
-                # A SuperNode works in a folder of its own.
-                config["data"] = str(Path(data).expanduser().absolute())
+            for key in ("data", "policy"):
+                path = config.get(key)
+                if isinstance(path, str) and path and not (key == "data" and is_import_path(path)):
+                    # A SuperNode works in a folder of its own.
+                    config[key] = str(Path(path).expanduser().absolute())
     return configs
+
+
+def read_own_data(
+    spec: AppSpec, folder: Path | None, nodes: int | None
+) -> tuple[list[str], list[UserConfig]]:
+    """Return the run config of ``--own-data``, as overrides, and what it says of each node; empty without it.
+
+    Raises ValueError where the app, or the number of nodes, does not go with the folder.
+    """
+    from hedgerow.sim.runs.plan import toml_value
+    from hedgerow.sim.runs.split import read_split
+
+    if folder is None:
+        return [], []
+    split = read_split(folder)
+    lacking = sorted(split.run_config.keys() - spec.config.keys())
+    if lacking:
+        raise ValueError(
+            f"--own-data {folder}: its files want the run-config key {', '.join(lacking)}, which app "
+            f"{spec.name!r} lacks; valid is a folder that was split for it: `hedgerow deploy split --nodes` "
+            "for apps that learn from samples, --groups for hospitals and devices"
+        )
+    if nodes not in (None, len(split.node_configs)):
+        raise ValueError(f"--nodes {nodes}: {folder} has files of {len(split.node_configs)} nodes")
+    return [f"{key}={toml_value(value)}" for key, value in split.run_config.items()], split.node_configs
 
 
 def load_results(paths: list[Path]) -> Results:

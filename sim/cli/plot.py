@@ -25,6 +25,9 @@ def plot(
     ] = None,
 ) -> None:
     """Draw each variant's mean and band over its seeds: a panel for each pair of x and y."""
+    from hedgerow.wire.extras import needed
+
+    needed("matplotlib", "plots")
     from hedgerow.sim.runs.plot import default_path, draw, save
 
     with bad_options():

@@ -16,11 +16,13 @@ import typer
 from hedgerow.sim.cli.options import (
     AppPath,
     NodeConfig,
+    OwnData,
     RunConfig,
     Track,
     bad_options,
     interruptible,
     read_node_configs,
+    read_own_data,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def run(
         typer.Option(min=1, help="Number of nodes. Default: what the app says, else 2."),
     ] = None,
     node_config: NodeConfig = None,
+    own_data: OwnData = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:N or auto: the app's run-config key 'device'.")
     ] = None,
@@ -98,7 +101,7 @@ def run(
     from hedgerow.sim.runs.recorder import RunFolderError
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.sim.runs.trackers import check_trackers
-    from hedgerow.strategies import RosterError, TooFewRepliesError
+    from hedgerow.strategies import DivergenceError, PairingError, RosterError, TooFewRepliesError
 
     with bad_options():
         _check_options(
@@ -108,19 +111,20 @@ def run(
                 "--real-time": real_time,
                 "--track": bool(track),
                 "--node-config": bool(node_config),
+                "--own-data": own_data is not None,
             },
         )
         trackers = check_trackers(track or [])
         spec = find_app(app_path)
         foreign = resume is not None and "resume" not in spec.config
-        before: list[str] = []
+        before, own = read_own_data(spec, own_data, nodes)
         if foreign:
             earlier = earlier_run(str(resume), spec.config)
-            before = earlier.overrides
+            before += earlier.overrides
             nodes, seed = nodes or earlier.nodes, earlier.seed if seed is None else seed
             real_time = real_time or earlier.real_time
         elif resume is not None:
-            before = resumed_config(spec, resume)
+            before += resumed_config(spec, resume)
         if quiet and "quiet" in spec.config:
             run_config = [*(run_config or []), "quiet=true"]
         plan = plan_run(
@@ -131,7 +135,7 @@ def run(
             seed=seed,
             output_dir=output_dir,
         )
-        configs = read_node_configs(spec, node_config, plan.num_nodes)
+        configs = read_node_configs(spec, node_config, plan.num_nodes, own)
         if engine is Engine.FLOWER:
             _check_plan(spec.name, plan)
 
@@ -157,7 +161,7 @@ def run(
                 records=records,
                 track=trackers,
             )
-    except (RosterError, TooFewRepliesError) as error:
+    except (DivergenceError, PairingError, RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:

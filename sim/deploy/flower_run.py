@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from flwr.app import UserConfig
@@ -16,6 +17,7 @@ from hedgerow.sim.deploy.processes import Program, free_ports, program
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_text
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
+from hedgerow.wire.extras import MissingExtraError
 
 __all__ = ["flower_run", "follow", "submit"]
 
@@ -59,6 +61,8 @@ def flower_run(
     plan = plan or plan_run(spec)
     if plan.faults is not None:
         raise ValueError("fault-*: Flower's engine plays no faults; use the engine inprocess")
+    if find_spec("ray") is None:
+        raise MissingExtraError("Flower's own engine needs ray: pip install 'hedgerow[sim]'")
     federation = (
         f"num-supernodes={plan.num_nodes} client-resources-num-cpus={client_cpus} "
         f"client-resources-num-gpus={float(client_gpus)}"

@@ -24,6 +24,7 @@ def deploy_local(
     *,
     tls: bool = False,
     node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
+    own_data: bool = False,
     keep_logs: bool = False,
 ) -> int:
     """Run an app on a loopback deployment of its own, and return 0 if it completed, 1 if not.
@@ -35,6 +36,8 @@ def deploy_local(
         the node configs, absolute.
     tls, node_config
         As for ``Deployment``.
+    own_data : bool (default: False)
+        Nodes have files of their own: no program is told of a common data folder.
     keep_logs : bool (default: False)
         Leave the logs in ``logs-<time>`` beside the run folder.
 
@@ -48,7 +51,9 @@ def deploy_local(
     logs = None
     if keep_logs:
         logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
-    deployment = Deployment(spec, plan.num_nodes, tls=tls, node_config=configs, keep_logs=logs)
+    # Empty: what the environment says of a folder that all share reaches neither server nor nodes.
+    env = {"HEDGEROW_DATA_DIR": ""} if own_data else None
+    deployment = Deployment(spec, plan.num_nodes, tls=tls, node_config=configs, env=env, keep_logs=logs)
     with ExitStack() as after:
         if logs:
             after.callback(print, f"Logs: {logs}", flush=True)

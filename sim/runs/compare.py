@@ -13,9 +13,9 @@ from math import inf, isclose, nan, sqrt
 from statistics import fmean
 
 import numpy as np
-from scipy.stats import t as student
 
 from hedgerow.sim.runs.results import Point, Results, Run
+from hedgerow.wire.extras import needed
 
 __all__ = [
     "NOTE",
@@ -67,6 +67,7 @@ def t_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % Student t interval of a mean; the whole line for fewer than two values."""
     if len(values) < 2:
         return -inf, inf
+    student = needed("scipy.stats", "plots").t
     half = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * _deviation(values) / sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 

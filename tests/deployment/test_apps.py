@@ -79,9 +79,13 @@ class Pair:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     case: Case = request.param
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
+    # CEPS's nodes tell a monitor only what their owners let them.
+    policy = tmp_path_factory.mktemp("policy") / "hedgerow-node.toml"
+    policy.write_text("monitor = true\n")
+    node_config = [{"policy": str(policy)}] * NODES
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(case.folder), "--nodes", str(NODES)]
     subprocess.run([*command, "-c", f"{case.config} output-dir={here}"], check=True, timeout=240)
-    with Deployment(case.folder, NODES, tls=True) as deployment:
+    with Deployment(case.folder, NODES, tls=True, node_config=node_config) as deployment:
         end = deployment.run(deployment.plan(case.config, f"output-dir={there}"), timeout=900)
         logs = "\n".join(node.log()[-2000:] for node in deployment.nodes)
     assert end.exit_code == 0, f"{end}\n{logs}"

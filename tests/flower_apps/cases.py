@@ -46,10 +46,14 @@ _OWN: dict[str, Any] = {
     "holdout": 1.0,
     "min-available-nodes": -1,
 }
+# Of those of apps whose server averages.
+_BOUNDS: dict[str, Any] = {"max-update-norm-ratio": 0.5, "max-loss-ratio": -1}
 # And of those of apps whose nodes train ordinary models in mini-batches.
 _TRAINING: dict[str, Any] = {
     **_COMMON,
     **_OWN,
+    **_BOUNDS,
+    "max-weight-ratio": 0.5,
     "scaling": "huge",
     "device": "abacus",
     "batch-size": 0,
@@ -117,6 +121,7 @@ SD_FEEL = AppCase(
     settings=sd_feel.settings,
     bad={
         **_TRAINING,
+        "aggregation": "krum(-1)",
         "method": "sgd",
         "iterations": 0,
         "num-servers": 0,
@@ -154,6 +159,7 @@ SIMILARITY_FREE = AppCase(
     settings=similarity_free.settings,
     bad={
         **_TRAINING,
+        "aggregation": "krum(-1)",
         "algorithm": "sgd",
         "num-rounds": 0,
         "local-iters": 0,
@@ -304,6 +310,7 @@ HSGD = AppCase(
     settings=hsgd.settings,
     bad={
         **_COMMON,
+        **_BOUNDS,
         "training-mode": "stack",
         "method": "sgd",
         "tdcd": "mixed",

@@ -1,13 +1,18 @@
 """``hedgerow deploy``: what it exits with, and what it asks of the deployment."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from tests.sim.cli.command_line import SD_FEEL, hedgerow
+from tests.sim.cli.command_line import APPS, SD_FEEL, hedgerow
 
 from hedgerow.sim.deploy import local
 from hedgerow.sim.deploy.processes import StartError
 from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.runs.split import read_split, readable_by_others
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,12 @@ def test_exit_codes_tell_how_it_ended(ends: object, code: int, monkeypatch: pyte
     assert asked["plan"].run_config["output-dir"] == "/a/b"  # type: ignore[attr-defined]
     assert asked["plan"].run_config["num-clients"] == 3  # type: ignore[attr-defined]
     del asked["plan"]
-    assert asked == {"tls": True, "keep_logs": True, "node_config": [{"role": "north"}] * 3}
+    assert asked == {
+        "tls": True,
+        "keep_logs": True,
+        "own_data": False,
+        "node_config": [{"role": "north"}] * 3,
+    }
 
 
 def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:
@@ -76,3 +86,133 @@ def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:
     again = hedgerow(*arguments)
     assert again.exit_code == 2
     assert "File exists" in again.output
+
+
+# Own data
+
+
+MODULE = """
+import numpy as np
+from hedgerow.tasks import Dataset
+def load(data_dir):
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Dataset("mine", x[:40], y[:40], x[40:], y[40:], num_classes=2)
+"""
+LEARN = "tau1=1 tau2=1 num-servers=3 topology=path iterations=1 model=logistic holdout=0.0 standardise=none"
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three nodes' files, by the command line, of a set in the current folder."""
+    folder = tmp_path_factory.mktemp("samples")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        (folder / "set_to_split.py").write_text(MODULE)
+        shown = hedgerow("deploy", "split", "set_to_split:load", "own", "--nodes", "3")
+    assert shown.exit_code == 0, shown.output
+    return folder / "own"
+
+
+def test_a_split_has_one_private_file_a_node(samples: Path) -> None:
+    files = sorted(path for path in samples.iterdir() if path.name != "manifest.json")
+    assert [path.name for path in files] == ["node-0.npz", "node-1.npz", "node-2.npz"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert sum(len(np.load(path)["y"]) for path in files) == 40
+
+
+def test_a_split_of_a_vertical_set_has_one_private_file_a_party(tmp_path: Path) -> None:
+    arguments = ["breast-cancer", tmp_path / "own", "--groups", "2", "--people", "3", "--layout", "devices"]
+    shown = hedgerow("deploy", "split", *arguments)
+    assert shown.exit_code == 0, shown.output
+    configs = read_split(tmp_path / "own").node_configs
+    assert [(config["role"], config["group"]) for config in configs] == [
+        *(("hospital", m) for m in range(2)),
+        *(("device", m) for m in range(2) for _ in range(3)),
+    ]
+    assert len({config["data"] for config in configs}) == 8
+    assert readable_by_others(configs) == []
+    people = [len(Path(str(config["data"])).read_text().splitlines()) - 1 for config in configs]
+    assert people == [3, 3] + [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--nodes or --groups"),
+        (["--nodes", "2", "--groups", "2"], "--nodes or --groups"),
+        (["--nodes", "2", "--layout", "edges"], "--layout does not go with --nodes"),
+        (["--groups", "2", "--scaling", "unit"], "--scaling does not go with --groups"),
+        (["--nodes", "2", "--partition", "fair"], "partition = 'fair'"),
+        (["--groups", "2", "--layout", "rings"], "layout = 'rings'"),
+    ],
+)
+def test_a_split_that_cannot_be_is_one_error(arguments: list[str], words: str, tmp_path: Path) -> None:
+    dataset = "breast-cancer" if "--groups" in arguments else "mnist-5k"
+    shown = hedgerow("deploy", "split", dataset, tmp_path / "own", *arguments)
+    assert shown.exit_code == 2
+    assert words in shown.output
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_second_split_leaves_the_first_alone(samples: Path) -> None:
+    before = (samples / "node-0.npz").read_bytes()
+    shown = hedgerow("deploy", "split", "mnist-5k", samples, "--nodes", "3")
+    assert shown.exit_code == 2
+    assert "manifest.json is there already" in shown.output
+    assert (samples / "node-0.npz").read_bytes() == before
+
+
+def test_each_node_is_told_of_its_own_file_alone(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setenv("HEDGEROW_DATA_DIR", "/all/of/it")
+
+    class AskedError(Exception):
+        pass
+
+    def note(spec: AppSpec, num_nodes: int, **options: object) -> None:
+        asked.update(options)
+        raise AskedError
+
+    monkeypatch.setattr(local, "Deployment", note)
+    shown = hedgerow("deploy", "local", SD_FEEL, "--own-data", samples, "-c", LEARN)
+    assert isinstance(shown.exception, SystemExit | AskedError)
+    assert asked["node_config"] == [{"data": str(samples / f"node-{i}.npz")} for i in range(3)]
+    assert asked["env"] == {"HEDGEROW_DATA_DIR": ""}
+
+
+@pytest.mark.parametrize(
+    ("app", "arguments", "words"),
+    [
+        (SD_FEEL, ["--nodes", "4"], "has files of 3 nodes"),
+        (SD_FEEL, ["-c", "num-clients=4"], "has files of 3"),
+        (SD_FEEL, ["-c", "data-dir=/srv"], "the server has no data"),
+    ],
+)
+def test_own_data_that_do_not_go_with_a_run_are_one_error(
+    app: Path, arguments: list[str], words: str, samples: Path
+) -> None:
+    shown = hedgerow("deploy", "local", app, "--own-data", samples, "-c", LEARN, *arguments)
+    assert shown.exit_code == 2, shown.output
+    assert words in shown.output
+
+
+def test_a_folder_of_parties_is_for_no_app_of_samples(samples: Path, tmp_path: Path) -> None:
+    split = ["breast-cancer", tmp_path / "own", "--groups", "1", "--people", "2"]
+    assert hedgerow("deploy", "split", *split).exit_code == 0
+    shown = hedgerow("deploy", "local", SD_FEEL, "--own-data", tmp_path / "own")
+    assert shown.exit_code == 2
+    assert "want the run-config key layout, num-groups" in shown.output
+    shown = hedgerow("run", APPS / "hsgd", "--own-data", samples, "--quiet")
+    assert shown.exit_code == 1
+    assert "Run failed: no hospital" in shown.output
+
+
+def test_a_simulation_takes_the_same_folder(samples: Path, tmp_path: Path) -> None:
+    options = ["-c", LEARN, "--output-dir", tmp_path, "--quiet"]
+    shown = hedgerow("run", SD_FEEL, "--own-data", samples, *options)
+    assert shown.exit_code == 0, shown.output
+    (folder,) = tmp_path.iterdir()
+    sizes = [len(np.load(samples / f"node-{i}.npz")["y"]) for i in range(3)]
+    assert read_rounds(folder)[-1]["central"]["node-examples"] == sizes

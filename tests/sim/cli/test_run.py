@@ -48,3 +48,13 @@ def test_an_apps_folder_of_before_runs(tmp_path: Path) -> None:
     shown = hedgerow("run", APPS / "sd_feel", "-c", f"{small} quiet=true output-dir='{tmp_path}'")
     assert shown.exit_code == 0, shown.output
     assert [folder.name.startswith("sd_feel-") for folder in tmp_path.iterdir()] == [True]
+
+
+def test_a_run_that_diverges_exits_with_1_and_one_error(tmp_path: Path) -> None:
+    small = "num-clients=2 num-servers=1 iterations=2 tau1=1 tau2=1 topology=complete model=logistic"
+    wild = "learning-rate=1e20 max-update-norm-ratio=0 max-loss-ratio=1000"
+    shown = hedgerow("run", APPS / "sd_feel", "-c", f"{small} {wild} quiet=true output-dir='{tmp_path}'")
+    assert shown.exit_code == 1, shown.output
+    (line,) = [line for line in shown.stderr.splitlines() if "diverges" in line]
+    assert line.startswith("Run failed: Round ")
+    assert not list(tmp_path.glob("*/summary.json"))

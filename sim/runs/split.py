@@ -1,0 +1,96 @@
+"""A folder of files, one a node, and the manifest that says whose is which."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import UserConfig
+
+__all__ = ["MANIFEST", "Split", "read_split", "readable_by_others"]
+
+MANIFEST = "manifest.json"
+# The keys of a node config that name a file of the folder.
+_PATHS = ("data", "match-key-file")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Files that each belong to one node, as ``hedgerow deploy split`` writes them.
+
+    Parameters
+    ----------
+    node_configs : list of dict
+        What each node's config says of its own files, by absolute paths; one entry a partition, at least one.
+    run_config : dict
+        What a run on them must be: ``partition = "own"``, the number of nodes, what their layout asks.
+    """
+
+    node_configs: list[UserConfig]
+    run_config: UserConfig
+
+
+def read_split(folder: str | os.PathLike[str]) -> Split:
+    """Read a folder's ``manifest.json``: ``node-config``, a list, and ``run-config``, keys and values.
+
+    Paths in it are relative to the folder, and stay within it.
+
+    Raises
+    ------
+    ValueError
+        If there is no manifest, it is not as above, or a file is missing or lies elsewhere.
+    """
+    folder = Path(folder).expanduser().absolute()
+    path = folder / MANIFEST
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}); valid is a folder that `hedgerow deploy split` made"
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no JSON ({error}); valid is a manifest of `hedgerow deploy split`"
+        ) from error
+    nodes, run = (told.get("node-config"), told.get("run-config")) if isinstance(told, dict) else (None, None)
+    if not (
+        isinstance(nodes, list) and nodes and isinstance(run, dict) and all(map(_is_config, [*nodes, run]))
+    ):
+        raise ValueError(
+            f"{path} has no 'node-config', a list of one or more {{key: value}}, and 'run-config', "
+            "{key: value}; valid is a manifest of `hedgerow deploy split`"
+        )
+    return Split([_located(path, config) for config in nodes], run)
+
+
+def readable_by_others(node_configs: Sequence[UserConfig]) -> list[Path]:
+    """Return those files of nodes that not only their owner may read."""
+    files = {Path(str(config[key])) for config in node_configs for key in _PATHS if key in config}
+    return sorted(file for file in files if file.stat().st_mode & 0o077)
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, bool | int | float | str) for one in value.values()
+    )
+
+
+def _located(manifest: Path, config: Mapping[str, Any]) -> UserConfig:
+    """Return a node config whose paths are absolute."""
+    found = dict(config)
+    for key in _PATHS:
+        if key not in config:
+            continue
+        file = manifest.parent / str(config[key])
+        if not file.resolve().is_relative_to(manifest.parent.resolve()):
+            raise ValueError(f"{manifest}: {key} is {config[key]!r}; valid is a file within the folder")
+        if not file.is_file():
+            raise ValueError(f"{manifest}: {key} is {config[key]!r}, which is not there; valid is a file")
+        found[key] = str(file)
+    if "data" not in found:
+        raise ValueError(f"{manifest}: a node config has no 'data'; valid is the name of its file")
+    return found

@@ -1,0 +1,32 @@
+"""Packages that only some data need, imported when they do: a device has none of them."""
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["needed"]
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """Import and return a module.
+
+    Parameters
+    ----------
+    module : str
+        Its name, ``"sklearn.datasets"``.
+    extra : str
+        The extra of this distribution that brings it.
+    what : str
+        What it is needed for; a file's path, for example.
+
+    Raises
+    ------
+    ValueError
+        If its package is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"{what}: this needs the package {module.partition('.')[0]}, which is not here: "
+            f"pip install 'hedgerow[{extra}]'"
+        ) from error
