@@ -59,10 +59,8 @@ class UpdateBound:
             self._usual = self._known()
         self._here, self._round = [], server_round
 
-    def check(self, update: NDArray[Any], model: NDArray[Any] | None) -> None:
+    def check(self, update: NDArray[Any], model: NDArray[Any]) -> None:
         """Note an update of a model, arrays of any shape.
-
-        Where there is none, as of encodings, nothing is usual before the second round.
 
         Raises
         ------
@@ -83,10 +81,8 @@ class UpdateBound:
             self.largest = max(self.largest, norm / usual)
         self._here.append(norm)
 
-    def _least(self, model: NDArray[Any] | None) -> float:
+    def _least(self, model: NDArray[Any]) -> float:
         """Return the norm that is usual in any case."""
-        if model is None:
-            return 0.0 if self._usual else float("inf")
         return (_SMALL if self._usual else 1.0) * (norm_of(model) or sqrt(model.size))
 
     def _known(self) -> list[float]:

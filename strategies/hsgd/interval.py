@@ -135,9 +135,9 @@ class LocalInterval:
         Where transfers go.
     server_round : int
         Under which round they are booked.
-    hold : Callable[[str, Vector, Vector or None], None] or None (default: None)
-        Raises PayloadError where a part that a party made is out of bounds: a block of the model, given what
-        it was sent, or encodings, given None. None for no bounds.
+    hold : Callable[[Vector, Vector, str], None] or None (default: None)
+        Raises PayloadError where what a party made of what it was sent, a block of the model by name, is out
+        of bounds. None for no bounds.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class LocalInterval:
         schema: Schema,
         books: Books,
         server_round: int,
-        hold: Callable[[str, Vector, Vector | None], None] | None = None,
+        hold: Callable[[Vector, Vector, str], None] | None = None,
     ) -> None:
-        self._hold = hold or (lambda part, made, sent: None)
+        self._hold = hold or (lambda made, sent, part: None)
         self.runs = [run for run in runs if not run.lost]
         self.terms = terms
         self.schema = schema
@@ -197,17 +197,12 @@ class LocalInterval:
         count = len(self._asked[partition])
         if partition == self._of[partition].group.hospital:
             head, zeta1 = self.schema.hospital_exchange(content, count)
-            if isinstance(zeta1, np.ndarray):
-                self._hold("zeta1", zeta1 / np.sqrt(count), None)
             if isinstance(head, np.ndarray):
                 # Of a round's first exchange it is the head that was sent, whose change would be usual.
                 part = "first head" if self.terms.starts else "head in a round"
-                self._hold(part, head, self._of[partition].start.head)
+                self._hold(head, self._of[partition].start.head, part)
             return head, zeta1
-        zeta2 = self.schema.device_exchange(content, count)
-        if isinstance(zeta2, np.ndarray):
-            self._hold("zeta2", zeta2 / np.sqrt(count), None)
-        return None, zeta2
+        return None, self.schema.device_exchange(content, count)
 
     def exchanged(self, replies: Sequence[Reply]) -> None:
         """Take the replies: hand them to the edges, and settle who is in the batch."""
@@ -255,12 +250,12 @@ class LocalInterval:
             loss, head, hospital = self.schema.hospital_update(content, count, self.terms.uploads)
             if self.terms.uploads:
                 start = self._of[partition].start
-                self._hold("head", head, start.head)
-                self._hold("hospital", hospital, start.hospital)
+                self._hold(head, start.head, "head")
+                self._hold(hospital, start.hospital, "hospital")
             return loss, (head, hospital)
         device = self.schema.device_update(content, self.terms.uploads or not group.hosted)
         if device.size:
-            self._hold("device", device, self._of[partition].edge.model_for(self._asked[partition]))
+            self._hold(device, self._of[partition].edge.model_for(self._asked[partition]), "device")
         return None, (device,)
 
     def updated(self, replies: Sequence[Reply]) -> None:

@@ -267,7 +267,7 @@ class HSGD(FederatedStrategy):
             self._choose(t, starts=t == first)
             terms = self._terms(config, t, steps=Q, starts=t == first, uploads=t + Q == first + P)
             interval = LocalInterval(
-                self._runs, terms, self._schema(), self._books(), server_round, self._hold
+                self._runs, terms, self._schema(), self._books(), server_round, self.federation.check_update
             )
             self._exchange(interval, grid)
             if not terms.uploads:
@@ -483,13 +483,6 @@ class HSGD(FederatedStrategy):
                 self._exposure.count(run.group.number, run.ids)
         contents = interval.exchange()
         interval.exchanged(self._waves.ask(grid, EXCHANGE, contents, interval.check_exchange))
-
-    def _hold(self, part: str, made: Any, sent: Any) -> None:
-        """Raise PayloadError where a party's part of the model, or its encodings, are out of bounds."""
-        if sent is None:
-            self.federation.bound(part).check(made, None)
-        else:
-            self.federation.check_update(made, sent, part)
 
     def _update(self, interval: LocalInterval, grid: Grid) -> None:
         interval.updated(self._waves.ask(grid, UPDATE, interval.update(), interval.check_update))

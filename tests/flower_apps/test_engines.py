@@ -157,10 +157,8 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert_same_run(runs_to_the_end(job), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "job",
-    [pytest.param(j, marks=[] if j.app == "similarity_free" else pytest.mark.slow, id=j.app) for j in JOBS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS, ids=named)
 def test_a_run_killed_on_flowers_engine_resumes_to_the_same_bits(
     job: Job, runs_to_the_end: Callable[[Job], Path], tmp_path: Path
 ) -> None:
