@@ -47,8 +47,6 @@ class UpdateBound:
 
     def __init__(self, max_ratio: float) -> None:
         self.max_ratio = max_ratio
-        # The largest norm so far as a multiple of what was usual.
-        self.largest = 0.0
         self._usual: list[float] = []
         self._here: list[float] = []
         self._round = 0
@@ -77,8 +75,6 @@ class UpdateBound:
                 raise PayloadError(
                     TOO_LARGE, f"norm {norm:.3g}, expected at most {self.max_ratio * usual:.3g}"
                 )
-        if 0 < usual < float("inf"):
-            self.largest = max(self.largest, norm / usual)
         self._here.append(norm)
 
     def _least(self, model: NDArray[Any]) -> float:

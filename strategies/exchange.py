@@ -48,6 +48,11 @@ class Reply:
     content: RecordDict
     value: Any
 
+    @property
+    def metrics(self) -> RecordDict:
+        """Its metrics alone, as aggregates of metrics are given them."""
+        return RecordDict({**records_of(self.content, MetricRecord)})
+
 
 @dataclass
 class ExchangeReport:
@@ -236,7 +241,7 @@ def weighted_metrics(
 
     No weight counts more than ``max_weight_ratio`` times their median; 0 for no bound.
     """
-    records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
+    records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
     weights = np.array([float(record[weighted_by_key]) for record in records])  # type: ignore[arg-type]
     if max_weight_ratio:
         weights = np.minimum(weights, max_weight_ratio * np.median(weights))

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import select_multikrum
 from numpy.typing import NDArray
 
+from hedgerow.strategies.vectors import weighted_mean
 from hedgerow.wire.records import lazy_array
 
 __all__ = ["AGGREGATIONS", "Aggregation", "parse_aggregation"]
@@ -73,11 +74,9 @@ def _clipped(updates: Matrix, weights: Vector, tau: float) -> Vector:
 
 
 def _mean(updates: Matrix, weights: Vector) -> Vector:
-    """Return the weighted mean, summed row after row: bits must not depend on a product's blocks."""
-    total = np.zeros(updates.shape[1])
-    for weight, update in zip(weights, updates, strict=True):
-        total += weight * update
-    return total / weights.sum()  # type: ignore[no-any-return]
+    mean = weighted_mean(zip(weights, updates, strict=True))
+    assert mean is not None
+    return mean
 
 
 _RULES: Mapping[str, Callable[..., Vector]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +40,8 @@ __all__ = [
 Values = Mapping[str, Any]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
+# Under which key the record says what the nodes' own data look like.
+_OWN_DATA = "own-data"
 # The apps of ``server_app``.
 _OWN: WeakSet[ServerApp] = WeakSet()
 
@@ -48,6 +50,16 @@ class _Strategy(Stateful, Protocol):
     @property
     def start(self) -> Callable[..., Result]:
         """As in Flower's ``Strategy``."""
+
+
+class _OwnNodes(Protocol):
+    """What the frame asks of ``hedgerow.strategies.OwnNodes``."""
+
+    def strategy(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the strategy of these nodes."""
+
+    def about(self) -> Mapping[str, Any]:
+        """Return what the record says of their data."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +103,40 @@ class LearntExperiment:
 
     Parameters
     ----------
-    learn : Callable[[Grid, Mapping[str, Any]], Experiment]
-        Asks the nodes. It is given the config that an earlier run recorded, which goes on; else nothing.
+    values : Mapping[str, Any]
+        The app's settings.
+    gather : Callable[..., OwnNodes]
+        ``OwnNodes.gather``, which asks the nodes.
+    features : Callable[[tuple[int, ...]], int]
+        Returns how many features samples of a shape have that are standardised by themselves.
+    make : Callable[[OwnNodes], Experiment]
+        Makes the experiment of what the nodes told.
     num_nodes : int or None (default: None)
         The nodes of the federation, where they are more than ``num-clients``.
+    quorum : int or None (default: None)
+        How many of them are enough, where they are more than ``min-available-nodes``.
     """
 
-    learn: Callable[[Grid, Mapping[str, Any]], Experiment]
+    values: Values
+    gather: Callable[..., _OwnNodes]
+    features: Callable[[tuple[int, ...]], int]
+    make: Callable[[Any], Experiment]
     num_nodes: int | None = None
+    quorum: int | None = None
+
+    def learn(self, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+        """Ask the nodes, given the config that an earlier run recorded which goes on, or nothing."""
+        values = self.values
+        nodes = self.gather(
+            grid,
+            self.num_nodes or values["num-clients"],
+            values["round-timeout"],
+            quorum=self.quorum or values["min-available-nodes"] or None,
+            features=self.features if values["standardise"] == "federated" else None,
+            earlier=earlier.get(_OWN_DATA),
+        )
+        made = self.make(nodes)
+        return replace(made, strategy=nodes.strategy(made.strategy), about={_OWN_DATA: nodes.about()})
 
 
 def server_app(

@@ -30,7 +30,6 @@ from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.lowrank import LayerShape, layers_of
-from hedgerow.wire.records import records_of
 
 __all__ = [
     "DOWN",
@@ -246,7 +245,7 @@ class CompressedLayers(FederatedStrategy):
             for reply in self.federation.accept(self._sending.of_participants(replies)):
                 weight = self.reader.weight(reply)
                 rest.add(weight, reply.value.rest)
-                contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
+                contents.append(reply.metrics)
                 self.reader.book(server_round, reply, self.nominal_bits)
                 yield weight, reply.value.coded
 

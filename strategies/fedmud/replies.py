@@ -13,7 +13,7 @@ from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink
 from hedgerow.wire.checks import one_of
 from hedgerow.wire.printable import quoted
-from hedgerow.wire.records import PayloadError, only_record, records_of
+from hedgerow.wire.records import PayloadError, only_record
 
 __all__ = ["UP", "ReplyReader", "Uplink", "Weighting", "check_base", "mean_iterations"]
 
@@ -113,7 +113,7 @@ class ReplyReader:
         if self.weighting == "uniform":
             return told
         key = self.federation.settings.weighted_by_key
-        (metrics,) = records_of(reply.content, MetricRecord).values()
+        metrics = only_record(reply.content, MetricRecord, "bad metrics")
         # A batch holds an example at least, of those that the node claimed first.
         examples = self.federation.size_of(reply, float(metrics[key]))  # type: ignore[arg-type]
         return examples if self.weighting == "num-examples" else min(told, examples)
@@ -134,6 +134,6 @@ class ReplyReader:
 
 def mean_iterations(contents: list[RecordDict], local_epochs: int) -> float:
     """Return the local iterations of the mean participant in a round; 0 where nobody replied."""
-    records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
+    records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
     batches = [float(record.get(_BATCHES, 0)) for record in records]  # type: ignore[arg-type]
     return local_epochs * sum(batches) / max(1, len(batches))

@@ -28,7 +28,7 @@ from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.message_types import HELLO, UPDATE
-from hedgerow.wire.records import Layout, PayloadError, records_of
+from hedgerow.wire.records import Layout, PayloadError, only_record
 
 __all__ = ["Gossip", "GossipMethod", "GossipOptions", "Scalar"]
 
@@ -202,7 +202,7 @@ class Gossip(FederatedStrategy):
         for reply in self.federation.accept(self._appointments.noting_refusals(replies)):
             self._appointments.renew(reply.node.partition_id, reply.value)
             self._relay.book_reply(server_round, reply)
-            contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
+            contents.append(reply.metrics)
         self._appointments.end(k, self._relay.deprived)
         self.federation.completed = server_round
         self._end_if_lost(server_round)
@@ -283,7 +283,7 @@ class Gossip(FederatedStrategy):
 
     def _train_metrics(self, k: int, contents: list[RecordDict]) -> MetricRecord:
         """Return the means of what the nodes told, and the event's counts; the guard without a monitor."""
-        records = [next(iter(records_of(content, MetricRecord).values())) for content in contents]
+        records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
         told = [value for r in records if isinstance(value := r.get("disagreement"), float)]
         # The median, for a single node that lies must not end the run.
         if told and median(told) > DIVERGED:

@@ -266,7 +266,7 @@ class LocalInterval:
             run = self._of[partition]
             if loss is not None:
                 self._note_hospital(run, loss, blocks)
-                self.contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
+                self.contents.append(reply.metrics)
                 continue
             if self.terms.uploads or not run.group.hosted:
                 run.edge.take_device_model(self._asked[partition], blocks[0])

@@ -14,6 +14,7 @@ from typing import Any, cast
 from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.strategies.hsgd.groups import Group
+from hedgerow.strategies.hsgd.messages import told_integer, told_role
 from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
@@ -21,7 +22,6 @@ from hedgerow.wire.seeds import Purpose, generator
 __all__ = ["Form", "Matching", "OwnIntroduction", "form_of", "match", "own_introduction"]
 
 _HASH = 32
-_ROLES = ("hospital", "device", "edge")
 # Of texts that a node may tell: a class, a feature.
 _MOST_TEXT = 200
 
@@ -65,11 +65,7 @@ class OwnIntroduction:
 def own_introduction(content: RecordDict) -> OwnIntroduction:
     """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
     told = content.config_records.get("pair", ConfigRecord())
-    role, group = told.get("role"), told.get("group")
-    if role not in _ROLES:
-        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(_ROLES)}")
-    if not isinstance(group, int) or isinstance(group, bool) or group < 0:
-        raise PayloadError("bad pair", f"group={group!r}, expected an integer >= 0")
+    role, group = told_role(told), told_integer(told, "group", 0)
     if content.array_records or len(content) != 1:
         raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
     ids, shape, features, classes = (told.get(key, []) for key in ("ids", "shape", "features", "classes"))
@@ -90,7 +86,7 @@ def own_introduction(content: RecordDict) -> OwnIntroduction:
     if not _texts(classes, _MOST_TEXT):
         raise PayloadError("bad pair", "classes are no list of names")
     return OwnIntroduction(
-        str(role), group, tuple(cast(list[str], ids)), tuple(cast(list[int], shape)),
+        role, group, tuple(cast(list[str], ids)), tuple(cast(list[int], shape)),
         tuple(cast(list[str], features)), told.get("labelled") is True, tuple(cast(list[str], classes)),
     )  # fmt: skip
 

@@ -91,17 +91,29 @@ class Introduction:
 def introduction(content: RecordDict) -> Introduction:
     """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
     told = content.config_records.get("pair", ConfigRecord())
-    role, group, ids, encoding = (told.get(key) for key in ("role", "group", "ids", "encoding"))
-    if role not in ROLES:
-        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(ROLES)}")
-    for key, number, least in (("group", group, 0), ("encoding", encoding, 1)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise PayloadError("bad pair", f"{key}={number!r}, expected an integer >= {least}")
+    role, group, encoding = told_role(told), told_integer(told, "group", 0), told_integer(told, "encoding", 1)
+    ids = told.get("ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
         raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
     if content.array_records or len(content) != 1:
         raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
-    return Introduction(str(role), cast(int, group), tuple(cast(list[str], ids)), cast(int, encoding))
+    return Introduction(role, group, tuple(cast(list[str], ids)), encoding)
+
+
+def told_role(told: ConfigRecord) -> str:
+    """Return the role that an introduction tells; PayloadError with reason ``bad pair`` if it is none."""
+    role = told.get("role")
+    if role not in ROLES:
+        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(ROLES)}")
+    return str(role)
+
+
+def told_integer(told: ConfigRecord, key: str, least: int) -> int:
+    """Return an integer that an introduction tells, at least ``least``; PayloadError as above."""
+    number = told.get(key)
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise PayloadError("bad pair", f"{key}={number!r}, expected an integer >= {least}")
+    return number
 
 
 def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> RecordDict:

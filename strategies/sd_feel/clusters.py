@@ -29,7 +29,7 @@ from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.edge_servers import cluster_means
 from hedgerow.wire.printable import quoted
-from hedgerow.wire.records import PayloadError, payload_bytes, records_of
+from hedgerow.wire.records import PayloadError, only_record, payload_bytes, records_of
 
 __all__ = [
     "BY_GROUP",
@@ -476,7 +476,7 @@ class ClusteredStrategy(FederatedStrategy):
         vector = models.layout.flatten(arrays, models.vectors.dtype)
         sent = models.vectors[self.clusters[node.partition_id]]
         self.federation.check_update(vector, sent)
-        self._check_steps(next(iter(records_of(content, MetricRecord).values())).get(_NUM_STEPS))
+        self._check_steps(only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS))
         return weight, vector
 
     def _check_steps(self, told: object) -> None:
@@ -505,7 +505,7 @@ class ClusteredStrategy(FederatedStrategy):
             weight = self.federation.size_of(reply, told)
             arrays = only_arrays(reply.content)
             self.federation.book_up(server_round, self.up_link, client, server, bits, arrays, reply)
-            contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
+            contents.append(reply.metrics)
             yield server, weight, vector
 
     def _averaged(

@@ -32,7 +32,7 @@ from hedgerow.wire.compress import (
     record_payload,
     unpack_update,
 )
-from hedgerow.wire.records import payload_bytes, records_of
+from hedgerow.wire.records import only_record, payload_bytes
 
 __all__ = ["InnerSolver", "SimilarityFree"]
 
@@ -270,7 +270,7 @@ class SimilarityFree(FederatedStrategy):
                 updates.append(uplink.vector - (0.0 if self.compressed else x.astype(np.float64)))
             arrays = only_arrays(reply.content)
             self.federation.book_up(server_round, UP, worker, 0, uplink.bits, arrays, reply)
-            contents.append(RecordDict({**records_of(reply.content, MetricRecord)}))
+            contents.append(reply.metrics)
         if not self.federation.enough():
             return None, None
         if self.aggregation.is_mean or not updates:
@@ -384,5 +384,5 @@ class _Uplink:
 
 
 def _metric(content: RecordDict, key: str) -> float:
-    (metrics,) = records_of(content, MetricRecord).values()
+    metrics = only_record(content, MetricRecord, "bad metrics")
     return float(metrics[key])  # type: ignore[arg-type]

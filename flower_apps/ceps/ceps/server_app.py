@@ -1,13 +1,11 @@
 """The app's server: the relay, and the monitor that looks at all models of a simulation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,7 +29,7 @@ REALISM = (
 def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
     if values["partition"] == OWN:
-        return LearntExperiment(partial(_learnt, values))
+        return LearntExperiment(values, OwnNodes.gather, num_features, partial(_on_own_data, values))
     with as_settings_errors():
         dim = dimension(values)
 
@@ -42,16 +40,8 @@ def experiment(values: Values) -> Experiment | LearntExperiment:
     return _experiment(values, dim, measure)
 
 
-def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+def _on_own_data(values: Values, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes that have data of their own."""
-    nodes = OwnNodes.gather(
-        grid,
-        values["num-clients"],
-        values["round-timeout"],
-        quorum=values["min-available-nodes"] or None,
-        features=num_features if values["standardise"] == "federated" else None,
-        earlier=earlier.get("own-data"),
-    )
     with as_settings_errors():
         dim = own_dimension(values, nodes.input_shape, nodes.num_classes)
 
@@ -60,8 +50,7 @@ def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experimen
         # The ``loss`` of this app is the objective at all nodes, regulariser included.
         return {"test-loss" if key == "loss" else key: value for key, value in found.items()}
 
-    made = _experiment(values, dim, measure, nodes.roster)
-    return replace(made, strategy=nodes.strategy(made.strategy), about={"own-data": nodes.about()})
+    return _experiment(values, dim, measure, nodes.roster)
 
 
 def _experiment(

@@ -1,11 +1,7 @@
 """The app's server: what is trained, by which strategy, and how it is measured."""
 
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from flwr.serverapp import Grid
 from torch import nn
 
 from fedmud import settings
@@ -27,27 +23,18 @@ REALISM = (
 def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
     if values["partition"] == OWN:
-        return LearntExperiment(partial(_learnt, values))
+        return LearntExperiment(values, OwnNodes.gather, num_features, partial(_on_own_data, values))
     with as_settings_errors():
         model, data = global_task(values)
     measure = CentralMetrics(model, data, values["train-loss-samples"])
     return _experiment(values, model, max(data.sizes), measure)
 
 
-def _learnt(values: Values, grid: Grid, earlier: Mapping[str, Any]) -> Experiment:
+def _on_own_data(values: Values, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes that have data of their own."""
-    nodes = OwnNodes.gather(
-        grid,
-        values["num-clients"],
-        values["round-timeout"],
-        quorum=values["min-available-nodes"] or None,
-        features=num_features if values["standardise"] == "federated" else None,
-        earlier=earlier.get("own-data"),
-    )
     with as_settings_errors():
         model = initial_model(values, nodes.input_shape, nodes.num_classes)
-    made = _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)
-    return replace(made, strategy=nodes.strategy(made.strategy), about={"own-data": nodes.about()})
+    return _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)
 
 
 def _experiment(
