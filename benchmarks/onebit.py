@@ -5,7 +5,7 @@
 Vectors have s nonzeros, uniform on +-[0.5, 2]. An error is the median of ||z - w|| / ||w||; times are CPU
 time of this process, ``draw`` what a matrix costs where none is kept. ``--full`` decodes that many messages
 of different owners at n = 20958, d = 10479, s = 100 and reports the peak memory, which does not grow with
-their number. Set OMP_NUM_THREADS=1.
+their number. The last lines are messages with flipped signs. Set OMP_NUM_THREADS=1.
 """
 
 import argparse
@@ -81,6 +81,32 @@ def communication(nodes: int = 128, requesters: int = 16) -> None:
     )
 
 
+def noisy(draws: int) -> None:
+    """What flipped signs cost and leave, and signs that are no vector's: what a lying node can send."""
+    n, s, d = 1000, 10, 500
+    print(f"\nn = {n}, s = {s}, d = {d}: median error, milliseconds a message (longest)")
+    for flipped in (0.0, 0.002, 0.01, 0.05, 0.1, None):
+        line = "random signs" if flipped is None else f"{100 * flipped:g} % flipped"
+        for decoder in ("gpsp", "biht"):
+            codec, errors, times = OneBit(s, d, decoder=decoder), [], []
+            for draw in range(draws):
+                rng, phi = np.random.default_rng([draw, n, s, d]), Sensing((draw,), d, n)
+                w = sparse_vector(rng, n, s)
+                payload = codec.encode_with(phi, w)
+                flips = rng.random(d) < 0.5 if flipped is None else np.arange(d) < flipped * d
+                mask = np.packbits(rng.permutation(flips))
+                sent = payload[:8] + (np.frombuffer(payload, np.uint8, offset=8) ^ mask).tobytes()
+                phi.rmatvec(np.zeros(d))
+                found: list[NDArray[np.float64] | None] = []
+                times.append(
+                    1000
+                    * cpu_seconds(lambda c=codec, phi=phi, p=sent, f=found: f.append(c.decode_with(phi, p)))
+                )
+                errors.append(error(found[0], w))
+            line += f"   {decoder} {np.median(errors):.4f}, {np.median(times):6.2f} ({max(times):6.2f})"
+        print(line, flush=True)
+
+
 def full_size(messages: int, memory_limit: int) -> None:
     n, s, d = 20958, 100, 10479
     codec, rng = OneBit(s, d, memory_limit=memory_limit), np.random.default_rng(0)
@@ -122,6 +148,7 @@ def main() -> None:
     for n, s, d in GRID:
         print(recovery(n, s, d, options.draws, options.decoder), flush=True)
     communication()
+    noisy(4 * options.draws)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 2 (1BCS) and
 problem (9), which it leaves to gradient projection subspace pursuit: S. Zhou, Z. Luo, N. Xiu, G. Y. Li,
 "Computing One-Bit Compressive Sensing via Double-Sparsity Constrained Optimization". Ours: the pursuit runs
-on to full agreement, where the published stopping rules leave twice the error; and the expansion recovers
-the scale of the companded vector, which Algorithm 2 divides out and then needs, so that gamma plays no part
-(``expand="literal"`` is the paper's).
+on to full agreement, where the published stopping rules leave twice the error; the number of signs that it
+takes for flipped is half of those that disagree where it came to rest, and not told; and the expansion
+recovers the scale of the companded vector, which Algorithm 2 divides out and then needs, so that gamma plays
+no part (``expand="literal"`` is the paper's).
 """
 
 import math
@@ -107,7 +108,7 @@ class _Trial(NamedTuple):
 
     values: Vector  # (candidates,)
     margins: Vector  # (d,), A x
-    hinge: Vector  # (d,), max(0, epsilon 1 - A x)
+    hinge: Vector  # (d,), max(0, epsilon 1 - A x), 0 where a sign is taken for flipped
     objective: float  # ||hinge||^2
 
     def improves(self, objective: float, values: Vector) -> bool:
@@ -119,7 +120,10 @@ class _Trial(NamedTuple):
 def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
     """Decode by gradient projection and subspace steps, run on to full agreement.
 
-    Minimises ||max(0, epsilon 1 - A x)||^2 with A = diag(signs) Phi over ||x||_0 <= s.
+    Minimises ||max(0, epsilon 1 - A x)||^2 with A = diag(signs) Phi over ||x||_0 <= s. Where it comes to rest
+    before full agreement, signs were flipped, or are none of a sparse vector: it goes on with the paper's
+    k_f, measurements that may disagree at no cost, which is half of those that do. What it takes is bounded:
+    at most 80 iterations, four to eight where the signs are right.
 
     Parameters
     ----------
@@ -130,34 +134,55 @@ def gpsp(phi: Sensing, signs: Vector, s: int) -> Direction:
     s : int
         The sparsity level, >= 1.
     """
+    best = _pursuit(phi, signs, s, np.zeros(phi.n), 0, limit=40)
+    iterations = best.iterations
+    for _ in range(5):
+        disagreeing = round((1 - best.agreement) * phi.d)
+        if disagreeing == 0:
+            break
+        found = _pursuit(phi, signs, s, best.vector, (disagreeing + 1) // 2, limit=8)
+        iterations += found.iterations
+        if found.agreement <= best.agreement:
+            break
+        best = found
+    return Direction(_normalised(best.vector), best.agreement, iterations)
+
+
+def _pursuit(phi: Sensing, signs: Vector, s: int, x: Vector, flips: int, limit: int) -> Direction:
+    """Return the point, not normalised, that most signs agree with on the way from ``x``.
+
+    It ends at full agreement, or where three iterations in turn lowered the objective by less than 2 %.
+    """
     epsilon = 0.01 if phi.n < 10_000 else 0.01 / math.log(phi.n)
-    x, hinge = np.zeros(phi.n), np.full(phi.d, epsilon)
+    hinge = _hinge(signs * phi.matvec(x), epsilon, flips)
     objective = float(hinge @ hinge)
     previous = np.empty(0, np.intp)
     best = Direction(x, -1.0, 0)
-    for iteration in range(1, 201):
+    resting = 0
+    for iteration in range(1, limit + 1):
         gradient = -phi.rmatvec(signs * hinge)
         candidates = _candidates(x, gradient, s)
         A = (phi.columns(candidates) * signs[:, None]).T  # (candidates, d)
         start = x[candidates]
-        trial, chosen = _projected_step(A, start, gradient[candidates], objective, s, epsilon)
+        trial, chosen = _projected_step(A, start, gradient[candidates], objective, s, epsilon, flips)
         support = candidates[chosen]
         if np.array_equal(support, previous) and (active := np.flatnonzero(trial.hinge > 0)).size:
             values = np.zeros_like(start)
             values[chosen] = _least_squares(A[np.ix_(chosen, active)], epsilon)
-            pursued = _tried(A, values, epsilon)
+            pursued = _tried(A, values, epsilon, flips)
             if pursued.improves(trial.objective, trial.values):
                 trial = pursued
         previous = support
         x = np.zeros(phi.n)
         x[candidates] = trial.values
+        resting = resting + 1 if trial.objective >= 0.98 * objective else 0
         hinge, objective = trial.hinge, trial.objective
         agreement = float(np.mean(trial.margins > 0))
         if agreement > best.agreement:
             best = Direction(x, agreement, iteration)
-        if agreement == 1 or objective < 1e-18:
+        if agreement == 1 or objective < 1e-18 or resting == 3:
             break
-    return Direction(_normalised(best.vector), best.agreement, iteration)
+    return best._replace(iterations=iteration)
 
 
 def _candidates(x: Vector, gradient: Vector, s: int) -> NDArray[np.intp]:
@@ -168,7 +193,7 @@ def _candidates(x: Vector, gradient: Vector, s: int) -> NDArray[np.intp]:
 
 
 def _projected_step(
-    A: Vector, start: Vector, gradient: Vector, objective: float, s: int, epsilon: float
+    A: Vector, start: Vector, gradient: Vector, objective: float, s: int, epsilon: float, flips: int
 ) -> tuple[_Trial, NDArray[np.intp]]:
     """Return the first step of a falling length that improves, or else the last, and its support."""
     for halvings in range(20):
@@ -176,16 +201,23 @@ def _projected_step(
         chosen = largest(z, s)
         values = np.zeros_like(z)
         values[chosen] = z[chosen]
-        trial = _tried(A, values, epsilon)
+        trial = _tried(A, values, epsilon, flips)
         if trial.improves(objective, start):
             break
     return trial, chosen
 
 
-def _tried(A: Vector, values: Vector, epsilon: float) -> _Trial:
+def _tried(A: Vector, values: Vector, epsilon: float, flips: int) -> _Trial:
     margins: Vector = np.einsum("jp,j->p", A, values)
-    hinge = np.maximum(0, epsilon - margins)
+    hinge = _hinge(margins, epsilon, flips)
     return _Trial(values, margins, hinge, float(hinge @ hinge))
+
+
+def _hinge(margins: Vector, epsilon: float, flips: int) -> Vector:
+    hinge = np.maximum(0, epsilon - margins)
+    if flips:
+        hinge[largest(hinge, flips)] = 0
+    return hinge
 
 
 def _least_squares(rows: Vector, epsilon: float) -> Vector:
@@ -199,8 +231,10 @@ def _least_squares(rows: Vector, epsilon: float) -> Vector:
 def biht(phi: Sensing, signs: Vector, s: int) -> Direction:
     """Decode by binary iterative hard thresholding; returns the iterate with the most agreeing signs.
 
-    The parameters are those of ``gpsp``. Better where measurements are few (d about 15 s), else slower.
+    The parameters are those of ``gpsp``. Better where measurements are few (d about 15 s) and up to 300
+    iterations are made; from d = 25 s on it ends where 30 in turn found no better one.
     """
+    patience = 30 if phi.d >= 25 * s else 300
     x = _normalised(project(phi.rmatvec(signs) / phi.d, s))
     best = Direction(x, -1.0, 0)
     for iteration in range(1, 301):
@@ -208,7 +242,7 @@ def biht(phi: Sensing, signs: Vector, s: int) -> Direction:
         agreement = float(np.mean(found == signs))
         if agreement > best.agreement:
             best = Direction(x, agreement, iteration)
-        if agreement == 1:
+        if agreement == 1 or iteration - best.iterations == patience:
             break
         x = _normalised(project(x + phi.rmatvec(signs - found) / phi.d, s))
     return best._replace(iterations=iteration)

@@ -340,6 +340,34 @@ def test_the_error_grows_with_s():
     assert 0.025 < ten < 0.055 < twenty < 0.12
 
 
+@pytest.mark.parametrize(("flipped", "most"), [(0.002, 0.055), (0.01, 0.06), (0.05, 0.1), (0.1, 0.14)])
+def test_flipped_signs_are_taken_for_flipped(flipped, most):
+    errors = []
+    for draw in range(20):
+        rng, phi = np.random.default_rng([draw]), Sensing((draw,), 500, 1000)
+        w = example(rng)
+        payload = bytearray(CODEC.encode_with(phi, w))
+        for at in rng.choice(500, int(flipped * 500), replace=False):
+            payload[8 + at // 8] ^= 128 >> at % 8
+        errors.append(relative(CODEC.decode_with(phi, bytes(payload)), w))
+    assert np.median(errors) < most
+
+
+@pytest.mark.parametrize(("decoder", "most"), [(gpsp, 80), (biht, 120)])
+def test_signs_of_no_sparse_vector_cost_a_bounded_number_of_products(decoder, most, monkeypatch):
+    products = []
+    rmatvec = Sensing.rmatvec
+    monkeypatch.setattr(Sensing, "rmatvec", lambda phi, h: products.append(1) or rmatvec(phi, h))
+    costs = []
+    for draw in range(20):
+        rng, phi = np.random.default_rng([draw]), Sensing((draw,), 500, 1000)
+        decoder(phi, rng.choice([-1.0, 1.0], 500), 10)
+        costs.append(len(products))
+        products.clear()
+    assert max(costs) <= most
+    assert np.median(costs) <= 50
+
+
 def test_few_measurements_recover_nothing():
     w = example(np.random.default_rng(0))
     codec = OneBit(10, 100)
