@@ -3,6 +3,7 @@
     python benchmarks/engine.py overhead    # a message that does nothing
     python benchmarks/engine.py sd-feel     # SD-FEEL as a user runs it, and the floor of its arithmetic
     python benchmarks/engine.py thousand    # 1,000 nodes, 100 a round
+    python benchmarks/engine.py workers     # SD-FEEL on 1, 2, ... worker processes
 
 Each prints both sides and their ratio, medians over repetitions.
 """
@@ -10,6 +11,7 @@ Each prints both sides and their ratio, medians over repetitions.
 import io
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -140,6 +142,35 @@ def bare_loop_seconds(nodes: int, steps: int) -> float:
                 optimiser.step()
         times.append(time.perf_counter() - started)
     return median(times[2:])
+
+
+@app.command()
+def workers(most: Annotated[int, typer.Option(min=2)] = 2, repeats: Repeats = 3) -> None:
+    """SD-FEEL as in sd-feel, on one process with 1 and all threads, and on 2 to ``most`` workers, in turn."""
+    config = (
+        "num-clients=50 num-servers=10 tau1=2 tau2=1 alpha=5 iterations=100 batch-size=10 evaluate-every=1000"
+    )
+    cases = {"one process, one thread": (1, "1"), "one process, all threads": (1, None)}
+    cases |= {f"{count} workers": (count, None) for count in range(2, most + 1)}
+    rounds: dict[str, list[float]] = {name: [] for name in cases}
+    whole: dict[str, list[float]] = {name: [] for name in cases}
+    before = os.environ.get("OMP_NUM_THREADS")
+    for _ in range(repeats):
+        for name, (count, threads) in cases.items():
+            os.environ.pop("OMP_NUM_THREADS", None)
+            if threads or before:
+                os.environ["OMP_NUM_THREADS"] = threads or str(before)
+            measured, seconds = app_run("inprocess", f"{config} workers={count}")
+            rounds[name].append(seconds)
+            whole[name].append(measured.seconds)
+    first = next(iter(cases))
+    for name in cases:
+        a, b = median(rounds[name]), median(whole[name])
+        print(
+            f"{name:<26} a round {a:7.4f} s, {median(rounds[first]) / a:5.2f} times the first; "
+            f"the process {b:6.2f} s, {median(whole[first]) / b:5.2f} times; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
 
 
 @app.command()

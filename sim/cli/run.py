@@ -80,6 +80,14 @@ def run(
             "--real-time", help="Handlers' real seconds count: a slow node's reply is late (inprocess)."
         ),
     ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Processes that the nodes are dealt to, each on one thread (inprocess). 1: none beside this "
+            "one. Default: physical cores, where the work is worth it.",
+        ),
+    ] = None,
     client_cpus: Annotated[
         int, typer.Option(min=1, help="CPUs that Ray reserves for a client (flower).")
     ] = 1,
@@ -109,6 +117,7 @@ def run(
             {
                 "--strict": strict,
                 "--real-time": real_time,
+                "--workers": workers is not None,
                 "--track": bool(track),
                 "--node-config": bool(node_config),
                 "--own-data": own_data is not None,
@@ -134,6 +143,7 @@ def run(
             device=device,
             seed=seed,
             output_dir=output_dir,
+            workers=workers,
         )
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
         if engine is Engine.FLOWER:

@@ -28,7 +28,12 @@ _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "flwr.common": {"log": ()},
     "flwr.common.config": {"flatten_dict": (), "get_project_config": ()},
     "flwr.common.constant": {
-        "ErrorCode": ("CLIENT_APP_RAISED_EXCEPTION", "MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE"),
+        "ErrorCode": (
+            "CLIENT_APP_CRASHED",
+            "CLIENT_APP_RAISED_EXCEPTION",
+            "MESSAGE_UNAVAILABLE",
+            "NODE_UNAVAILABLE",
+        ),
         "SUPERLINK_NODE_ID": (),
     },
     "flwr.proto.node_pb2": {"NodeInfo": ()},

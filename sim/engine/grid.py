@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from logging import WARNING
 from math import inf, prod
 from time import perf_counter
 from types import TracebackType
@@ -30,6 +31,7 @@ from hedgerow.sim.engine._compat import (
     empty_run,
     give_identity_back,
     lend_identity,
+    log,
     set_message_id,
     set_sender,
     through_the_wire,
@@ -38,6 +40,7 @@ from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
 from hedgerow.sim.engine.handlers import App, Handlers, Job, Node
 from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
 
 __all__ = ["InProcessGrid"]
 
@@ -85,6 +88,10 @@ class InProcessGrid(Grid):
     real_time : bool (default: False)
         Count the real seconds that handlers and the server take, see the notes. Handlers are called node by
         node, batched ones too.
+    workers : int (default: 1)
+        Processes that do the nodes' work, each on one thread; 1 is this one, on as many threads as torch has.
+        0: as many as there are physical cores and threads, where an app is batched and from when on its
+        calls are worth it; see ``workers.py``. Linux only.
 
     Notes
     -----
@@ -130,9 +137,11 @@ class InProcessGrid(Grid):
         seed: int = 0,
         max_in_flight: int | None = None,
         real_time: bool = False,
+        workers: int = 1,
     ) -> None:
         if num_nodes < 1:
             raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
+        check_workers(workers, real_time=real_time)
         if node_configs is not None and len(node_configs) != num_nodes:
             raise ValueError(f"node_configs: {len(node_configs)} configs for {num_nodes} nodes")
         if max_in_flight is not None and max_in_flight < 1:
@@ -163,6 +172,9 @@ class InProcessGrid(Grid):
             for partition_id, node_id in enumerate(draw_node_ids(num_nodes, seed))
         }
         lend_identity(self, self._run.run_id)
+        count = workers or (1 if real_time else default_workers(client_app))
+        self._workers = Workers(self._handlers, min(count, num_nodes)) if min(count, num_nodes) > 1 else None
+        self._dealt = Dealt(always=workers > 1)
 
     def __enter__(self) -> Self:
         return self
@@ -173,8 +185,11 @@ class InProcessGrid(Grid):
         self.close()
 
     def close(self) -> None:
-        """Give back the identity that the grid lent to this process."""
+        """Give back the identity that the grid lent to this process, and end its workers."""
         give_identity_back(self)
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     @classmethod
     def inside(
@@ -187,6 +202,7 @@ class InProcessGrid(Grid):
         timeout: float = 60.0,
         strict: bool = False,
         max_in_flight: int | None = None,
+        workers: int = 1,
     ) -> InProcessGrid:
         """Take over from a grid that Flower handed to the ServerApp: same run, same node ids.
 
@@ -203,7 +219,7 @@ class InProcessGrid(Grid):
             that has not changed for a second.
         timeout : float (default: 60.0)
             Seconds to wait for them.
-        strict, max_in_flight
+        strict, max_in_flight, workers
             As in the class.
 
         Raises
@@ -224,6 +240,7 @@ class InProcessGrid(Grid):
             strict=strict,
             seed=int(context.run_config.get("seed", 0)),
             max_in_flight=max_in_flight,
+            workers=workers,
         )
         out.set_run(grid.run)
         nodes = list(out._nodes.values())
@@ -365,6 +382,7 @@ class InProcessGrid(Grid):
         """
         return {
             "clock": self._clock,
+            "dealt": self._dealt.bytes,
             "nodes": {
                 str(node.partition_id): {
                     "received": node.received,
@@ -387,6 +405,7 @@ class InProcessGrid(Grid):
         if len(state["nodes"]) != len(self._nodes):
             raise ValueError(f"state of {len(state['nodes'])} nodes; valid here is {len(self._nodes)}")
         self._clock = float(state["clock"])
+        self._dealt.bytes = int(state.get("dealt", 0))
         for node in self._nodes.values():
             stored = state["nodes"][str(node.partition_id)]
             node.received = int(stored["received"])
@@ -463,9 +482,27 @@ class InProcessGrid(Grid):
                 by_type.setdefault(job.message.metadata.message_type, []).append(job)
             elif job.verdict is not None:
                 self._answer(job, job.verdict)
-        for message_type, jobs in by_type.items():
+        for message_type, jobs in self._not_dealt(by_type).items():
             for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
                 self._answer(job, answer)
+
+    def _not_dealt(self, by_type: dict[str, list[Job]]) -> dict[str, list[Job]]:
+        """Let workers answer what is worth it, where there are any, and return the rest."""
+        dealt = {
+            kind: jobs for kind, jobs in by_type.items() if self._workers and self._dealt.worth(kind, jobs)
+        }
+        if not dealt or self._workers is None:
+            return by_type
+        try:
+            answers = self._workers.answers(dealt, self._run.run_id)
+        except WorkersLostError as error:
+            log(WARNING, "No more worker processes (%s): the nodes' work is done in this one.", error)
+            self._workers.close()
+            self._workers = None
+            return by_type
+        for job, answer in answers:
+            self._answer(job, answer, own=True)
+        return {kind: jobs for kind, jobs in by_type.items() if kind not in dealt}
 
     def _work_in_real_time(self, job: Job) -> None:
         """Let a node work on a message, and its reply be due when the work would have ended."""
@@ -505,11 +542,13 @@ class InProcessGrid(Grid):
             return count >= self._max_in_flight
         return size > MEMORY_BUDGET
 
-    def _answer(self, job: Job, answer: RecordDict | Error) -> None:
+    def _answer(self, job: Job, answer: RecordDict | Error, *, own: bool = False) -> None:
+        """Make the reply of an answer; an ``own`` one comes from another process, and is nobody else's."""
         answer = job.verdict or answer
         if isinstance(answer, RecordDict):
-            # What the node keeps in its state and sends at once must be two things from here on.
-            answer = copy_records(answer)
+            if not own:
+                # What the node keeps in its state and sends at once must be two things from here on.
+                answer = copy_records(answer)
             if job.fate.corrupt is not None:
                 answer = corrupted(answer, job.fate.corrupt)
             if self._strict:

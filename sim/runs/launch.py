@@ -10,11 +10,13 @@ import torch
 from flwr.app import Context, UserConfig
 
 from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import LoadedApp, load_app
 from hedgerow.sim.runs.foreign import Records, Watched, about_app, scalars, watched_run
 from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.runs.round_table import round_table
 from hedgerow.sim.runs.serverapp import records_itself
+from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.sim.runs.simulate import server_context
 from hedgerow.sim.runs.trackers import track_with
 
@@ -71,6 +73,7 @@ def run_app(
             seed=_seed(plan.run_config) if plan.seed is None else plan.seed,
             max_in_flight=max_in_flight,
             real_time=real_time,
+            workers=_workers(app, plan, real_time=real_time),
         ) as grid,
     ):
         context = server_context(grid, plan.run_config)
@@ -107,6 +110,19 @@ def _show(done: Watched, title: str) -> None:
     metrics = list(dict.fromkeys(name for end in shown for name in end["central"]))[:4]
     print(round_table(shown, title, metrics=metrics))
     print(f"Run folder: {done.folder}", flush=True)
+
+
+def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> int:
+    """Return how many workers were asked for, 0 where nobody said."""
+    asked = plan.workers
+    if asked is None and records_itself(app.server_app):
+        asked = int(plan.run_config.get("workers", 0))
+    asked = asked or 0
+    try:
+        check_workers(asked, real_time=real_time)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+    return asked
 
 
 def _seed(run_config: UserConfig) -> int:

@@ -61,6 +61,7 @@ def simulate(
     quiet: bool = False,
     max_in_flight: int | None = None,
     real_time: bool = False,
+    workers: int = 1,
     track: Sequence[str] = (),
     **start: Any,
 ) -> Simulation:
@@ -76,7 +77,7 @@ def simulate(
         How many nodes, >= 1.
     run_config : dict or None (default: None)
         What both apps see in ``context.run_config``.
-    node_configs, faults, strict, max_in_flight, real_time
+    node_configs, faults, strict, max_in_flight, real_time, workers
         As in ``InProcessGrid``.
     output_dir : str, Path or None (default: None)
         Where a run folder is made, with config, rounds, checkpoints and the final model. None: none is. An
@@ -138,6 +139,7 @@ def simulate(
             seed=seed,
             max_in_flight=max_in_flight,
             real_time=real_time,
+            workers=workers,
         ) as grid,
     ):
         context = server_context(grid, config)

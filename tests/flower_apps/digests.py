@@ -45,28 +45,37 @@ RUNS = {
     "hsgd cnn": "dataset=mnist-5k num-groups=2 num-clients=4 patients-per-group=10 participation=0.4 "
     "iterations=4 global-interval=4 local-interval=2 training-mode=loop",
 }
+# One of each family is also run in worker processes.
+IN_WORKERS = ("sd-feel", "fedmud", "ceps", "hsgd")
 
 
 def digests(run: str, *, brief: bool = False) -> dict[str, str]:
-    """Digests of a run by threads and by how nodes are called; ``brief`` compares the two ends alone."""
+    """Digests of a run by threads, by how nodes are called and in how many processes.
+
+    ``brief`` compares the two ends of threads and calls alone.
+    """
     cases = list(itertools.product((1, 2), (True, False)))
     before = torch.get_num_threads()
     try:
-        return {
+        found = {
             f"{threads} threads, {'together' if together else 'one by one'}": _digest(run, threads, together)
             for threads, together in ([cases[0], cases[-1]] if brief else cases)
         }
+        for workers in (2, 3) if run in IN_WORKERS else ():
+            found[f"{workers} workers"] = _digest(run, 1, together=True, workers=workers)
+        return found
     finally:
         torch.set_num_threads(before)
 
 
-def _digest(run: str, threads: int, together: bool) -> str:
+def _digest(run: str, threads: int, together: bool, workers: int = 1) -> str:
     torch.set_num_threads(threads)
     folder = ROOT / "flower_apps" / run.split(maxsplit=1)[0]
     found = hashlib.sha256()
     batched = contextlib.nullcontext() if together else patch.object(BatchClientApp, "batch_handler", _none)
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()), batched:
-        plan = plan_run(find_app(folder), [RUNS[run], f"output-dir='{out}' quiet=true evaluate-every=4"])
+        asked = [RUNS[run], f"output-dir='{out}' quiet=true evaluate-every=4"]
+        plan = plan_run(find_app(folder), asked, workers=workers)
         run_app(load_app(folder), plan)
         (made,) = Path(out).iterdir()
         with np.load(made / "model.npz") as model:

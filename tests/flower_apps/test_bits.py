@@ -1,4 +1,4 @@
-"""Whole runs of every app: the same bits whether nodes are called together or alone, on 1 or 2 threads."""
+"""Whole runs of every app: the same bits however nodes are called, on any number of threads and workers."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_does_not_tell_who_was_called_with_whom_on_how_many_threads(run: str) -> None:
+def test_a_run_does_not_tell_who_was_called_with_whom_on_how_many_threads_and_workers(run: str) -> None:
     found = digests(run, brief=True)
     assert len(set(found.values())) == 1, found
 

@@ -24,6 +24,8 @@ def test_the_command_line_runs_an_app(make_app: MakeApp, tmp_path: Path) -> None
         (["--engine", "flower", "--node-config", "a=1"], "--node-config: Flower's engine has no such thing"),
         (["--nodes", "2", "--node-config", "2: a=1"], "valid partitions are 0 to 1"),
         (["--engine", "flower", "--real-time"], "--real-time: Flower's engine has no such thing"),
+        (["--engine", "flower", "--workers", "2"], "--workers: Flower's engine has no such thing"),
+        (["--workers", "2000"], "workers: 2000 is not an integer from 0 to 1024"),
         (["--engine", "flower", "--track", "wandb"], "--track: Flower's engine has no such thing"),
         (["--track", "mlfow"], "--track 'mlfow': did you mean 'mlflow'?; valid is one of mlflow,"),
         (["--engine", "flower", "-c", "fault-dropout=0.1"], "plays no faults"),

@@ -1,0 +1,215 @@
+"""Records between processes of one machine: pickled, with their arrays beside it in shared memory.
+
+A parcel is one anonymous file in memory (``memfd_create``, Linux). It holds streams (pickled objects) and the
+arrays that they name; an array that several streams name lies there once. Its file descriptor travels over a
+Unix socket. Who receives it maps it: arrays are read where they lie, and the memory is given back with the
+last of them. Parcels are read only from processes that were forked here, which are as trusted as this one.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Address", "Parcel", "receive", "send"]
+
+# Where a stream lies in its parcel: offset and length of the table of arrays, of the pickle.
+Address = tuple[int, int, int, int]
+# Vector registers and cache lines begin here, as in memory that torch takes for itself.
+_ALIGN = 64
+# Shorter ones cost more beside the stream than in it.
+_LEAST = 1024
+# One call writes at most so many pieces (IOV_MAX).
+_PIECES = 512
+# A mapping keeps a file descriptor, of which a process has 1,024: beyond this many, parcels are copied.
+_MOST_MAPPED = 256
+_HEADER = struct.Struct("=B5q")
+_mapped: WeakSet[mmap.mmap] = WeakSet()
+
+
+class Parcel:
+    """What one process writes for others: first ``add``, then ``close``, then ``send`` the addresses."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Any] = []
+        self._size = 0
+        # By identity of the array, which the piece keeps alive.
+        self._places: dict[int, tuple[int, int]] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes, so far."""
+        return self._size
+
+    def add(self, thing: object, name: Callable[[Any], object] | None = None) -> Address:
+        """Put an object in.
+
+        Parameters
+        ----------
+        thing : object
+            Anything that pickles; read-only arrays, as records have them, are not copied into the pickle.
+        name : callable or None (default: None)
+            Returns for an object the name by which the receiver knows it already, or None: ``persistent_id``
+            of ``pickle.Pickler``.
+        """
+        table: list[tuple[int, int]] = []
+        stream = io.BytesIO()
+
+        def aside(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < _LEAST:
+                return True
+            table.append(self._put(raw))
+            return False
+
+        if name is None:
+            pickle.Pickler(stream, 5, buffer_callback=aside).dump(thing)
+        else:
+            _Naming(stream, aside, name).dump(thing)
+        places = self._append(np.array(table, np.int64).tobytes())
+        pickled = self._append(stream.getbuffer())
+        return *places, *pickled
+
+    def close(self) -> int:
+        """Write everything and return the file's descriptor, which is the caller's to close."""
+        file = os.memfd_create("hedgerow", os.MFD_CLOEXEC)
+        try:
+            for at in range(0, len(self._pieces), _PIECES):
+                _write(file, self._pieces[at : at + _PIECES])
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _put(self, raw: memoryview) -> tuple[int, int]:
+        key = id(raw.obj)
+        place = self._places.get(key)
+        if place is None or place[1] != raw.nbytes:
+            place = self._places[key] = self._append(raw)
+        return place
+
+    def _append(self, piece: Any) -> tuple[int, int]:
+        if gap := -self._size % _ALIGN:
+            self._pieces.append(bytes(gap))
+            self._size += gap
+        size = memoryview(piece).nbytes
+        place = self._size, size
+        if size:
+            self._pieces.append(piece)
+            self._size += size
+        return place
+
+
+class _Naming(pickle.Pickler):
+    def __init__(self, stream: io.BytesIO, aside: Callable[..., bool], name: Callable[[Any], object]) -> None:
+        super().__init__(stream, 5, buffer_callback=aside)
+        self._name = name
+
+    def persistent_id(self, thing: object) -> object:
+        return self._name(thing)
+
+
+class _Named(pickle.Unpickler):
+    def __init__(self, stream: Any, buffers: Any, find: Callable[[Any], object]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._find = find
+
+    def persistent_load(self, name: Any) -> object:
+        return self._find(name)
+
+
+class Received:
+    """A parcel as its receiver has it."""
+
+    def __init__(self, file: int, size: int) -> None:
+        whole: NDArray[np.uint8]
+        if len(_mapped) < _MOST_MAPPED:
+            mapping = mmap.mmap(
+                file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), mmap.PROT_READ
+            )
+            _mapped.add(mapping)
+            whole = np.frombuffer(mapping, np.uint8)
+        else:
+            whole = np.empty(size, np.uint8)
+            _read(file, whole.data)
+            whole.flags.writeable = False
+        self._whole = whole
+
+    def read(self, at: Address, *, copy: bool = False, find: Callable[[Any], object] | None = None) -> Any:
+        """Return the object at an address.
+
+        Parameters
+        ----------
+        at : Address
+            As ``Parcel.add`` returned it.
+        copy : bool (default: False)
+            Give each array memory of its own, so that it keeps nothing else of the parcel.
+        find : callable or None (default: None)
+            Returns what a name stands for that ``add`` was given.
+        """
+        first, length, begin, size = at
+        table = self._whole[first : first + length].view(np.int64).reshape(-1, 2).tolist()
+        pieces = [self._whole[place : place + count] for place, count in table]
+        buffers = [piece.copy() for piece in pieces] if copy else pieces
+        stream = self._whole[begin : begin + size].data
+        if find is None:
+            return pickle.loads(stream, buffers=buffers)
+        return _Named(io.BytesIO(stream), buffers, find).load()
+
+    def holds(self, array: NDArray[Any]) -> bool:
+        """Return whether an array's memory is the parcel's."""
+        begin = self._whole.ctypes.data
+        return begin <= array.ctypes.data < begin + len(self._whole)
+
+
+def send(link: socket.socket, kind: int, at: Address, file: int, size: int) -> None:
+    """Tell the other end of a link where a stream lies; ``kind`` (0 to 255) is between the two ends.
+
+    Raises
+    ------
+    OSError
+        If nobody is there.
+    """
+    socket.send_fds(link, [_HEADER.pack(kind, *at, size)], [file], socket.MSG_NOSIGNAL)
+
+
+def receive(link: socket.socket) -> tuple[int, Address, Received] | None:
+    """Wait for a parcel; None where the other end is gone."""
+    try:
+        header, files, _, _ = socket.recv_fds(link, _HEADER.size, 1)
+    except ConnectionError:
+        return None
+    try:
+        if not header or not files:
+            return None
+        kind, first, length, begin, size, total = _HEADER.unpack(header)
+        return kind, (first, length, begin, size), Received(files[0], total)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _write(file: int, pieces: Sequence[Any]) -> None:
+    rest = [memoryview(piece).cast("B") for piece in pieces]
+    while rest:
+        written = os.writev(file, rest)
+        while rest and written >= rest[0].nbytes:
+            written -= rest.pop(0).nbytes
+        if rest:
+            rest[0] = rest[0][written:]
+
+
+def _read(file: int, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        done += os.preadv(file, [into[done:]], done)
