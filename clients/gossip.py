@@ -2,30 +2,47 @@
 
 A method is stated as a ``GossipMethod``: how a node begins, what it publishes, and what it makes of what its
 neighbours published. This file reads the messages, keeps the node's state in its context, and decodes.
+
+Where a run is sealed, what a node publishes is sealed for each receiver, with the sender's secret seed of
+sensing matrices where the two are new to each other.
 """
 
+import secrets
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from logging import WARNING
 from math import inf, sqrt
 from statistics import median_low
 from typing import Any, Protocol, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp, each, whoami
 from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import Privacy, noise, noise_root, privacy_of
-from hedgerow.clients.guard import check_begin, check_monitor, check_privacy, check_release, is_monitored
+from hedgerow.clients.guard import (
+    Refusal,
+    check_begin,
+    check_monitor,
+    check_privacy,
+    check_release,
+    is_monitored,
+)
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
+from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
-from hedgerow.wire.message_types import HELLO, MONITOR, PUBLISH, UPDATE, WHOAMI
+from hedgerow.wire.message_types import HELLO, MONITOR, NO_MONITOR, PUBLISH, UPDATE, WHOAMI
 from hedgerow.wire.onebit import OneBit
-from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.records import PayloadError, records_of, to_record, view
+from hedgerow.wire.sealed import UNKNOWN
 from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.simulated import is_simulated
 from hedgerow.wire.vector_codecs import Codec, Quantised, parse_codec
 
 __all__ = ["GossipMethod", "Memory", "Node", "Place", "ProblemFn", "gossip_app"]
@@ -39,6 +56,10 @@ _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in con
 # such a norm is at least.
 _MAX_NORM_RATIO, _SMALL = 100.0, 0.01
 _ROOT = "noise-root"  # the key in SECRET_RECORD
+# What is told on sealed links: a payload, and before the first one the sender's seed of sensing matrices.
+_PAYLOAD, _FIRST_PAYLOAD = "payload", "seed and payload"
+_SEED_BYTES = 16
+_SEED = "sensing/"  # Before a node's id in what the links keep.
 # Settings of the one-bit codec under a run's keys, and what they are called there.
 _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi-density")
 
@@ -123,11 +144,15 @@ class Place:
         stream = generator(self.seed, round=k, partition_id=self.own, purpose=Purpose.SUBSET)
         return sorted(map(int, stream.choice(self.neighbours, count, replace=False)))
 
-    def code_seed(self, sender: int, receiver: int, k: int) -> tuple[int, ...]:
-        """Return the seed of a message's code: one of its own for a quantiser, else its owner's matrix."""
+    def code_seed(self, sender: int, receiver: int, k: int, secret: int | None = None) -> tuple[int, ...]:
+        """Return the seed of a message's code: one of its own for a quantiser, else its owner's matrix.
+
+        ``secret`` is the sender's seed of sensing matrices; None is the run's, which everybody knows.
+        """
         if isinstance(self.codec, Quantised):
             return (self.seed, k, sender, int(Purpose.COMPRESSION))
-        return (self.seed, sender if self.phi_owner == "sender" else receiver, int(Purpose.SENSING))
+        owner = sender if self.phi_owner == "sender" else receiver
+        return (self.seed if secret is None else secret, owner, int(Purpose.SENSING))
 
     def as_received(self, vector: Vector, k: int) -> Vector:
         """Return what this node's message of a vector is decoded to by others."""
@@ -191,6 +216,8 @@ class Node:
     problem: Problem
     config: ConfigRecord
     root: int
+    # Of this node's sensing matrices, where only its neighbours know it.
+    sensing: int | None = None
 
     def __post_init__(self) -> None:
         codec, n = self.place.codec, self.problem.n
@@ -270,14 +297,17 @@ def gossip_app(
     """
 
     def hello(call: Call) -> RecordDict:
-        known = _Known.of(call, problem, methods) if _knows(call, only_config(call)) else None
+        knows = _knows(call, only_config(call))
+        known = _Known.of(call, problem, methods, begin=True) if knows else None
         known = known or _Known.begin(call, problem, methods)
         known.keep(call.context)
-        return RecordDict({"hello": ConfigRecord({"kappa": known.node.place.kappa, **known.request()})})
+        told = {"kappa": known.node.place.kappa, **known.request(), **known.introduction()}
+        return RecordDict({"hello": ConfigRecord(told)})
 
     def publish(call: Call) -> RecordDict:
-        known = _Known.of(call, problem, methods).prepared(whole(only_config(call), "iteration", 0))
-        payload = known.published(only_config(call).get("receivers"))
+        config, introductions, _ = _read(call)
+        known = _Known.of(call, problem, methods).prepared(whole(config, "iteration", 0))
+        payload = known.published(config.get("receivers"), introductions)
         known.keep(call.context)
         return RecordDict({"payload": ConfigRecord({"bytes": payload})})
 
@@ -305,6 +335,14 @@ def gossip_app(
         **(more or {}),
     }
     return BatchClientApp(handlers)
+
+
+def _read(call: Call) -> tuple[ConfigRecord, ConfigRecord, ConfigRecord]:
+    """Return a message's config, the introductions of those it is about, and their payloads."""
+    records = records_of(call.content, ConfigRecord)
+    introductions = records.pop("introductions", ConfigRecord())
+    bundle = records.pop("bundle", ConfigRecord())
+    return next(iter(records.values()), ConfigRecord()), introductions, bundle
 
 
 def _root(call: Call, config: ConfigRecord, seed: int) -> int:
@@ -339,20 +377,24 @@ class _Known:
     method: GossipMethod
     memory: Memory
     run: str
+    links: NodeLinks | None
 
     @classmethod
     def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Known":
         config = only_config(call)
         place = Place.of(config, call.partition_id)
         root = noise_root(config, dict(call.context.node_config), place.seed)
-        node = Node(place, problem(call.context), config, root)
+        links = _links(call, config, place, begin=True)
+        node = Node(place, problem(call.context), config, root, _sensing(links))
         node.check_privacy()
         check_begin("hello")
         method = methods[choice(config, "method", tuple(methods))]
-        return cls(node, method, method.begin(node), str(call.context.run_id))
+        return cls(node, method, method.begin(node), str(call.context.run_id), links)
 
     @classmethod
-    def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Known":
+    def of(
+        cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod], *, begin: bool = False
+    ) -> "_Known":
         state, run = call.context.state, str(call.context.run_id)
         if not _kept(call.context):
             raise ValueError(
@@ -363,7 +405,8 @@ class _Known:
         iteration = numbers.pop("iteration", None)
         if not isinstance(iteration, int) or iteration < 0:
             raise ValueError(f"node {call.partition_id} has a damaged state; valid is 'query.hello' first")
-        node = Node(place, problem(call.context), config, _root(call, config, place.seed))
+        links = _links(call, config, place, begin=begin)
+        node = Node(place, problem(call.context), config, _root(call, config, place.seed), _sensing(links))
         node.check_privacy()
         arrays = {key: view(array) for key, array in state.array_records[_ARRAYS].items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
@@ -373,7 +416,7 @@ class _Known:
             )
         del numbers["run"]
         memory = Memory(arrays, iteration, cast(dict[str, int | float], numbers))
-        return cls(node, methods[choice(config, "method", tuple(methods))], memory, run)
+        return cls(node, methods[choice(config, "method", tuple(methods))], memory, run, links)
 
     def keep(self, context: Context) -> None:
         """Write everything to the node's state."""
@@ -383,7 +426,19 @@ class _Known:
         context.state[_ARRAYS] = to_record(self.memory.arrays)
         context.state[_STATE] = ConfigRecord({**self.memory.counts, **numbers})
         context.state[_CONFIG] = self.node.config
-        context.state[SECRET_RECORD] = ConfigRecord({_ROOT: root})
+        secret = context.state.get(SECRET_RECORD)
+        if not isinstance(secret, ConfigRecord):
+            secret = ConfigRecord()
+        if secret.get(_ROOT) != root:
+            context.state[SECRET_RECORD] = ConfigRecord({**secret, _ROOT: root})
+        if self.links is not None:
+            self.links.keep(context)
+
+    def introduction(self) -> dict[str, Any]:
+        """Return what the neighbours must be told of this node, and whether it was told whom to trust."""
+        if self.links is None:
+            return {}
+        return {"introduction": self.links.identity.introduction, "pinned": self.links.pinned}
 
     def request(self) -> dict[str, Any]:
         """Return the next communication, and whom it wants to hear."""
@@ -395,14 +450,95 @@ class _Known:
         _check_iteration(k, self.memory)
         return replace(self, memory=self.method.prepare(self.node, self.memory, k))
 
-    def published(self, receivers: Any) -> bytes | list[bytes]:
-        """Return the payload at the memory's iteration; with the receivers' own matrices one for each."""
+    def published(self, receivers: Any, introductions: ConfigRecord) -> bytes | list[bytes]:
+        """Return the payload at the memory's iteration, or one a receiver: sealed, or by its matrix."""
         place, k, vector = self.node.place, self.memory.iteration, self.method.message(self.node, self.memory)
-        if place.phi_owner == "sender":
-            return place.codec.encode(vector, place.code_seed(place.own, place.own, k))
+
+        @cache
+        def encoded(owner: int) -> bytes:
+            return place.codec.encode(vector, place.code_seed(place.own, owner, k, self.node.sensing))
+
+        shared = place.phi_owner == "sender"
+        if shared and self.links is None:
+            return encoded(place.own)
         if not isinstance(receivers, list):
             raise ValueError(f"receivers is {receivers!r} in the message's config; valid is a list of nodes")
-        return [place.codec.encode(vector, place.code_seed(place.own, int(i), k)) for i in receivers]
+        payloads = [(int(i), encoded(place.own if shared else int(i))) for i in receivers]
+        if self.links is None:
+            return [payload for _, payload in payloads]
+        _check_receivers([i for i, _ in payloads], place)
+        return [self._sealed(i, payload, introductions) for i, payload in payloads]
+
+    def _sealed(self, receiver: int, payload: bytes, introductions: ConfigRecord) -> bytes:
+        """Return a payload for one receiver; nothing for one that is not who it was."""
+        assert self.links is not None
+        peer, k = str(receiver), self.memory.iteration
+        try:
+            if (introduction := introductions.get(peer)) is None:
+                return self.links.link(peer).seal(payload, k, _PAYLOAD)
+            self.links.meet(peer, introduction if isinstance(introduction, bytes) else b"")
+            seed = cast(int, self.node.sensing).to_bytes(_SEED_BYTES)
+            return self.links.link(peer).seal(seed + payload, k, _FIRST_PAYLOAD)
+        except PayloadError as error:
+            log(WARNING, "Nothing is published for node %d: %s", receiver, error)
+            return b""
+
+    def opened(
+        self, bundle: ConfigRecord, introductions: ConfigRecord
+    ) -> tuple[dict[int, bytes], dict[str, list[int]]]:
+        """Return the payloads of a bundle by sender, and the senders of those that are refused, by reason."""
+        sealed = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
+        if self.links is None:
+            return sealed, {}
+        opened: dict[int, bytes] = {}
+        refused: dict[str, list[int]] = defaultdict(list)
+        for j, payload in sealed.items():
+            try:
+                opened[j] = self._opened(self.links, str(j), payload, introductions.get(str(j)))
+            except PayloadError as error:
+                log(WARNING, "The payload of node %d is not used: %s", j, error)
+                refused[error.reason].append(j)
+        return opened, dict(refused)
+
+    def _opened(self, links: NodeLinks, peer: str, sealed: bytes, introduction: Any) -> bytes:
+        k = self.memory.iteration
+        if introduction is None:
+            payload = links.link(peer).open(sealed, k, _PAYLOAD)
+            if f"{_SEED}{peer}" not in links.told:
+                raise PayloadError(UNKNOWN, f"no seed of {peer}")
+            return payload
+        links.meet(peer, introduction if isinstance(introduction, bytes) else b"")
+        both = links.link(peer).open(sealed, k, _FIRST_PAYLOAD)
+        links.told[f"{_SEED}{peer}"] = both[:_SEED_BYTES]
+        return both[_SEED_BYTES:]
+
+    def code_seed(self, sender: int) -> tuple[int, ...]:
+        """Return the seed of the code of a neighbour's message that has just come."""
+        secret = None if self.links is None else int.from_bytes(self.links.told[f"{_SEED}{sender}"])
+        return self.node.place.code_seed(sender, self.node.place.own, self.memory.iteration, secret)
+
+
+def _links(call: Call, config: ConfigRecord, place: Place, *, begin: bool) -> NodeLinks | None:
+    """Return the node's links, with a seed for its sensing matrices; None in a run that is not sealed."""
+    sealed = flag(config, "sealed", default=False)
+    check_sealed(call, sealed)
+    if not sealed:
+        return None
+    links, own = NodeLinks(call, place.seed, begin=begin), f"{_SEED}{call.partition_id}"
+    if own not in links.told:
+        # A simulation hides nothing, and sealed or not it draws the same matrices.
+        seed = place.seed if is_simulated() else secrets.randbits(8 * _SEED_BYTES)
+        links.told[own] = seed.to_bytes(_SEED_BYTES)
+    return links
+
+
+def _sensing(links: NodeLinks | None) -> int | None:
+    return None if links is None else int.from_bytes(links.told[f"{_SEED}{links.own}"])
+
+
+def _check_receivers(receivers: Sequence[int], place: Place) -> None:
+    if wrong := [i for i in receivers if not 0 <= i < place.num_nodes or i == place.own]:
+        raise ValueError(f"receivers has {wrong} in the message's config; valid are other nodes of the graph")
 
 
 @dataclass(frozen=True)
@@ -411,6 +547,7 @@ class _Event:
 
     known: _Known
     bundle: Mapping[int, bytes]
+    refused: Mapping[str, list[int]]
     size: int
     norm: float
     mixing: Mapping[int, float] | None
@@ -418,9 +555,7 @@ class _Event:
 
     @classmethod
     def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Event":
-        records = dict(call.content.config_records)
-        bundle = records.pop("bundle", ConfigRecord())
-        config = next(iter(records.values()), ConfigRecord())
+        config, introductions, bundle = _read(call)
         if not all(isinstance(payload, bytes) for payload in bundle.values()):
             raise ValueError("the bundle holds other values than bytes; valid is a payload a sender")
         known, k = _Known.of(call, problem, methods), whole(config, "iteration", 1)
@@ -430,12 +565,13 @@ class _Event:
         neighbours, mixing = _mixing(config if "weights" in config else known.node.config, place)
         if strangers := sorted({int(j) for j in bundle} - set(neighbours)):
             raise ValueError(f"the bundle has the senders {strangers}; valid are neighbours, {neighbours}")
-        payloads = {int(j): cast(bytes, payload) for j, payload in bundle.items()}
         ready = known.prepared(k)
+        payloads, refused = ready.opened(bundle, introductions)
         own = ready.method.message(ready.node, ready.memory)
         return cls(
             ready,
             payloads,
+            refused,
             own.size,
             float(np.linalg.norm(own)),
             mixing,
@@ -462,14 +598,17 @@ class _Event:
         counts: Metrics = {
             "num-examples": node.problem.num_examples,
             "used": 1 + len(received),
-            "rejected": len(self.bundle) - len(received),
+            "rejected": len(self.bundle) + sum(map(len, self.refused.values())) - len(received),
             "missed": memory.count("missed"),
             "gradients": memory.count("gradients"),
         }
         after.keep(context)
-        return RecordDict(
+        answer = RecordDict(
             {"next": ConfigRecord(after.request()), "metrics": MetricRecord({**counts, **metrics})}
         )
+        if self.refused:
+            answer["refused"] = ConfigRecord({**self.refused})
+        return answer
 
 
 def _mixing(config: ConfigRecord, place: Place) -> tuple[tuple[int, ...], Mapping[int, float] | None]:
@@ -494,10 +633,9 @@ def _decoded(events: Sequence[_Event]) -> list[dict[int, Vector]]:
     """Return what each event's payloads decode to, without those that decode to nothing."""
     alike: dict[tuple[Codec, int], list[tuple[int, int, bytes, tuple[int, ...]]]] = {}
     for position, event in enumerate(events):
-        place, k = event.known.node.place, event.known.memory.iteration
-        messages = alike.setdefault((place.codec, event.size), [])
+        messages = alike.setdefault((event.known.node.place.codec, event.size), [])
         for j, payload in event.bundle.items():
-            messages.append((position, j, payload, place.code_seed(j, place.own, k)))
+            messages.append((position, j, payload, event.known.code_seed(j)))
     received: list[dict[int, Vector]] = [{} for _ in events]
     for (codec, size), messages in alike.items():
         payloads, seeds = [message[2] for message in messages], [message[3] for message in messages]
@@ -530,7 +668,7 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     If a model is sent, f_i is told of that one, as ``mean-objective``.
     """
     if not call.context.node_config.get("monitor", True):
-        raise ValueError("monitor is false in the node's own config; valid is true, to show its model")
+        raise Refusal(NO_MONITOR)
     known, k = _Known.of(call, problem, methods), whole(only_config(call), "iteration", 0)
     check_monitor(known.node.privacy.mode)
     _check_iteration(k, known.memory)

@@ -27,7 +27,7 @@ from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, 
 from hedgerow.tasks.datasets import DATA_DIR_VARIABLE
 from hedgerow.tasks.permissions import Permissions, permitted
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.message_types import MONITOR, RESTORE, STATE, WHOAMI
+from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE, WHOAMI
 from hedgerow.wire.records import payload_bytes
 
 __all__ = [
@@ -46,9 +46,7 @@ Answer = RecordDict | Exception
 
 FAILED = "this node could not answer; its own log says why"
 NO_POLICY = "this node's policy is not valid: it answers nothing"
-NO_MESSAGE = "this node does not answer messages of this type"
 NO_STATE = "this node's state stays here"
-NO_MONITOR = "this node answers no monitor"
 TOO_LARGE = "the message is larger than this node takes"
 TOO_LONG = "the message took longer than this node gives one"
 NO_IMPORT = "the import path is none that this node allows"

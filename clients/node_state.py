@@ -1,19 +1,25 @@
 """What a node keeps between rounds, told to the server for its checkpoint and taken back from it.
 
 Flower's engines drop a node's state when a run ends, and give a resumed run a new id. The state of a device
-is its owner's: with ``share-state = false`` in the node config it stays where it is.
+is its owner's: with ``share-state = false`` in the node config it stays where it is. Where a device's links
+are sealed, the server gets its state locked with the device's own key: what neighbours are told sealed must
+not be read there.
 """
 
+import base64
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.clients.guard import check_begin
-from hedgerow.wire.calls import NODE_RECORD, RUN_KEY, SECRET_RECORD, Call
+from hedgerow.clients.links import own_key
+from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECORD, SECRET_RECORD, Call
 from hedgerow.wire.records import PayloadError, finite_views
+from hedgerow.wire.simulated import is_simulated
 
 __all__ = ["keep", "kept", "restore_state", "tell_state"]
 
@@ -37,7 +43,8 @@ def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRe
 def tell_state(call: Call) -> RecordDict:
     """Answer ``query.state``: the records of ``context.state``, and in ``NODE_RECORD`` whose they are.
 
-    ``SECRET_RECORD`` is left out: who knows what a node's noise is drawn from can take it off.
+    ``SECRET_RECORD`` is left out: who knows what a node's noise is drawn from can take it off. A device whose
+    links are sealed tells one record, ``SEALED_RECORD``, which it alone can read.
 
     Raises
     ------
@@ -47,6 +54,9 @@ def tell_state(call: Call) -> RecordDict:
     _check_shared(call)
     about = ConfigRecord({"partition-id": call.partition_id, RUN_KEY: str(call.context.run_id)})
     told = {name: record for name, record in call.context.state.items() if name != SECRET_RECORD}
+    if LINKS_RECORD in told and not is_simulated():
+        locked = own_key(call.context).lock(_written(told), _of(call, str(call.context.run_id)))
+        told = {SEALED_RECORD: ConfigRecord({"bytes": locked})}
     return RecordDict({**told, NODE_RECORD: about})
 
 
@@ -68,10 +78,19 @@ def restore_state(call: Call) -> RecordDict:
             f"{NODE_RECORD} is {dict(about)} in the message; valid is a run and the partition "
             f"{call.partition_id}"
         )
+    records: Mapping[str, Any] = call.content
+    if SEALED_RECORD in records:
+        locked = call.content.config_records.get(SEALED_RECORD, ConfigRecord()).get("bytes")
+        if not isinstance(locked, bytes):
+            raise ValueError(f"{SEALED_RECORD} holds no bytes; valid is what this node told")
+        records = _read(own_key(call.context).unlock(locked, _of(call, earlier_run)))
+    elif not is_simulated():
+        # Whom the node trusts is not the server's to say.
+        records = {name: record for name, record in records.items() if name != LINKS_RECORD}
     check_begin("restore")
     state = call.context.state
     state.clear()
-    for name, record in call.content.items():
+    for name, record in records.items():
         if name in (NODE_RECORD, SECRET_RECORD):
             continue
         if isinstance(record, ConfigRecord) and record.get(RUN_KEY) == earlier_run:
@@ -87,3 +106,48 @@ def _check_shared(call: Call) -> None:
         raise PermissionError(
             f"share-state is false in the node config of partition {call.partition_id}: its state stays here"
         )
+
+
+def _of(call: Call, run: str) -> str:
+    return f"state of partition {call.partition_id} in run {run}"
+
+
+# Records as text. Flower's own serialisation of them is none of its public names.
+_KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
+
+
+def _written(records: Mapping[str, Any]) -> bytes:
+    tree = {
+        name: [
+            next(kind for kind, of in _KINDS.items() if isinstance(record, of)),
+            {key: _value_written(value) for key, value in record.items()},
+        ]
+        for name, record in records.items()
+    }
+    return json.dumps(tree).encode()
+
+
+def _value_written(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Array):
+        return {"array": [value.dtype, list(value.shape), value.stype, _value_written(value.data)]}
+    return [_value_written(one) for one in value] if isinstance(value, list) else value
+
+
+def _read(text: bytes) -> dict[str, Any]:
+    return {
+        name: _KINDS[kind]({key: _value_read(value) for key, value in items.items()})
+        for name, (kind, items) in json.loads(text).items()
+    }
+
+
+def _value_read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value_read(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if "bytes" in value:
+        return base64.b64decode(value["bytes"])
+    dtype, shape, stype, data = value["array"]
+    return Array(dtype, tuple(shape), stype, _value_read(data))

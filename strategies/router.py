@@ -1,4 +1,4 @@
-"""Carries opaque payloads from node to node along the edges of a graph, one hop an event.
+"""Carries payloads from node to node along the edges of a graph, one hop an event.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1: node i
 asks some neighbours for their models of iteration k. In Flower nodes can only talk to the server, so the
@@ -30,6 +30,8 @@ GraphAt = Callable[[int], nx.Graph]
 Wants = Mapping[int, Sequence[int]]
 # Receiver: sender: payload.
 Bundles = dict[int, dict[int, bytes]]
+# A sender and its receivers: what it is told of them, by receiver.
+Introduce = Callable[[int, Sequence[int]], Mapping[int, bytes]]
 
 
 def graph_at(graph: nx.Graph | GraphAt) -> GraphAt:
@@ -54,16 +56,19 @@ class RoutingReport:
     lost : Counter[str]
         Publishers that gave nothing by reason: ``offline``, ``late`` (not among the first that arrived),
         and those of ``ExchangeReport.rejected``.
+    withheld : int
+        Payloads that publishers would not make: empty ones, of a receiver that is not who it was.
     """
 
     publishers: int = 0
     deliveries: int = 0
     refused: int = 0
     lost: Counter[str] = field(default_factory=Counter)
+    withheld: int = 0
 
 
 class Payloads(Protocol):
-    """What a router is told of payloads, without being told what is in them."""
+    """What a router is told of payloads, which it does not read."""
 
     def bits(self, payload: bytes) -> int:
         """Return the information bits that the paper counts for a payload."""
@@ -84,10 +89,13 @@ class Router:
     for each receiver exactly what its chosen neighbours replied (ConfigRecord ``payload``, key ``bytes``:
     one payload, or with ``per_receiver`` a list that follows the request's ``receivers``).
 
-    What the router may learn, and a method's privacy must bear: the graph; who asks whom, and when; how
-    often a node communicates; payload sizes; which deliveries failed; and what lies open in a payload that
-    is not encrypted. It never holds sensing matrices or decoders, reads a payload, combines two, or keeps
-    one after the event: when ``route`` has returned, only its result refers to payloads.
+    What the router learns, and a method's privacy must bear: the graph; who asks whom, and when; how often a
+    node communicates; payload sizes; which deliveries failed; and **all that is in an open payload**. It
+    reads none, combines no two, and keeps none after the event (when ``route`` has returned, only its result
+    refers to payloads), but whoever runs it can: the server knows the run's seed, from which all that decodes
+    an open payload follows. A payload that is sealed (``hedgerow.wire.sealed``) it can lose, delay or spoil,
+    and not read, unless it stood between the two ends when they were introduced; where nodes pin their
+    neighbours' keys it cannot.
 
     Parameters
     ----------
@@ -121,6 +129,7 @@ class Router:
         *,
         timeout: float,
         first: Mapping[int, int] | None = None,
+        introduce: Introduce | None = None,
     ) -> Bundles:
         """Return the payloads of iteration k that each receiver wants, by receiver and sender.
 
@@ -139,6 +148,8 @@ class Router:
         first : Mapping[int, int] or None (default: None)
             How many payloads each receiver takes, the first that arrive; later ones are ignored, and
             nobody is waited for once all have theirs. None hands on everything.
+        introduce : Callable[[int, Sequence[int]], Mapping[int, bytes]] or None (default: None)
+            What a sender is told of its receivers beside the request (ConfigRecord ``introductions``).
         """
         self.report = RoutingReport()
         asked = self._along_edges(k, wants)
@@ -155,6 +166,8 @@ class Router:
             if self.payloads.per_receiver:
                 request["receivers"] = readers[node.partition_id]
             content = RecordDict({"config": request})
+            if introduce and (told := introduce(node.partition_id, readers[node.partition_id])):
+                content["introductions"] = ConfigRecord({str(i): one for i, one in told.items()})
             self.ledger.book(server_round, HUB_TO_NODE, 0, node.partition_id, 0, payload_bytes(content))
             messages.append(Message(content, node.node_id, PUBLISH, ttl=timeout, group_id=group))
         for reply in exchange.accept(box.until_full(collect(grid, messages, timeout))) if messages else ():
@@ -183,7 +196,10 @@ class Router:
         payloads = self._checked(content, len(receivers))
         copies = payloads if self.payloads.per_receiver else payloads * len(receivers)
         for receiver, payload in zip(receivers, copies, strict=True):
-            box.put(node.partition_id, receiver, payload)
+            if payload or not self.payloads.per_receiver:
+                box.put(node.partition_id, receiver, payload)
+            else:
+                self.report.withheld += 1
         return payloads
 
     def _checked(self, content: RecordDict, receivers: int) -> list[bytes]:

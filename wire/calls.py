@@ -12,8 +12,10 @@ from typing import Protocol, runtime_checkable
 from flwr.app import Context, RecordDict
 
 __all__ = [
+    "LINKS_RECORD",
     "NODE_RECORD",
     "RUN_KEY",
+    "SEALED_RECORD",
     "SECRET_RECORD",
     "BatchHandler",
     "Batched",
@@ -25,6 +27,10 @@ __all__ = [
 NODE_RECORD = "hedgerow.node"
 # The record of ``context.state`` that ``query.state`` leaves out and ``query.restore`` does not set.
 SECRET_RECORD = "hedgerow.secret"
+# What a node knows of its sealed links, and the seeds that are told on them. A device tells it locked alone,
+# with all else that it keeps, in the record below.
+LINKS_RECORD = "hedgerow.links"
+SEALED_RECORD = "hedgerow.sealed-state"
 # Under this key a record in ``context.state`` says which run it is of.
 RUN_KEY = "run"
 

@@ -12,6 +12,8 @@ __all__ = [
     "INTRA",
     "MERGE",
     "MONITOR",
+    "NO_MESSAGE",
+    "NO_MONITOR",
     "PAIR",
     "POOL",
     "PROBE",
@@ -46,5 +48,8 @@ POOL, UNMASK, SETUP = "query.pool", "query.unmask", "query.setup"
 ENCODE, SCORE = "evaluate.encode", "evaluate.score"
 # FedMUD: merges for nodes that do not train in a round.
 MERGE = "query.merge"
+# What a node says that answers no monitor, or no message of the type at all: a server need not ask again.
+NO_MONITOR = "this node answers no monitor"
+NO_MESSAGE = "this node does not answer messages of this type"
 # SimilarityFree: curvature and gradient variance at a model.
 PROBE = "query.probe"

@@ -1,6 +1,6 @@
 """How a monitor gets to see all models of a simulated run: an exchange for each iteration, booked nowhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any
 
@@ -12,7 +12,7 @@ from hedgerow.strategies.exchange import Exchange, Node, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.monitor import Monitor, Sight
 from hedgerow.strategies.gossip.replies import seen
-from hedgerow.wire.message_types import MONITOR
+from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR
 from hedgerow.wire.records import lazy_array
 
 __all__ = ["Looks"]
@@ -29,12 +29,19 @@ class Looks:
         Deadline and keys of records.
     dim : int
         Model dimension n.
+
+    Attributes
+    ----------
+    refused : int
+        Nodes that answer no monitor, where they are most of those that were asked: nobody is asked again.
     """
 
     def __init__(self, monitor: Monitor | None, federation: Federation, dim: int) -> None:
         self.monitor = monitor
         self.federation = federation
         self.dim = dim
+        self.refused = 0
+        self._refusing: set[int] = set()
         self._looked = -1
         if monitor is not None:
             monitor.reset()
@@ -58,13 +65,22 @@ class Looks:
 
         ``ended`` is the first iteration after the event that the round's record is of, if that has ended.
         """
-        if self.monitor is None or last is None:
+        if self.monitor is None or last is None or self.refused:
             return
         if ended is not None:
             self.monitor.after_event = None
         for iteration in range(self._looked + 1, last + 1):
             self._looked = iteration
             seen = self._ask(grid, server_round, nodes, iteration)
+            if 2 * len(self._refusing) > len(nodes):
+                self.refused = len(self._refusing)
+                log(
+                    WARNING,
+                    "%d of %d nodes answer no monitor: nobody looks at the models in this run.",
+                    self.refused,
+                    len(nodes),
+                )
+                return
             if not seen:
                 continue
             sights = self.monitor.believed(seen)
@@ -119,5 +135,14 @@ class Looks:
             content["arrays"] = mean
         messages = [Message(content, node.node_id, MONITOR, ttl=timeout, group_id=group) for node in nodes]
         exchange = Exchange(nodes, group, lambda _, reply: seen(reply, self.dim))
-        replies = exchange.accept(collect(grid, messages, timeout))
+        self._refusing.clear()
+        replies = exchange.accept(self._noting_refusals(collect(grid, messages, timeout)))
         return {reply.node.partition_id: reply.value for reply in replies}
+
+    def _noting_refusals(self, replies: Iterable[Message]) -> Iterator[Message]:
+        """Yield the replies, and note whose nodes' owners want no monitor."""
+        for message in replies:
+            reason = (message.error.reason or "") if message.has_error() else ""
+            if NO_MONITOR in reason or NO_MESSAGE in reason:
+                self._refusing.add(message.metadata.src_node_id)
+            yield message

@@ -65,6 +65,7 @@ class GossipOptions(FederationOptions, total=False):
 
     num_iterations: int | None
     monitor: Monitor | None
+    sealed: bool
 
 
 def places_in(options: GossipOptions) -> int:

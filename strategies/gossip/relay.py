@@ -4,24 +4,32 @@ Everything that passes through the hub is booked here, and what a node tells its
 first message. The router books the payloads themselves.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Exchange, Node, Reply, Roster, collect
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.gossip.appointments import Appointment
+from hedgerow.strategies.gossip.introductions import Introductions, introduction_in, refused_in
 from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.replies import introduced
 from hedgerow.strategies.router import Router, RoutingReport
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.message_types import HELLO
 from hedgerow.wire.records import payload_bytes
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 
 __all__ = ["SET_UP", "Relay"]
 
-# What a node tells its neighbours once, before its first message: the seed of what both must draw.
+# What a node tells its neighbours once, before its first message: the seed of what both must draw, or where
+# they seal what they tell each other, its introduction; then the seed is in the first payload.
 SET_UP = "node->node set-up"
+_SEED_BYTES = 16
 
 # Seconds that an event waits at most for a new node to introduce itself.
 _PATIENCE = 60.0
@@ -38,19 +46,31 @@ class Relay:
         Seed, keys of records, deadline and ledger of the run.
     monitored : bool
         Whether nodes are told that a monitor looks at them.
+    sealed : bool (default: False)
+        Whether nodes seal for each receiver what they publish.
 
     Attributes
     ----------
     deprived : set[int]
         Who wanted payloads in the last event and got none.
+    introductions : Introductions or None
+        Who was introduced to whom; None where nothing is sealed.
+    unopened : Counter[str]
+        Payloads of the last event that their receivers refused to read, by reason.
     """
 
-    def __init__(self, method: GossipMethod, federation: Federation, *, monitored: bool) -> None:
+    def __init__(
+        self, method: GossipMethod, federation: Federation, *, monitored: bool, sealed: bool = False
+    ) -> None:
         self.method = method
         self.federation = federation
         self.deprived: set[int] = set()
+        self.introductions = Introductions() if sealed else None
+        self.unopened: Counter[str] = Counter()
+        self._senders: dict[int, list[int]] = {}
         self._monitored = monitored
-        self._router = Router(method.graph, method.sizes, federation.ledger)
+        sizes = _sealed(method.sizes) if sealed else method.sizes
+        self._router = Router(method.graph, sizes, federation.ledger)
 
     @property
     def report(self) -> RoutingReport:
@@ -68,7 +88,15 @@ class Relay:
             self._book_down(server_round, node, 0, content)
             messages.append(Message(content, node.node_id, HELLO, ttl=timeout, group_id=group))
         answers = collect(grid, messages, min(timeout, _PATIENCE)) if messages else iter(())
-        return Exchange(nodes, group, introduced).accept(answers)
+        for reply in Exchange(nodes, group, self._introduced).accept(answers):
+            if self.introductions is not None:
+                self.introductions.take(reply.node.partition_id, *introduction_in(reply.content))
+            yield reply
+
+    def _introduced(self, node: Node, content: RecordDict) -> Appointment:
+        if self.introductions is not None:
+            introduction_in(content)
+        return introduced(node, content)
 
     def updates(
         self,
@@ -82,17 +110,49 @@ class Relay:
         """Return what those that are due at iteration k are sent: k, and the payloads that they want."""
         first = {i: count for i in wants if (count := self.method.first(i)) is not None}
         bundles = self._router.route(
-            grid, roster, server_round, k, wants, timeout=self.federation.timeout, first=first
+            grid,
+            roster,
+            server_round,
+            k,
+            wants,
+            timeout=self.federation.timeout,
+            first=first,
+            introduce=None if self.introductions is None else self.introductions.for_sender,
         )
         self.deprived = {i for i in wants if wants[i] and not bundles[i]}
+        self._senders = {i: list(bundle) for i, bundle in bundles.items()}
+        self.unopened = Counter()
         contents = []
         for i in wants:
             content = self._content(ConfigRecord({**config, "iteration": k, **self.method.event(i, k)}))
             bundle = ConfigRecord({str(j): payload for j, payload in bundles[i].items()})
             content["bundle"] = bundle
+            self._introduce(server_round, i, content)
             self._book_down(server_round, roster.nodes[i], len(bundle), content)
             contents.append((roster.nodes[i], content))
         return contents
+
+    def _introduce(self, server_round: int, i: int, content: RecordDict) -> None:
+        """Put introductions beside payloads whose sender and receiver are new to each other, and book them.
+
+        The sender was told the receiver's when it was asked to publish.
+        """
+        if self.introductions is None:
+            return
+        if told := self.introductions.for_receiver(i, self._senders[i]):
+            content["introductions"] = ConfigRecord({str(j): one for j, one in told.items()})
+        for j in told:
+            for one, other in ((i, j), (j, i)):
+                self.federation.ledger.book(server_round, SET_UP, one, other, 0, INTRODUCTION_BYTES)
+
+    def take_reply(self, i: int, content: RecordDict) -> None:
+        """Note which payloads a valid update could read."""
+        if self.introductions is None:
+            return
+        refused = refused_in(content, self._senders.get(i, ()))
+        self.unopened.update({reason: len(senders) for reason, senders in refused.items()})
+        those = {j for senders in refused.values() for j in senders}
+        self.introductions.confirm(i, self._senders.get(i, ()), those)
 
     def book_reply(self, server_round: int, reply: Reply) -> None:
         """Book a reply's way to the hub; what it holds is no traffic of the modelled system."""
@@ -100,7 +160,9 @@ class Relay:
         self.federation.ledger.book(server_round, NODE_TO_HUB, reply.node.partition_id, 0, 0, size)
 
     def book_set_up(self, server_round: int, i: int) -> None:
-        """Book what a new node tells its neighbours before its first message."""
+        """Book what a new node tells its neighbours before its first message, where nothing is sealed."""
+        if self.introductions is not None:
+            return
         if size := self.method.set_up_bytes:
             for j in sorted(self.method.graph(0).neighbors(i)):
                 self.federation.ledger.book(server_round, SET_UP, i, j, 0, size)
@@ -115,6 +177,13 @@ class Relay:
     def _settings(self, i: int, config: ConfigRecord) -> ConfigRecord:
         """Return what a node is told once; the same if it is told again."""
         seed = self.federation.settings.seed
-        monitor: dict[str, bool] = {"monitor": True} if self._monitored else {}
-        own = {"method": self.method.name, "run-seed": seed, **monitor, **self.method.instructions(i)}
+        flags: dict[str, bool] = {"monitor": True} if self._monitored else {}
+        if self.introductions is not None:
+            flags["sealed"] = True
+        own = {"method": self.method.name, "run-seed": seed, **flags, **self.method.instructions(i)}
         return ConfigRecord({**config, **own})
+
+
+def _sealed(sizes: PayloadSizes) -> PayloadSizes:
+    """Return the sizes of payloads that are sealed for each receiver, some with a seed before them."""
+    return replace(sizes, max_bytes=sizes.max_bytes + SEAL_BYTES + _SEED_BYTES, per_receiver=True)

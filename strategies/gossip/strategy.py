@@ -77,7 +77,13 @@ class Gossip(FederatedStrategy):
     num_iterations : int or None (default: None)
         The run ends with W^K after so many iterations K, >= 1; None leaves the end to ``num_rounds``.
     monitor : Monitor or None (default: None)
-        Looks at all models after every iteration, which only a simulation can, and may end the run.
+        Looks at all models after every iteration, which only a simulation can, and may end the run. Where
+        most nodes refuse, nobody is asked again.
+    sealed : bool (default: False)
+        Whether what a node publishes, and the seed of its sensing matrices, travel sealed from neighbour to
+        neighbour (``hedgerow.wire.sealed``). Metrics then tell, besides, how many nodes are ``pinning`` their
+        neighbours' keys and what was refused: ``withheld`` payloads, and ``unopened`` ones, with
+        ``unopened-<reason>`` for each reason.
     **options
         See ``FederationOptions``. ``num_clients`` is the number of nodes m, ``min_available_nodes`` all of
         them unless given; ``max_repeats`` is 10 unless given; ``fraction_evaluate`` has no meaning here.
@@ -94,6 +100,7 @@ class Gossip(FederatedStrategy):
         *,
         num_iterations: int | None = None,
         monitor: Monitor | None = None,
+        sealed: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
         if num_iterations is not None:
@@ -104,6 +111,7 @@ class Gossip(FederatedStrategy):
         self.method = method
         self.num_iterations = num_iterations
         self.monitor = monitor
+        self.sealed = sealed
         super().__init__(Federation(**options))
         self.federation.admits = placed
         if self.settings.seed >= 2**63:
@@ -113,7 +121,9 @@ class Gossip(FederatedStrategy):
 
     def _forget(self) -> None:
         self._appointments = Appointments()
-        self._relay = Relay(self.method, self.federation, monitored=self.monitor is not None)
+        self._relay = Relay(
+            self.method, self.federation, monitored=self.monitor is not None, sealed=self.sealed
+        )
         self._looks = Looks(self.monitor, self.federation, self.method.dim)
         self._lost_in_a_row = 0
         # Whether all that are due at the event at hand are away, and others are there.
@@ -122,13 +132,17 @@ class Gossip(FederatedStrategy):
         self._event: int | None = None
 
     def _state(self) -> dict[str, Any]:
-        own = {"lost-in-a-row": self._lost_in_a_row}
+        own: dict[str, Any] = {"lost-in-a-row": self._lost_in_a_row}
+        if self._relay.introductions is not None:
+            own["introductions"] = self._relay.introductions.state_dict()
         return {**self._appointments.state_dict(), **self._looks.state_dict(), **own}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._appointments.load_state_dict(state)
         self._looks.load_state_dict(state)
         self._lost_in_a_row = int(state["lost-in-a-row"])
+        if self._relay.introductions is not None and "introductions" in state:
+            self._relay.introductions.load_state_dict(state["introductions"])
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         _check_empty(arrays)
@@ -201,6 +215,7 @@ class Gossip(FederatedStrategy):
         contents: list[RecordDict] = []
         for reply in self.federation.accept(self._appointments.noting_refusals(replies)):
             self._appointments.renew(reply.node.partition_id, reply.value)
+            self._relay.take_reply(reply.node.partition_id, reply.content)
             self._relay.book_reply(server_round, reply)
             contents.append(reply.metrics)
         self._appointments.end(k, self._relay.deprived)
@@ -239,11 +254,25 @@ class Gossip(FederatedStrategy):
     def _greet(self, grid: Grid, roster: Roster, server_round: int, config: ConfigRecord) -> None:
         """Tell nodes that do not know them their settings, and hear when they communicate."""
         strangers = self._appointments.strangers(roster)
+        if (introductions := self._relay.introductions) is not None:
+            introductions.begin(grid.run.run_id)
+            ready = self._appointments.ready(roster)
+            strangers += [node for node in ready if node.partition_id not in introductions.of]
+        first = introductions is not None and not introductions.of
         for reply in self._relay.hello(grid, server_round, config, strangers):
             i = reply.node.partition_id
             if self._appointments.introduce(i, reply.value):
                 self._relay.book_set_up(server_round, i)
             self._relay.book_reply(server_round, reply)
+        if introductions is not None and first:
+            pinning, all_of = len(introductions.pinning), len(introductions.of)
+            log(
+                INFO,
+                "Links are sealed: %d of %d nodes pin their neighbours' keys, the others",
+                pinning,
+                all_of,
+            )
+            log(INFO, "trust the first that they are told.")
         if not self._appointments.of:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
 
@@ -296,6 +325,14 @@ class Gossip(FederatedStrategy):
         metrics["refused"] = event.refused
         metrics["missed"] = book.missed
         metrics["restarted"] = book.restarted
+        if self._looks.refused:
+            metrics["monitor-refused"] = self._looks.refused
+        if self._relay.introductions is not None:
+            metrics["pinning"] = len(self._relay.introductions.pinning)
+            metrics["withheld"] = event.withheld
+            metrics["unopened"] = sum(self._relay.unopened.values())
+            for reason, count in sorted(self._relay.unopened.items()):
+                metrics[f"unopened-{reason.replace(' ', '-')}"] = count
         metrics.update(self.method.metrics(k + 1, book.restarted))
         return metrics
 

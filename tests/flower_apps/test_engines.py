@@ -141,6 +141,18 @@ def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path
     assert "loss" in output
 
 
+@pytest.mark.slow
+def test_sealed_links_move_no_bit_on_either_engine(tmp_path: Path) -> None:
+    job = next(job for job in JOBS if job.app == "ceps")
+    for engine in ("inprocess", "flower"):
+        for sealed in ("true", "false"):
+            folder = tmp_path / f"{engine}-{sealed}"
+            finish(start(job, folder, "--engine", engine, config=f"{job.brief} sealed={sealed}"))
+            assert_same_bits(tmp_path / "inprocess-true", folder)
+            records = read_rounds(next(folder.iterdir()))
+            assert ("unopened" in records[-1]["train"]) == (sealed == "true")
+
+
 # What SIGTERM and SIGINT do is the recorder's, and the same in every app.
 @pytest.mark.parametrize(
     ("job", "signum"),

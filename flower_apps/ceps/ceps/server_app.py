@@ -16,6 +16,7 @@ from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Values, se
 from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.tasks import OWN, num_features
 from hedgerow.wire.records import to_record
@@ -29,7 +30,12 @@ REALISM = (
 def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
     if values["partition"] == OWN:
-        return LearntExperiment(values, OwnNodes.gather, num_features, partial(_on_own_data, values))
+        return LearntExperiment(
+            values,
+            partial(OwnNodes.gather, registry=Registry.named(values["registry"])),
+            num_features,
+            partial(_on_own_data, values),
+        )
     with as_settings_errors():
         dim = dimension(values)
 

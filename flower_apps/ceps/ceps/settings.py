@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import HOLDOUT, QUORUM, RUN_SETTINGS, SEED, task_settings
+from hedgerow.sim.runs.common_settings import (
+    HOLDOUT,
+    QUORUM,
+    RUN_SETTINGS,
+    SEED,
+    registry_setting,
+    task_settings,
+)
 from hedgerow.sim.runs.kinds import (
     MAX_NODES,
     MAX_ROUNDS,
@@ -24,6 +31,7 @@ from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import validate_topology
@@ -116,7 +124,15 @@ SETTINGS: Mapping[str, Setting] = {
     "local-steps": Setting(10, whole(1, MAX_STEPS), "steps of the baselines between two communications"),
     "bits": Setting(0, whole(0, 16), "quantiser bits of DFedAvgM (0: none) and DCD-PSGD (0: 8)"),
     "budget": Setting(0.5, in_range(0.0, 1.0, open_below=True), "communication budget of MATCHA"),
-    "monitor": Setting(True, flag(), "look at all models (simulation only)"),
+    "sealed": Setting(
+        True,
+        flag(),
+        "neighbours seal what they publish and the seeds that it is decoded with: the server only relays "
+        "them. Moves no bit of a simulation; 28 bytes a message",
+    ),
+    "monitor": Setting(
+        True, flag(), "look at all models (simulation only; given up once where most nodes refuse)"
+    ),
     "tolerance": Setting(0.0, NOT_NEGATIVE, "stop when the consensus measure falls to this (0: never)"),
     "problem": Setting(
         "linear",
@@ -146,6 +162,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "registry": registry_setting(Registry.named),
     "seed": SEED,
     **override(
         RUN_SETTINGS,
@@ -225,8 +242,10 @@ def build_strategy(
         ),
         "num_iterations": values["iterations"],
         "monitor": monitor,
+        "sealed": values["sealed"],
         "seed": values["seed"],
         "roster": roster,
+        "registry": Registry.named(values["registry"]),
         "min_train_nodes": values["min-replies"],
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "on_round_end": on_round_end,

@@ -496,7 +496,7 @@ def test_a_model_of_another_size_is_refused() -> None:
 def test_a_node_may_refuse_to_show_its_model() -> None:
     configs = [{**SETTINGS, "neighbours": NEIGHBOURS[i]} for i in range(M)]
     found = Federation(ceps_client, squares(SEED, M, N, S), configs, monitor=False)
-    with pytest.raises(ValueError, match="monitor is false in the node's own config"):
+    with pytest.raises(PermissionError, match="this node answers no monitor"):
         found.models(1)
 
 

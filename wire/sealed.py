@@ -1,0 +1,371 @@
+"""Sealed links: what two nodes tell each other through a server that relays it and cannot read it.
+
+Building blocks, all from ``cryptography``: X25519 (RFC 7748), HKDF-SHA256 (RFC 5869), ChaCha20-Poly1305
+(RFC 8439). The key agreement is the triple Diffie-Hellman of M. Marlinspike and T. Perrin, "The X3DH Key
+Agreement Protocol", without its signed prekeys: each node has a long-lived key, which neighbours pin, and one
+of the run. Who gets hold of a long-lived key later reads no earlier run, and cannot pose as somebody else to
+its owner.
+
+Every message has a key of its own, derived from the link's secret and all that the message is about: run,
+sender, receiver, iteration and purpose. So a message that is replayed at another iteration or in another run,
+given to somebody else or sent back does not open. Its nonce is random. A node that was set back and seals
+something else under the same iteration thus repeats a nonce with probability 2^-96, where a counter would
+repeat it for certain.
+"""
+
+import base64
+import binascii
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from hedgerow.wire.records import PayloadError
+
+__all__ = [
+    "INTRODUCTION_BYTES",
+    "KEY_BYTES",
+    "REASONS",
+    "SEAL_BYTES",
+    "UNKNOWN",
+    "Identity",
+    "Link",
+    "Links",
+    "SealingKey",
+    "read_pins",
+]
+
+KEY_BYTES = 32
+INTRODUCTION_BYTES = 2 * KEY_BYTES
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+# What a sealed message is longer than its contents.
+SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
+
+# Why a message or an introduction is refused. That a message was altered, replayed, reordered or of another
+# link cannot be told apart.
+ALTERED = "altered or replayed"
+UNKNOWN = "not introduced"
+MALFORMED = "malformed introduction"
+CHANGED = "another key"
+UNPINNED = "not pinned"
+REASONS = (ALTERED, UNKNOWN, MALFORMED, CHANGED, UNPINNED)
+
+_PROTOCOL = "hedgerow sealed link 1"
+
+
+class SealingKey:
+    """An X25519 key pair.
+
+    Parameters
+    ----------
+    private : bytes
+        32 bytes.
+
+    Raises
+    ------
+    ValueError
+        If they are not 32.
+    """
+
+    def __init__(self, private: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(private)
+        self.private = private
+
+    @classmethod
+    def drawn(cls) -> "SealingKey":
+        """Return a new key from the operating system's generator."""
+        return cls(os.urandom(KEY_BYTES))
+
+    @classmethod
+    def simulated(cls, *of: str | int) -> "SealingKey":
+        """Return the key of a simulated node, which follows from what it is of and is known to everybody."""
+        return _simulated(json.dumps(of).encode())
+
+    @classmethod
+    def at(cls, path: Path) -> "SealingKey":
+        """Return the key of a file, in PEM as ``openssl genpkey -algorithm X25519`` writes it.
+
+        Where there is no such file it is made, with its folder, for its owner alone.
+
+        Raises
+        ------
+        ValueError
+            If the file cannot be read or written, others than its owner may read it, or it holds no such key.
+        """
+        try:
+            return cls._read(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ValueError(f"sealing key {path} cannot be read: {error.strerror}") from error
+        made = cls.drawn()
+        pem = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Whole under its name or not at all, and never over another's: two processes may start at once.
+            draft = path.with_name(f".{path.name}.{os.getpid()}")
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(pem)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(draft, path)
+            except FileExistsError:
+                return cls._read(path)
+            finally:
+                draft.unlink()
+        except OSError as error:
+            raise ValueError(f"sealing key {path} cannot be written: {error.strerror}") from error
+        return made
+
+    @classmethod
+    def _read(cls, path: Path) -> "SealingKey":
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            pem = file.read(4096)
+        if os.name == "posix" and mode & 0o077:
+            raise ValueError(f"sealing key {path} has the mode {mode:04o}; valid is 0600, its owner's alone")
+        try:
+            key = load_pem_private_key(pem, None)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"sealing key {path} is no key in PEM without a password") from error
+        if not isinstance(key, X25519PrivateKey):
+            raise ValueError(f"sealing key {path} is of another kind; valid is X25519")
+        return cls(key.private_bytes_raw())
+
+    @cached_property
+    def public(self) -> bytes:
+        """The public key, 32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    def agreed(self, public: bytes) -> bytes:
+        """Return the shared secret with a public key; ValueError for one that makes it known to everybody."""
+        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+
+    def lock(self, contents: bytes, about: str) -> bytes:
+        """Return contents that this key's owner alone can read again, for the same ``about``."""
+        return _sealed(self._own_secret, _about("own", about), contents)
+
+    def unlock(self, locked: bytes, about: str) -> bytes:
+        """Return what ``lock`` was given; PayloadError for anything else."""
+        return _opened(self._own_secret, _about("own", about), locked)
+
+    @cached_property
+    def _own_secret(self) -> bytes:
+        return HKDF(SHA256(), KEY_BYTES, None, b"hedgerow own contents").derive(self.private)
+
+
+# The caches are for engines that play all nodes; on a device a process is there for one message.
+@lru_cache(maxsize=2**14)
+def _simulated(of: bytes) -> SealingKey:
+    return SealingKey(HKDF(SHA256(), KEY_BYTES, None, b"hedgerow simulated key").derive(of))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a node is in a run: its long-lived key, and one of the run alone."""
+
+    key: SealingKey
+    session: SealingKey
+
+    @property
+    def introduction(self) -> bytes:
+        """What others are told: both public keys, 64 bytes."""
+        return self.key.public + self.session.public
+
+    def secret_with(self, introduction: bytes) -> bytes:
+        """Return the 32 secret bytes that this node and another one share.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``malformed introduction``: of another length, this node's own, or with keys that make
+            the secret known to everybody.
+        """
+        if len(introduction) != INTRODUCTION_BYTES:
+            raise PayloadError(MALFORMED, f"{len(introduction)} bytes, expected {INTRODUCTION_BYTES}")
+        try:
+            return _agreed(self.key.private, self.session.private, introduction)
+        except ValueError as error:
+            raise PayloadError(MALFORMED, "keys that no node has") from error
+
+
+@lru_cache(maxsize=2**14)
+def _agreed(key: bytes, session: bytes, introduction: bytes) -> bytes:
+    own = Identity(SealingKey(key), SealingKey(session))
+    if own.introduction == introduction:
+        raise ValueError("a node has no link with itself")
+    theirs, of_run = introduction[:KEY_BYTES], introduction[KEY_BYTES:]
+    crossed = own.key.agreed(of_run), own.session.agreed(theirs)
+    first, second = sorted((own.introduction, introduction))
+    # Both ends write down the parts in the same order.
+    one, other = crossed if own.introduction == first else crossed[::-1]
+    parts = one + other + own.session.agreed(of_run)
+    return HKDF(SHA256(), KEY_BYTES, None, _PROTOCOL.encode() + first + second).derive(parts)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One node's end of a link.
+
+    Parameters
+    ----------
+    secret : bytes
+        What both ends share, ``Identity.secret_with``.
+    run : str
+        The run; another one's messages do not open.
+    own, peer : str
+        The names of the two ends, each as the other one calls it.
+    """
+
+    secret: bytes
+    run: str
+    own: str
+    peer: str
+
+    def seal(self, contents: bytes, iteration: int, purpose: str) -> bytes:
+        """Return contents for the peer, ``SEAL_BYTES`` longer."""
+        return _sealed(self.secret, _about(self.run, self.own, self.peer, iteration, purpose), contents)
+
+    def open(self, sealed: bytes, iteration: int, purpose: str) -> bytes:
+        """Return what the peer sealed for this node, this iteration and this purpose.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``altered or replayed``, for anything else.
+        """
+        return _opened(self.secret, _about(self.run, self.peer, self.own, iteration, purpose), sealed)
+
+
+def _about(*what: str | int) -> bytes:
+    # JSON: no two lists are written alike.
+    return json.dumps([_PROTOCOL, *what]).encode()
+
+
+def _sealed(secret: bytes, about: bytes, contents: bytes) -> bytes:
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + ChaCha20Poly1305(_message_key(secret, about)).encrypt(nonce, contents, about)
+
+
+def _opened(secret: bytes, about: bytes, sealed: bytes) -> bytes:
+    if len(sealed) < SEAL_BYTES:
+        raise PayloadError(ALTERED, f"{len(sealed)} bytes, expected at least {SEAL_BYTES}")
+    nonce, rest = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+    try:
+        return ChaCha20Poly1305(_message_key(secret, about)).decrypt(nonce, rest, about)
+    except InvalidTag as error:
+        raise PayloadError(ALTERED, "the seal does not hold") from error
+
+
+def _message_key(secret: bytes, about: bytes) -> bytes:
+    return HKDFExpand(SHA256(), KEY_BYTES, about).derive(secret)
+
+
+class Links:
+    """A node's links in a run: whom it was introduced to, and whom it trusts.
+
+    Parameters
+    ----------
+    identity : Identity
+        Who the node is.
+    run : str
+        The run.
+    own : str
+        The node's name, as others call it.
+    pins : Mapping[str, bytes] or None (default: None)
+        The long-lived public keys of all that it talks to, by name: nobody else is trusted. None: the first
+        key that stands under a name is, and no other one after it.
+    known : Mapping[str, bytes] (default: none)
+        Introductions that were believed before, by name.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: str,
+        own: str,
+        pins: Mapping[str, bytes] | None = None,
+        known: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.identity, self.run, self.own, self.pins = identity, run, own, pins
+        self.known: dict[str, bytes] = dict(known or {})
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the owner said whose keys are trusted; else it is the first."""
+        return self.pins is not None
+
+    def meet(self, peer: str, introduction: bytes) -> None:
+        """Take an introduction; one with another key of the run alone is a peer that began anew.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``malformed introduction``, ``not pinned``, or ``another key`` than is pinned, or than
+            was the first. What was known of the peer stands.
+        """
+        self._check(peer, introduction)
+        self.identity.secret_with(introduction)
+        self.known[peer] = introduction
+
+    def link(self, peer: str) -> Link:
+        """Return the link with a peer.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``not introduced``, or as ``meet``.
+        """
+        if peer not in self.known:
+            raise PayloadError(UNKNOWN, f"no introduction of {peer}")
+        self._check(peer, self.known[peer])
+        return Link(self.identity.secret_with(self.known[peer]), self.run, self.own, peer)
+
+    def _check(self, peer: str, introduction: bytes) -> None:
+        key = introduction[:KEY_BYTES]
+        if self.pins is not None and peer not in self.pins:
+            raise PayloadError(UNPINNED, f"no key of {peer} is pinned")
+        trusted = self.known.get(peer, key)[:KEY_BYTES] if self.pins is None else self.pins[peer]
+        if key != trusted:
+            raise PayloadError(CHANGED, f"{peer} has another key than before, or than is pinned")
+
+
+def read_pins(path: Path) -> dict[str, bytes]:
+    """Return the public keys that a TOML file holds, each in base64 under its node's name.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read, or holds something else; the first key that is not valid is named.
+    """
+    try:
+        with path.open("rb") as file:
+            found = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"neighbour keys {path}: {error}; valid is a TOML file that can be read") from error
+    pins = {}
+    for name, text in found.items():
+        try:
+            pins[name] = base64.b64decode(text, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            pins[name] = b""
+        if len(pins[name]) != KEY_BYTES:
+            raise ValueError(f"neighbour keys {path}: {name} is {text!r}; valid are 32 bytes in base64")
+    return pins
