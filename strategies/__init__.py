@@ -7,6 +7,7 @@ from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Mo
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import Router
@@ -49,6 +50,7 @@ __all__ = [
     "PayloadSizes",
     "Privacy",
     "Probing",
+    "Registry",
     "Roster",
     "RosterError",
     "RoundEnd",

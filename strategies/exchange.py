@@ -139,6 +139,9 @@ class Exchange:
         self._check = check
         self._quorum = quorum
         self.report = ExchangeReport(sent=len(self._waiting))
+        # Partition ids of those whose replies were no good, and of those whose were.
+        self.refused: set[int] = set()
+        self.used: set[int] = set()
 
     def accept(self, messages: Iterable[Message]) -> Iterator[Reply]:
         """Yield the valid replies in the order of partition ids, as early as that order allows.
@@ -187,11 +190,19 @@ class Exchange:
             raise PayloadError("duplicate" if asked else "unknown node", f"node {node_id}")
         if message.has_error():
             raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
+        try:
+            reply = self._read(node, message)
+        except PayloadError:
+            self.refused.add(node.partition_id)
+            raise
+        self.used.add(node.partition_id)
+        return reply
+
+    def _read(self, node: Node, message: Message) -> Reply:
         if not message.has_content():
             raise PayloadError("no content", "neither content nor error")
-        content = message.content
-        _check_size(content)
-        return Reply(node, content, self._check(node, content))
+        _check_size(message.content)
+        return Reply(node, message.content, self._check(node, message.content))
 
     def _log(self) -> None:
         lost = sum(self.report.rejected.values())

@@ -27,6 +27,7 @@ from hedgerow.strategies.exchange import (
     checked_metrics,
     weighted_metrics,
 )
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least
@@ -38,6 +39,8 @@ from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Chosen", "Federation", "FederationOptions", "only_arrays"]
 
+# Replies of a node that are refused running until it is left out for a while.
+_STRIKES = 3
 # Partition ids, or what draws them from those that are there, ascending.
 Chosen = Iterable[int] | Callable[[Sequence[int]], Iterable[int]] | None
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
@@ -63,6 +66,8 @@ class FederationOptions(TypedDict, total=False):
         all.
     roster : Roster or None (default: None)
         The nodes, where they were asked before (``Roster.gather``), as for a model of their shapes.
+    registry : Registry or None (default: None)
+        Who may take part as whom (``Registry.read("nodes.toml")``); None for whoever comes.
     weighted_by_key, arrayrecord_key, configrecord_key : str
         As in Flower's FedAvg: ``"num-examples"``, ``"arrays"``, ``"config"``.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable or None (default: None)
@@ -89,6 +94,7 @@ class FederationOptions(TypedDict, total=False):
     min_available_nodes: int
     num_clients: int | None
     roster: Roster | None
+    registry: Registry | None
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
@@ -110,6 +116,7 @@ class _Settings:
     min_available_nodes: int = 2
     num_clients: int | None = None
     roster: Roster | None = None
+    registry: Registry | None = None
     weighted_by_key: str = "num-examples"
     arrayrecord_key: str = "arrays"
     configrecord_key: str = "config"
@@ -197,6 +204,9 @@ class Federation:
         # Of the run that goes on.
         self._names: dict[str, int] = {}
         self._shapes: Shapes | None = None
+        # By client, how many of its replies were refused running; who rests, of a run that goes on.
+        self._strikes: Counter[int] = Counter()
+        self._rested: dict[str, list[int]] = {}
         # Nodes that were left out, by reason, and in which round.
         self._left_out: tuple[int, Counter[str]] = 0, Counter()
         self._exchange = self._evaluation = Exchange([], "", lambda node, content: None)
@@ -237,6 +247,9 @@ class Federation:
         """Return the roster: waited for at first, refreshed later; sizes are those that nodes told first."""
         if self._roster is None:
             self._roster = self._gathered(grid)
+            if self._rested:
+                self._roster.put_to_rest(self._rested)
+                self._roster.refresh(grid, self.timeout, self.completed)
             told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
             self.sizes |= {client: float(size) for client, size in told.items() if size}
         else:
@@ -259,6 +272,7 @@ class Federation:
             names=self._names,
             shapes=self._shapes,
             admits=self.admits,
+            registry=self.settings.registry,
         )
 
     def refuse(self, node: Node, reason: str) -> None:
@@ -325,7 +339,18 @@ class Federation:
 
     def accept(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """Yield the valid replies of the training exchange in the order of partition ids."""
-        return self._exchange.accept(replies)
+        yield from self._exchange.accept(replies)
+        self.judge(self._exchange)
+
+    def judge(self, exchange: Exchange) -> None:
+        """Put nodes to rest whose replies were refused three times running, as long as most are not."""
+        for client in exchange.used:
+            self._strikes.pop(client, None)
+        self._strikes.update(exchange.refused)
+        for client in sorted(exchange.refused):
+            struck = self._strikes[client] >= _STRIKES
+            if struck and self._roster is not None and self._roster.rest(client, self.completed):
+                del self._strikes[client]
 
     def book_down(
         self, server_round: int, link: str, source: int, client: int, bits: int, sizes: tuple[int, int]
@@ -369,7 +394,9 @@ class Federation:
         """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""
         if self._most[0] != len(self.sizes):
             self._most = len(self.sizes), capped(self.sizes, self.settings.max_weight_ratio)
-        return min(self.sizes[client], self._most[1])
+        here = [] if self._roster is None else self._roster.nodes[client : client + 1]
+        registered = [float(node.max_examples) for node in here if node.max_examples is not None]
+        return min(self.sizes[client], self._most[1], *registered)
 
     def bound(self, part: str = "model") -> UpdateBound:
         """Return what the updates of a part of the model are held against."""
@@ -497,9 +524,14 @@ class Federation:
         return taken
 
     def _seen(self) -> dict[str, Any]:
-        """Return what bounds go by."""
+        """Return what bounds go by, and who lost trust."""
         norms = {part: bound.state_dict() for part, bound in sorted(self._bounds.items())}
-        seen = {"update-norms": norms, "first-losses": self.losses.state_dict()}
+        seen = {
+            "update-norms": norms,
+            "first-losses": self.losses.state_dict(),
+            "strikes": {str(client): count for client, count in sorted(self._strikes.items())},
+            "resting": self._rested if self._roster is None else self._roster.resting(),
+        }
         return {key: value for key, value in seen.items() if value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -508,6 +540,8 @@ class Federation:
         for part, norms in state.get("update-norms", {}).items():
             self.bound(str(part)).load_state_dict(norms)
         self.losses.load_state_dict(state.get("first-losses", {}))
+        self._strikes = Counter({int(client): int(n) for client, n in state.get("strikes", {}).items()})
+        self._rested = {str(at): list(since) for at, since in state.get("resting", {}).items()}
         self._names = {str(name): int(at) for name, at in state.get("names", {}).items()}
         if (shapes := state.get("shapes")) is not None:
             axes = shapes["input_shape"]

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Exchange, Reply, checked_metrics, collect
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.strategy import FederatedStrategy
@@ -92,6 +93,7 @@ class OwnNodes:
         quorum: int | None = None,
         features: Callable[[tuple[int, ...]], int] | None = None,
         earlier: Mapping[str, Any] | None = None,
+        registry: Registry | None = None,
     ) -> "OwnNodes":
         """Wait for the nodes, learn what their data look like, and have them standardised.
 
@@ -108,13 +110,16 @@ class OwnNodes:
             nothing is pooled.
         earlier : Mapping[str, Any] or None (default: None)
             What ``about`` said in a run that goes on.
+        registry : Registry or None (default: None)
+            Who may take part as whom; None for whoever comes.
 
         Raises
         ------
         RosterError
             If the nodes do not come, do not say what their data look like, or tell no moments.
         """
-        nodes = cls(grid, Roster.gather(grid, expected, _MAX_WAIT, quorum=quorum), timeout)
+        roster = Roster.gather(grid, expected, _MAX_WAIT, quorum=quorum, registry=registry)
+        nodes = cls(grid, roster, timeout)
         if features is not None:
             nodes.standardise(features(nodes.input_shape), earlier)
         return nodes

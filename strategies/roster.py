@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import count
 from logging import INFO, WARNING
 from math import prod
 from typing import Any
@@ -18,6 +19,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.registry import Registered, Registry
 from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import quoted, shown
@@ -111,6 +113,8 @@ class Node:
         Of its data, as in ``Shapes``.
     knows_its_place : bool
         Whether it said its partition id itself; one that has a name alone does not know which it was given.
+    max_examples : int or None
+        The most examples that it counts with, where a registry says so.
     """
 
     partition_id: int
@@ -123,6 +127,7 @@ class Node:
     num_classes: int | None = None
     dtype: str | None = None
     knows_its_place: bool = True
+    max_examples: int | None = None
 
     @property
     def shapes(self) -> Shapes:
@@ -149,7 +154,7 @@ class Roster:
     rounds. Where Flower authenticates nodes and their keys were registered with names
     (``flwr supernode register KEY --name NAME``), a node has that name whatever it says, so that nobody can
     take another's. Where it does not, a name is what a node says: whoever comes while its owner is away
-    gets its place.
+    gets its place. A registry binds keys to places, roles and groups too, and lets nobody else in.
 
     Parameters
     ----------
@@ -184,10 +189,16 @@ class Roster:
         self._told: dict[int, Node] = {}
         self._question = WHOAMI
         self._admits: Admits = lambda node: None
+        self._registry: Registry | None = None
         self._refusals: Counter[str] = Counter()
         self._first_free = 0
         # By node id, of those that are left out: how often, and the round from which on they are asked again.
         self._outside: dict[int, tuple[int, int]] = {}
+        # By partition id, of those whose replies were refused again and again: how often they were put to
+        # rest, and from which round on they take part again.
+        self._resting: dict[int, tuple[int, int]] = {}
+        # Node ids of those that are there and resting: their places are theirs.
+        self._kept: set[int] = set()
         self._warnings: list[str] = []
 
     def __len__(self) -> int:
@@ -219,6 +230,7 @@ class Roster:
         names: Mapping[str, int] | None = None,
         shapes: Shapes | None = None,
         admits: Admits | None = None,
+        registry: Registry | None = None,
     ) -> "Roster":
         """Wait for enough nodes and learn who they are.
 
@@ -240,11 +252,14 @@ class Roster:
             The data's, of a run that goes on; None for what most of the first nodes tell.
         admits : Callable[[Node], str or None] or None (default: None)
             Returns why a node is left out, None if it is not.
+        registry : Registry or None (default: None)
+            Who may take part as whom; None for whoever comes.
 
         Raises
         ------
         RosterError
-            If too few come, or too few of them introduce themselves as they should.
+            If too few come, or too few of them introduce themselves as they should; where there is a
+            registry also if nodes do not introduce themselves.
         """
         needed = quorum or expected
         if needed is None:
@@ -258,14 +273,14 @@ class Roster:
                 break
         if answers.raised.keys() >= set(sorted(node_ids)[:2]):
             answers.finish()
-            return cls._by_rank(node_ids, expected)
+            return cls._by_rank(node_ids, expected, registry)
         roster = cls([], True)
-        roster.places, roster._question = expected, question
+        roster.places, roster._question, roster._registry = expected, question, registry
         roster._admits = admits or roster._admits
         seated = roster._hear(answers, needed, names or {}, shapes)
         answers.finish()
         if not answers.told and answers.raised.keys() >= set(node_ids):
-            return cls._by_rank(node_ids, expected)
+            return cls._by_rank(node_ids, expected, registry)
         seated._without(answers, 0)
         seated._warn_of_all()
         if len(seated.online) < needed:
@@ -277,13 +292,12 @@ class Roster:
     ) -> "Roster":
         """Ask all that are there, and return who has which place once enough have one, or time is over."""
         grid, heard = answers.grid, -1
-        listed: dict[int, str] = {}
+        listed: dict[int, _Listing] = {}
         seated, enough_at = self, None
         while True:
             if (current := _listed(grid)) != listed or heard != answers.heard:
                 listed, heard = current, answers.heard
-                told = [_named(node, listed[i]) for i, node in answers.told.items() if i in listed]
-                seated = self._seated(told, names, shapes)
+                seated = self._seated(self._identified(answers.told, listed), names, shapes)
             enough = len(seated.online) >= needed
             if enough and enough_at is None:
                 enough_at = answers.now()
@@ -296,15 +310,17 @@ class Roster:
                 return seated
             answers.step(listed, self._question)
 
-    def _seated(self, told: Sequence[Node], names: Mapping[str, int], shapes: Shapes | None) -> "Roster":
+    def _seated(self, told: Sequence["_Claim"], names: Mapping[str, int], shapes: Shapes | None) -> "Roster":
         """Return the roster of these nodes, first those that say which partition they have."""
         roster = Roster([Node(i, _NOBODY) for i in range(self.places or 0)], True)
         roster.places, roster._question, roster._admits = self.places, self._question, self._admits
+        roster._registry = self._registry
         roster._grow(max(names.values(), default=-1) + 1)
         roster.names = dict(names)
         for name, at in names.items():
             roster.nodes[at] = Node(at, _NOBODY, name=name)
-        roster.shapes = _most_common(told) if shapes is None else shapes
+        welcome = [node for node, refused in told if refused is None]
+        roster.shapes = _most_common(welcome) if shapes is None else shapes
         roster._take_in(told, 0)
         return roster
 
@@ -321,14 +337,19 @@ class Roster:
         if not self.introduced:
             return self
         self._admits = admits or self._admits
-        roster = self._seated(list(self._told.values()), names, shapes)
+        roster = self._seated([(node, None) for node in self._told.values()], names, shapes)
         roster._outside = {**self._outside, **roster._outside}
         roster._refusals += self._refusals
         roster._warn_of_all()
         return roster
 
     @classmethod
-    def _by_rank(cls, node_ids: list[int], expected: int | None) -> "Roster":
+    def _by_rank(cls, node_ids: list[int], expected: int | None, registry: Registry | None) -> "Roster":
+        if registry is not None:
+            raise RosterError(
+                "No node says who it is, which a registry is held against. Valid are ClientApps that answer: "
+                "ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce'."
+            )
         log(
             WARNING,
             "No node says who it is: partition ids are the ranks of the sorted node ids, other ones in every "
@@ -366,7 +387,7 @@ class Roster:
 
     def _look(self, grid: Grid, timeout: float, server_round: int) -> None:
         current = set(grid.get_node_ids())
-        self.online = {node.node_id for node in self.nodes} & current
+        self.online = self._taking_part(current, server_round)
         self._outside = {i: since for i, since in self._outside.items() if i in current}
         known = {node.node_id for node in self.nodes}
         room = self.places is None or len(self.online) < self.places
@@ -378,11 +399,17 @@ class Roster:
                 self._meet(grid, strangers, timeout, server_round)
             else:
                 self._rank(strangers)
-            self.online = {node.node_id for node in self.nodes} & current
+            self.online = self._taking_part(current, server_round)
+
+    def _taking_part(self, current: set[int], server_round: int) -> set[int]:
+        resting = {at for at, (_, until) in self._resting.items() if server_round < until}
+        self._kept = {self.nodes[at].node_id for at in resting if at < len(self)} & current
+        return ({node.node_id for node in self.nodes} & current) - self._kept
 
     def _meet(self, grid: Grid, strangers: list[int], timeout: float, server_round: int) -> None:
         """Ask strangers who they are, and give a place to those who have one."""
-        vacancies = {node.partition_id for node in self.nodes if node.node_id not in self.online}
+        here = self.online | self._kept
+        vacancies = {node.partition_id for node in self.nodes if node.node_id not in here}
         patience = _PATIENCE_OF_OTHERS if self.online else _PATIENCE
         answers = _Introductions(grid, min(timeout, patience))
         full = self.places is not None
@@ -393,22 +420,30 @@ class Roster:
         )
         answers.finish()
         listed = _listed(grid)
-        told = [_named(node, listed[i]) for i, node in answers.told.items() if i in listed]
-        self._take_in(told, server_round)
+        self._take_in(self._identified(answers.told, listed), server_round)
         self._without(answers, server_round)
         self._warn_of_all()
 
     def _rank(self, strangers: list[int]) -> None:
-        vacant = [node for node in self.nodes if node.node_id not in self.online]
+        vacant = [node for node in self.nodes if node.node_id not in self.online | self._kept]
         for old, new in zip(vacant, strangers, strict=False):
             self._sit(replace(old, node_id=new))
         if self.places is None:
             for new in strangers[len(vacant) :]:
                 self._sit(Node(len(self.nodes), new))
 
-    def _take_in(self, told: Sequence[Node], server_round: int) -> None:
+    def _identified(self, told: Mapping[int, Node], listed: Mapping[int, "_Listing"]) -> list["_Claim"]:
+        """Return those that are there, under the names that their keys have, and why each is refused."""
+        return [_held_against(node, listed[i], self._registry) for i, node in told.items() if i in listed]
+
+    def _take_in(self, told: Sequence["_Claim"], server_round: int) -> None:
         """Give nodes their places: first those that say which partition they have, then by name."""
-        for node in sorted(told, key=lambda node: (node.partition_id == _UNTOLD, _by_name(node))):
+        for node, refused in sorted(
+            told, key=lambda claim: (claim[0].partition_id == _UNTOLD, _by_name(claim[0]))
+        ):
+            if refused is not None:
+                self._leave_out(node, refused, server_round)
+                continue
             seat, reason = self._seat(node)
             if reason is None:
                 reason = self.shapes.disagreement(node.shapes) or self._admits(seat)
@@ -425,13 +460,13 @@ class Roster:
         if known is not None:
             at = known
         elif at == _UNTOLD:
-            at = next((i for i in range(self._first_free, len(self)) if self._free(i)), len(self))
+            at = next(i for i in count(self._first_free) if self._free(i))
             self._first_free = at
         seat = replace(node, partition_id=at, name=f"partition-{at}" if node.name is None else node.name)
         if at >= (_MOST_PLACES if self.places is None else self.places):
             return seat, _NO_PLACE
         old = self.nodes[at] if at < len(self) else Node(at, _NOBODY)
-        if old.node_id in self.online:
+        if old.node_id in self.online | self._kept:
             return seat, "duplicate partition" if known is None else "duplicate name"
         if node.partition_id not in (_UNTOLD, at):
             return seat, "another partition than before"
@@ -443,7 +478,9 @@ class Roster:
         return replace(seat, num_examples=size), None
 
     def _free(self, at: int) -> bool:
-        return self.nodes[at].vacant and self.nodes[at].name is None
+        if self._registry is not None and at in self._registry.reserved:
+            return False
+        return at >= len(self) or (self.nodes[at].vacant and self.nodes[at].name is None)
 
     def _sit(self, node: Node) -> None:
         self._grow(node.partition_id + 1)
@@ -473,6 +510,38 @@ class Roster:
             self._first_free = 0
             self._leave_out(node, reason, server_round)
         self._warn_of_all()
+
+    def rest(self, partition: int, server_round: int) -> bool:
+        """Leave a node out whose replies are no good, in its place, for 2, 4, 8, … 64 rounds.
+
+        Returns
+        -------
+        bool
+            False if it stays, because else half of those that are there would rest.
+        """
+        if 2 * (len(self._kept) + 1) >= len(self.online) + len(self._kept):
+            return False
+        times = self._resting.get(partition, (0, 0))[0] + 1
+        rounds = min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS)
+        self._resting[partition] = times, server_round + 1 + rounds
+        self.online.discard(self.nodes[partition].node_id)
+        self._kept.add(self.nodes[partition].node_id)
+        self._refusals["quarantined"] += 1
+        log(
+            WARNING,
+            "Partition %d is left out for %d rounds: its replies were refused again and again.",
+            partition,
+            rounds,
+        )
+        return True
+
+    def resting(self) -> dict[str, list[int]]:
+        """Return who was put to rest, for a checkpoint: by partition id how often, and until which round."""
+        return {str(at): list(since) for at, since in sorted(self._resting.items())}
+
+    def put_to_rest(self, told: Mapping[str, Sequence[int]]) -> None:
+        """Take over what ``resting`` returned."""
+        self._resting = {int(at): (int(times), int(until)) for at, (times, until) in told.items()}
 
     def _leave_out(self, node: Node, reason: str, server_round: int) -> None:
         times = self._outside.get(node.node_id, (0, 0))[0] + 1
@@ -518,13 +587,53 @@ def _most_common(told: Sequence[Node]) -> Shapes:
     return max(counts, key=lambda shapes: counts[shapes], default=Shapes())
 
 
-def _listed(grid: Grid) -> dict[int, str]:
-    """Return who is there by node id: the names that keys were registered with, empty where there is none."""
-    return {info.node_id: info.name for info in grid.get_nodes()}
+# What the SuperLink knows of a node: the name that its key was registered with, or nothing, and its key.
+_Listing = tuple[str, bytes]
+# A node as it may be known, and why it is left out; None if it is not.
+_Claim = tuple[Node, str | None]
 
 
-def _named(node: Node, registered: str) -> Node:
-    return replace(node, name=shown(registered, _MAX_WORD)) if registered else node
+def _listed(grid: Grid) -> dict[int, _Listing]:
+    """Return who is there, by node id."""
+    return {info.node_id: (info.name, info.public_key) for info in grid.get_nodes()}
+
+
+def _held_against(node: Node, listing: _Listing, registry: Registry | None) -> _Claim:
+    name, public_key = listing
+    if name:
+        node = replace(node, name=shown(name, _MAX_WORD))
+    if registry is None:
+        return node, None
+    entry = registry.find(public_key, name)
+    if entry is None:
+        return node, "not registered"
+    return _as_registered(node, entry), _mismatch(node, entry, registry)
+
+
+def _as_registered(node: Node, entry: Registered) -> Node:
+    """Return the node as the registry has it; what that does not say is the node's own word."""
+    size, most = node.num_examples, entry.max_examples
+    return replace(
+        node,
+        name=node.name if entry.name is None else entry.name,
+        partition_id=node.partition_id if entry.partition is None else entry.partition,
+        role=node.role if entry.role is None else entry.role,
+        group=node.group if entry.group is None else entry.group,
+        num_examples=size if size is None or most is None else min(size, most),
+        max_examples=most,
+    )
+
+
+def _mismatch(node: Node, entry: Registered, registry: Registry) -> str | None:
+    """Return which claim of a node is not what was registered."""
+    at = node.partition_id
+    if at not in (entry.partition, _UNTOLD) and (entry.partition is not None or at in registry.reserved):
+        return "another partition than registered"
+    for what in ("role", "group"):
+        claimed, registered = getattr(node, what), getattr(entry, what)
+        if registered is not None and claimed not in ("", registered):
+            return f"another {what} than registered"
+    return None
 
 
 def grid_clock(grid: Grid) -> tuple[Callable[[], float], Callable[[float], None]]:

@@ -32,6 +32,12 @@ def deploy_local(
     run_config: RunConfig = None,
     node_config: NodeConfig = None,
     own_data: OwnData = None,
+    one_user: Annotated[
+        bool,
+        typer.Option(
+            "--one-user", help="With --own-data, as root: SuperNodes run as you, not as users of their own."
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the run folder goes: the key 'output-dir'.")
     ] = None,
@@ -67,7 +73,13 @@ def deploy_local(
     try:
         with interruptible(lambda: "Interrupted; all that was started is stopped"):
             code = start(
-                spec, plan, tls=tls, node_config=configs, own_data=own_data is not None, keep_logs=keep_logs
+                spec,
+                plan,
+                tls=tls,
+                node_config=configs,
+                own_data=own_data is not None,
+                own_users=own_data is not None and not one_user,
+                keep_logs=keep_logs,
             )
     except StartError as error:
         typer.echo(f"Error: {error}", err=True)
@@ -92,6 +104,7 @@ def deploy_keys(
     typer.echo(f"SuperLink: {made.ca} {made.server_certificate} {made.server_key}")
     for key in made.nodes:
         typer.echo(f"SuperNode: {made.ca} {key.private}; register {key.public}")
+    typer.echo(f"Who is whom, for the run's key 'registry': {made.registry}")
 
 
 def deploy_split(

@@ -49,12 +49,15 @@ class Credentials:
         The SuperLink's.
     nodes : Sequence[NodeKey]
         One a SuperNode, in the order of partition ids.
+    registry : Path
+        Binds each public key to its partition (docs/nodes.md), for the server.
     """
 
     ca: Path
     server_certificate: Path
     server_key: Path
     nodes: Sequence[NodeKey]
+    registry: Path
 
 
 def make_credentials(
@@ -94,6 +97,7 @@ def make_credentials(
         folder / "server.pem",
         folder / "server.key",
         [NodeKey(folder / f"node{i}", folder / f"node{i}.pub") for i in range(num_nodes)],
+        folder / "nodes.toml",
     )
     _write(made.ca, ca.public_bytes(Encoding.PEM), 0o644)
     _write(made.server_certificate, server.public_bytes(Encoding.PEM), 0o644)
@@ -103,6 +107,8 @@ def make_credentials(
         public = node_key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         _write(node.private, _pem(node_key, PrivateFormat.OpenSSH), 0o600)
         _write(node.public, public, 0o644)
+    bound = (f'[[node]]\nkey = "{node.public.name}"\npartition = {i}\n' for i, node in enumerate(made.nodes))
+    _write(made.registry, "\n".join(bound).encode(), 0o644)
     return made
 
 

@@ -26,6 +26,7 @@ from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healt
 from hedgerow.sim.deploy.flower_run import submit
 from hedgerow.sim.deploy.processes import Program, StartError, cores, free_ports, program, stop_all
 from hedgerow.sim.deploy.supernode import SuperNode
+from hedgerow.sim.deploy.users import NodeUsers, NoUsersError, give, own_copy, own_folder
 from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.plan import Plan, plan_run, toml_value
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
@@ -41,6 +42,12 @@ FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 # Threads of a node's torch. Nodes that share a machine share its cores: more threads than cores wait for each
 # other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
 THREADS = "OMP_NUM_THREADS"
+
+
+# Keys of a node config that name what the node reads.
+_FILES = ("data", "match-key-file", "constants", "policy")
+# Where a node looks for its owner's policy.
+POLICY_VARIABLE = "HEDGEROW_NODE_POLICY"
 
 
 class Deployment:
@@ -67,6 +74,10 @@ class Deployment:
         The private folder, which then stays. None: a temporary one.
     keep_logs : Path or None (default: None)
         Where the folder of logs is copied at the end.
+    own_users : bool (default: False)
+        Start each node as a user of its own where that can be done (``NodeUsers``), who alone may read the
+        node's home, its key and a copy of each file that its config names (``data``, ``match-key-file``,
+        ``constants``, ``policy``). What it writes to ``predictions`` is brought back at the end.
     fast : bool (default: True)
         Set what ``FAST`` says, and ``OMP_NUM_THREADS`` to each node's share of the cores, where the
         environment does not.
@@ -79,6 +90,8 @@ class Deployment:
         The SuperLink.
     nodes : list of SuperNode
         The nodes, in the order of partition ids.
+    users : list of int
+        Whose they are; empty where all run as this process's user, ``no_users`` says why.
 
     Raises
     ------
@@ -97,6 +110,7 @@ class Deployment:
         superlink_options: Sequence[str] = (),
         home: Path | None = None,
         keep_logs: Path | None = None,
+        own_users: bool = False,
         fast: bool = True,
         patience: float = 180.0,
     ) -> None:
@@ -110,6 +124,10 @@ class Deployment:
         self.tls = tls
         self.patience = patience
         self.nodes: list[SuperNode] = []
+        self.users: list[int] = []
+        self.no_users = "" if own_users else "not asked for"
+        # What nodes write, and where their owner wants it.
+        self._brought_back: list[tuple[Path, Path]] = []
         self._configs: list[UserConfig] = [
             {"partition-id": i, "num-partitions": num_nodes, **more} for i, more in enumerate(extra)
         ]
@@ -146,6 +164,9 @@ class Deployment:
                 steps.callback(shutil.rmtree, self.home, ignore_errors=True)
             if self._keep_logs and hasattr(self, "home") and self.logs.is_dir():
                 steps.callback(shutil.copytree, self.logs, self._keep_logs, dirs_exist_ok=True)
+            for written, wanted in self._brought_back:
+                if written.is_file():
+                    steps.callback(shutil.copyfile, written, wanted)
             if hasattr(self, "superlink"):
                 steps.callback(self.superlink.stop)
             # A node that was told to go has nothing to save; a ServerApp has its checkpoint.
@@ -157,11 +178,17 @@ class Deployment:
     def _start(self) -> None:
         self.home = Path(self._given_home or tempfile.mkdtemp(prefix="hedgerow-deploy-")).absolute()
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
+        self._find_users()
+        for folder in (self.logs, self.home / "cli", self.home / "superlink"):
+            folder.mkdir(mode=0o700, exist_ok=True)
         keys = make_credentials(self.home / "keys", self.num_nodes) if self.tls else None
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self._ca = keys.ca if keys else None
+        # An app that can hold nodes against their keys does.
+        self._registry = keys.registry if keys else None
+        if keys and self.users:
+            _let_pass(keys.ca.parent)
         self._write_connection()
         self.superlink = self._superlink(port, keys)
         self.superlink.start()
@@ -194,7 +221,45 @@ class Deployment:
             arguments += ["--auth-supernode-private-key", str(keys.nodes[i].private)]
         name = f"node{i}"
         env = {**self._node_env, **self._env(name)}
-        return SuperNode(i, self._configs[i], arguments, env, self.logs / f"{name}.log")
+        config, user = self._configs[i], None
+        if self.users:
+            user = self.users[i]
+            if keys:
+                give(keys.nodes[i].private, user)
+            config, env = self._moved_in(name, config, env, user)
+        return SuperNode(i, config, arguments, env, self.logs / f"{name}.log", user)
+
+    def _find_users(self) -> None:
+        if self.no_users:
+            return
+        try:
+            users = NodeUsers(self.num_nodes)
+        except NoUsersError as error:
+            self.no_users = str(error)
+            return
+        self._signals.callback(users.close)
+        self.users = users.ids
+        _let_pass(self.home)
+
+    def _moved_in(
+        self, name: str, config: UserConfig, env: Mapping[str, str], user: int
+    ) -> tuple[UserConfig, dict[str, str]]:
+        """Return config and environment of a node whose files are copies that its user alone may read."""
+        home = self.home / name
+        own_folder(home, user)
+        config, env = dict(config), {**env, "HOME": str(home)}
+        for key in _FILES:
+            file = Path(str(config.get(key, ""))).expanduser()
+            if config.get(key) and file.exists():
+                config[key] = str(own_copy(file, home / "files" / f"{key}{file.suffix}", user))
+        policy = Path(env.get(POLICY_VARIABLE, "")).expanduser()
+        if env.get(POLICY_VARIABLE) and policy.is_file():
+            env[POLICY_VARIABLE] = str(own_copy(policy, home / "files" / "policy.toml", user))
+        if wanted := config.get("predictions"):
+            written = home / "predictions.csv"
+            config["predictions"] = str(written)
+            self._brought_back.append((written, Path(str(wanted)).expanduser().absolute()))
+        return config, env
 
     def _register(self, keys: Credentials) -> None:
         def register(i: int) -> tuple[int, str]:
@@ -224,7 +289,6 @@ class Deployment:
 
     def _write_connection(self) -> None:
         folder = self.home / "cli"
-        folder.mkdir(exist_ok=True)
         trust = f"root-certificates = {toml_value(str(self._ca))}" if self._ca else "insecure = true"
         text = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n'
         (folder / "config.toml").write_text(text, encoding="utf-8")
@@ -267,9 +331,12 @@ class Deployment:
         echo : bool (default: True)
             Print the run's log as it comes.
         """
+        run_config = (plan or self.plan()).run_config
+        if self._registry is not None and run_config.get("registry") == "":
+            run_config = {**run_config, "registry": str(self._registry)}
         run = submit(
             [str(self.spec.folder), CONNECTION],
-            (plan or self.plan()).run_config,
+            run_config,
             self.home / f"run-config-{len(self._runs)}.toml",
             self._env("cli"),
             superlink=CONNECTION,
@@ -287,6 +354,11 @@ class Deployment:
             If it goes on after ``timeout`` seconds.
         """
         return self.submit(plan, echo=echo).wait(timeout)
+
+
+def _let_pass(folder: Path) -> None:
+    """Let other users through to what is theirs in a folder, whose names they do not see."""
+    folder.chmod(0o711)
 
 
 def _chosen(keys: Mapping[str, str]) -> dict[str, str]:

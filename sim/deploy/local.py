@@ -25,6 +25,7 @@ def deploy_local(
     tls: bool = False,
     node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
     own_data: bool = False,
+    own_users: bool = False,
     keep_logs: bool = False,
 ) -> int:
     """Run an app on a loopback deployment of its own, and return 0 if it completed, 1 if not.
@@ -38,6 +39,8 @@ def deploy_local(
         As for ``Deployment``.
     own_data : bool (default: False)
         Nodes have files of their own: no program is told of a common data folder.
+    own_users : bool (default: False)
+        As for ``Deployment``: each node is a user of its own, where that can be done.
     keep_logs : bool (default: False)
         Leave the logs in ``logs-<time>`` beside the run folder.
 
@@ -53,7 +56,9 @@ def deploy_local(
         logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
     # Empty: what the environment says of a folder that all share reaches neither server nor nodes.
     env = {"HEDGEROW_DATA_DIR": ""} if own_data else None
-    deployment = Deployment(spec, plan.num_nodes, tls=tls, node_config=configs, env=env, keep_logs=logs)
+    deployment = Deployment(
+        spec, plan.num_nodes, tls=tls, node_config=configs, env=env, keep_logs=logs, own_users=own_users
+    )
     with ExitStack() as after:
         if logs:
             after.callback(print, f"Logs: {logs}", flush=True)
@@ -65,11 +70,20 @@ def deploy_local(
                 f"up after {time.monotonic() - started:.0f} s",
                 flush=True,
             )
+            if own_data:
+                print(_users(deployment), flush=True)
             code = follow(deployment.submit(plan))
             for node in deployment.nodes:
                 if not node.running:
                     print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)
             return code
+
+
+def _users(deployment: Deployment) -> str:
+    if deployment.users:
+        first, last = deployment.users[0], deployment.users[-1]
+        return f"Each SuperNode is a user of its own ({first} to {last}), who alone may read its files"
+    return f"All SuperNodes run as you and may read what you may: {deployment.no_users}"
 
 
 def _data_dir(run_config: UserConfig) -> UserConfig:

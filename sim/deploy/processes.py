@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 __all__ = ["Program", "StartError", "cores", "free_ports", "program", "stop_all"]
 
@@ -44,7 +46,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
-        raise RuntimeError(f"{name} is not installed: pip install 'flwr[simulation]>=1.41,<2'")
+        raise RuntimeError(f"{name} is not installed: pip install 'flwr>=1.41,<2'")
     return found
 
 
@@ -70,13 +72,23 @@ class Program:
         Its whole environment.
     log_file : Path
         Where its output goes, and that of what it starts; appended to by every start.
+    user : int or None (default: None)
+        The user and group id that it runs as, which only root may choose; None for this process's own.
     """
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log_file: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log_file: Path,
+        user: int | None = None,
+    ) -> None:
         self.name = name
         self.command = list(command)
         self.env = dict(env)
         self.log_file = log_file
+        self.user = user
         self._process: subprocess.Popen[bytes] | None = None
         # Its process group, for as long as a member may live: later the number may be another's.
         self._group: int | None = None
@@ -110,6 +122,12 @@ class Program:
         if self.running:
             raise RuntimeError(f"{self.name} is running already, as process {self.pid}")
         self._started_at = self.log_file.stat().st_size if self.log_file.exists() else 0
+        # In the folder where its owner was started, another user may have no business.
+        identity: dict[str, Any] = (
+            {}
+            if self.user is None
+            else {"user": self.user, "group": self.user, "extra_groups": [], "cwd": "/"}
+        )
         with self.log_file.open("ab") as output:
             self._process = subprocess.Popen(
                 self.command,
@@ -118,8 +136,10 @@ class Program:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                **identity,
             )
         self._group = self._process.pid
+        _guardian.watch(self._process.pid)
 
     def log(self) -> str:
         """Return what was logged since the last start."""
@@ -172,26 +192,30 @@ class Program:
         self._signal(signal.SIGCONT)
 
     def _signal(self, sign: signal.Signals) -> None:
-        for group in _living([self], set()):
+        for group in _living(self._groups()):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, sign)
 
-    def _groups(self, table: Mapping[int, _Process]) -> set[int]:
-        if self._group is None:
-            return set()
-        # A detached child is found while its parent lives.
-        family = _family(self._group, table) if self.running else []
-        return {self._group} | {table[pid].group for pid in family if pid in table}
+    def _groups(self) -> set[int]:
+        return set() if self._group is None else {self._group}
 
 
 def stop_all(programs: Iterable[Program], patience: float = 15.0) -> None:
     """End programs together, each with all that it started: asked at first, then killed."""
     programs = list(programs)
-    groups: set[int] = set()
+    left = stop_groups(set[int]().union(*(one._groups() for one in programs)), patience)
+    for one in programs:
+        if one._group not in left:
+            one._group = None
+
+
+def stop_groups(leaders: set[int], patience: float = 15.0) -> set[int]:
+    """End process groups with all that their leaders started, as ``stop_all`` does; return which live on."""
+    groups = set(leaders)
     for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         if not seconds:
             continue
-        groups = _living(programs, groups)
+        groups = _living(groups)
         for group in groups:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, sign)
@@ -200,16 +224,47 @@ def stop_all(programs: Iterable[Program], patience: float = 15.0) -> None:
         end = time.monotonic() + seconds
         while groups and time.monotonic() < end:
             time.sleep(_POLL)
-            groups = _living(programs, groups)
-    for one in programs:
-        if one._group not in groups:
-            one._group = None
+            groups = _living(groups)
+    return groups
 
 
-def _living(programs: Iterable[Program], known: set[int]) -> set[int]:
-    """Return the process groups of programs that have a member, those known before among them."""
+class _Guardian:
+    """Has programs ended with all that they started when this process is gone, however (``guardian.py``)."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = Lock()
+
+    def watch(self, pid: int) -> None:
+        """Take on the leader of a process group."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                command = [sys.executable, "-m", "hedgerow.sim.deploy.guardian"]
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, start_new_session=True, text=True
+                )
+            assert self._process.stdin is not None
+            print(pid, began(pid), file=self._process.stdin, flush=True)
+
+
+_guardian = _Guardian()
+
+
+def began(pid: int) -> str:
+    """Return when a process began, in words that no later process of its number shares; empty if it ended."""
+    shown = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return " ".join(shown.stdout.split())
+
+
+def _living(groups: set[int]) -> set[int]:
+    """Return those process groups that have a member, and those of what their leaders started."""
     table = _processes()
-    groups = known.union(*(one._groups(table) for one in programs))
+    for group in set(groups):
+        # A detached child is found while its parent lives.
+        if group in table and table[group].group == group and not table[group].ended:
+            groups = groups | {table[pid].group for pid in _family(group, table) if pid in table}
     # What has ended and was not reaped by its parent lives no more.
     alive = {process.group for process in table.values() if not process.ended}
     return (groups & alive) - {os.getpgrp()}

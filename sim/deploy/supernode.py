@@ -29,7 +29,7 @@ class SuperNode(Program):
         Its node config, ``partition-id`` and ``num-partitions`` included.
     arguments : Sequence[str]
         How it finds the SuperLink and proves who it is.
-    env, log_file
+    env, log_file, user
         As for ``Program``.
     """
 
@@ -40,12 +40,13 @@ class SuperNode(Program):
         arguments: Sequence[str],
         env: Mapping[str, str],
         log_file: Path,
+        user: int | None = None,
     ) -> None:
         self.partition_id = partition_id
         self.config = dict(config)
         pairs = " ".join(f"{key}={toml_value(value)}" for key, value in config.items())
         command = [program("flower-supernode"), *arguments, "--node-config", pairs]
-        super().__init__(f"the SuperNode of partition {partition_id}", command, env, log_file)
+        super().__init__(f"the SuperNode of partition {partition_id}", command, env, log_file, user)
 
     @property
     def node_id(self) -> int | None:

@@ -5,6 +5,7 @@ An app puts them among its own and may give them other defaults and other help (
 
 from collections.abc import Callable, Mapping
 
+from hedgerow.sim.engine.workers import MOST_WORKERS
 from hedgerow.sim.runs.kinds import (
     LARGEST,
     MAX_INT64,
@@ -31,6 +32,7 @@ __all__ = [
     "STACK_SETTINGS",
     "WEIGHT_BOUND",
     "aggregation_setting",
+    "registry_setting",
     "task_settings",
 ]
 
@@ -99,6 +101,15 @@ def aggregation_setting(valid: str, check: Callable[[str], object]) -> Setting:
     )
 
 
+def registry_setting(check: Callable[[str], object]) -> Setting:
+    """Return what says who may take part as whom; whether a file does, strategies know."""
+    return Setting(
+        "",
+        text("a file like the nodes.toml of `hedgerow deploy keys`, or empty", check),
+        "the server's file that binds nodes' keys to places (docs/nodes.md); empty: whoever comes",
+    )
+
+
 # How a machine trains the nodes that it simulates; nothing of it changes what a run means.
 STACK_SETTINGS: Mapping[str, Setting] = {
     "training-mode": Setting(
@@ -128,6 +139,11 @@ RUN_SETTINGS: Mapping[str, Setting] = {
         "flower",
         choice("flower", "inprocess"),
         "`inprocess`: the ServerApp runs the nodes itself, also under `flwr run`",
+    ),
+    "workers": Setting(
+        0,
+        whole(0, MOST_WORKERS),
+        "of `inprocess`: processes that the nodes are dealt to (0: physical cores where that pays; 1: none)",
     ),
     "output-dir": Setting("runs", folder("a folder", writable=True), "where run folders go"),
     "checkpoint-every": Setting(10, whole(1, MAX_ROUNDS), "rounds between checkpoints"),

@@ -16,6 +16,7 @@ from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.recorder import read_config
@@ -56,6 +57,8 @@ class Plan:
         The seed of a run whose app has no key ``seed``; None where none was asked for.
     output_dir : str or None (default: None)
         Where the run's folder goes, of an app that has no key ``output-dir``; None where nobody said.
+    workers : int or None (default: None)
+        As in ``InProcessGrid``, of an app that has no key ``workers``; None where nobody said.
     """
 
     run_config: UserConfig
@@ -63,6 +66,7 @@ class Plan:
     faults: FaultModel | None
     seed: int | None = None
     output_dir: str | None = None
+    workers: int | None = None
 
 
 def plan_run(
@@ -73,6 +77,7 @@ def plan_run(
     device: str | None = None,
     seed: int | None = None,
     output_dir: str | None = None,
+    workers: int | None = None,
 ) -> Plan:
     """Check all that the user asks of a run, before anything of the app is started.
 
@@ -91,6 +96,8 @@ def plan_run(
         The app's key ``seed``; of an app without one, the plan's. From 0, below 2^63.
     output_dir : str or None (default: None)
         The app's key ``output-dir``; of an app without one, the plan's.
+    workers : int or None (default: None)
+        As in ``InProcessGrid``: the key ``workers`` of the suite's apps, of others the plan's.
 
     Raises
     ------
@@ -109,6 +116,13 @@ def plan_run(
         key: value for key, value in {"seed": seed, "output-dir": output_dir}.items() if value is not None
     }
     changes |= {key: value for key, value in asked.items() if key in spec.config}
+    if workers is not None:
+        check_workers(workers, real_time=False)
+    own = own_settings(spec)
+    # Another's app may mean something else by a key of this name.
+    has_workers = own is not None and "workers" in own.SETTINGS
+    if workers is not None and has_workers:
+        changes["workers"] = workers
     if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes: {num_nodes} is not >= 1, or above {MAX_NODES}")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
@@ -122,7 +136,6 @@ def plan_run(
             run_config["num-clients"] = size - sum(spec.no_clients(run_config).values())
         faults = FaultModel.from_run_config({**run_config, **undeclared})
         errors += faults.absent(size) if faults else []
-    own = own_settings(spec)
     if own is not None and not errors:
         own.read({**run_config, **undeclared})
     elif own is not None:
@@ -139,6 +152,7 @@ def plan_run(
         faults,
         seed=None if "seed" in spec.config else seed,
         output_dir=None if "output-dir" in spec.config else output_dir,
+        workers=None if has_workers else workers,
     )
 
 
@@ -193,11 +207,10 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
 
 
 def absolute_output(run_config: UserConfig) -> UserConfig:
-    """Return the run config with an absolute ``output-dir``: Flower's programs may work elsewhere."""
-    output = run_config.get("output-dir")
-    if not isinstance(output, str) or not output:
-        return dict(run_config)
-    return {**run_config, "output-dir": str(Path(output).expanduser().absolute())}
+    """Return the run config with absolute paths of the server's: Flower's programs may work elsewhere."""
+    told = {key: path for key in ("output-dir", "registry") if (path := run_config.get(key))}
+    paths = {key: path for key, path in told.items() if isinstance(path, str)}
+    return {**run_config, **{key: str(Path(path).expanduser().absolute()) for key, path in paths.items()}}
 
 
 def parse_overrides(overrides: Sequence[str], defaults: UserConfig) -> UserConfig:

@@ -58,8 +58,10 @@ RESUME_MAY_CHANGE = (
     "num-server-rounds",
     "output-dir",
     "quiet",
+    "registry",
     "resume",
     "round-timeout",
+    "workers",
 )
 _logger = logging.getLogger("flwr")
 

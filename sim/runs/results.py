@@ -27,9 +27,11 @@ _NOT_THE_EXPERIMENT = frozenset(
         "engine",
         "output-dir",
         "quiet",
+        "registry",
         "resume",
         "seed",
         "training-mode",
+        "workers",
     )
 )
 # Where a metric is looked for, in this order.

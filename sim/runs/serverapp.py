@@ -169,7 +169,9 @@ def server_app(
         values = read(context.run_config)
         made = experiment(values)
         if values["engine"] == "inprocess":
-            grid = InProcessGrid.inside(grid, client_app, context, num_nodes=made.num_nodes)
+            grid = InProcessGrid.inside(
+                grid, client_app, context, num_nodes=made.num_nodes, workers=values["workers"]
+            )
         if isinstance(made, LearntExperiment):
             made = made.learn(grid, read_config(values["resume"]) if values["resume"] else {})
         begun = environment(engine=_engine(grid), app=code_folder(experiment))

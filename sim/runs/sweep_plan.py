@@ -25,7 +25,7 @@ from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 __all__ = ["SETTINGS_FILE", "Job", "changed_settings", "plan_sweep"]
 
 # Settings that change no result: a finished run is kept whatever they are.
-_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "resume"))
+_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "registry", "resume"))
 # The whole run config of a run, in its folder.
 SETTINGS_FILE = "settings.toml"
 

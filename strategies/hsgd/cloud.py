@@ -29,19 +29,29 @@ class Cloud:
         # The global model; of groups that are kept apart, the mean weighted by their people.
         self.theta = theta
         self.aggregate = aggregate
+        self._first = theta
         self._own: dict[int, Theta] = {}
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def groups(self) -> list[int]:
+        """The groups that are kept apart, as far as they have come."""
+        return sorted(self._own)
 
     def start(self, m: int) -> Theta:
         """Return what group m starts its round from."""
-        return self._own.get(m, self.theta)
+        return self.theta if self.aggregate else self._own.get(m, self._first)
 
     def take(self, models: Mapping[int, Theta], sizes: Mapping[int, int]) -> None:
         """Aggregate by (2) the models of the groups that are there, one at least.
 
-        Groups are weighted by all of their people K_m, ``sizes``.
+        Groups are weighted by all of their people K_m, ``sizes``. Those that are kept apart stay as they were
+        where they are not there.
         """
         if not self.aggregate:
-            self._own = models = {m: models.get(m, self.start(m)) for m in sizes}
+            self._sizes |= sizes
+            self._own |= {m: models.get(m, self.start(m)) for m in sizes}
+            models, sizes = self._own, self._sizes
         mean = mean_of({m: (sizes[m], model) for m, model in models.items()})
         assert mean is not None
         self.theta = mean
@@ -49,13 +59,21 @@ class Cloud:
     def state_dict(self) -> dict[str, Any]:
         """Return the models, for a checkpoint."""
         own = {str(m): model._asdict() for m, model in sorted(self._own.items())}
-        return {"theta": self.theta._asdict(), "models": own}
+        state: dict[str, Any] = {"theta": self.theta._asdict(), "models": own}
+        if not self.aggregate:
+            state["first"] = self._first._asdict()
+            state["model-sizes"] = {str(m): size for m, size in sorted(self._sizes.items())}
+        return state
 
     @classmethod
     def restored(cls, state: Mapping[str, Any], aggregate: bool) -> Self:
         """Return what ``state_dict`` was of."""
         cloud = cls(_theta(state["theta"]), aggregate)
         cloud._own = {int(m): _theta(model) for m, model in state["models"].items()}
+        if not aggregate:
+            cloud._first = _theta(state.get("first", state["theta"]))
+            known = state.get("model-sizes", dict(enumerate(state["group-sizes"])))
+            cloud._sizes = {int(m): int(size) for m, size in known.items()}
         return cloud
 
 

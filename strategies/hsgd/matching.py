@@ -2,13 +2,14 @@
 
 The server sees hashes under a key that it does not know. What a party tells is believed as far as others
 bear it out: of two hospitals of a group the one with more matches counts, and of two hosts of a person the
-first.
+first. Who comes later takes nobody's place.
 """
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, RecordDict
@@ -149,6 +150,17 @@ class Matching:
                 people.setdefault(group.hosts[person], []).append(person)
         return people
 
+    @property
+    def standing(self) -> dict[int, Group]:
+        """Each group with all of its people, for a later ``match``."""
+        whole = {}
+        for group in self.groups:
+            held = self.held_out.get(group.number)
+            more = ((), {}) if held is None else (held.ids, held.hosts)
+            ids, hosts = (*group.ids, *more[0]), {**group.hosts, **more[1]}
+            whole[group.number] = Group(group.number, group.hospital, ids, hosts, group.hosted)
+        return whole
+
 
 def form_of(parties: Mapping[int, OwnIntroduction], classes: tuple[str, ...] = ()) -> Form | None:
     """Return the form that most parties of each side have, the first of equals; None if a side is missing.
@@ -185,6 +197,7 @@ def match(
     holdout: float = 0.0,
     seed: int = 0,
     num_groups: int | None = None,
+    standing: Mapping[int, Group] | None = None,
 ) -> Matching:
     """Return the groups that parties make up.
 
@@ -201,6 +214,9 @@ def match(
         The run's.
     num_groups : int or None (default: None)
         Parties of groups from this number on are left out.
+    standing : Mapping[int, Group] or None (default: None)
+        What groups were before: a hospital that has matches, an edge, and each person's host go before others
+        that claim the same.
     """
     found = Matching(form)
     members: dict[int, dict[int, OwnIntroduction]] = {}
@@ -212,27 +228,38 @@ def match(
         else:
             members.setdefault(one.group, {})[partition] = one
     for m, those in sorted(members.items()):
-        _match_group(found, m, those, holdout, seed)
+        _match_group(found, m, those, holdout, seed, (standing or {}).get(m))
     return found
 
 
 def _match_group(
-    found: Matching, m: int, members: Mapping[int, OwnIntroduction], holdout: float, seed: int
+    found: Matching,
+    m: int,
+    members: Mapping[int, OwnIntroduction],
+    holdout: float,
+    seed: int,
+    before: Group | None,
 ) -> None:
-    hosts, hosted = _hosts(found, {i: one for i, one in members.items() if one.role != "hospital"})
+    hosts, hosted = _hosts(found, {i: one for i, one in members.items() if one.role != "hospital"}, before)
     hospitals = {i: one for i, one in members.items() if one.role == "hospital"}
     if not hospitals:
         found.counts["left-out-no-hospital"] += len(members)
         return
-    at = max(hospitals, key=lambda i: (len(hosts.keys() & set(hospitals[i].ids)), -i))
+
+    def standing_then_most(i: int) -> tuple[bool, int, int]:
+        matches = len(hosts.keys() & set(hospitals[i].ids))
+        return before is not None and matches > 0 and i == before.hospital, matches, -i
+
+    at = max(hospitals, key=standing_then_most)
     found.counts["left-out-second-hospital"] += len(hospitals) - 1
     there = set(hospitals[at].ids)
     matched = sorted(there & hosts.keys())
     found.counts["unmatched-hospital"] += len(there) - len(matched)
     found.counts["unmatched-device"] += len(hosts) - len(matched)
-    held = [one for one in matched if _draw(seed, one) < holdout]
-    train = [one for one in matched if one not in set(held)] or matched[:1]
-    held = [one for one in held if one not in set(train)]
+    train = [one for one in matched if _draw(seed, one) >= holdout]
+    if not train and before is None:  # Later, who was held out stays so.
+        train = matched[:1]
+    held = sorted(set(matched) - set(train))
     if not train:
         found.counts["left-out-no-match"] += len(members)
         return
@@ -242,15 +269,21 @@ def _match_group(
         found.held_out[m] = Group(m, at, tuple(held), {one: hosts[one] for one in held}, hosted)
 
 
-def _hosts(found: Matching, others: Mapping[int, OwnIntroduction]) -> tuple[dict[str, int], bool]:
+def _hosts(
+    found: Matching, others: Mapping[int, OwnIntroduction], before: Group | None
+) -> tuple[dict[str, int], bool]:
     """Return who has each person's device, and whether that is one edge for all: the largest there is."""
+    had = {} if before is None else before.hosts
     edges = [i for i, one in others.items() if one.role == "edge"]
+    if edges and before is not None and not before.hosted and others.keys() & set(had.values()):
+        found.counts["left-out-beside-devices"] += len(edges)
+        others, edges = {i: one for i, one in others.items() if i not in edges}, []
     hosts: dict[str, int] = {}
     if edges:
-        chosen = max(edges, key=lambda i: (len(others[i].ids), -i))
+        chosen = max(edges, key=lambda i: (i in had.values(), len(others[i].ids), -i))
         found.counts["left-out-beside-an-edge"] += len(others) - 1
         return dict.fromkeys(others[chosen].ids, chosen), True
-    for i, one in others.items():
+    for i, one in sorted(others.items(), key=lambda item: (had.get(item[1].ids[0]) != item[0], item[0])):
         if len(one.ids) != 1 or one.ids[0] in hosts:
             found.counts["left-out-second-device"] += 1
         else:
@@ -258,6 +291,7 @@ def _hosts(found: Matching, others: Mapping[int, OwnIntroduction]) -> tuple[dict
     return hosts, False
 
 
+@lru_cache(maxsize=2**17)
 def _draw(seed: int, person: str) -> float:
     stream = generator(seed, partition_id=int(person, 16), purpose=Purpose.HOLDOUT)
     return float(stream.random())

@@ -6,7 +6,7 @@ gateway's people, and over all devices of a group, which mask theirs. It holds n
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from logging import WARNING
 from typing import Any
@@ -17,27 +17,24 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from hedgerow.strategies.exchange import Reply
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
-from hedgerow.strategies.hsgd.matching import (
-    Form,
-    Matching,
-    OwnIntroduction,
-    form_of,
-    match,
-    own_introduction,
-)
+from hedgerow.strategies.hsgd.matching import Form, Matching, OwnIntroduction, form_of, match
+from hedgerow.strategies.hsgd.parties import Parties
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.roster import grid_clock
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.fixed_point import from_fixed_point, split
-from hedgerow.wire.message_types import PAIR, POOL, SETUP, UNMASK
+from hedgerow.wire.message_types import POOL, SETUP, UNMASK
 from hedgerow.wire.records import PayloadError, view
 
 __all__ = ["Agreed", "OwnData", "OwnSetup"]
 
 Build = Callable[[tuple[int, ...], tuple[int, ...], int], ArrayRecord]
-# How often silent parties are asked who they are.
+# How often silent parties are asked who they are, before the first round.
 _QUESTIONS = 3
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +154,7 @@ class _Sums:
 
 @dataclass
 class OwnSetup:
-    """The exchanges before training, and again when people are matched anew.
+    """What parties are asked and told before training, and again when some come, come back, or go.
 
     Parameters
     ----------
@@ -167,6 +164,15 @@ class OwnSetup:
         What is asked for.
     num_groups : int or None
         Groups from this number on are left out.
+
+    Attributes
+    ----------
+    encodings : tuple of two int
+        e1 and e2, as most parties of each side said at the start.
+    counts : Counter of str
+        What became of people and parties in the last matching.
+    first : set of int
+        The groups that the run started with.
     """
 
     federation: Federation
@@ -174,35 +180,132 @@ class OwnSetup:
     num_groups: int | None = None
     encodings: tuple[int, int] = (0, 0)
     counts: Counter[str] = field(default_factory=Counter)
+    first: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.parties = Parties(self.federation)
+        # Each party's people, of whom it was told the agreement.
+        self._told: dict[int, list[str]] = {}
+        self._sealed: dict[tuple[int, str], bytes] = {}
+        self._standing: dict[int, Group] = {}
+        # Who was there when people were last matched; None where they are to be matched again.
+        self._seen: set[int] | None = None
+        self._complete: list[int] = []
 
     def run(self, grid: Grid, agreed: Agreed | None = None) -> tuple[Matching, Agreed]:
-        """Match people, pool what is asked for unless it was agreed on before, and tell every party.
+        """Wait for a group that is complete, pool what is asked for unless it was agreed on, and tell all.
 
         Raises
         ------
         PairingError
             If no group is left that can train.
         """
-        self.counts = Counter()
-        parties = self._introductions(grid)
-        form = agreed.form if agreed is not None else form_of(parties, self.own.classes)
+        parties, form, matching = self._first_groups(grid, agreed)
+        pooled = self._pool(grid, parties, matching, first=agreed is None)
+        agreed = agreed or self._agree(form, pooled)
+        self._tell(grid, parties, matching, agreed)
+        matching = self._settled(grid, parties, form)
+        if not matching.groups:
+            raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
+        self.first = {group.number for group in matching.groups}
+        return matching, agreed
+
+    def _first_groups(
+        self, grid: Grid, agreed: Agreed | None
+    ) -> tuple[dict[int, OwnIntroduction], Form, Matching]:
+        now, sleep = grid_clock(grid)
+        end = now() + self.federation.settings.max_wait
+        while True:
+            self.parties.ask(grid, self.parties.strangers(grid), _QUESTIONS)
+            parties = self.parties.there(grid)
+            form = agreed.form if agreed is not None else form_of(parties, self.own.classes)
+            complete = form is not None and len(form.classes) > 1
+            found = self._match(parties, form) if form is not None and complete else None
+            places, present = self.federation.places, len(self.parties.present(grid))
+            if (found is not None and found.groups) or places == present or now() >= end:
+                break
+            sleep(_POLL_SECONDS)
+        self.counts = self.parties.left_out(grid)
         if form is None:
             raise PairingError(f"no hospital, or no device or edge, is there ({self._lost()})")
-        if len(form.classes) < 2:
+        if found is None:
             raise PairingError(f"the hospitals have the classes {list(form.classes)}; valid are at least 2")
-        matching = self._match(parties, form)
-        sealed, pooled = self._pool(grid, parties, matching, first=agreed is None)
-        agreed = agreed or self._agree(form, pooled)
-        ready = self._tell(grid, parties, matching, agreed, sealed)
-        if silent := len(matching.partitions) - len(ready):
-            self.counts["left-out-not-ready"] += silent
+        if not found.groups:
+            self.counts += found.counts
+            raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
+        return parties, form, found
+
+    def meet(
+        self, grid: Grid, agreed: Agreed, raised: Collection[int] = (), *, reread: bool = False
+    ) -> Matching | None:
+        """Take in who came, let go of who left, and return the groups of those that are there.
+
+        Where no group is complete, waits for one as long as a run waits for its first.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        agreed : Agreed
+            What newcomers are told.
+        raised : Collection[int]
+            Those that raised in the round before: they may have forgotten what they were told.
+        reread : bool (default: False)
+            Whether all are asked anew, whose files may have changed.
+
+        Returns
+        -------
+        Matching or None
+            None where nothing changed; no groups where none is complete.
+        """
+        now, sleep = grid_clock(grid)
+        end = now() + min(self.federation.timeout, self.federation.settings.max_wait)
+        for i in raised:
+            self.parties.leave_out(i, "left-out-not-ready", soon=True)
+        if reread:
+            self._sealed = {}
+            self._heard(self.parties.ask(grid, self.parties.present(grid), 1))
+        matching: Matching | None = None
+        while True:
+            if strangers := self.parties.strangers(grid):
+                self._heard(self.parties.ask(grid, strangers, 1))
+            parties = self.parties.there(grid)
+            if self._seen is None or self._seen != parties.keys():
+                matching = self._met(grid, parties, agreed)
+            complete = bool(self._complete) if matching is None else bool(matching.groups)
+            if complete or now() >= end:
+                return matching
+            sleep(_POLL_SECONDS)
+
+    def _heard(self, partitions: Collection[int]) -> None:
+        """Note that these said anew who they are: what they were told before is no longer sure."""
+        self._told = {i: people for i, people in self._told.items() if i not in partitions}
+        self._seen = None
+
+    def _met(self, grid: Grid, parties: Mapping[int, OwnIntroduction], agreed: Agreed) -> Matching:
+        found = self._match(parties, agreed.form)
+        lacking = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
+        if lacking:
+            self._pool(grid, parties, found, first=False, only=lacking)
+            self._tell(grid, parties, found, agreed, only=lacking)
+        return self._settled(grid, parties, agreed.form)
+
+    def _settled(self, grid: Grid, parties: Mapping[int, OwnIntroduction], form: Form) -> Matching:
+        """Return the groups of those that were told, and are ready."""
+        found = self._match(parties, form)
+        untold = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
+        self._seen = set(parties)
+        if untold:
             # Nobody joins by others' failing: who was told of no agreement is not among these.
-            matching = self._match({i: parties[i] for i in ready}, form)
-        self.counts.update(matching.counts)
+            found = self._match({i: one for i, one in parties.items() if i in self._told}, form)
+            self._seen = None
+        self._complete = [group.number for group in found.groups]
+        self._standing |= found.standing
+        self.counts = found.counts + self.parties.left_out(grid)
         for reason, number in sorted(self.counts.items()):
             if number and reason != "matched":
                 log(WARNING, "Own data: %s: %d", reason, number)
-        return matching, agreed
+        return found
 
     def _lost(self) -> str:
         return (
@@ -210,43 +313,27 @@ class OwnSetup:
         )
 
     def _match(self, parties: Mapping[int, OwnIntroduction], form: Form) -> Matching:
-        found = match(
+        return match(
             parties,
             form,
             holdout=0.0 if self.own.trained is not None else self.own.holdout,
             seed=self.federation.settings.seed,
             num_groups=self.num_groups,
+            standing=self._standing,
         )
-        if not found.groups:
-            self.counts.update(found.counts)
-            raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
-        return found
-
-    def _introductions(self, grid: Grid) -> dict[int, OwnIntroduction]:
-        """Return who answered validly, however often it took; the others cost their own part alone."""
-        waves = Waves(self.federation, 0, booked=False)
-        waiting = [node.partition_id for node in self.federation.gather(grid).nodes]
-        content = RecordDict({"config": ConfigRecord({"seed": self.federation.settings.seed})})
-        told: dict[int, OwnIntroduction] = {}
-        timeout = min(self.federation.timeout, self.federation.settings.max_wait)
-        for _ in range(_QUESTIONS):
-            contents = [(partition, content) for partition in waiting if partition not in told]
-            if not contents:
-                break
-            replies = waves.ask(grid, PAIR, contents, lambda _, reply: own_introduction(reply), timeout)
-            told |= {reply.node.partition_id: reply.value for reply in replies}
-        if silent := len(waiting) - len(told):
-            self.counts["left-out-no-introduction"] += silent
-            reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(waves.report.rejected.items()))
-            log(WARNING, "%d nodes gave no valid introduction (%s); their own logs say why.", silent, reasons)
-        return told
 
     # Sums.
 
     def _pool(
-        self, grid: Grid, parties: Mapping[int, OwnIntroduction], matching: Matching, *, first: bool
-    ) -> tuple[dict[tuple[int, str], bytes], dict[str, Any]]:
-        """Return the sealed labels of each group's people, by person, and pooled sums."""
+        self,
+        grid: Grid,
+        parties: Mapping[int, OwnIntroduction],
+        matching: Matching,
+        *,
+        first: bool,
+        only: Collection[int] | None = None,
+    ) -> dict[str, Any]:
+        """Return pooled sums, and keep the sealed labels of people whose party, one of ``only``, has none."""
         sums = first and self.own.standardise == "federated"
         counts = first and self.own.class_weights == "balanced"
         form, contents = matching.form, []
@@ -255,7 +342,13 @@ class OwnSetup:
         for group in matching.groups:
             everyone = [*group.ids, *(held.ids if (held := matching.held_out.get(group.number)) else ())]
             hosts = {**group.hosts, **(held.hosts if held else {})}
-            lacking = [person for person in everyone if not parties[hosts[person]].labelled]
+            lacking = [
+                person
+                for person in everyone
+                if not parties[hosts[person]].labelled
+                and (only is None or hosts[person] in only)
+                and (group.number, person) not in self._sealed
+            ]
             unlabelled[group.number] = lacking
             asked |= dict.fromkeys(group.partitions, group)
             if sums or counts or lacking:
@@ -274,7 +367,7 @@ class OwnSetup:
                     for i in sorted(set(group.hosts.values()))
                 ]
         if not contents:
-            return {}, {}
+            return {}
         widths = form.hospital_shape[-1], form.device_shape[-1]
 
         def check(partition: int, content: RecordDict) -> dict[str, Any]:
@@ -286,13 +379,12 @@ class OwnSetup:
                 len(unlabelled[group.number]) if hospital else 0,
             )  # fmt: skip
 
-        waves = Waves(self.federation, 0)
+        waves = Waves(self.federation, self.federation.completed)
         replies = {r.node.partition_id: r.value for r in waves.ask(grid, POOL, contents, check)}
-        sealed: dict[tuple[int, str], bytes] = {}
         for group in matching.groups:
             told = replies.get(group.hospital, {}).get("labels", [])
             people = [(group.number, person) for person in unlabelled[group.number]]
-            sealed |= dict(zip(people, told, strict=bool(told)))
+            self._sealed |= dict(zip(people, told, strict=bool(told)))
         pooled: dict[str, Any] = {
             "counts": np.zeros(len(form.classes)),
             "hospital": _Sums(),
@@ -306,7 +398,7 @@ class OwnSetup:
                 pooled[side].add(value["rows"], value["sum"], value["square"])
         if sums:
             self._unmask(grid, waves, matching, replies, widths[1], pooled["device"])
-        return sealed, pooled
+        return pooled
 
     def _question(self, features: Sequence[str], sums: bool, ids: list[str], **more: Any) -> RecordDict:
         told = {"ids": ids, "features": list(features), "sums": sums, **more}
@@ -389,9 +481,9 @@ class OwnSetup:
         parties: Mapping[int, OwnIntroduction],
         matching: Matching,
         agreed: Agreed,
-        sealed: Mapping[tuple[int, str], bytes],
-    ) -> dict[int, list[str]]:
-        """Return the parties that are ready, and with whom."""
+        only: Collection[int] | None = None,
+    ) -> None:
+        """Tell parties, those of ``only``, what was agreed on; who is not ready is left out."""
         form = agreed.form
         common: dict[str, Any] = {
             "model": self.own.model,
@@ -402,8 +494,12 @@ class OwnSetup:
             "weights": list(agreed.weights),
         }
         contents, told = [], {}
-        for partition, people in matching.partitions.items():
+        asked = {i: people for i, people in matching.partitions.items() if only is None or i in only}
+        for partition, now in asked.items():
             one = parties[partition]
+            # Who is away now may be back: it need not be told anew of these.
+            more = set(one.ids) - set(now)
+            people = [*now, *(person for person in self._told.get(partition, ()) if person in more)]
             hospital = one.role == "hospital"
             mean, deviation = agreed.hospital if hospital else agreed.device
             features = form.hospital_features if hospital else form.device_features
@@ -414,7 +510,7 @@ class OwnSetup:
             }
             labels = []
             if not one.labelled:
-                labels = [sealed[one.group, p] for p in people if (one.group, p) in sealed]
+                labels = [self._sealed[one.group, p] for p in people if (one.group, p) in self._sealed]
             if not one.labelled and len(labels) != len(people):
                 continue
             config = ConfigRecord({**common, **side, "people": people, "labels": labels})
@@ -427,24 +523,38 @@ class OwnSetup:
                 raise PayloadError("bad setup", f"encoding={encoding!r}, expected an integer >= 1")
             return encoding
 
-        replies = Waves(self.federation, 0).ask(grid, SETUP, contents, check)
+        waves = Waves(self.federation, self.federation.completed)
+        replies = waves.ask(grid, SETUP, contents, check)
+        if only is None:
+            self.encodings = self._lengths(parties, replies, len(asked))
+        lengths = {True: self.encodings[0], False: self.encodings[1]}
+        ready = {
+            reply.node.partition_id
+            for reply in replies
+            if reply.value == lengths[parties[reply.node.partition_id].role == "hospital"]
+        }
+        self._told |= {i: told[i] for i in ready}
+        self.parties.settled(ready)
+        for i in asked.keys() - ready:
+            self._told.pop(i, None)
+            self.parties.leave_out(i, "left-out-not-ready")
+
+    def _lengths(
+        self, parties: Mapping[int, OwnIntroduction], replies: Sequence[Reply], asked: int
+    ) -> tuple[int, int]:
+        """Return e1 and e2, as most of each side told."""
         lengths = []
         for hospital in (True, False):
-            side_of = Counter(
+            side = Counter(
                 r.value for r in replies if (parties[r.node.partition_id].role == "hospital") is hospital
             )
-            if not side_of:
-                self.counts["left-out-not-ready"] += len(contents) - len(replies)
+            if not side:
+                self.counts["left-out-not-ready"] += asked - len(replies)
                 raise PairingError(
                     f"no {'hospital' if hospital else 'device or edge'} is ready ({self._lost()})"
                 )
-            lengths.append(side_of.most_common(1)[0][0])
-        self.encodings = lengths[0], lengths[1]
-        return {
-            r.node.partition_id: told[r.node.partition_id]
-            for r in replies
-            if r.value == lengths[parties[r.node.partition_id].role != "hospital"]
-        }
+            lengths.append(side.most_common(1)[0][0])
+        return lengths[0], lengths[1]
 
 
 def _pooled(

@@ -9,7 +9,7 @@ encodings and heads, though no data and no labels.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, Unpack
 
@@ -42,7 +42,6 @@ from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
-from hedgerow.wire.printable import shown
 
 __all__ = ["HSGD"]
 
@@ -104,10 +103,13 @@ class HSGD(FederatedStrategy):
     own : OwnData or None (default: None)
         The parties' data are their own: who has whom is matched by keyed hashes, ``initial_arrays`` is taken
         no notice of, and what ``evaluate_fn`` returns is completed with the metrics of people held out,
-        each time that it returns something (without one, each round).
+        each time that it returns something (without one, each round). A run starts when
+        ``min_available_nodes`` parties are there and a group is complete, a hospital with an edge or a device
+        that has one of its people; before each round those that came are taken in, and those that left are
+        let go. Batches are drawn from, and K_m of (2) counts, the people whose parties are there.
     **options
-        See ``FederationOptions``. ``min_available_nodes`` is the number of all nodes, hospitals and devices
-        or edges; nodes do not evaluate: a hospital must not see theta_2.
+        See ``FederationOptions``. Nodes are hospitals, and devices or edges; without ``own`` all must be
+        there at the start. Nodes do not evaluate: a hospital must not see theta_2.
 
     Raises
     ------
@@ -147,6 +149,12 @@ class HSGD(FederatedStrategy):
             int_at_least(1, num_groups=num_groups)
         if options.setdefault("fraction_evaluate", 0.0) != 0.0:
             raise ValueError(f"fraction_evaluate is {options['fraction_evaluate']!r}; valid is 0 in HSGD")
+        needed, places = options.get("min_available_nodes", 2), options.get("num_clients")
+        if own is None and places not in (None, needed):
+            raise ValueError(
+                f"num_clients is {places!r}; valid is min_available_nodes = {needed}: without own data "
+                "no party can be away when the run starts"
+            )
         self.system = System(
             Method(method), aggregate, original_groups, compute_seconds, rates, raw_bytes, raw_seconds
         )
@@ -207,12 +215,13 @@ class HSGD(FederatedStrategy):
         """Return each group's model at the end of the last round: without a cloud they are its result."""
         if self._cloud is None:
             return []
-        numbers = [group.number for group in self.groups] or range(len(self._sizes))
+        numbers = self._cloud.groups or [group.number for group in self.groups] or range(len(self._sizes))
         return [self._record(self._cloud.start(m)) for m in numbers]
 
     def _forget(self) -> None:
         self.groups: list[Group] = []
         self._agreed: Agreed | None = None
+        self._setup: OwnSetup | None = None
         self._matching: Matching | None = None
         self._matched_at = 0
         self._unmatched: Counter[str] = Counter()
@@ -253,11 +262,12 @@ class HSGD(FederatedStrategy):
         """Make all exchanges of the round but the last, and return that one's messages."""
         self._begin_round(server_round)
         self._set_up(arrays, grid)
-        self._match_again(grid)
-        self._waves = Waves(self.federation, server_round)
+        raised, self._waves = self._waves.raised, Waves(self.federation, server_round)
+        self._meet(grid, raised)
         if server_round == 1 and not self.ledger.total().messages:
             self._move_raw_data()
-        self._replan(server_round, config, grid)
+        if self.groups:
+            self._replan(server_round, config, grid)
         cloud = self._known_cloud()
         self._runs = [GroupRound(g, cloud.start(g.number), self.system.pairs) for g in self.groups]
         self._contents = []
@@ -328,7 +338,7 @@ class HSGD(FederatedStrategy):
             vector = self.federation.vector(arrays)
             theta = Blocks(self.federation.known_layout()).split(vector)
             self._cloud = Cloud(theta, self.aggregate)
-        if not self.groups:
+        if not self.groups and self.own is None:
             self._pair(grid)
         return arrays
 
@@ -338,17 +348,15 @@ class HSGD(FederatedStrategy):
         trained = self.own.trained
         if trained is not None:
             self._agreed = Agreed.restored(trained["own"])
-        setup = OwnSetup(self.federation, self.own, self.num_groups)
-        matching, self._agreed = setup.run(grid, self._agreed)
+        self._setup = OwnSetup(self.federation, self.own, self.num_groups)
+        matching, self._agreed = self._setup.run(grid, self._agreed)
         if trained is not None:
             matching.held_out = {group.number: group for group in matching.groups}
         if self.system.merged and len(matching.groups) > 1:
             raise PairingError(
                 f"{len(matching.groups)} hospitals; valid is one in {self.system.method}, or aggregate=False"
             )
-        self._matching, self._unmatched = matching, setup.counts
-        self.groups, self.encodings = matching.groups, setup.encodings
-        self._sizes = [group.size for group in self.groups]
+        self._take_part(matching, self._setup)
         self._matched_at = self.completed_rounds
         form = matching.form
         if self._cloud is not None:
@@ -362,16 +370,31 @@ class HSGD(FederatedStrategy):
             raise ValueError("trained is the state of another model; valid is one of this run's")
         return self._record(self._cloud.theta)
 
-    def _match_again(self, grid: Grid) -> None:
-        """Match anew where that is due; where it fails, the groups stay."""
-        every = 0 if self.own is None else self.own.rematch_every
-        if not every or self.completed_rounds - self._matched_at < every:
+    def _meet(self, grid: Grid, raised: Collection[int]) -> None:
+        """Take in parties with data of their own that came, let go of those that left, and match anew."""
+        if self.own is None or self._setup is None or self._agreed is None:
             return
-        try:
-            self._match(grid)
-        except PairingError as error:
+        every = self.own.rematch_every
+        due = every > 0 and self.completed_rounds - self._matched_at >= every
+        matching = self._setup.meet(grid, self._agreed, raised, reread=due)
+        if due:
             self._matched_at = self.completed_rounds
-            log(WARNING, "Matched again, the groups stay: %s", shown(error, 300))
+        if matching is not None:
+            if self.system.merged:  # There is one hospital, the first.
+                matching.groups = [group for group in matching.groups if group.number in self._setup.first]
+            self._take_part(matching, self._setup)
+        roster = self.federation.gather(grid)
+        missed = (
+            roster.nodes if self.federation.places is not None else [n for n in roster.nodes if not n.vacant]
+        )
+        if away := sum(node.node_id not in roster.online for node in missed):
+            self._waves.report.rejected["offline"] += away
+        self._waves.report.rejected += self.federation.left_out(self.completed_rounds + 1)
+
+    def _take_part(self, matching: Matching, setup: OwnSetup) -> None:
+        self._matching, self._unmatched = matching, setup.counts
+        self.groups, self.encodings = matching.groups, setup.encodings
+        self._sizes = [group.size for group in self.groups]
 
     # People who are held out.
 

@@ -84,7 +84,7 @@ class System:
         return Books(ledger, schema, self.method, self.aggregate, self.original_groups)
 
     def seconds(self, schema: Schema, batches: Iterable[int], P: int, Q: int) -> float:
-        """Return how long a global interval of the slowest group takes, of groups with such batches."""
+        """Return how long a global interval of the slowest of groups with such batches takes; 0 of none."""
         apart = Method.C_TDCD if self.method in COMPRESSED else Method.TDCD
         method = self.method if self.aggregate else apart
 
@@ -93,4 +93,4 @@ class System:
             parts = round_parts(sizes, rates=self.rates, method=method)
             return round_seconds(parts, P=P, Q=Q, compute_seconds=self.compute_seconds)
 
-        return max(of(a) for a in set(batches))
+        return max((of(a) for a in set(batches)), default=0.0)

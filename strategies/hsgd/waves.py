@@ -1,6 +1,6 @@
 """The messages of a round that takes many exchanges: who is there, what was lost, what the hub carried."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Exchange, ExchangeReport, Reply, collect
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.roster import RAISED
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import payload_bytes
 
@@ -27,6 +28,11 @@ class Waves:
         The round.
     booked : bool (default: True)
         Whether the legs through the hub are booked. Introductions are not: a run that goes on repeats them.
+
+    Attributes
+    ----------
+    raised : set of int
+        The partition ids of nodes whose ClientApp raised, as one does that has forgotten what it was told.
     """
 
     def __init__(self, federation: Federation, server_round: int, *, booked: bool = True) -> None:
@@ -35,6 +41,8 @@ class Waves:
         self._booked = booked
         self._number = 0
         self._open: Exchange | None = None
+        self._asked: dict[int, int] = {}
+        self.raised: set[int] = set()
         self.report = ExchangeReport()
 
     def ask(
@@ -68,6 +76,7 @@ class Waves:
         self._open = Exchange(
             [node for node, _ in there], group, lambda node, content: check(node.partition_id, content)
         )
+        self._asked = {node.node_id: node.partition_id for node, _ in there}
         sizes: dict[int, int] = {}
         for node, content in there:
             # Devices of a group share their content, which is then measured once.
@@ -83,13 +92,21 @@ class Waves:
         if self._open is None:
             raise RuntimeError("No exchange is open: configure_train comes first.")
         exchange, self._open = self._open, None
-        replies = list(exchange.accept(messages))
+        replies = list(exchange.accept(self._heard(messages)))
+        self._federation.judge(exchange)
         for reply in replies:
             self._book(NODE_TO_HUB, reply.node.partition_id, 0, payload_bytes(reply.content))
         self.report.sent += exchange.report.sent
         self.report.accepted += exchange.report.accepted
         self.report.rejected.update(exchange.report.rejected)
         return replies
+
+    def _heard(self, messages: Iterable[Message]) -> Iterator[Message]:
+        for message in messages:
+            node_id = message.metadata.src_node_id
+            if message.has_error() and message.error.code == RAISED and node_id in self._asked:
+                self.raised.add(self._asked[node_id])
+            yield message
 
     def _book(self, leg: str, source: int, target: int, size: int) -> None:
         if self._booked:

@@ -110,7 +110,8 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
     folder = write_group_split("breast-cancer", scratch / "own", 1, "iid", people=40).parent
     done, env = Deployed(read_split(folder), folder), watching(folder, scratch)
     command = [sys.executable, "-m", "hedgerow.sim", "deploy", "local", str(APPS / "hsgd")]
-    command += ["--own-data", str(folder), "--out", str(scratch / "out"), "-c", CONFIGS["hsgd"]]
+    # Other users could not write what their processes open; test_own_users.py has them.
+    command += ["--own-data", str(folder), "--one-user", "--out", str(scratch / "out"), "-c", CONFIGS["hsgd"]]
     shown = subprocess.run(
         command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=600
     )
@@ -144,9 +145,9 @@ def test_no_server_opens_anybodys_data(deployed: Deployed) -> None:
 
 @pytest.mark.parametrize("app", CONFIGS)
 def test_the_model_is_that_of_a_simulation_on_the_same_files(
-    app: str, samples: Deployed, parties: Deployed, tmp_path: Path
+    app: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    deployed = parties if app == "hsgd" else samples
+    deployed: Deployed = request.getfixturevalue("parties" if app == "hsgd" else "samples")
     there, here = deployed.runs[app], deployed.engine(app, tmp_path)
     # A server of CEPS has no model; what its nodes measure of theirs is in the rounds.
     if app != "ceps":

@@ -33,6 +33,7 @@ _COMMON: dict[str, Any] = {
     "round-timeout": 0,
     "min-replies": -1,
     "engine": "ray",
+    "workers": -1,
     "output-dir": 1,
     "checkpoint-every": 0,
     "checkpoint-nodes": "sometimes",
@@ -45,6 +46,7 @@ _OWN: dict[str, Any] = {
     "standardise": "both",
     "holdout": 1.0,
     "min-available-nodes": -1,
+    "registry": "nowhere.toml",
 }
 # Of those of apps whose server averages.
 _BOUNDS: dict[str, Any] = {"max-update-norm-ratio": 0.5, "max-loss-ratio": -1}
@@ -273,6 +275,7 @@ CEPS = AppCase(
         "local-steps": 0,
         "bits": -1,
         "budget": 0.0,
+        "sealed": 1,
         "monitor": 1,
         "tolerance": -1.0,
         "problem": "sudoku",
@@ -340,6 +343,8 @@ HSGD = AppCase(
         "raw-bytes-per-group": -1.0,
         "raw-seconds": -1.0,
         "holdout": 1.0,
+        "min-available-nodes": -1,
+        "registry": "nowhere.toml",
         "standardise": "some",
         "classes": "one",
         "class-weights": "-1,1",

@@ -94,7 +94,9 @@ def play(configs: Sequence[Mapping[str, Any]], rounds: int = 2, **changes: Any) 
     return played
 
 
-def prepared(configs: Sequence[Mapping[str, Any]], **changes: Any) -> Played:
+def prepared(
+    configs: Sequence[Mapping[str, Any]], grid: Callable[..., Grid] = Grid, **changes: Any
+) -> Played:
     defaults = {key: setting.default for key, setting in settings.SETTINGS.items()}
     groups = max(int(config["group"]) for config in configs) + 1
     own: dict[str, Any] = {
@@ -105,7 +107,7 @@ def prepared(configs: Sequence[Mapping[str, Any]], **changes: Any) -> Played:
     }
     own["classes"] = ",".join(load_vertical("breast-cancer").classes)
     values = settings.read({**defaults, **own, "training-mode": "loop", **changes})
-    grid = Grid(app, len(configs), run_config=dict(values), node_configs=list(configs), strict=True)
-    played = Played(settings.build_strategy(values), grid)
+    made = grid(app, len(configs), run_config=dict(values), node_configs=list(configs), strict=True)
+    played = Played(settings.build_strategy(values), made)
     played.strategy.on_round_end = [played.ends.append]
     return played

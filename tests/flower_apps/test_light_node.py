@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from hedgerow.tasks.vertical_own import write_group_split
 from hedgerow.wire.extras import MissingExtraError, needed
@@ -52,6 +54,18 @@ RUNS = {
     "fedmud": "num-rounds=2 clients-per-round=2 model=mlp skip-front=0 ratio=0.25",
     "hsgd": "iterations=4 participation=0.5 evaluate-every=1",
 }
+
+
+@pytest.mark.parametrize("app", [*RUNS, "ceps"])
+def test_a_device_that_installs_an_app_gets_what_a_node_needs(app: str) -> None:
+    project = tomllib.loads((APPS / app / "pyproject.toml").read_text())["project"]
+    asked = {one.name: one for one in map(Requirement, project["dependencies"])}
+    ours = tomllib.loads((APPS.parent / "pyproject.toml").read_text())["project"]["dependencies"]
+    (flwr,) = (one for one in map(Requirement, ours) if one.name == "flwr")
+    assert asked.keys() == {"flwr", "hedgerow"}
+    # No engine: Ray is asked for by who simulates with it.
+    assert asked["flwr"] == flwr
+    assert asked["hedgerow"].extras == ({"math"} if app == "ceps" else set())
 
 
 def test_an_app_runs_where_no_extra_is_installed(tmp_path: Path) -> None:

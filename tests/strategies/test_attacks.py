@@ -68,7 +68,46 @@ LIES: dict[str, Lie] = {
 def test_an_update_beyond_all_bounds_costs_its_own_reply_alone(strategy: Any, lie: str) -> None:
     final, ends = run(strategy(), lying(LIES[lie]), 10)
     assert abs(final[0] - MEAN) < 0.2
-    assert all(end.rejected == {"update too large": 1} for end in ends[1:])
+    assert [end.rejected for end in ends[1:4]] == [{"update too large": 1}] * 3
+
+
+def test_a_node_whose_replies_are_refused_three_times_running_rests_longer_each_time() -> None:
+    problem = lying(LIES["scaled by 1e6"])
+    _, ends = run(fedavg(num_clients=20), problem, 20)
+    asked = [r for r, client in problem.seen if client == 3]
+    assert asked == [1, 2, 3, 6, 7, 8, 13, 14, 15]
+    assert [end.round for end in ends if "quarantined" in end.rejected] == [4, 9, 16]
+    assert all(("offline" in end.rejected) == (end.round not in asked) for end in ends[1:])
+
+
+def test_who_sends_a_good_reply_between_bad_ones_does_not_rest() -> None:
+    def twice_of_three(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        bad = client == 3 and server_round % 3
+        return RecordDict({"metrics": reply["metrics"]}) if bad else reply
+
+    problem = Quadratics(**TWENTY, sabotage=twice_of_three)
+    run(fedavg(), problem, 9)
+    assert len([r for r, client in problem.seen if client == 3]) == 9
+
+
+def test_half_of_the_nodes_never_rest() -> None:
+    problem = lying(LIES["scaled by 1e6"], tuple(range(15)))
+    _, ends = run(fedavg(), problem, 5)
+    assert ends[-1].sent + ends[-1].rejected["offline"] == 20
+    assert ends[-1].rejected["offline"] == 9
+
+
+def test_who_rests_still_rests_when_a_run_goes_on_and_nobody_takes_its_place() -> None:
+    def run_on(strategy: FedAvg, rounds: int) -> list[tuple[int, int]]:
+        problem = lying(LIES["scaled by 1e6"])
+        run(strategy, problem, rounds)
+        return sorted(problem.seen)
+
+    whole = run_on(fedavg(), 8)
+    first, second = fedavg(), fedavg()
+    began = run_on(first, 4)
+    second.load_state_dict(first.state_dict())
+    assert sorted(began + run_on(second, 8)) == whole
 
 
 def test_without_bounds_the_same_update_ruins_the_mean() -> None:

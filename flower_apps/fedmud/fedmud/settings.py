@@ -14,12 +14,14 @@ from hedgerow.sim.runs.common_settings import (
     SEED,
     STACK_SETTINGS,
     WEIGHT_BOUND,
+    registry_setting,
     task_settings,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
@@ -91,6 +93,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "registry": registry_setting(Registry.named),
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
     "seed": SEED,
@@ -140,6 +143,7 @@ def build_strategy(
     """
     options: dict[str, Any] = {
         "roster": roster,
+        "registry": Registry.named(values["registry"]),
         "sync": values["sync"],
         "weighting": values["weighting"],
         "num_clients_per_round": values["clients-per-round"],

@@ -8,7 +8,15 @@ from typing import Any
 from flwr.app import ArrayRecord, UserConfigValue
 
 from hedgerow.clients.local_task import known_or_import_path
-from hedgerow.sim.runs.common_settings import BOUND_SETTINGS, DATA_DIR, HOLDOUT, RUN_SETTINGS, SEED
+from hedgerow.sim.runs.common_settings import (
+    BOUND_SETTINGS,
+    DATA_DIR,
+    HOLDOUT,
+    QUORUM,
+    RUN_SETTINGS,
+    SEED,
+    registry_setting,
+)
 from hedgerow.sim.runs.generations import load_newest
 from hedgerow.sim.runs.kinds import (
     LARGEST,
@@ -29,6 +37,7 @@ from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd import OwnData
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
 from hedgerow.tasks.own_data import parse_standardise
@@ -87,6 +96,11 @@ SETTINGS: Mapping[str, Setting] = {
         "beside the hospitals: an edge for each, or every device",
     ),
     "num-clients": Setting(8, whole(1, MAX_NODES), "all nodes"),
+    "min-available-nodes": replace(
+        QUORUM,
+        help="own data: nodes that must be there when the run starts, a whole group among them (0: all)",
+    ),
+    "registry": registry_setting(Registry.named),
     "patients-per-group": Setting(0, whole(0, MAX_SAMPLES), "K_m at most (0: all)"),
     "participation": Setting(
         0.2,
@@ -204,7 +218,11 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
         for key, divisor in (("global-interval", "local-interval"), ("iterations", "global-interval"))
         if values[key] % values[divisor]
     ]
-    problems += at_most(values, ("min-replies", "num-groups"))
+    problems += at_most(values, ("min-replies", "num-groups"), ("min-available-nodes", "num-clients"))
+    if values["min-available-nodes"] and not is_own(values):
+        problems.append(
+            f"min-available-nodes = {values['min-available-nodes']}; valid is 0 unless partition = 'own'"
+        )
     hospitals = 1 if merges(values) else values["num-groups"]
     if not is_own(values) and values["layout"] == "edges" and values["num-clients"] != 2 * hospitals:
         problems.append(_wrong_size(values, 2 * hospitals, f"{hospitals} hospitals and {hospitals} edges"))
@@ -263,7 +281,9 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         seed=values["seed"],
         own=_own(values) if is_own(values) else None,
         min_train_nodes=values["min-replies"],
-        min_available_nodes=values["num-clients"],
+        min_available_nodes=values["min-available-nodes"] or values["num-clients"],
+        num_clients=values["num-clients"],
+        registry=Registry.named(values["registry"]),
         on_round_end=on_round_end,
         max_update_norm_ratio=values["max-update-norm-ratio"],
         max_loss_ratio=values["max-loss-ratio"],

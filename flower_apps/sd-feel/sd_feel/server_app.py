@@ -8,6 +8,7 @@ from hedgerow.clients import global_task, initial_model
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.tasks import OWN, CentralMetrics, count_parameters, forward_macs, num_features
 from hedgerow.wire.records import to_record
@@ -35,7 +36,7 @@ def experiment(values: Values) -> Experiment | LearntExperiment:
     if values["partition"] == OWN:
         return LearntExperiment(
             values,
-            OwnNodes.gather,
+            partial(OwnNodes.gather, registry=Registry.named(values["registry"])),
             num_features,
             partial(_on_own_data, values),
             num_nodes=settings.num_nodes(values),

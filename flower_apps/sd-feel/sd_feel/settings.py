@@ -13,11 +13,13 @@ from hedgerow.sim.runs.common_settings import (
     STACK_SETTINGS,
     WEIGHT_BOUND,
     aggregation_setting,
+    registry_setting,
     task_settings,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
@@ -68,6 +70,7 @@ SETTINGS: Mapping[str, Setting] = {
     "batch-size": Setting(10, whole(1, MAX_SAMPLES), "samples of a mini-batch of the clients' plain SGD"),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "registry": registry_setting(Registry.named),
     "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
@@ -173,6 +176,7 @@ def build_strategy(
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "num_clients": values["num-clients"],
         "roster": roster,
+        "registry": Registry.named(values["registry"]),
         "system": system,
         "on_round_end": on_round_end,
         "aggregation": values["aggregation"],

@@ -8,6 +8,7 @@ from hedgerow.clients import global_task, initial_model
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
@@ -23,7 +24,12 @@ REALISM = (
 def experiment(values: Values) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
     if values["partition"] == OWN:
-        return LearntExperiment(values, OwnNodes.gather, num_features, partial(_on_own_data, values))
+        return LearntExperiment(
+            values,
+            partial(OwnNodes.gather, registry=Registry.named(values["registry"])),
+            num_features,
+            partial(_on_own_data, values),
+        )
     with as_settings_errors():
         model, data = global_task(values)
     measure = CentralMetrics(model, data, values["train-loss-samples"])

@@ -13,11 +13,13 @@ from hedgerow.sim.runs.common_settings import (
     STACK_SETTINGS,
     WEIGHT_BOUND,
     aggregation_setting,
+    registry_setting,
     task_settings,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
+from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
@@ -98,6 +100,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
+    "registry": registry_setting(Registry.named),
     "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
@@ -164,6 +167,7 @@ def build_strategy(
         min_available_nodes=values["min-available-nodes"] or values["num-clients"],
         num_clients=values["num-clients"],
         roster=roster,
+        registry=Registry.named(values["registry"]),
         on_round_end=on_round_end,
         aggregation=values["aggregation"],
         max_weight_ratio=values["max-weight-ratio"],

@@ -74,6 +74,7 @@ def test_exit_codes_tell_how_it_ended(ends: object, code: int, monkeypatch: pyte
         "tls": True,
         "keep_logs": True,
         "own_data": False,
+        "own_users": False,
         "node_config": [{"role": "north"}] * 3,
     }
 
@@ -180,6 +181,9 @@ def test_each_node_is_told_of_its_own_file_alone(samples: Path, monkeypatch: pyt
     assert isinstance(shown.exception, SystemExit | AskedError)
     assert asked["node_config"] == [{"data": str(samples / f"node-{i}.npz")} for i in range(3)]
     assert asked["env"] == {"HEDGEROW_DATA_DIR": ""}
+    assert asked["own_users"] is True
+    hedgerow("deploy", "local", SD_FEEL, "--own-data", samples, "--one-user", "-c", LEARN)
+    assert asked["own_users"] is False
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,29 @@ def test_stopping_twice_or_before_the_start_is_nothing(make: Make) -> None:
     one.stop()
 
 
+def test_programs_end_with_their_owner_though_it_is_killed(tmp_path: Path) -> None:
+    owner = f"""
+import os, sys, time
+from pathlib import Path
+from hedgerow.sim.deploy.processes import Program
+one = Program("it", [sys.executable, "-c", {FAMILY!r}], os.environ, Path({str(tmp_path / "log")!r}))
+one.start()
+one.wait_until(lambda: "children" in one.log(), 20)
+print(one.pid, *one.log().split()[1:], flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        family = [int(pid) for pid in running.stdout.readline().split()]
+        assert len(family) == 3
+        assert all(alive(pid) for pid in family)
+        running.kill()
+    end = time.monotonic() + 20
+    while any(alive(pid) for pid in family) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in family)
+
+
 def test_programs_are_stopped_together(make: Make) -> None:
     several = [started(make(DEAF), "deaf") for _ in range(3)]
     began = time.monotonic()

@@ -88,6 +88,33 @@ def test_who_is_held_out_stays_so_when_others_join() -> None:
     assert not held & set(before.groups[0].ids)
 
 
+def test_who_comes_later_takes_nobodys_place() -> None:
+    before = {1: one("hospital", 5, 3), 2: one("device", 5), 3: one("device", 3)}
+    form = form_of(before)
+    assert form is not None
+    standing = match(before, form).standing
+    # A hospital with as many matches, a host of a person that another has, and a gateway for all.
+    later = {**before, 0: one("hospital", 5, 3), -1: one("device", 5), 4: one("edge", 5, 3)}
+    assert match(later, form).groups[0].hosted
+    found = match(later, form, standing=standing)
+    assert found.standing == standing
+    refused = {key: found.counts[key] for key in ("left-out-second-hospital", "left-out-second-device")}
+    assert refused == {"left-out-second-hospital": 1, "left-out-second-device": 1}
+    assert found.counts["left-out-beside-devices"] == 1
+    # Whose owner is away gives its place up.
+    del later[1], later[2]
+    found = match(later, form, standing=standing)
+    assert (found.groups[0].hospital, found.groups[0].hosts) == (0, {ids(5)[0]: -1, ids(3)[0]: 3})
+
+
+def test_an_edge_that_is_there_keeps_its_devices() -> None:
+    before = {1: one("hospital", 5, 3), 2: one("edge", 5, 3)}
+    form = form_of(before)
+    assert form is not None
+    found = match({**before, 0: one("edge", 3, 5, 7)}, form, standing=match(before, form).standing)
+    assert set(found.groups[0].hosts.values()) == {2}
+
+
 BAD: dict[str, Any] = {
     "role": "cloud",
     "group": -1,

@@ -1,0 +1,143 @@
+"""Users of their own for SuperNodes that share a machine, so that none can read another's file.
+
+Where the launcher is root on Linux, each node runs under a user id that has no account, and its files are
+copies that this id alone may read. Elsewhere all nodes run as whoever starts them, and the modes of files
+keep other users out, not one node from another's file.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+__all__ = ["NoUsersError", "NodeUsers", "give", "own_copy", "own_folder"]
+
+# Ids that systemd keeps for services without an account.
+_FIRST, _LAST = 61184, 65519
+
+
+class NoUsersError(RuntimeError):
+    """Nodes cannot have users of their own here; the message says why."""
+
+
+class NodeUsers:
+    """User ids without an account that no process has, one a node, held until ``close``.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+
+    Attributes
+    ----------
+    ids : list of int
+        The ids, which are also their groups'.
+
+    Raises
+    ------
+    NoUsersError
+        If this process may not start others as another user, if such a user cannot run this environment's
+        Python, or if there are not enough ids.
+    """
+
+    def __init__(self, count: int) -> None:
+        if sys.platform != "linux" or os.geteuid() != 0:
+            raise NoUsersError("only root on Linux may start programs as other users")
+        self.ids: list[int] = []
+        self._held = ExitStack()
+        try:
+            self._reserve(count)
+            self._probe(self.ids[0])
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve(self, count: int) -> None:
+        taken = {one.pw_uid for one in pwd.getpwall()} | {one.gr_gid for one in grp.getgrall()}
+        taken |= {status.st_uid for status in _of_processes()}
+        for uid in range(_FIRST, _LAST + 1):
+            if len(self.ids) == count:
+                return
+            # The name is given back when this process ends, however it ends.
+            claim = socket.socket(socket.AF_UNIX)
+            try:
+                claim.bind(f"\0hedgerow-node-user-{uid}")
+            except OSError:
+                claim.close()
+                continue
+            self._held.enter_context(claim)
+            if uid not in taken:
+                self.ids.append(uid)
+        if len(self.ids) < count:
+            raise NoUsersError(f"{len(self.ids)} user ids from {_FIRST} to {_LAST} are free, of {count}")
+
+    def _probe(self, uid: int) -> None:
+        command = [sys.executable, "-c", "import flwr.app, hedgerow.wire"]
+        try:
+            shown = subprocess.run(
+                command, user=uid, group=uid, extra_groups=[], cwd="/", env={},
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise NoUsersError(f"other users cannot run {sys.executable} ({error.strerror})") from error
+        if shown.returncode:
+            last = (shown.stderr.strip().splitlines() or ["no message"])[-1]
+            raise NoUsersError(f"other users cannot use {sys.executable} ({last})")
+
+    def close(self) -> None:
+        """Give the ids back."""
+        self._held.close()
+
+
+def give(path: Path, uid: int) -> None:
+    """Make a file or folder a user's own, who alone may read it and cannot change it."""
+    folder = path.is_dir() and not path.is_symlink()
+    for inner in path.iterdir() if folder else ():
+        give(inner, uid)
+    os.chown(path, uid, uid, follow_symlinks=False)
+    if not path.is_symlink():
+        path.chmod(stat.S_IRUSR | (stat.S_IXUSR if folder else 0))
+
+
+def own_folder(path: Path, uid: int) -> None:
+    """Make a folder that a user alone may enter."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chown(path, uid, uid)
+
+
+def own_copy(source: Path, target: Path, uid: int) -> Path:
+    """Copy a file or a folder for a user, who alone may read it; return the copy.
+
+    Raises
+    ------
+    OSError
+        If the source cannot be read.
+    """
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        # Nobody may look into the copy while it is made.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        shutil.copyfile(source, target)
+    give(target, uid)
+    os.chown(target.parent, uid, uid)
+    return target
+
+
+def _of_processes() -> list[os.stat_result]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found.append(os.stat(f"/proc/{pid}"))
+        except OSError:
+            continue  # It ended.
+    return found

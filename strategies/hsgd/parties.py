@@ -1,0 +1,119 @@
+"""Who is known of the parties of a run on own data, which come, go, come back, and start again.
+
+What a party is stands for the run: its role and its group are those that it told first. One that gives no
+valid introduction, or cannot go by what was agreed on, is left out and asked again after 2, 4, 8, … 64
+rounds, and at once when it comes back under another node id.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from logging import WARNING
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
+from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.wire.message_types import PAIR
+
+__all__ = ["Parties"]
+
+_MOST_ROUNDS = 64
+
+
+class Parties:
+    """The introductions of those that answered, by partition id.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose nodes they are.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._known: dict[int, OwnIntroduction] = {}
+        # Under which node id each of them told.
+        self._node_ids: dict[int, int] = {}
+        self._claims: dict[int, tuple[str, int]] = {}
+        # How often each was left out under a node id.
+        self._times: Counter[tuple[int, int]] = Counter()
+        # Who is left out: from which round on it is asked again, under which node id, and why.
+        self._outside: dict[int, tuple[int, int, str]] = {}
+
+    def present(self, grid: Grid) -> dict[int, int]:
+        """Return the node ids of those that are there, by partition id."""
+        roster = self._federation.gather(grid)
+        return {node.partition_id: node.node_id for node in roster.nodes if node.node_id in roster.online}
+
+    def there(self, grid: Grid) -> dict[int, OwnIntroduction]:
+        """Return who is known and there, under the node id that it told under."""
+        present = self.present(grid)
+        return {i: one for i, one in sorted(self._known.items()) if present.get(i) == self._node_ids[i]}
+
+    def strangers(self, grid: Grid) -> list[int]:
+        """Return who is there and not known, and whose time it is to be asked."""
+        found = []
+        for i, node_id in sorted(self.present(grid).items()):
+            if self._node_ids.get(i) == node_id:
+                continue
+            again, refused, _ = self._outside.get(i, (0, node_id, ""))
+            if refused != node_id or again <= self._federation.completed:
+                found.append(i)
+        return found
+
+    def left_out(self, grid: Grid) -> Counter[str]:
+        """Return how many of those that are there are left out, by reason."""
+        present = self.present(grid)
+        return Counter(why for i, (_, node_id, why) in self._outside.items() if present.get(i) == node_id)
+
+    def ask(self, grid: Grid, partitions: Iterable[int], questions: int) -> set[int]:
+        """Ask parties who they are, at most so many times; return those that told it validly."""
+        waves = Waves(self._federation, self._federation.completed, booked=False)
+        waiting = set(partitions)
+        content = RecordDict({"config": ConfigRecord({"seed": self._federation.settings.seed})})
+        timeout = min(self._federation.timeout, self._federation.settings.max_wait)
+        told: set[int] = set()
+        for _ in range(questions):
+            contents = [(i, content) for i in sorted(waiting - told)]
+            if not contents:
+                break
+            for reply in waves.ask(grid, PAIR, contents, lambda _, one: own_introduction(one), timeout):
+                told.add(reply.node.partition_id)
+                self._take(reply.node.partition_id, reply.node.node_id, reply.value)
+        if silent := waiting - told:
+            present = self.present(grid)
+            for i in silent & present.keys():
+                self.leave_out(i, "left-out-no-introduction", present[i])
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(waves.report.rejected.items()))
+            log(
+                WARNING,
+                "%d nodes gave no valid introduction (%s); their own logs say why.",
+                len(silent),
+                reasons,
+            )
+        return told & self._known.keys()
+
+    def _take(self, partition: int, node_id: int, one: OwnIntroduction) -> None:
+        if self._claims.setdefault(partition, (one.role, one.group)) != (one.role, one.group):
+            self.leave_out(partition, "left-out-another-role", node_id)
+            return
+        self._known[partition], self._node_ids[partition] = one, node_id
+
+    def settled(self, partitions: Collection[int]) -> None:
+        """Note that these are ready."""
+        self._outside = {i: why for i, why in self._outside.items() if i not in partitions}
+
+    def leave_out(
+        self, partition: int, reason: str, node_id: int | None = None, *, soon: bool = False
+    ) -> None:
+        """Leave a party out for some rounds, twice as many each time; at first for none, if ``soon``."""
+        node_id = self._node_ids.get(partition, 0) if node_id is None else node_id
+        self._times[partition, node_id] += 1
+        times = self._times[partition, node_id]
+        rounds = 0 if soon and times == 1 else min(2 ** min(times, 10), _MOST_ROUNDS)
+        self._outside[partition] = self._federation.completed + rounds, node_id, reason
+        self._known.pop(partition, None)
+        self._node_ids.pop(partition, None)
