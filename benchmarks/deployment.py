@@ -77,7 +77,7 @@ class Watch(threading.Thread):
 def measure(nodes: int, rounds: int, *, shipped: bool, folder: Path) -> dict[str, Any]:
     """Run the app once; return seconds a round, from submission to main, and each phase of an exchange."""
     result = folder / "result.json"
-    with Deployment(HERE / "exchange", nodes, tls=True, fast=shipped) as deployment:
+    with Deployment(HERE / "exchange", nodes, tls=True, fast=shipped, warm=shipped) as deployment:
         watches = [Watch(node) for node in deployment.nodes]
         for watch in watches:
             watch.start()
@@ -157,32 +157,35 @@ def exchanges() -> None:
 
 
 def memory(apps: Sequence[str]) -> None:
-    print("app               peak RSS in MiB of a node's processes, x86-64 here")
+    print("peak memory in MiB of all of a node's processes, shared pages counted once (PSS), x86-64 here")
+    print("app                as Flower    warm")
     for name in apps or SMALL:
-        config = SMALL[name]
-        peaks: dict[str, float] = {}
-        over = threading.Event()
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
-            deployment = after.enter_context(Deployment(APPS / name, 2))
-            watcher = threading.Thread(target=sample, args=(deployment.nodes[0], peaks, over))
-            watcher.start()
-            end = deployment.run(deployment.plan(config, f"output-dir={folder} quiet=true"), echo=False)
-            over.set()
-            watcher.join()
-        assert end.exit_code == 0, end
-        shown = ", ".join(f"{program} {mib:.0f}" for program, mib in sorted(peaks.items()))
-        print(f"{name:16} {shown}; together {sum(peaks.values()):.0f}")
+        peaks = [peak_memory(name, warm=warm) for warm in (False, True)]
+        print(f"{name:16} {peaks[0]:11.0f} {peaks[1]:7.0f}", flush=True)
 
 
-def sample(node: SuperNode, peaks: dict[str, float], over: threading.Event) -> None:
-    programs = ("flower-supernode", "flower-superexec", "flwr-clientapp")
-    while not over.wait(0.3):
-        for program in programs:
-            for pid in [node.pid] if program == "flower-supernode" else node.descendants(program):
-                with suppress(OSError, IndexError):
-                    status = Path(f"/proc/{pid}/status").read_text()
-                    mib = int(status.partition("VmHWM:")[2].split()[0]) / 1024
-                    peaks[program] = max(peaks.get(program, 0.0), mib)
+def peak_memory(name: str, *, warm: bool) -> float:
+    """Return the peak MiB of the first node of a run."""
+    seen: list[float] = []
+    over = threading.Event()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
+        deployment = after.enter_context(Deployment(APPS / name, 2, warm=warm))
+        watcher = threading.Thread(target=sample, args=(deployment.nodes[0], seen, over))
+        watcher.start()
+        end = deployment.run(deployment.plan(SMALL[name], f"output-dir={folder} quiet=true"), echo=False)
+        over.set()
+        watcher.join()
+    assert end.exit_code == 0, end
+    return max(seen)
+
+
+def sample(node: SuperNode, seen: list[float], over: threading.Event) -> None:
+    while not over.wait(0.2):
+        kib = 0
+        for pid in [node.pid, *node.descendants()]:
+            with suppress(OSError, IndexError):
+                kib += int(Path(f"/proc/{pid}/smaps_rollup").read_text().partition("Pss:")[2].split()[0])
+        seen.append(kib / 1024)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from hedgerow.sim.cli.deploy import deploy_keys, deploy_local, deploy_split
 from hedgerow.sim.cli.export import export
 from hedgerow.sim.cli.mistakes import Command, Group
 from hedgerow.sim.cli.new import new
+from hedgerow.sim.cli.node import node
 from hedgerow.sim.cli.plan_hsgd import plan_hsgd
 from hedgerow.sim.cli.plan_sd_feel import plan_sd_feel
 from hedgerow.sim.cli.plan_similarity_free import plan_similarity_free
@@ -55,6 +56,11 @@ def main(
 
 for command in (run, new, check, settings, data, predict, sweep, plot, table, export):
     app.command(cls=Command)(command)
+
+# What it does not know is flower-supernode's.
+app.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})(
+    node
+)
 
 deploy = typer.Typer(
     cls=Group, no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them."

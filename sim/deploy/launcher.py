@@ -27,6 +27,7 @@ from hedgerow.sim.deploy.flower_run import submit
 from hedgerow.sim.deploy.processes import Program, StartError, cores, free_ports, program, stop_all
 from hedgerow.sim.deploy.supernode import SuperNode
 from hedgerow.sim.deploy.users import NodeUsers, NoUsersError, give, own_copy, own_folder
+from hedgerow.sim.deploy.warm import warm_path
 from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.plan import Plan, plan_run, toml_value
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
@@ -78,6 +79,8 @@ class Deployment:
         Start each node as a user of its own where that can be done (``NodeUsers``), who alone may read the
         node's home, its key and a copy of each file that its config names (``data``, ``match-key-file``,
         ``constants``, ``policy``). What it writes to ``predictions`` is brought back at the end.
+    warm : bool (default: True)
+        Fork ClientApps from a process that has imported Flower and torch (``warm.py``).
     fast : bool (default: True)
         Set what ``FAST`` says, and ``OMP_NUM_THREADS`` to each node's share of the cores, where the
         environment does not.
@@ -111,6 +114,7 @@ class Deployment:
         home: Path | None = None,
         keep_logs: Path | None = None,
         own_users: bool = False,
+        warm: bool = True,
         fast: bool = True,
         patience: float = 180.0,
     ) -> None:
@@ -122,6 +126,7 @@ class Deployment:
         self.spec = app if isinstance(app, AppSpec) else find_app(app)
         self.num_nodes = num_nodes
         self.tls = tls
+        self._warm = warm
         self.patience = patience
         self.nodes: list[SuperNode] = []
         self.users: list[int] = []
@@ -221,6 +226,8 @@ class Deployment:
             arguments += ["--auth-supernode-private-key", str(keys.nodes[i].private)]
         name = f"node{i}"
         env = {**self._node_env, **self._env(name)}
+        if self._warm:
+            env |= warm_path(self.home / name, env.get("PATH", ""))
         config, user = self._configs[i], None
         if self.users:
             user = self.users[i]

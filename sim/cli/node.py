@@ -1,0 +1,39 @@
+"""``hedgerow node``: Flower's SuperNode, whose ClientApps start warm."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["node"]
+
+
+def node(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="What flower-supernode takes: --superlink, --node-config, …", metavar="..."),
+    ] = None,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(help="A module to import once beside Flower, torch and the suite. Repeatable."),
+    ] = None,
+) -> None:
+    """Run flower-supernode; each message is handled by a fork of a process that has imported what it needs.
+
+    Takes flower-supernode's own arguments, and becomes it: signals and exit codes are Flower's.
+    """
+    import os
+    from pathlib import Path
+
+    from hedgerow.sim.deploy.processes import program
+    from hedgerow.sim.deploy.warm import PRELOAD, warm_path
+
+    home = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser().absolute()
+    supernode = program("flower-supernode")
+    # Flower's programs start one another by name.
+    path = os.pathsep.join([str(Path(supernode).parent), os.environ.get("PATH", "")])
+    env = {**os.environ, **warm_path(home, path)}
+    if preload:
+        env[PRELOAD] = ",".join(preload)
+    os.execve(supernode, [supernode, *(arguments or [])], env)
