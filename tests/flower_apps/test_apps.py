@@ -201,7 +201,9 @@ def test_lost_replies_are_counted_and_the_run_goes_on(case: AppCase, run: Run, t
     lost = sum(record["sent"] - record["accepted"] for record in rounds)
     assert lost > 0
     (folder,) = tmp_path.iterdir()
-    assert sum(json.loads((folder / "summary.json").read_text())["lost-replies"].values()) == lost
+    told = json.loads((folder / "summary.json").read_text())["lost-replies"]
+    # Who rests after three of them was sent nothing.
+    assert sum(told.values()) - told.get("quarantined", 0) - told.get("offline", 0) == lost
 
 
 @every_app

@@ -51,6 +51,28 @@ def test_settings_that_do_not_fit_together_are_in_one_error() -> None:
     assert third.startswith("topology is 'regular(50)' on 21 nodes; valid is ")
 
 
+def test_secure_sums_need_clusters_that_hide_their_clients_and_the_mean() -> None:
+    first, second, third = problems(
+        SD_FEEL, **{"secure-sum": True, "num-servers": 10, "aggregation": "median", "edge-servers": "nodes"}
+    )
+    assert first == "aggregation = 'median'; valid with secure-sum is 'mean': a sum gives no other"
+    assert second == "edge-servers = 'nodes'; valid with secure-sum is 'emulated'"
+    assert third == (
+        "sum-min-nodes = 3; valid is at most 2, the clients that the smallest cluster has in a round"
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_of_secure_sums_is_the_plain_one_within_the_rounding(method: str, run: Run) -> None:
+    small = {"method": method, "num-servers": 2, "training-mode": "loop"}
+    plain, summed = (run(**small, **{"secure-sum": on}) for on in (False, True))
+    for one, other in zip(plain, summed, strict=True):
+        assert other["central"] == pytest.approx(one["central"], abs=2e-3)
+        assert other["accepted"] == one["accepted"]
+    assert losses(plain) != losses(summed)
+    assert summed[-1]["train"]["train-loss"] == pytest.approx(plain[-1]["train"]["train-loss"], abs=1e-4)
+
+
 def test_feel_schedules_no_more_clients_than_there_are() -> None:
     (problem,) = problems(SD_FEEL, **{"method": "feel", "clients-per-round": 21})
     assert problem == "clients-per-round = 21; valid is 1 to num-clients = 20"
@@ -210,7 +232,8 @@ def test_fewer_participants_send_fewer_bits_in_the_same_time(run: Run) -> None:
 
 def test_lost_replies_are_counted_by_reason(run: Run) -> None:
     rounds = run(iterations=16, **{"fault-corrupt": "nan", "fault-corrupt-rate": 0.3, "seed": 1})
-    assert {reason for record in rounds for reason in record["rejected"]} == {"non-finite"}
+    reasons = {reason for record in rounds for reason in record["rejected"]}
+    assert "non-finite" in reasons <= {"non-finite", "quarantined", "offline"}
 
 
 # Edge servers that are nodes

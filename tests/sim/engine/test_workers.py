@@ -310,6 +310,8 @@ def test_workers_end_with_their_parent_in_the_midst_of_work(sign: signal.Signals
 
     parent = os.fork()
     if parent == 0:
+        # pytest's own workers ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with InProcessGrid(app_of(work), 2, workers=2) as grid:
                 grid.send_and_receive(messages(grid))
