@@ -37,6 +37,7 @@ __all__ = [
     "check_monitor",
     "check_privacy",
     "check_release",
+    "check_sum",
     "guarded",
     "is_monitored",
     "needs_entropy",
@@ -251,6 +252,20 @@ def check_begin(what: str) -> None:
     most = _watch.policy.max_hellos if what == "hello" else _watch.policy.max_restores
     with _written():
         _watch.releases.begin(what, _watch.run, _watch.call.context.node_id, most)
+
+
+def check_sum(number: int) -> None:
+    """Note that a node tells what takes the masks off a sum of a run, which it does once.
+
+    Raises
+    ------
+    Refusal
+        If it did so before, or that cannot be written down.
+    """
+    if _watch is None:
+        return
+    with _written():
+        _watch.releases.once("sum", _watch.run, _watch.call.context.node_id, number)
 
 
 def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None:

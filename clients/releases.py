@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows has no such locks; there a SuperNode handles one message at a time.
     fcntl = None  # type: ignore[assignment]
 
-_HELLO, _RESTORE, _RELEASE = "hello", "restore", "release"
+_HELLO, _RESTORE, _RELEASE, _SUM = "hello", "restore", "release", "sum"
 
 
 class ReleasesError(ValueError):
@@ -64,6 +64,22 @@ class Releases:
             if before >= most:
                 raise TooOften(f"run {run} had {before} of {what}; valid are at most {most}")
             _append(file, {"what": what, "run": run, "node": node})
+
+    def once(self, what: str, run: str, node: int, index: int) -> None:
+        """Note a ``sum`` of a run, of which there may be one of each index.
+
+        Raises
+        ------
+        TooOften
+            If there was.
+        ReleasesError
+            As ``begin``.
+        """
+        entry = {"what": what, "run": run, "node": node, "index": index}
+        with self._opened() as (file, lines):
+            if any(entry.items() <= line.items() for line in lines):
+                raise TooOften(f"run {run} had {what} {index}; valid is each once")
+            _append(file, entry)
 
     def release(
         self, run: str, node: int, root: int, index: int, multiplier: float, delta: float, max_epsilon: float
@@ -155,7 +171,7 @@ def epsilon_of(multipliers: list[float], delta: float) -> float:
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:
     str(line["run"]), int(line["node"])
-    if line["what"] not in (_HELLO, _RESTORE, _RELEASE):
+    if line["what"] not in (_HELLO, _RESTORE, _RELEASE, _SUM):
         raise ValueError(f"what is {line['what']!r}")
     if line["what"] == _RELEASE and not (float(line["multiplier"]) > 0 and line["noise"]):
         raise ValueError(f"multiplier is {line['multiplier']!r}")

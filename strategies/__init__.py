@@ -4,7 +4,7 @@ from hedgerow.strategies.ceps import CEPS, DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFe
 from hedgerow.strategies.compressed import Compressed
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes
-from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing
+from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
@@ -12,6 +12,7 @@ from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.sd_feel import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.topology import TOPOLOGIES, Mixing, as_graph, mixing
 
@@ -56,9 +57,11 @@ __all__ = [
     "RoundEnd",
     "Router",
     "SDFeel",
+    "SecureSum",
     "Shapes",
     "SimilarityFree",
     "TooFewRepliesError",
+    "UploadNoise",
     "as_graph",
     "mixing",
 ]

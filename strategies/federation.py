@@ -39,8 +39,6 @@ from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Chosen", "Federation", "FederationOptions", "only_arrays"]
 
-# Replies of a node that are refused running until it is left out for a while.
-_STRIKES = 3
 # Partition ids, or what draws them from those that are there, ascending.
 Chosen = Iterable[int] | Callable[[Sequence[int]], Iterable[int]] | None
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
@@ -83,6 +81,8 @@ class FederationOptions(TypedDict, total=False):
     max_update_norm_ratio : float (default: 100.0)
         An update whose norm exceeds so many times what was usual in the rounds before is refused (``update
         too large``), see ``UpdateBound``; >= 1, or 0 for no bound.
+    quarantine_after : int (default: 3)
+        A node rests for 2, 4, … 64 rounds after so many refused replies running, >= 1; 0 for never.
     max_loss_ratio : float (default: 1e6)
         A run ends with DivergenceError where its loss is not finite, or exceeds so many times that of the
         start (or 1, where that is less); >= 1, or 0 for no bound.
@@ -105,6 +105,7 @@ class FederationOptions(TypedDict, total=False):
     max_wait: float
     max_weight_ratio: float
     max_update_norm_ratio: float
+    quarantine_after: int
     max_loss_ratio: float
 
 
@@ -127,6 +128,7 @@ class _Settings:
     max_wait: float = 120.0
     max_weight_ratio: float = 100.0
     max_update_norm_ratio: float = 100.0
+    quarantine_after: int = 3
     max_loss_ratio: float = 1e6
 
     def __post_init__(self) -> None:
@@ -136,6 +138,7 @@ class _Settings:
                 raise ValueError(f"{name} is {ratio!r}; valid is a number >= 1, or 0 for no bound")
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
         int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
+        int_at_least(0, quarantine_after=self.quarantine_after)
         int_at_least(1, min_available_nodes=self.min_available_nodes)
         int_at_least(0, max_repeats=self.max_repeats)
         if self.num_clients is None:
@@ -343,12 +346,14 @@ class Federation:
         self.judge(self._exchange)
 
     def judge(self, exchange: Exchange) -> None:
-        """Put nodes to rest whose replies were refused three times running, as long as most are not."""
+        """Put nodes to rest whose replies were refused again and again, as long as most are not."""
+        if not self.settings.quarantine_after:
+            return
         for client in exchange.used:
             self._strikes.pop(client, None)
         self._strikes.update(exchange.refused)
         for client in sorted(exchange.refused):
-            struck = self._strikes[client] >= _STRIKES
+            struck = self._strikes[client] >= self.settings.quarantine_after
             if struck and self._roster is not None and self._roster.rest(client, self.completed):
                 del self._strikes[client]
 

@@ -24,6 +24,8 @@ __all__ = [
     "STANDARDISE",
     "STATE",
     "STATISTICS",
+    "SUM_KEYS",
+    "SUM_SHARES",
     "UNMASK",
     "UPDATE",
     "WHOAMI",
@@ -34,6 +36,8 @@ WHOAMI = "query.whoami"
 STATE, RESTORE = "query.state", "query.restore"
 # Nodes with data of their own: moments of the features; what all of them take off and divide by.
 STATISTICS, STANDARDISE = "query.statistics", "query.standardise"
+# Secure sums: a node's public keys; what takes the masks off a sum.
+SUM_KEYS, SUM_SHARES = "query.sum_keys", "query.sum_shares"
 # SD-FEEL's edge servers, where they are nodes: take the mean of the clients' models; take one gossip step.
 INTRA, GOSSIP = "train.intra", "train.gossip"
 # Gossip: a node is told its settings; tells its neighbours its state; takes theirs; shows its model.

@@ -16,6 +16,7 @@ from hedgerow.clients.evaluation import num_examples, task_handlers
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.masking import masked_sum_handlers
 from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.training.batches import step_batches
@@ -46,9 +47,11 @@ def sd_feel_client(
     """
 
     handlers: dict[str, BatchHandler] = {
-        "train": together(
-            lambda call: _Round.of(call, task(call.context)),
-            lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
+        **masked_sum_handlers(
+            together(
+                lambda call: _Round.of(call, task(call.context)),
+                lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
+            )
         ),
         **task_handlers(task),
         WHOAMI: whoami(

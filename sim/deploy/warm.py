@@ -66,6 +66,10 @@ def main() -> None:
     """Be the process that forks; a first fork is Flower's SuperExec, with this program's arguments."""
     from flwr.supercore.cli import flower_superexec  # noqa: PLC0415 (shared by both, before the fork)
 
+    # Elsewhere a fork of a process that has loaded the system's own libraries is not safe.
+    if sys.platform != "linux":
+        flower_superexec()
+        return
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
@@ -156,9 +160,8 @@ def _become(arguments: list[str], *, quiet: bool) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     sys.argv = arguments
-    if sys.platform == "linux":
-        # Its name for ps, top and who looks for it; at most 15 characters.
-        ctypes.CDLL(None).prctl(_SET_NAME, arguments[0][:15].encode(), 0, 0, 0)
+    # Its name for ps, top and who looks for it; at most 15 characters.
+    ctypes.CDLL(None).prctl(_SET_NAME, arguments[0][:15].encode(), 0, 0, 0)
     point = _entry_point(arguments[0])
     assert point is not None
     point.load()()

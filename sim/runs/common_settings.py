@@ -30,6 +30,7 @@ __all__ = [
     "RUN_SETTINGS",
     "SEED",
     "STACK_SETTINGS",
+    "SUM_SETTINGS",
     "WEIGHT_BOUND",
     "aggregation_setting",
     "registry_setting",
@@ -88,6 +89,9 @@ BOUND_SETTINGS: Mapping[str, Setting] = {
     "max-update-norm-ratio": Setting(
         100.0, _RATIO, "a larger update, in norms usual in the rounds before, is refused (0: no bound)"
     ),
+    "quarantine-after": Setting(
+        3, whole(0, MAX_ROUNDS), "refused replies running after which a node rests for a while (0: never)"
+    ),
     "max-loss-ratio": Setting(
         1e6, _RATIO, "a run ends with an error at a larger loss, in losses of the start (0: it goes on)"
     ),
@@ -99,6 +103,25 @@ def aggregation_setting(valid: str, check: Callable[[str], object]) -> Setting:
     return Setting(
         "mean", text(valid, check), "what becomes of the updates: their mean, or what liars cannot ruin"
     )
+
+
+# Whether a server sees sums alone (docs/privacy.md).
+SUM_SETTINGS: Mapping[str, Setting] = {
+    "secure-sum": Setting(
+        False, flag(), "the server sees the nodes' weighted mean and nothing of one of them (docs/privacy.md)"
+    ),
+    "sum-clip": Setting(
+        8.0,
+        number("a number from 1e-06 to 1e+06", lambda v: 1e-6 <= v <= 1e6),
+        "R of `secure-sum`: each number of an update is clipped to [-R, R] and rounded to n R / 2^31",
+    ),
+    "sum-threshold": Setting(
+        0.67,
+        in_range(0.67, 1.0, open_above=True),
+        "a sum of which no more than this share of the nodes survive is none",
+    ),
+    "sum-min-nodes": Setting(3, whole(3, 255), "nodes without which there is no sum"),
+}
 
 
 def registry_setting(check: Callable[[str], object]) -> Setting:

@@ -25,11 +25,12 @@ from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
+from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.edge_servers import cluster_means
 from hedgerow.wire.printable import quoted
-from hedgerow.wire.records import PayloadError, only_record, payload_bytes, records_of
+from hedgerow.wire.records import PayloadError, only_record, payload_bytes
 
 __all__ = [
     "BY_GROUP",
@@ -58,6 +59,7 @@ class ClusteredOptions(FederationOptions, total=False):
     participation: float
     system: System | None
     aggregation: str
+    secure_sum: bool | SecureSum
 
 
 def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
@@ -124,6 +126,12 @@ class ClusteredStrategy(FederatedStrategy):
     aggregation : str (default: "mean")
         What an edge server takes of its clients' models: ``mean``, eq. (3), or a rule that some lying nodes
         cannot ruin, see ``parse_aggregation``. A server that got too few models for its rule keeps its own.
+    secure_sum : bool or SecureSum (default: False)
+        Whether the server sees of each cluster the sum of its clients' updates alone (``SecureSum`` for other
+        settings than the defaults): clients must answer ``query.sum_keys`` and ``query.sum_shares``, as those
+        of ``hedgerow.clients.sd_feel_client`` do. A round is one exchange longer. A cluster with too few
+        clients for a sum, or too few that survive, keeps its model. ``max_update_norm_ratio`` is then held
+        against a cluster's mean, ``max_weight_ratio`` kept by the clients themselves.
     edge_nodes : bool (default: False)
         Whether the servers are nodes; a method that says so gives ``exchanged`` for them.
     **options
@@ -159,6 +167,7 @@ class ClusteredStrategy(FederatedStrategy):
         participation: float = 1.0,
         system: System | None = None,
         aggregation: str = "mean",
+        secure_sum: bool | SecureSum = False,
         edge_nodes: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
@@ -168,6 +177,13 @@ class ClusteredStrategy(FederatedStrategy):
             raise ValueError(
                 f"aggregation is {aggregation!r}; valid is 'mean' where edge servers are nodes, which average"
             )
+        summed = parse_secure_sum(secure_sum)
+        if summed is not None and not self.aggregation.is_mean:
+            raise ValueError(
+                f"aggregation is {aggregation!r}; valid with secure_sum is 'mean': a sum gives no other"
+            )
+        if summed is not None and edge_nodes:
+            raise ValueError("secure_sum is set; valid is False where edge servers are nodes")
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers = num_servers
         self.local_steps = local_steps
@@ -177,13 +193,20 @@ class ClusteredStrategy(FederatedStrategy):
         num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         # Where edge servers are nodes of their own; None where they are emulated.
         self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
-        super().__init__(self.edges or Federation(num_clients, **options))
+        federation = self.edges or Federation(num_clients, **options)
+        links = {"down_link": self.down_link, "up_link": self.up_link}
+        self.sums = None if summed is None else SecureSums(summed, federation, **links)
+        super().__init__(federation)
         self.clusters = self._checked_clusters(clusters)
         smallest = min(Counter(self.clusters).values(), default=self.aggregation.least)
         if smallest < self.aggregation.least:
             raise ValueError(
                 f"aggregation is {aggregation!r}, which needs {self.aggregation.least} clients; the smallest "
                 f"cluster has {smallest}"
+            )
+        if summed is not None and smallest < summed.min_nodes and self.clusters:
+            raise ValueError(
+                f"secure_sum needs {summed.min_nodes} clients in each cluster; the smallest has {smallest}"
             )
         if clusters == BY_GROUP:
             admits = self.federation.admits
@@ -195,6 +218,8 @@ class ClusteredStrategy(FederatedStrategy):
         self._steps_told = True
         # The server of each group.
         self._groups: dict[str, int] = {}
+        if self.sums is not None:
+            self.sums.forget()
 
     def _checked_clusters(self, clusters: Clusters) -> tuple[int, ...]:
         if isinstance(clusters, str) and clusters != BY_GROUP:
@@ -327,6 +352,8 @@ class ClusteredStrategy(FederatedStrategy):
         models = self._initialised(arrays)
         self._know_clusters(grid)
         nodes, offline = self.federation.online(grid, partial(self._drawn, server_round))
+        if self.sums is not None:
+            nodes = self.sums.members(server_round, grid, self._by_server(nodes))
         work = {
             "server-round": server_round,
             "local-steps": self.local_steps,
@@ -342,9 +369,14 @@ class ClusteredStrategy(FederatedStrategy):
             )
             for server in sorted({self.clusters[node.partition_id] for node in nodes})
         }
+        if self.sums is not None:
+            contents = {server: self.sums.announce(server, one) for server, one in contents.items()}
         self._book_downlinks(server_round, nodes, contents)
         addressed = [(node, contents[self.clusters[node.partition_id]]) for node in nodes]
-        return self.federation.instruct(server_round, addressed, self._checked, offline=offline)
+        messages = self.federation.instruct(server_round, addressed, self._checked, offline=offline)
+        if self.sums is not None:
+            self.sums.note_left_out()
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -355,8 +387,11 @@ class ClusteredStrategy(FederatedStrategy):
         edge server answers where they are nodes.
         """
         contents: list[RecordDict] = []
-        accepted = self._weighed(server_round, self.federation.accept(replies), contents)
-        averaged = self._averaged(server_round, accepted)
+        arriving = self.federation.accept(replies)
+        if self.sums is None:
+            averaged = self._averaged(server_round, self._weighed(server_round, arriving, contents))
+        else:
+            averaged = self._summed(self.sums, server_round, arriving, contents)
         if averaged is None:
             return None, None
         models = replace(self._trained(), vectors=averaged)
@@ -382,6 +417,8 @@ class ClusteredStrategy(FederatedStrategy):
         log(INFO, "\t│\t├── Clients: %d | servers: %d", self.num_clients, self.num_servers)
         log(INFO, "\t│\t├── Local iterations a round: %d", self.local_steps)
         log(INFO, "\t│\t├── Aggregation: %s", self.aggregation)
+        if self.sums is not None:
+            log(INFO, "\t│\t├── Secure sums: %s", self.sums.settings)
         log(INFO, "\t│\t└── Participation: %.3g", self.participation)
         self.federation.log_keys()
 
@@ -469,8 +506,18 @@ class ClusteredStrategy(FederatedStrategy):
             self._models = ServerModels(self.federation.known_layout(), vectors)
         return self._models
 
-    def _checked(self, node: Node, content: RecordDict) -> tuple[float, NDArray[Any]]:
+    def _by_server(self, nodes: Sequence[Node]) -> dict[int, list[Node]]:
+        """Return the nodes of each server that has some."""
+        clusters: dict[int, list[Node]] = {}
+        for node in nodes:
+            clusters.setdefault(self.clusters[node.partition_id], []).append(node)
+        return dict(sorted(clusters.items()))
+
+    def _checked(self, node: Node, content: RecordDict) -> Any:
         models = self._trained()
+        if self.sums is not None:
+            self._check_steps(only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS))
+            return self.sums.checked(node, content)
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
         vector = models.layout.flatten(arrays, models.vectors.dtype)
@@ -520,6 +567,35 @@ class ClusteredStrategy(FederatedStrategy):
         bundles = list(accepted)
         return self.edges.averaged(server_round, bundles, previous) if self.federation.enough() else None
 
+    def _summed(
+        self, sums: SecureSums, server_round: int, replies: Iterable[Reply], contents: list[RecordDict]
+    ) -> NDArray[Any] | None:
+        """Return the servers' means, eq. (3), of sums; None if too few replies are in one.
+
+        A server without a sum keeps its own model.
+        """
+        models = self._trained().vectors.copy()
+        updates = sums.unmask(server_round, self._booked(sums, server_round, replies))
+        for server, update in sorted(updates.items()):
+            mean = models[server] + update.mean
+            try:
+                self.federation.check_update(mean, models[server])
+            except PayloadError as error:
+                sums.lose(update, error.reason)
+                continue
+            models[server] = mean
+            contents.append(update.metrics)
+        return models if sums.enough() else None
+
+    def _booked(self, sums: SecureSums, server_round: int, replies: Iterable[Reply]) -> Iterator[Reply]:
+        """Yield the replies, booking them."""
+        for reply in replies:
+            client, arrays = reply.node.partition_id, only_arrays(reply.content)
+            bits, server = self.federation.model_bits, self.clusters[client]
+            self.federation.book_up(server_round, self.up_link, client, server, bits, arrays, reply)
+            sums.book_shares(server_round, reply)
+            yield reply
+
     def _robust_means(
         self, accepted: Iterable[tuple[int, float, NDArray[Any]]], previous: NDArray[Any]
     ) -> NDArray[Any]:
@@ -560,10 +636,12 @@ class ClusteredStrategy(FederatedStrategy):
         self, server_round: int, nodes: list[Node], contents: Mapping[int, RecordDict]
     ) -> None:
         bits = self.federation.model_bits
-        model = {
-            s: payload_bytes(records_of(c, ArrayRecord)[self.settings.arrayrecord_key])
+        # The model, and the plan of its sum where there is one: all but the config.
+        told = {
+            s: {k: r for k, r in c.items() if k != self.settings.configrecord_key}
             for s, c in contents.items()
         }
+        model = {s: sum(map(payload_bytes, records.values())) for s, records in told.items()}
         message = {s: payload_bytes(c) for s, c in contents.items()}
         for node in nodes:
             client, server = node.partition_id, self.clusters[node.partition_id]

@@ -43,6 +43,11 @@ CASES = (
         "model=logistic evaluate-every=1",
     ),
     Case(
+        "sd_feel",
+        "method=fedavg secure-sum=true tau1=2 tau2=1 iterations=6 batch-size=5 model=logistic "
+        "evaluate-every=1",
+    ),
+    Case(
         "similarity_free",
         "algorithm=ef-fedavg num-rounds=3 local-iters=2 batch-size=5 partition=iid model=logistic "
         "fixed-c=0.3 evaluate-every=1",
@@ -54,7 +59,8 @@ CASES = (
     ),
     Case(
         "ceps",
-        "topology=complete iterations=7 interval-low=1 interval-high=2 features=60 sparsity=3 "
+        # Sealed, devices draw their sensing matrices' seeds themselves: other numbers.
+        "sealed=false topology=complete iterations=7 interval-low=1 interval-high=2 features=60 sparsity=3 "
         "measurements=90 samples-low=30 samples-high=60 evaluate-every=1",
     ),
     Case(

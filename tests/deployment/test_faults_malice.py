@@ -63,7 +63,10 @@ REASONS = {
     "huge": "wrong shape",
     "header": "undecodable",
 }
-CONFIG = f"method=fedavg tau1=1 tau2=1 iterations={len(REASONS)} batch-size=5 model=logistic evaluate-every=1"
+CONFIG = (
+    f"method=fedavg tau1=1 tau2=1 iterations={len(REASONS)} batch-size=5 model=logistic evaluate-every=1 "
+    "quarantine-after=0"
+)
 
 
 @pytest.fixture

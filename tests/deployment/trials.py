@@ -134,7 +134,8 @@ class Trial:
 def _unaccounted(record: Record) -> int:
     """Return how many instructions of a round were neither answered nor counted as lost."""
     meant = record["sent"] + record["rejected"].get("offline", 0)
-    return int(meant - record["accepted"] - sum(record["rejected"].values()))
+    lost = sum(record["rejected"].values()) - record["rejected"].get("quarantined", 0)
+    return int(meant - record["accepted"] - lost)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ _OWN: dict[str, Any] = {
     "registry": "nowhere.toml",
 }
 # Of those of apps whose server averages.
-_BOUNDS: dict[str, Any] = {"max-update-norm-ratio": 0.5, "max-loss-ratio": -1}
+_BOUNDS: dict[str, Any] = {"max-update-norm-ratio": 0.5, "quarantine-after": -1, "max-loss-ratio": -1}
 # And of those of apps whose nodes train ordinary models in mini-batches.
 _TRAINING: dict[str, Any] = {
     **_COMMON,
@@ -118,6 +118,8 @@ def losses(rounds: list[dict[str, Any]]) -> list[float]:
     return [record["central"]["loss"] for record in rounds if record["central"]]
 
 
+_SUMS = {"secure-sum": "yes", "sum-clip": 0.0, "sum-threshold": 0.5, "sum-min-nodes": 2}
+
 SD_FEEL = AppCase(
     name="sd_feel",
     settings=sd_feel.settings,
@@ -136,6 +138,7 @@ SD_FEEL = AppCase(
         "clients-per-round": 0,
         "exact-if-complete": 1,
         "edge-servers": "balloons",
+        **_SUMS,
         "learning-rate": 0.0,
         "latency-preset": "hopeful",
     },
@@ -200,6 +203,7 @@ FEDMUD = AppCase(
     settings=fedmud.settings,
     bad={
         **_TRAINING,
+        "aggregation": "krum(-1)",
         "method": "sgd",
         "num-rounds": 0,
         "clients-per-round": 0,
@@ -244,6 +248,7 @@ CEPS = AppCase(
     bad={
         **_COMMON,
         **_OWN,
+        "aggregation": "krum(1)",
         "method": "sgd",
         "iterations": 0,
         "topology": 3,
@@ -327,6 +332,9 @@ HSGD = AppCase(
         "learning-rate": 0.0,
         "halving-period": -1,
         "mu": -1.0,
+        "sealed": 1,
+        "upload-clip": -1.0,
+        "upload-noise-multiplier": -1.0,
         "clip": -1.0,
         "noise-multiplier": -1.0,
         "noise-delta": 1.0,

@@ -153,6 +153,19 @@ def test_sealed_links_move_no_bit_on_either_engine(tmp_path: Path) -> None:
             assert ("unopened" in records[-1]["train"]) == (sealed == "true")
 
 
+@pytest.mark.slow
+def test_secure_sums_are_the_same_on_either_engine_whatever_their_masks(tmp_path: Path) -> None:
+    job = next(job for job in JOBS if job.app == "sd_feel")
+    config = f"{job.brief} num-servers=2 participation=1.0 secure-sum=true"
+    for engine in ("inprocess", "flower"):
+        finish(start(job, tmp_path / engine, "--engine", engine, config=config))
+    assert_same_bits(tmp_path / "inprocess", tmp_path / "flower")
+    here, there = (read_rounds(next((tmp_path / engine).iterdir())) for engine in ("inprocess", "flower"))
+    for key in ("payload_bytes", "accepted", "train"):
+        assert [record[key] for record in here] == [record[key] for record in there], key
+    assert all("clipped" in record["train"] for record in here[1:])
+
+
 # What SIGTERM and SIGINT do is the recorder's, and the same in every app.
 @pytest.mark.parametrize(
     ("job", "signum"),

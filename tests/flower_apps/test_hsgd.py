@@ -394,9 +394,17 @@ def test_evaluations_come_first_last_and_as_often_as_asked(run: Run) -> None:
 
 
 def test_noise_is_told_with_its_epsilon(run: Run) -> None:
-    noise = {"clip": 1.0, "noise-multiplier": 2.0, "noise-source": "seed"}
-    first, last = (run(**noise)[k]["train"] for k in (1, -1))
-    assert 0 < first["epsilon-device"] < last["epsilon-device"] < last["epsilon"]
+    noise = {"clip": 1.0, "noise-multiplier": 2.0}
+    told = run(**noise)[-1]["train"]
+    assert told["epsilon"] == float("inf")
+    assert told["unprotected-uploads"] == 1
+    uploads = {"upload-clip": 0.05, "upload-noise-multiplier": 20.0}
+    first, last = (run(**uploads)[k]["train"] for k in (1, -1))
+    assert 0 < first["epsilon"] < last["epsilon"] < float("inf")
+    assert not any(key.startswith("unprotected") for key in last)
+    seeded = run(**uploads, **{"noise-source": "seed"})[-1]["train"]
+    assert seeded["epsilon"] == float("inf")
+    assert seeded["unprotected-seeded-noise"] == 1
 
 
 def test_an_observing_run_tells_the_constants_and_trains_as_without(run: Run) -> None:

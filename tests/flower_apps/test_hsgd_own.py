@@ -424,3 +424,20 @@ def test_a_trained_model_predicts_for_people_it_has_not_seen(tmp_path: Path) -> 
 
 def at(partition: int, config: dict[str, Any]) -> str:
     return f"{partition}: " + " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+@pytest.mark.parametrize("layout", ["edges", "devices"])
+def test_sealing_moves_no_bit_and_no_score_of_people_held_out(layout: str, tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, layout=layout)
+    plain, sealed = (play(configs, 1, sealed=one, holdout=0.3) for one in (False, True))
+    assert plain.arrays.keys() == sealed.arrays.keys()
+    assert all(np.array_equal(array, sealed.arrays[key]) for key, array in plain.arrays.items())
+    assert plain.ends[-1].central == sealed.ends[-1].central
+    assert plain.ends[-1].central["evaluated"] > 0
+    assert sealed.ends[-1].train["unopened"] == sealed.ends[-1].train["withheld"] == 0
+    told = [content for _, _, content in sealed.grid.replies]
+    kinds = {key for content in told for record in content.array_records.values() for key in record}
+    assert "zeta2" not in kinds
+    assert "evaluated-zeta2" in {
+        key for content in told if "sealed" in content.config_records for key in content["sealed"]
+    }

@@ -62,6 +62,11 @@ def test_secure_sums_need_clusters_that_hide_their_clients_and_the_mean() -> Non
     )
 
 
+def test_a_secure_sum_has_so_many_members_at_most() -> None:
+    (problem,) = problems(SD_FEEL, **{"secure-sum": True, "num-clients": 1021})
+    assert problem == "secure-sum = True; valid with at most 255 clients in a cluster, not 256"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_of_secure_sums_is_the_plain_one_within_the_rounding(method: str, run: Run) -> None:
     small = {"method": method, "num-servers": 2, "training-mode": "loop"}

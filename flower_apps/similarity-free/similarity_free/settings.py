@@ -172,5 +172,6 @@ def build_strategy(
         aggregation=values["aggregation"],
         max_weight_ratio=values["max-weight-ratio"],
         max_update_norm_ratio=values["max-update-norm-ratio"],
+        quarantine_after=values["quarantine-after"],
         max_loss_ratio=values["max-loss-ratio"],
     )

@@ -1,0 +1,415 @@
+"""Secure sums: of what a group's nodes learnt the server sees the weighted mean, and nothing of one node.
+
+``wire/masked_sums.py`` has the protocol. A run of it is: once for each node ``query.sum_keys``, by which the
+server has its public keys; in a round the training exchange, whose instruction names the members of its sum
+and whose replies are masked; and one exchange, ``query.sum_shares``, in which the survivors tell what takes
+the masks off their sum. What a server of another mind could try, and who notices, is in docs/privacy.md.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import Exchange, Node, Reply, collect
+from hedgerow.strategies.federation import Federation
+from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.masked_sums import (
+    LEAST_MEMBERS,
+    LEAST_THRESHOLD,
+    MASKED,
+    MASKED_SUM,
+    MAX_MEMBERS,
+    SEED_BYTES,
+    SHARES,
+    SumPlan,
+    Unmasking,
+    clips_of,
+    connected_survivors,
+    default_neighbours,
+    survivors_needed,
+    told_content,
+)
+from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
+from hedgerow.wire.records import PayloadError, only_record, payload_bytes, view
+from hedgerow.wire.sealed import KEY_BYTES, Identity, SealingKey
+
+__all__ = ["SecureSum", "SecureSums", "SummedUpdate", "parse_secure_sum"]
+
+# Why nodes, or whole sums, do not count.
+NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
+TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"
+TOO_FEW, UNSOLVED = "sum below threshold", "sum not unmasked"
+BAD_SHARES, DISCONNECTED = "bad sum shares", "too few sum neighbours"
+
+
+@dataclass(frozen=True)
+class SecureSum:
+    """The settings of secure sums.
+
+    Parameters
+    ----------
+    clip : float (default: 8.0)
+        R, > 0 and finite: each node clips every number of its update to [-R, R]. The mean of n nodes of equal
+        weights is off by n R / 2^31 at most, see ``hedgerow.wire.masked_sums.Grid.error``.
+    threshold : float (default: 0.67)
+        More than this share of a sum's members must survive, in [2/3, 1): fewer, and there is no sum.
+    min_nodes : int (default: 3)
+        Members of a sum, 3 to 255; a group with fewer of them in a round has none.
+    metrics : tuple of str (default: ("train-loss",))
+        Metrics of the nodes that are averaged within the sum. No other one leaves a node in a round.
+
+    Raises
+    ------
+    ValueError
+        If one is out of range.
+    """
+
+    clip: float = 8.0
+    threshold: float = 0.67
+    min_nodes: int = LEAST_MEMBERS
+    metrics: tuple[str, ...] = ("train-loss",)
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.clip) and self.clip > 0):
+            raise ValueError(f"secure_sum.clip is {self.clip!r}; valid is a finite number > 0")
+        if not LEAST_THRESHOLD <= self.threshold < 1:
+            raise ValueError(f"secure_sum.threshold is {self.threshold!r}; valid is in [2/3, 1)")
+        int_at_least(LEAST_MEMBERS, min_nodes=self.min_nodes)
+        if self.min_nodes > MAX_MEMBERS:
+            raise ValueError(f"secure_sum.min_nodes is {self.min_nodes!r}; valid is 3 to {MAX_MEMBERS}")
+
+
+def parse_secure_sum(value: bool | SecureSum) -> SecureSum | None:
+    """Return the settings of ``secure_sum``: True for the default ones, False for none."""
+    if isinstance(value, SecureSum):
+        return value
+    if not isinstance(value, bool):
+        raise ValueError(f"secure_sum is {value!r}; valid is True, False or SecureSum(...)")
+    return SecureSum() if value else None
+
+
+@dataclass(frozen=True)
+class SummedUpdate:
+    """What the server knows of a group after its sum.
+
+    Parameters
+    ----------
+    mean : NDArray[float64]
+        The weighted mean of the survivors' updates (M,), integers of counters among them.
+    weight : float
+        The sum of their weights.
+    metrics : RecordDict
+        Their weighted mean metrics, as one node that weighs ``weight`` would tell them.
+    survivors : tuple of int
+        Their partition ids.
+    """
+
+    mean: NDArray[np.float64]
+    weight: float
+    metrics: RecordDict
+    survivors: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A sum that was announced: what its members were sent."""
+
+    plan: SumPlan
+    about: bytes
+    clips: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Masked:
+    words: NDArray[np.uint32]
+    sealed: bytes
+    commitments: bytes
+
+
+class SecureSums:
+    """The server's side of all sums of a run.
+
+    Parameters
+    ----------
+    settings : SecureSum
+        The settings.
+    federation : Federation
+        The nodes, their sizes, the ledger, and what was lost.
+    down_link, up_link : str
+        The links of the modelled system on which what a sum takes is booked, beside those through the hub.
+    """
+
+    def __init__(self, settings: SecureSum, federation: Federation, *, down_link: str, up_link: str) -> None:
+        self.settings = settings
+        self.federation = federation
+        self.down_link, self.up_link = down_link, up_link
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the run."""
+        self._grid: Grid | None = None
+        self._number = 0
+        # By partition id: under which node id it told its keys, and which; the first long-lived one.
+        self._keys: dict[int, tuple[int, bytes]] = {}
+        self._trusted: dict[int, bytes] = {}
+        self._open: dict[int, _Open] = {}
+        self._group_of: dict[int, int] = {}
+        # Whose shares gave no seed back.
+        self._excluded: set[int] = set()
+        self._left_out: Counter[str] = Counter()
+
+    # Before a round.
+
+    def members(self, server_round: int, grid: Grid, groups: Mapping[int, Sequence[Node]]) -> list[Node]:
+        """Begin a round: return those nodes of each group that can be in its sum; others are counted."""
+        self._grid, self._open, self._group_of, self._left_out = grid, {}, {}, Counter()
+        able = {group: [node for node in nodes if self._is_able(node)] for group, nodes in groups.items()}
+        self._group_of = {node.partition_id: group for group, nodes in able.items() for node in nodes}
+        self._ask_keys(server_round, [node for nodes in able.values() for node in nodes])
+        chosen: list[Node] = []
+        self._group_of = {}
+        for group, nodes in able.items():
+            known = [node for node in nodes if node.partition_id in self._keys]
+            if len(known) < self.settings.min_nodes or len(known) > MAX_MEMBERS:
+                self._left_out[TOO_LARGE if len(known) > MAX_MEMBERS else TOO_SMALL] += len(known)
+                log(
+                    WARNING,
+                    "Group %d has no sum: %d nodes; valid is %d to %d.",
+                    group,
+                    len(known),
+                    self.settings.min_nodes,
+                    MAX_MEMBERS,
+                )
+                continue
+            self._group_of |= {node.partition_id: group for node in known}
+            chosen += known
+        return sorted(chosen, key=lambda node: node.partition_id)
+
+    def _is_able(self, node: Node) -> bool:
+        if node.partition_id in self._excluded:
+            self._left_out[BAD_SHARES] += 1
+        elif node.partition_id not in self.federation.sizes:
+            self._left_out[NO_SIZE] += 1
+        else:
+            return True
+        return False
+
+    def _ask_keys(self, server_round: int, nodes: Sequence[Node]) -> None:
+        """Have the keys of nodes that came, came again, or failed since they told them."""
+        new = [node for node in nodes if self._keys.get(node.partition_id, (None,))[0] != node.node_id]
+        if not new:
+            return
+        content = RecordDict({"config": ConfigRecord({"seed": self.federation.settings.seed})})
+        for node in new:
+            self._keys.pop(node.partition_id, None)
+        probe = Identity(SealingKey.drawn(), SealingKey.drawn())
+
+        def check(node: Node, answer: RecordDict) -> tuple[bytes, int]:
+            told = only_record(answer, ConfigRecord, NO_KEYS)
+            key, number = told.get("introduction"), told.get("number")
+            if not isinstance(key, bytes) or not isinstance(number, int) or not 0 <= number < 2**62:
+                raise PayloadError(NO_KEYS, "no introduction")
+            probe.secret_with(key)  # Members refuse a sum with keys that no node has: PayloadError here.
+            if self._trusted.setdefault(node.partition_id, key[:KEY_BYTES]) != key[:KEY_BYTES]:
+                raise PayloadError(CHANGED_KEY, "another long-lived key than before")
+            if any(key == other for _, other in self._keys.values()):
+                raise PayloadError(CHANGED_KEY, "another node's keys")
+            self._keys[node.partition_id] = node.node_id, key
+            return key, number
+
+        asked = {node: content for node in new}
+        for reply in self._ask(server_round, SUM_KEYS, "sum keys", asked, check):
+            self._number = max(self._number, reply.value[1])
+        self._left_out[NO_KEYS] += sum(node.partition_id not in self._keys for node in new)
+
+    def announce(self, group: int, content: RecordDict) -> RecordDict:
+        """Return a group's instruction with the plan of its sum."""
+        members = sorted(at for at, of in self._group_of.items() if of == group)
+        n = len(members)
+        self._number += 1
+        plan = SumPlan(
+            number=self._number,
+            members=tuple(members),
+            introductions=tuple(self._keys[at][1] for at in members),
+            threshold=survivors_needed(n, self.settings.threshold),
+            neighbours=default_neighbours(n),
+            clip=float(self.settings.clip),
+            max_weight=max(self.federation.weight_of(at) for at in members),
+            weighted_by=self.federation.settings.weighted_by_key,
+            metrics=self.settings.metrics,
+        )
+        arrays = {k: view(a) for k, a in only_record(content, ArrayRecord, "bad arrays").items()}
+        self._open[group] = _Open(plan, plan.about(told_content(content)), clips_of(arrays, plan))
+        told = ConfigRecord({**plan.record(), "seed": self.federation.settings.seed})
+        return RecordDict({**content, MASKED_SUM: told})
+
+    def book_shares(self, server_round: int, reply: Reply) -> None:
+        """Book on the modelled link what a masked reply holds beside its array."""
+        at = reply.node.partition_id
+        carried = payload_bytes(reply.content[SHARES])
+        self.federation.ledger.book(server_round, self.up_link, at, self._group_of[at], 0, carried)
+
+    def note_left_out(self) -> None:
+        """Count who was left out in the exchange that was just opened."""
+        self.federation.report.rejected += self._left_out
+
+    # Replies.
+
+    def checked(self, node: Node, content: RecordDict) -> _Masked:
+        """Return what a valid reply to an announced sum holds; raises PayloadError for other replies."""
+        told = self._open[self._group_of[node.partition_id]]
+        arrays = only_record(content, ArrayRecord, "bad arrays")
+        if set(arrays) != {MASKED}:
+            raise PayloadError("missing key", f"no array {MASKED!r} alone")
+        words = view(arrays[MASKED])
+        if words.dtype != np.uint32:
+            raise PayloadError("wrong dtype", f"{words.dtype}, expected uint32")
+        if words.shape != told.clips.shape:
+            raise PayloadError("wrong shape", f"{words.shape}, expected {told.clips.shape}")
+        shares, plan = only_record(content, ConfigRecord, BAD_SHARES), told.plan
+        sealed, commitments = shares.get("sealed"), shares.get("commitments")
+        sizes = (len(plan.members) - 1) * plan.share_bytes, SEED_BYTES * (1 + plan.neighbours)
+        if not isinstance(sealed, bytes) or not isinstance(commitments, bytes):
+            raise PayloadError(BAD_SHARES, "no bytes")
+        if (len(sealed), len(commitments)) != sizes:
+            raise PayloadError(BAD_SHARES, f"{len(sealed)} and {len(commitments)} bytes, expected {sizes}")
+        return _Masked(words, sealed, commitments)
+
+    def unmask(self, server_round: int, replies: Iterable[Reply]) -> dict[int, SummedUpdate]:
+        """Return the update of each group whose sum could be unmasked; one exchange, for all groups."""
+        arrived: dict[int, dict[int, Reply]] = {group: {} for group in self._open}
+        for reply in replies:
+            arrived[self._group_of[reply.node.partition_id]][reply.node.partition_id] = reply
+        for at, group in self._group_of.items():
+            if at not in arrived[group]:  # It may have begun anew, with another key of the run.
+                del self._keys[at]
+        sums: dict[int, Unmasking] = {}
+        for group, told in self._open.items():
+            alive = connected_survivors(told.plan, told.plan.graph(told.about), arrived[group])
+            if len(alive) < told.plan.threshold:
+                self._lose(TOO_FEW, len(arrived[group]))
+                continue
+            self._lose(DISCONNECTED, len(arrived[group]) - len(alive))
+            kept = {at: arrived[group][at].value for at in alive}
+            words = {at: one.words for at, one in kept.items()}
+            sums[group] = Unmasking(
+                told.plan, told.about, words, {at: one.commitments for at, one in kept.items()}
+            )
+        self._ask_shares(server_round, sums, arrived)
+        return {group: found for group, one in sums.items() if (found := self._update(group, one))}
+
+    def _ask_shares(
+        self, server_round: int, sums: Mapping[int, Unmasking], arrived: Mapping[int, Mapping[int, Reply]]
+    ) -> None:
+        contents: dict[Node, RecordDict] = {}
+        for group, one in sums.items():
+            size, members = one.plan.share_bytes, one.plan.members
+            for at in one.survivors:
+                parts = []
+                for other in one.survivors:
+                    if other != at:
+                        # A member seals for all others in their order.
+                        place = members.index(at) - (members.index(at) > members.index(other))
+                        parts.append(arrived[group][other].value.sealed[size * place : size * (place + 1)])
+                config = ConfigRecord(
+                    {
+                        "number": one.plan.number,
+                        "survivors": list(one.survivors),
+                        "sealed": b"".join(parts),
+                        "seed": self.federation.settings.seed,
+                    }
+                )
+                contents[arrived[group][at].node] = RecordDict({"config": config})
+
+        def check(node: Node, answer: RecordDict) -> list[tuple[int, bytes]]:
+            told = only_record(answer, ConfigRecord, BAD_SHARES).get("shares")
+            if not isinstance(told, bytes):
+                raise PayloadError(BAD_SHARES, "no shares")
+            return sums[self._group_of[node.partition_id]].check(node.partition_id, told)
+
+        for reply in self._ask(server_round, SUM_SHARES, "sum shares", contents, check):
+            sums[self._group_of[reply.node.partition_id]].take(reply.node.partition_id, reply.value)
+
+    def _update(self, group: int, one: Unmasking) -> SummedUpdate | None:
+        total, bad = one.total()
+        if total is None:
+            self._lose(UNSOLVED, len(one.survivors))
+            if one.answered >= one.plan.threshold:
+                log(WARNING, "Left out of sums from now on, for shares that give no seed back: %s", bad)
+                self._excluded |= set(bad)
+            return None
+        told = self._open[group]
+        values = one.plan.grid.decode(total, told.clips)
+        size = values.size - one.plan.extras
+        shares = values[size]
+        if not shares > 0:
+            self._lose(UNSOLVED, len(one.survivors))
+            return None
+        metrics = MetricRecord(
+            {
+                one.plan.weighted_by: float(shares * one.plan.max_weight),
+                "clipped": float(values[size + 1] / shares),
+            }
+        )
+        for i, name in enumerate(one.plan.metrics):
+            value, there = values[size + 2 + 2 * i : size + 4 + 2 * i]
+            if there > 0.5 / one.plan.grid.largest:
+                metrics[name] = float(value / there)
+        return SummedUpdate(
+            values[:size] / shares,
+            float(shares * one.plan.max_weight),
+            RecordDict({"metrics": metrics}),
+            one.survivors,
+        )
+
+    def enough(self) -> bool:
+        """Return whether a round got its minimum; one in which no group had enough nodes has none."""
+        able = not any(count for reason, count in self._left_out.items() if reason != TOO_SMALL)
+        return self.federation.enough() and (self.federation.report.accepted > 0 or able)
+
+    def lose(self, update: SummedUpdate, reason: str) -> None:
+        """Count the survivors of a sum as lost after all."""
+        self._lose(reason, len(update.survivors))
+
+    def _lose(self, reason: str, count: int) -> None:
+        if count:
+            self.federation.report.accepted -= count
+            self.federation.report.rejected[reason] += count
+
+    def _ask(
+        self,
+        server_round: int,
+        message_type: str,
+        what: str,
+        contents: Mapping[Node, RecordDict],
+        check: Any,
+    ) -> Iterable[Reply]:
+        """Make an exchange and book it; yield the valid replies in the order of partition ids."""
+        if self._grid is None:
+            raise RuntimeError("No round is open: configure_train comes first.")
+        federation, group_id = self.federation, f"{server_round}-{what}-{self._number}"
+        exchange = Exchange(contents, group_id, check)
+        messages = []
+        for node, content in contents.items():
+            at, carried = node.partition_id, payload_bytes(content)
+            federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
+            federation.ledger.book(server_round, self.down_link, self._group_of[at], at, 0, carried)
+            timeout = federation.timeout
+            messages.append(Message(content, node.node_id, message_type, ttl=timeout, group_id=group_id))
+        replies = collect(self._grid, messages, federation.timeout) if messages else ()
+        for reply in exchange.accept(replies):
+            at, carried = reply.node.partition_id, payload_bytes(reply.content)
+            federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
+            federation.ledger.book(server_round, self.up_link, at, self._group_of[at], 0, carried)
+            yield reply
+        federation.judge(exchange)

@@ -1,0 +1,88 @@
+"""A federation whose nodes can tell what they learnt within a sum, and a grid that loses what it should."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from tests.strategies.recording_grid import RecordingGrid
+
+from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.masking import masked_sum_handlers
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies.strategy import FederatedStrategy
+from hedgerow.wire.calls import Call
+from hedgerow.wire.message_types import WHOAMI
+from hedgerow.wire.records import to_record, view
+
+SIZE = 40
+# Message type, partition, how many messages of the type it got before -> whether its answer is lost.
+Loses = Callable[[str, int, int], bool]
+NOTHING: Loses = lambda kind, node, time: False  # noqa: E731
+
+
+def examples(node: int) -> int:
+    return 100 + 37 * node % 90
+
+
+def update(node: int, server_round: int) -> np.ndarray:
+    return np.random.default_rng([node, server_round]).normal(0.0, 0.1, SIZE)
+
+
+def _train(call: Call) -> RecordDict:
+    node, server_round = call.partition_id, int(call.content["config"]["server-round"])
+    w = view(call.content["arrays"]["w"])
+    told = {"num-examples": examples(node), "num-steps": call.content["config"]["local-steps"]}
+    return RecordDict(
+        {
+            "arrays": to_record({"w": w + update(node, server_round)}),
+            "metrics": MetricRecord({**told, "train-loss": 2.0 + node, "private": 1.0}),
+        }
+    )
+
+
+def app(train: Callable[[Call], RecordDict] = _train) -> BatchClientApp:
+    introduction = whoami(lambda context: examples(int(context.node_config["partition-id"])))
+    return BatchClientApp({**masked_sum_handlers(each(train)), WHOAMI: introduction})
+
+
+class LossyGrid(RecordingGrid):
+    """Loses answers, after the node worked."""
+
+    def __init__(self, num_nodes: int, loses: Loses = NOTHING, client: Any = None, **options: Any) -> None:
+        super().__init__(client or app(), num_nodes, **options)
+        self.loses = loses
+        self._instructions: dict[str, Message] = {}
+        self._times: Counter[tuple[str, int]] = Counter()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        ids = super().push_messages(messages)
+        self._instructions |= dict(zip(ids, messages, strict=True))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._passed(message) for message in super().pull_messages(message_ids)]
+
+    def _passed(self, message: Message) -> Message:
+        instruction = self._instructions[message.metadata.reply_to_message_id]
+        kind = message.metadata.message_type
+        node = self.partitions[message.metadata.src_node_id]
+        time = self._times[kind, node]
+        self._times[kind, node] += 1
+        if self.loses(kind, node, time):
+            return Message(Error(code=0, reason="lost"), reply_to=instruction)
+        return message
+
+
+def run(
+    strategy: FederatedStrategy, grid: LossyGrid, rounds: int = 2, start: np.ndarray | None = None
+) -> tuple[np.ndarray, list[RoundEnd]]:
+    ends: list[RoundEnd] = []
+    strategy.on_round_end = [ends.append]
+    w = np.zeros(SIZE) if start is None else start
+    with flower_identity(1):
+        result = strategy.start(grid, ArrayRecord({"w": Array(w)}), num_rounds=rounds, timeout=60.0)
+    return view(result.arrays["w"]), [end for end in ends if end.round]

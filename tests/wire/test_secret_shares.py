@@ -1,0 +1,61 @@
+"""Shamir's shares: any threshold of them is the secret, fewer are anything."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hedgerow.wire.secret_shares import MAX_SHARES, combined_shares, secret_shares
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.binary(min_size=1, max_size=80), st.data())
+def test_any_threshold_of_shares_gives_the_secret_back(secret: bytes, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 60))
+    threshold = data.draw(st.integers(1, count))
+    shares = secret_shares(secret, threshold, count)
+    points = data.draw(st.permutations(range(1, count + 1)))[: data.draw(st.integers(threshold, count))]
+    assert combined_shares(points, [shares[point - 1] for point in points]) == secret
+
+
+def test_every_pair_of_three_shares_and_no_single_one() -> None:
+    secret = bytes(range(32))
+    shares = secret_shares(secret, 2, 3)
+    for pair in combinations(range(3), 2):
+        assert combined_shares([i + 1 for i in pair], [shares[i] for i in pair]) == secret
+    assert all(combined_shares([i + 1], [share]) != secret for i, share in enumerate(shares))
+
+
+def test_fewer_shares_than_the_threshold_are_uniform_whatever_the_secret() -> None:
+    # 40,000 bytes of the value 0: each share alone must have all 256 values equally often.
+    share = np.frombuffer(secret_shares(bytes(40_000), 2, 3)[1], np.uint8)
+    counts = np.bincount(share, minlength=256)
+    # 255 degrees of freedom: 380 is passed once in 10^6.
+    assert np.sum((counts - 156.25) ** 2 / 156.25) < 380
+
+
+def test_the_field_is_that_of_aes() -> None:
+    # FIPS 197, section 4.2: {57} * {83} = {c1}; {57} * {13} = {fe}.
+    from hedgerow.wire.secret_shares import _PRODUCTS
+
+    assert _PRODUCTS[0x57, 0x83] == 0xC1
+    assert _PRODUCTS[0x57, 0x13] == 0xFE
+
+
+@pytest.mark.parametrize(("threshold", "count"), [(0, 3), (4, 3), (1, MAX_SHARES + 1)])
+def test_numbers_that_make_no_shares_are_refused(threshold: int, count: int) -> None:
+    with pytest.raises(ValueError, match="valid is 1 <= threshold"):
+        secret_shares(b"x", threshold, count)
+
+
+@pytest.mark.parametrize("points", [[1, 1], [0, 1], [1, 256], []])
+def test_points_that_are_none_are_refused(points: list[int]) -> None:
+    with pytest.raises(ValueError, match="valid are different ones"):
+        combined_shares(points, [b"ab"] * len(points))
+
+
+def test_shares_of_two_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="one length"):
+        combined_shares([1, 2], [b"a", b"ab"])

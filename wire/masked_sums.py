@@ -1,0 +1,609 @@
+"""Masked sums: numbers on a grid, masks that cancel in a sum, and what takes the others off.
+
+Papers: K. Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017),
+sections 4 and 6; J. H. Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead"
+(CCS 2020), masks between neighbours of a sparse graph. Member u of a sum adds to its numbers, modulo 2^32,
+
+    y_u = x_u + PRG(b_u) + sum_{v in N(u), v > u} PRG(s_uv) - sum_{v in N(u), v < u} PRG(s_uv).
+
+Differs: s_uv is derived for one sum alone from what u and v agreed on once (``sealed.py``), so that no key is
+agreed on and no share is dealt before a round: shares of b_u and of all s_uv travel sealed beside y_u. What
+is told of s_uv after u is lost says nothing of other rounds. Shares go to all members, not to neighbours
+alone: a member tells its share of b_u or those of s_uv, once, and as two thirds of the others are needed and
+few of a survivor's neighbours may be lost, a server that tells members different lists of survivors gets too
+little of either, without an exchange that compares the lists. All that a sum is of (``about``: members,
+settings, the model that was sent) is part of every key: who was told something else has masks that do not
+cancel.
+
+Of Flower's ``secure_aggregation`` nothing is used: its ``pseudo_rand_gen`` folds a seed to 32 bits for
+Mersenne Twister, which a search breaks; ``quantize`` rounds with NumPy's global generator; ``shamir`` is
+slow, see ``secret_shares.py``; keys and seals are those of the sealed links.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from math import ceil, floor, isfinite, log2
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.wire.records import PayloadError, view
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
+from hedgerow.wire.secret_shares import MAX_SHARES, combined_shares, secret_shares
+
+__all__ = [
+    "COUNTER_CLIP",
+    "LEAST_MEMBERS",
+    "LEAST_THRESHOLD",
+    "MASKED",
+    "MASKED_SUM",
+    "MAX_MEMBERS",
+    "METRIC_CLIP",
+    "SEED_BYTES",
+    "SHARES",
+    "Grid",
+    "MaskedSum",
+    "SumPlan",
+    "Unmasking",
+    "clips_of",
+    "commitment",
+    "connected_survivors",
+    "default_neighbours",
+    "lost_neighbours",
+    "masked",
+    "pair_seed",
+    "revealed",
+    "survivors_needed",
+    "told_content",
+]
+
+# The records of an instruction that is of a sum, and of its answer; and their keys.
+MASKED_SUM, MASKED, SHARES = "masked-sum", "masked", "shares"
+
+SEED_BYTES = 16
+MAX_MEMBERS = MAX_SHARES
+# With two members each knows what the other told.
+LEAST_MEMBERS = 3
+# More than two thirds must survive: the server and a third of the members together learn nothing.
+LEAST_THRESHOLD = 2 / 3
+# What counters (arrays of integers) and metrics are clipped to.
+COUNTER_CLIP, METRIC_CLIP = 2.0**20, 2.0**10
+_PROTOCOL = b"hedgerow masked sum 1"
+_LARGEST = 2**31 - 1
+_MOST_METRICS = 16
+
+Words = NDArray[np.uint32]
+
+
+def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
+    """Return how many members must survive: more than that share of them, all at most."""
+    # A share such as 2/3 is a binary fraction below it: floor(3 * (2/3)) is 2 all the same.
+    return min(floor(members * threshold + 1e-9) + 1, members)
+
+
+def default_neighbours(members: int) -> int:
+    """Return with how many others a member shares masks: an even number of at least 2 log2(n) + 8, or all.
+
+    A member's masks hide it as long as one neighbour is neither lost nor hostile. No more than half of a
+    survivor's neighbours may be lost (``SumPlan.most_lost``): that all others are hostile, where a tenth of
+    all members are, has a probability of 7e-6 for one of 50 members, k = 20.
+    """
+    k = 2 * ceil(log2(max(members, 2))) + 8
+    return min(k, members - 1)
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """One sum, as every member of it is told.
+
+    Parameters
+    ----------
+    number : int
+        Counts the sums of a run, from 1; a member takes part in rising ones alone.
+    members : tuple of int
+        The partition ids of its members, ascending, at most 255.
+    introductions : tuple of bytes
+        Their public keys (``sealed.Identity.introduction``), 64 bytes each.
+    threshold : int
+        How many of them must survive.
+    neighbours : int
+        With how many others a member shares masks: an even number, or all.
+    clip : float
+        R, > 0: each number of an update is clipped to [-R, R] by the member.
+    max_weight : float
+        W, > 0: a member's weight is at most W.
+    weighted_by : str
+        The metric that is a member's weight.
+    metrics : tuple of str
+        Metrics that are averaged within the sum, clipped to [-1024, 1024].
+
+    Raises
+    ------
+    ValueError
+        If a part is out of range.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    introductions: tuple[bytes, ...]
+    threshold: int
+    neighbours: int
+    clip: float
+    max_weight: float
+    weighted_by: str
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.members)
+        ascending = all(a < b for a, b in zip(self.members, self.members[1:], strict=False))
+        sizes = {len(one) for one in self.introductions}
+        regular = self.neighbours == n - 1 or self.neighbours % 2 == 0
+        for right, what in (
+            (self.number >= 1, f"number is {self.number}; valid is >= 1"),
+            (1 <= n <= MAX_MEMBERS, f"{n} members; valid is 1 to {MAX_MEMBERS}"),
+            (ascending and min(self.members, default=0) >= 0, "members repeat or are not ascending"),
+            (len(self.introductions) == n and sizes == {INTRODUCTION_BYTES}, "introductions of other sizes"),
+            (len(set(self.introductions)) == n, "two members with one introduction"),
+            (1 <= self.threshold <= n, f"threshold is {self.threshold}; valid is 1 to {n}"),
+            (0 <= self.neighbours < n and regular, f"neighbours is {self.neighbours} for {n} members"),
+            (isfinite(self.clip) and self.clip > 0, f"clip is {self.clip}; valid is > 0"),
+            (isfinite(self.max_weight) and self.max_weight > 0, f"max weight is {self.max_weight}"),
+            (len(self.metrics) <= _MOST_METRICS, f"{len(self.metrics)} metrics"),
+        ):
+            if not right:
+                raise ValueError(f"masked sum: {what}")
+
+    def record(self) -> ConfigRecord:
+        """Return the plan as it travels."""
+        return ConfigRecord(
+            {
+                "number": self.number,
+                "members": list(self.members),
+                "introductions": b"".join(self.introductions),
+                "threshold": self.threshold,
+                "neighbours": self.neighbours,
+                "clip": self.clip,
+                "max-weight": self.max_weight,
+                "weighted-by": self.weighted_by,
+                "metrics": "\n".join(self.metrics),
+            }
+        )
+
+    @classmethod
+    def of(cls, record: ConfigRecord) -> "SumPlan":
+        """Return the plan of a record; ValueError if it is none."""
+        kinds = {
+            "number": int, "members": list, "introductions": bytes, "threshold": int, "neighbours": int,
+            "clip": float, "max-weight": float, "weighted-by": str, "metrics": str,
+        }  # fmt: skip
+        for key, kind in kinds.items():
+            if type(record.get(key)) is not kind:
+                raise ValueError(f"masked sum: {key} is no {kind.__name__}")
+        told: dict[str, Any] = dict(record)
+        if not all(type(member) is int for member in told["members"]):
+            raise ValueError("masked sum: members are no integers")
+        keys = told["introductions"]
+        return cls(
+            told["number"],
+            tuple(told["members"]),
+            tuple(keys[i : i + INTRODUCTION_BYTES] for i in range(0, len(keys), INTRODUCTION_BYTES)),
+            told["threshold"],
+            told["neighbours"],
+            told["clip"],
+            told["max-weight"],
+            told["weighted-by"],
+            tuple(filter(None, told["metrics"].split("\n"))),
+        )
+
+    def packed(self) -> bytes:
+        """Return the plan as bytes, for ``unpacked``."""
+        record = {key: value for key, value in self.record().items() if key != "introductions"}
+        return json.dumps(record).encode() + b"\n" + b"".join(self.introductions)
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def unpacked(packed: bytes) -> "SumPlan":
+        """Return the plan that was packed; ValueError if none was."""
+        text, _, introductions = packed.partition(b"\n")
+        return SumPlan.of(ConfigRecord({**json.loads(text), "introductions": introductions}))
+
+    def about(self, content: bytes) -> bytes:
+        """Return 32 bytes that stand for the sum and what its members were sent, see ``told_content``."""
+        parts = [
+            self.number, self.members, b"".join(self.introductions).hex(), self.threshold, self.neighbours,
+            self.clip.hex(), self.max_weight.hex(), self.weighted_by, self.metrics, content.hex(),
+        ]  # fmt: skip
+        return sha256(_PROTOCOL + json.dumps(parts).encode()).digest()
+
+    @property
+    def grid(self) -> "Grid":
+        """What its numbers are rounded to."""
+        return Grid(len(self.members))
+
+    @property
+    def extras(self) -> int:
+        """How many numbers stand behind those of the update: weight, share clipped, two for each metric."""
+        return 2 + 2 * len(self.metrics)
+
+    @property
+    def needed(self) -> int:
+        """How many shares give a seed back: no member has one of its own seeds."""
+        return max(self.threshold - 1, 1)
+
+    @property
+    def most_lost(self) -> int:
+        """How many of a survivor's neighbours may be lost.
+
+        With more of them a server that says so of all would take every mask of that member off.
+        """
+        return self.neighbours // 2
+
+    @property
+    def share_bytes(self) -> int:
+        """What one member tells another, sealed: shares of its own seed and of those with its neighbours."""
+        return SEED_BYTES * (1 + self.neighbours) + SEAL_BYTES
+
+    def graph(self, about: bytes) -> dict[int, tuple[int, ...]]:
+        """Return each member's neighbours, ascending: on a circle in an order that ``about`` gives."""
+        return _graph(self.members, self.neighbours, about)
+
+
+@lru_cache(maxsize=64)
+def _graph(members: tuple[int, ...], neighbours: int, about: bytes) -> dict[int, tuple[int, ...]]:
+    n = len(members)
+    if neighbours == n - 1:
+        return {one: tuple(other for other in members if other != one) for one in members}
+    order = sorted(members, key=lambda one: sha256(about + one.to_bytes(8)).digest())
+    steps = [step for d in range(1, neighbours // 2 + 1) for step in (d, -d)]
+    return {one: tuple(sorted(order[(at + step) % n] for step in steps)) for at, one in enumerate(order)}
+
+
+def told_content(content: RecordDict) -> bytes:
+    """Return 32 bytes that stand for the arrays and settings of an instruction.
+
+    A server that sends members different models, so that it knows what all but one of them make of theirs,
+    gets masks that do not cancel.
+    """
+    digest = sha256()
+    for name in sorted(content):
+        record = content[name]
+        digest.update(json.dumps([name, type(record).__name__]).encode())
+        for key in sorted(record):
+            value: Any = record[key]
+            if isinstance(record, ArrayRecord):
+                array = np.ascontiguousarray(view(value))
+                digest.update(json.dumps([key, str(array.dtype), list(array.shape)]).encode())
+                digest.update(array.data if array.size else b"")
+            else:
+                digest.update(json.dumps([key, repr(value)]).encode())
+    return digest.digest()
+
+
+# Numbers
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Multiples of R / L in [-R, R], L = floor((2^31 - 1) / n), added modulo 2^32.
+
+    However many of n members survive, the sum of their numbers is within +-(2^31 - 1): it never wraps.
+
+    Parameters
+    ----------
+    members : int
+        n, >= 1.
+    """
+
+    members: int
+
+    @property
+    def largest(self) -> int:
+        """L."""
+        return _LARGEST // self.members
+
+    def encode(self, values: NDArray[Any], clips: NDArray[Any] | float, share: float) -> Words:
+        """Return ``share`` times the values, clipped first, on the grid, each rounded to the nearest.
+
+        Parameters
+        ----------
+        values : NDArray
+            Finite numbers (d,).
+        clips : NDArray or float
+            R > 0, of all or of each.
+        share : float
+            In [0, 1].
+        """
+        limits = np.asarray(clips, np.float64)
+        steps = np.rint(np.clip(values, -limits, limits) * (share * self.largest / limits))
+        # Two roundings of the product could end one step outside.
+        whole: NDArray[np.int64] = np.clip(steps, -self.largest, self.largest).astype(np.int64)
+        return whole.astype(np.uint32)
+
+    def decode(self, total: Words, clips: NDArray[Any] | float) -> NDArray[np.float64]:
+        """Return what a sum on the grid stands for."""
+        numbers: NDArray[np.float64] = total.view(np.int32) * (np.asarray(clips, np.float64) / self.largest)
+        return numbers
+
+    def error(self, clip: float, survivors: int, shares: float) -> float:
+        """Return how far a weighted mean can be from that of the values, clipped to ``clip``, at most.
+
+        Sums of values and of weights are each off by half a step a survivor.
+
+        Parameters
+        ----------
+        clip : float
+            R.
+        survivors : int
+            How many.
+        shares : float
+            The sum of their shares, each in (0, 1].
+        """
+        half = survivors / (2 * self.largest)
+        return 2 * half * clip / (shares - half)
+
+
+def clips_of(arrays: Mapping[str, NDArray[Any]], plan: SumPlan) -> NDArray[np.float64]:
+    """Return what each number of a sum is clipped to: the update (M,), weight, share clipped, metrics."""
+    parts = [
+        np.full(array.size, plan.clip if array.dtype.kind == "f" else COUNTER_CLIP)
+        for array in arrays.values()
+    ]
+    return np.concatenate([*parts, [1.0, 1.0], [METRIC_CLIP, 1.0] * len(plan.metrics)])
+
+
+# Masks
+
+
+def pair_seed(secret: bytes, about: bytes) -> bytes:
+    """Return s_uv, 16 bytes of one sum, from what two members agreed on."""
+    return HKDFExpand(SHA256(), SEED_BYTES, _PROTOCOL + b" pair" + about).derive(secret)
+
+
+def commitment(seed: bytes) -> bytes:
+    """Return 16 bytes by which a seed is known again; they do not tell it."""
+    return sha256(_PROTOCOL + b" commitment" + seed).digest()[:SEED_BYTES]
+
+
+def _expanded(seed: bytes, size: int) -> Words:
+    key = sha256(_PROTOCOL + b" mask" + seed).digest()
+    # A key is of one mask, so that its nonce can be any.
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(4 * size))
+    return np.frombuffer(stream, "<u4").astype(np.uint32, copy=False)
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """What one member makes of a sum.
+
+    Parameters
+    ----------
+    words : NDArray[uint32]
+        y_u.
+    shares : Mapping[int, bytes]
+        What each other member is to be told, sealed, in plain.
+    commitments : bytes
+        16 bytes of each seed, the member's own first, then those with its neighbours.
+    """
+
+    words: Words
+    shares: Mapping[int, bytes]
+    commitments: bytes
+
+
+def masked(plan: SumPlan, own: int, about: bytes, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:
+    """Mask one member's numbers.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        The sum.
+    own : int
+        The member.
+    about : bytes
+        ``plan.about``.
+    numbers : NDArray[uint32]
+        On the grid.
+    seeds : Mapping[int, bytes]
+        s_uv of each neighbour of its, ``pair_seed``.
+    """
+    drawn = os.urandom(SEED_BYTES)
+    words = numbers + _expanded(drawn, numbers.size)
+    for other, seed in seeds.items():
+        mask = _expanded(seed, numbers.size)
+        if other > own:
+            words += mask
+        else:
+            words -= mask
+    secrets = [drawn, *(seeds[other] for other in sorted(seeds))]
+    # Points are places in the list of members, own among them, so that all of them know them.
+    dealt = secret_shares(b"".join(secrets), plan.needed, len(plan.members))
+    shares = {member: share for member, share in zip(plan.members, dealt, strict=True) if member != own}
+    return MaskedSum(words, shares, b"".join(map(commitment, secrets)))
+
+
+class Unmasking:
+    """The server's side of one sum, once it is known whose numbers came.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        The sum.
+    about : bytes
+        ``plan.about``.
+    words : Mapping[int, NDArray[uint32]]
+        y_u of the survivors.
+    commitments : Mapping[int, bytes]
+        Theirs.
+    """
+
+    def __init__(
+        self, plan: SumPlan, about: bytes, words: Mapping[int, Words], commitments: Mapping[int, bytes]
+    ) -> None:
+        self.plan = plan
+        self.survivors = tuple(sorted(words))
+        self._words, self._commitments = words, commitments
+        self._graph = plan.graph(about)
+        self._points = {member: at + 1 for at, member in enumerate(plan.members)}
+        # Shares by whose seeds they are of: the point of who told them, and the shares.
+        self._told: dict[int, dict[int, bytes]] = {survivor: {} for survivor in self.survivors}
+        # How many survivors answered.
+        self.answered = 0
+
+    @cached_property
+    def lost(self) -> dict[int, tuple[int, ...]]:
+        """The lost neighbours of each survivor, whose masks with it do not cancel."""
+        return lost_neighbours(self._graph, self.survivors)
+
+    def check(self, member: int, told: bytes) -> list[tuple[int, bytes]]:
+        """Return a survivor's answer as shares by whose seeds they are of.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``bad shares``, if it is of another size.
+        """
+        found, at = [], 0
+        for other in self.survivors:
+            if other == member:
+                continue
+            size = SEED_BYTES * (1 + len(self.lost[other]))
+            opened, share = told[at : at + 1], told[at + 1 : at + 1 + size]
+            at += 1 + size
+            if opened == b"\x01" and len(share) == size:
+                found.append((other, share))
+        if at != len(told):
+            raise PayloadError("bad shares", f"{len(told)} bytes, expected {at}")
+        return found
+
+    def take(self, member: int, found: Iterable[tuple[int, bytes]]) -> None:
+        """Note what a survivor answered."""
+        self.answered += 1
+        for other, share in found:
+            self._told[other][self._points[member]] = share
+
+    def total(self) -> tuple[Words | None, list[int]]:
+        """Return the sum of the survivors' numbers, and whose seeds could not be found.
+
+        A share that is none is noticed by the commitments, and others are tried in its place. Where a seed is
+        not found there is no sum.
+        """
+        bad, masks = [], []
+        for survivor in self.survivors:
+            seeds = self._seeds(survivor)
+            if seeds is None:
+                bad.append(survivor)
+                continue
+            masks.append((-1, seeds[0]))
+            for other, seed in zip(self.lost[survivor], seeds[1:], strict=True):
+                masks.append((-1 if other > survivor else 1, seed))
+        if bad:
+            return None, bad
+        total = np.zeros_like(next(iter(self._words.values())))
+        for words in self._words.values():
+            total += words
+        for sign, seed in masks:
+            mask = _expanded(seed, total.size)
+            total = total + mask if sign > 0 else total - mask
+        return total, []
+
+    def _seeds(self, survivor: int) -> list[bytes] | None:
+        """Return a survivor's own seed and those with its lost neighbours; None if they cannot be found."""
+        told, needed = sorted(self._told[survivor].items()), self.plan.needed
+        if len(told) < needed:
+            return None
+        places = [0, *(1 + self._graph[survivor].index(other) for other in self.lost[survivor])]
+        known = self._commitments[survivor]
+        due = [known[SEED_BYTES * place : SEED_BYTES * (place + 1)] for place in places]
+        for start in range(len(told) if len(told) > needed else 1):
+            chosen = [told[(start + i) % len(told)] for i in range(needed)]
+            secret = combined_shares([point for point, _ in chosen], [share for _, share in chosen])
+            seeds = [secret[i : i + SEED_BYTES] for i in range(0, len(secret), SEED_BYTES)]
+            if [commitment(seed) for seed in seeds] == due:
+                return seeds
+        return None
+
+
+def lost_neighbours(
+    graph: Mapping[int, Sequence[int]], survivors: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """Return those neighbours of each survivor that are none."""
+    alive = frozenset(survivors)
+    return {one: tuple(other for other in graph[one] if other not in alive) for one in survivors}
+
+
+def connected_survivors(
+    plan: SumPlan, graph: Mapping[int, Sequence[int]], arrived: Iterable[int]
+) -> tuple[int, ...]:
+    """Return those whose numbers came without those that lost more than ``plan.most_lost`` neighbours."""
+    alive = set(arrived)
+    while alive:
+        gone = {one: sum(other not in alive for other in graph[one]) for one in alive}
+        worst = max(sorted(alive), key=lambda one: gone[one])
+        if gone[worst] <= plan.most_lost:
+            break
+        alive.discard(worst)
+    return tuple(sorted(alive))
+
+
+def revealed(
+    plan: SumPlan,
+    own: int,
+    graph: Mapping[int, Sequence[int]],
+    survivors: Sequence[int],
+    opened: Mapping[int, bytes],
+) -> bytes:
+    """Return what a survivor tells: of each other survivor its share of b_v, and those of s_vu of the lost u.
+
+    Never both of one member: of who is said to be lost nothing but what it shares with survivors, and of
+    these what they share with the lost.
+
+    Parameters
+    ----------
+    plan : SumPlan
+        The sum.
+    own : int
+        Who tells.
+    graph : Mapping[int, Sequence[int]]
+        ``plan.graph``.
+    survivors : Sequence[int]
+        Who is said to have survived, ascending.
+    opened : Mapping[int, bytes]
+        The shares that the survivors gave, where their seals held.
+
+    Raises
+    ------
+    ValueError
+        If survivors are no such list, own is not among them, or they are fewer than the threshold.
+    """
+    alive = frozenset(survivors)
+    if list(survivors) != sorted(alive) or not alive <= set(plan.members):
+        raise ValueError("survivors are no ascending list of members")
+    if own not in alive:
+        raise ValueError("this node is not among the survivors")
+    if len(alive) < plan.threshold:
+        raise ValueError(f"{len(alive)} survivors; valid is {plan.threshold} or more")
+    lost, parts = lost_neighbours(graph, survivors), []
+    if any(len(gone) > plan.most_lost for gone in lost.values()):
+        raise ValueError(f"more than {plan.most_lost} neighbours of a survivor are lost")
+    size = SEED_BYTES * (1 + plan.neighbours)
+    for other in survivors:
+        if other == own:
+            continue
+        share = opened.get(other, b"")
+        places = [0, *(1 + graph[other].index(one) for one in lost[other])]
+        if len(share) == size:
+            seeds = [share[SEED_BYTES * place : SEED_BYTES * (place + 1)] for place in places]
+            parts.append(b"\x01" + b"".join(seeds))
+        else:
+            parts.append(bytes(1 + SEED_BYTES * len(places)))
+    return b"".join(parts)
