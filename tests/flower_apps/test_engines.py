@@ -170,8 +170,14 @@ def test_secure_sums_are_the_same_on_either_engine_whatever_their_masks(tmp_path
 @pytest.mark.parametrize(
     ("job", "signum"),
     [
-        *(pytest.param(job, signal.SIGKILL, id=job.app) for job in JOBS),
-        *(pytest.param(JOBS[0], other, id=other.name) for other in (signal.SIGTERM, signal.SIGINT)),
+        *(
+            pytest.param(
+                job, signal.SIGKILL, id=job.app, marks=[pytest.mark.slow] if job.app == "fedmud" else []
+            )
+            for job in JOBS
+        ),
+        pytest.param(JOBS[0], signal.SIGTERM, id="SIGTERM"),
+        pytest.param(JOBS[0], signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_resumes_to_the_same_bits(
