@@ -39,6 +39,8 @@ from cryptography.hazmat.primitives.serialization import (
 from hedgerow.wire.records import PayloadError
 
 __all__ = [
+    "ALTERED",
+    "HEAD_KEY_BYTES",
     "INTRODUCTION_BYTES",
     "KEY_BYTES",
     "REASONS",
@@ -56,6 +58,8 @@ INTRODUCTION_BYTES = 2 * KEY_BYTES
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 # What a sealed message is longer than its contents.
 SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
+# What is told on each link of something that is sealed once for all: its key, and its SHA-256 as sealed.
+HEAD_KEY_BYTES = KEY_BYTES + 32
 
 # Why a message or an introduction is refused. That a message was altered, replayed, reordered or of another
 # link cannot be told apart.

@@ -17,6 +17,7 @@ from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, confi
 from hedgerow.clients.hsgd.own import own_party, party_of
 from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
 from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.sealing import NotOpenedError, introduction_of
 from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
@@ -65,6 +66,11 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
     - ``compress``: head and encodings are in the ConfigRecord ``payload`` instead: ``head`` as bytes, the
       encodings as lists of bytes, one a row (``hedgerow.wire.sparse_rows``). What comes back so is recognised
       by itself.
+    - ``sealed``, with ``seed``, ``peers`` and the record ``introductions``: hospital and devices read each
+      other's heads and encodings, the server does not (``sealing.py``). ``query.pair`` then tells ``name``,
+      ``introduction`` and ``pinned`` too.
+    - ``upload-clip`` bounds the L2 norm of the change of what is uploaded, ``upload-noise-multiplier`` times
+      it is the deviation of the noise on it; then no loss is told.
     - ``clip`` bounds each encoding's L2 norm before it leaves the node, and ``noise-multiplier`` times it is
       the deviation of the Gaussian noise that is added then; ``noise-source`` is ``seed`` (absent), where
       the noise comes from (``seed`` of this config or of the run's, t, partition), for simulations, or
@@ -87,7 +93,10 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
         return party_of(context) if own(context) else load(context)
 
     def pair(call: Call) -> RecordDict:
-        return own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
+        told = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
+        config = call.content.config_records.get("config", ConfigRecord())
+        about = told.config_records["pair"]
+        return RecordDict({"pair": ConfigRecord({**about, **introduction_of(call, config)})})
 
     def people(context: Context) -> int:
         if not own(context):
@@ -132,6 +141,8 @@ def _handler(
                 if id(config) not in requests:
                     requests[id(config)] = read(config)
                 jobs[number] = prepare(call, load(call.context), requests[id(config)])
+            except NotOpenedError as refused:
+                answers[number] = refused.told
             except Exception as error:  # Whatever is wrong with one node is that node's answer.
                 answers[number] = error
         try:

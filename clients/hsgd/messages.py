@@ -5,7 +5,7 @@ and payloads that are not what was agreed on are ``PayloadError``s.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 __all__ = [
     "ExchangeRequest",
     "Memory",
+    "ProtectedUpload",
     "Release",
     "UpdateRequest",
     "config_of",
@@ -34,6 +35,7 @@ Vector = NDArray[Any]
 GROUPINGS = ("group", "pairs")
 _ARRAYS, _CONFIG, _PAYLOAD = "arrays", "config", "payload"
 _STATE, _STATE_AT = "hsgd", "hsgd-at"  # records in context.state
+_START = "start-"  # before a block's name there
 
 
 def config_of(call: Call) -> ConfigRecord:
@@ -80,11 +82,74 @@ class Release:
         clipped = rows * np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(rows.dtype).tiny))
         if not self.noise_multiplier:
             return np.asarray(clipped, rows.dtype)
-        root = noise_root(config_of(call), call.context.node_config, _run_seed(call))
-        variance = (self.noise_multiplier * self.clip) ** 2
-        drawn = noise(root, call.partition_id, t, rows.size, variance).reshape(rows.shape)
-        noisy: Vector = (clipped + drawn).astype(rows.dtype)
+        noisy: Vector = (clipped + _drawn(rows.shape, self.noise_multiplier * self.clip, t, call)).astype(
+            rows.dtype
+        )
         return noisy
+
+
+# Seeded noise of a model is another than that of the encodings of the same iteration.
+_UPLOADS = 1 << 60
+
+
+@dataclass(frozen=True)
+class ProtectedUpload:
+    """What is done to a model before it leaves the node: its change is clipped as a whole, and made noisy.
+
+    Whatever the node learned from, the change has a norm of ``clip`` at most, so that another record moves it
+    by 2 ``clip`` at most.
+
+    Parameters
+    ----------
+    clip : float
+        Largest L2 norm of the change, > 0.
+    noise_multiplier : float
+        Standard deviation of the Gaussian noise in units of ``clip``, > 0.
+    """
+
+    clip: float
+    noise_multiplier: float
+
+    @classmethod
+    def of(cls, config: ConfigRecord) -> "ProtectedUpload | None":
+        """Read ``upload-clip`` and ``upload-noise-multiplier``; None without them."""
+        if "upload-clip" not in config and "upload-noise-multiplier" not in config:
+            return None
+        return cls(positive(config, "upload-clip"), positive(config, "upload-noise-multiplier"))
+
+    def __call__(
+        self, arrays: Mapping[str, Vector], start: Mapping[str, Vector], t: int, call: Call
+    ) -> dict[str, Vector]:
+        """Return a model's blocks as they leave the node at iteration t.
+
+        Parameters
+        ----------
+        arrays : Mapping[str, NDArray]
+            The blocks, (n,) each; or (pairs, n), where each pair's change is clipped by itself.
+        start : Mapping[str, NDArray]
+            What they were when the server told them, (n,), or as ``arrays``.
+        t : int
+            The iteration.
+        call : Call
+            The message.
+        """
+        blocks = [arrays[key].astype(np.float64) - start[key] for key in arrays]
+        change = np.concatenate([np.atleast_2d(block) for block in blocks], axis=1)  # (pairs, n)
+        # A change that overflowed tells as little as any other.
+        change = np.where(np.isfinite(change).all(axis=1, keepdims=True), change, 0.0)
+        longest = np.abs(change).max(axis=1, keepdims=True)
+        scale = np.where(longest > 0, longest, 1.0)
+        norms = scale * np.linalg.norm(change / scale, axis=1, keepdims=True)
+        change *= np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(np.float64).tiny))
+        change += _drawn(change.shape, self.noise_multiplier * self.clip, _UPLOADS + t, call)
+        ends = np.cumsum([block.shape[-1] for block in blocks])[:-1]
+        parts = zip(arrays.items(), np.split(change, ends, axis=1), strict=True)
+        return {key: (start[key] + part.reshape(own.shape)).astype(own.dtype) for (key, own), part in parts}
+
+
+def _drawn(shape: tuple[int, ...], deviation: float, index: int, call: Call) -> Vector:
+    root = noise_root(config_of(call), call.context.node_config, _run_seed(call))
+    return noise(root, call.partition_id, index, int(np.prod(shape)), deviation**2).reshape(shape)
 
 
 def _run_seed(call: Call) -> int:
@@ -102,6 +167,8 @@ class ExchangeRequest:
     pairs: bool
     compress: bool
     release: Release
+    # Whether the node keeps what it was told, to clip the change of it.
+    keeps_start: bool = False
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "ExchangeRequest":
@@ -110,7 +177,15 @@ class ExchangeRequest:
         compress = flag(config, "compress", default=False)
         if compress and grouping == "pairs":
             raise ValueError("compress is true in the message's config with grouping 'pairs'; valid is false")
-        return cls(whole(config, "t", 0), _ids(config), grouping == "pairs", compress, Release.of(config))
+        keeps_start = ProtectedUpload.of(config) is not None
+        return cls(
+            whole(config, "t", 0),
+            _ids(config),
+            grouping == "pairs",
+            compress,
+            Release.of(config),
+            keeps_start,
+        )
 
 
 @dataclass(frozen=True)
@@ -122,6 +197,7 @@ class UpdateRequest:
     rates: tuple[float, ...]
     mu: float
     upload: bool
+    protected: ProtectedUpload | None = None
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "UpdateRequest":
@@ -131,7 +207,8 @@ class UpdateRequest:
         period = whole(config, "eta-period", 0) if "eta-period" in config else 0
         rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
         mu = nonnegative(config, "mu") if "mu" in config else 0.0
-        return cls(t, _ids(config), rates, mu, flag(config, "upload", default=False))
+        upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
+        return cls(t, _ids(config), rates, mu, upload, protected)
 
 
 def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
@@ -214,12 +291,15 @@ class Memory:
         The batch A_m, in the order of the exchange.
     pairs : bool (default: False)
         Whether every pair has its own model.
+    start : Mapping[str, NDArray] (default: none)
+        The blocks (n,) that the round started from, where the upload is to be protected.
     """
 
     t: int
     arrays: Mapping[str, Vector]
     ids: tuple[str, ...] = ()
     pairs: bool = False
+    start: Mapping[str, Vector] = field(default_factory=dict)
 
     @classmethod
     def at(cls, context: Context, t: int) -> "Memory":
@@ -239,11 +319,15 @@ class Memory:
                 f"the node holds {there}"
             )
         ids: Any = about.get("ids", [])
-        return cls(t, finite_views(kept), tuple(ids), about.get("pairs") is True)
+        views = finite_views(kept)
+        start = {key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)}
+        arrays = {key: one for key, one in views.items() if not key.startswith(_START)}
+        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start)
 
     def keep(self, context: Context) -> None:
         """Put it into ``context.state``."""
-        context.state[_STATE] = to_record(self.arrays)
+        start = {_START + key: block for key, block in self.start.items()}
+        context.state[_STATE] = to_record({**self.arrays, **start})
         context.state[_STATE_AT] = ConfigRecord({"t": self.t, "ids": list(self.ids), "pairs": self.pairs})
 
     @staticmethod

@@ -15,6 +15,8 @@ evaluate.encode  edge      t, ids; device                         arrays: zeta2
                  device    t; device                              the same
 evaluate.score   hospital  ids, bins; head, hospital, zeta2       arrays: scores, calibration; metrics
 ===============  ========  =====================================  ==========================================
+
+Where links are sealed, zeta2 travels as in training (``client.py``), under a name of its own.
 """
 
 import csv
@@ -40,6 +42,7 @@ from hedgerow.clients.hsgd.own import (
     party_of,
 )
 from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError
 from hedgerow.clients.hsgd.step import block_size, encodings
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.tasks.split_models import split_loss
@@ -52,6 +55,8 @@ __all__ = ["own_handlers", "own_pair"]
 
 _ONCE = "hsgd-told"  # what is told once a run, in context.state
 _CALIBRATION_BINS = 15
+# Encodings of evaluated people, where they are sealed: none of training.
+_EVALUATED = "evaluated-zeta2"
 _MOST_BINS = 100_000
 
 
@@ -181,6 +186,9 @@ def _encode(call: Call) -> RecordDict:
     members = theta.expand(len(x), len(theta))
     zeta = encodings(party.model.device, members, x[:, None], alone=True)[:, 0].numpy()
     released = Release.of(config)(zeta, whole(config, "t", 0), call)
+    channel = Channel.of(call, config)
+    if channel is not None:
+        return channel.sealed(_batch(party, config), _EVALUATED, rows=released)
     return RecordDict({"arrays": to_record({"zeta2": released})})
 
 
@@ -195,15 +203,23 @@ def _score(call: Call) -> RecordDict:
     if party.role != "hospital":
         raise ValueError(f"this node is a {party.role}; valid for scores is a hospital")
     ids = _batch(party, config)
+    model, channel, zeta2 = party.model, Channel.of(call, config), None
+    if channel is not None:
+        try:
+            there, zeta2 = channel.opened(ids, _EVALUATED, model.device_encoding, party.dtype)
+        except NotOpenedError as refused:
+            return refused.told
+        ids = [ids[row] for row in there]
     _enough(call, ids, "scores")
     x, y = party.rows(ids)
-    model = party.model
     blocks = {name: getattr(model, name) for name in ("head", "hospital")}
     theta = {
         name: _named(block, received(call, name, (block_size(block),), party.dtype))
         for name, block in blocks.items()
     }
-    z2 = torch.tensor(received(call, "zeta2", (len(ids), model.device_encoding), party.dtype))
+    if zeta2 is None:
+        zeta2 = received(call, "zeta2", (len(ids), model.device_encoding), party.dtype)
+    z2 = torch.tensor(zeta2)
     with torch.no_grad():
         z1 = functional_call(model.hospital, theta["hospital"], (x,))
         logits = functional_call(model.head, theta["head"], (z1, z2)).double()
@@ -230,7 +246,8 @@ def _score(call: Call) -> RecordDict:
         "accuracy": float(right.mean()),
     }
     arrays = to_record({"scores": scores, "calibration": calibration})
-    return RecordDict({"arrays": arrays, "metrics": MetricRecord(told)})
+    answer = RecordDict({"arrays": arrays, "metrics": MetricRecord(told)})
+    return answer if channel is None else channel.kept(answer)
 
 
 def _histogram(p: NDArray[Any], mine: NDArray[np.bool_], bins: int) -> NDArray[np.float64]:

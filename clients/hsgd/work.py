@@ -5,7 +5,7 @@ E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 13 
 """
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -17,8 +17,17 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.hsgd.messages import ExchangeRequest, Memory, UpdateRequest, has_arrays, received, reply
+from hedgerow.clients.hsgd.messages import (
+    ExchangeRequest,
+    Memory,
+    UpdateRequest,
+    config_of,
+    has_arrays,
+    received,
+    reply,
+)
 from hedgerow.clients.hsgd.party import Party
+from hedgerow.clients.hsgd.sealing import Channel
 from hedgerow.clients.hsgd.step import (
     DeviceStack,
     HospitalStack,
@@ -27,6 +36,7 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
+from hedgerow.clients.instructions import flag
 from hedgerow.wire.calls import Call
 
 __all__ = ["Exchange", "encode_all", "step_all", "update_of"]
@@ -48,26 +58,30 @@ class Exchange:
     memory: Memory
     theta: Tensor  # (members, n)
     x: Tensor  # (members, batch, ...)
+    channel: Channel | None
     zeta: Tensor = field(default_factory=lambda: torch.empty(0))  # (members, batch, e)
 
     @classmethod
     def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "Exchange":
         """Prepare one call."""
         ids = _ids_of(party, request.ids)
+        channel = Channel.of(call, config_of(call))
         x, _ = party.rows(ids)
         if party.role == "device" or has_arrays(call):
-            known = Memory(request.t, _sent_model(call, party))
+            model = _sent_model(call, party)
+            known = Memory(request.t, model, start=model if request.keeps_start else {})
         else:
             known = Memory.at(call.context, request.t)
             if known.pairs != request.pairs:
                 raise ValueError("grouping is not what the round began with; valid is the same in a round")
         arrays = known.of_pairs(ids) if request.pairs else known.arrays
-        memory = Memory(request.t, arrays, ids, request.pairs)
+        memory = Memory(request.t, arrays, ids, request.pairs, known.start)
         theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
         if party.role == "hospital" and not request.pairs:
-            return cls(call, party, request, memory, theta[None], x[None])
+            return cls(call, party, request, memory, theta[None], x[None], channel)
         # A device is a member of its own, also where an edge hosts it: its numbers are the same anywhere.
-        return cls(call, party, request, memory, theta.expand(len(ids), theta.shape[-1]), x[:, None])
+        members = theta.expand(len(ids), theta.shape[-1])
+        return cls(call, party, request, memory, members, x[:, None], channel)
 
     def terms(self) -> Hashable:
         """Return what the members of one stack have in common."""
@@ -77,10 +91,13 @@ class Exchange:
         """Keep the model of iteration t and return what the other side needs."""
         zeta = self.zeta.flatten(0, 1).cpu().numpy()  # (batch, e)
         released = self.request.release(zeta, self.request.t, self.call)
-        arrays = {"zeta2": released}
-        if self.party.role == "hospital":
-            arrays = {"head": self.memory.arrays["head"], "zeta1": released}
-        content = reply(arrays, compress=self.request.compress)
+        hospital = self.party.role == "hospital"
+        kind = "zeta1" if hospital else "zeta2"
+        head = {"head": self.memory.arrays["head"]} if hospital else {}
+        if self.channel is None:
+            content = reply({**head, kind: released}, compress=self.request.compress)
+        else:
+            content = self.channel.sealed(self.memory.ids, kind, rows=released, **head)
         self.memory.keep(self.call.context)
         return content
 
@@ -134,6 +151,8 @@ class _Update(Generic[Stack]):
     ids: tuple[str, ...]
     pairs: bool
     stack: Stack
+    start: Mapping[str, Vector]
+    channel: Channel | None
     after: Sequence[Tensor] = ()
 
 
@@ -144,13 +163,20 @@ class HospitalUpdate(_Update[HospitalStack]):
     def of(cls, call: Call, party: Party, request: UpdateRequest) -> "HospitalUpdate":
         """Prepare one call."""
         ids, memory = _batch_of(call, party, request)
+        channel, e2 = Channel.of(call, config_of(call)), party.model.device_encoding
+        if channel is None:
+            zeta2 = received(call, "zeta2", (len(ids), e2), party.dtype)
+        else:
+            there, zeta2 = channel.opened(ids, "zeta2", e2, party.dtype)
+            ids = tuple(ids[row] for row in there)
         x1, y = party.rows(ids)
-        z2 = _tensor(received(call, "zeta2", (len(ids), party.model.device_encoding), party.dtype), party)
+        z2 = _tensor(zeta2, party)
         arrays = memory.of_pairs(ids) if memory.pairs else {k: v[None] for k, v in memory.arrays.items()}
         head, hospital = _tensor(arrays["head"], party), _tensor(arrays["hospital"], party)
         # Of a pair the batch is its one sample, of a group it is all of them.
         x1, z2, y = (part[:, None] if memory.pairs else part[None] for part in (x1, z2, y))
-        return cls(call, party, request, ids, memory.pairs, HospitalStack(head, hospital, x1, z2, y))
+        stack = HospitalStack(head, hospital, x1, z2, y)
+        return cls(call, party, request, ids, memory.pairs, stack, memory.start, channel)
 
     def answer(self) -> RecordDict:
         """Keep the model of iteration t + Q, or return it where the round ends."""
@@ -158,7 +184,9 @@ class HospitalUpdate(_Update[HospitalStack]):
         arrays = {"head": head, "hospital": hospital}
         if not self.pairs:
             arrays = {key: block[0] for key, block in arrays.items()}
-        return _answered(self, arrays, {"loss": float(losses.mean(dtype=np.float64))})
+        # A loss is told without noise.
+        loss = {"loss": float(losses.mean(dtype=np.float64))} if self.request.protected is None else {}
+        return _answered(self, arrays, loss)
 
 
 class DeviceUpdate(_Update[DeviceStack]):
@@ -170,19 +198,27 @@ class DeviceUpdate(_Update[DeviceStack]):
         ids, memory = _batch_of(call, party, request)
         x2, y = party.rows(ids)
         a, n0, e1 = len(ids), block_size(party.model.head), party.model.hospital_encoding
-        own_heads = memory.pairs and party.role == "edge"
-        head = _tensor(received(call, "head", (a, n0) if own_heads else (n0,), party.dtype), party)
-        z1 = _tensor(received(call, "zeta1", (a, e1), party.dtype), party)
+        own_heads, channel = memory.pairs and party.role == "edge", Channel.of(call, config_of(call))
+        if channel is None:
+            heads = received(call, "head", (a, n0) if own_heads else (n0,), party.dtype)
+            zeta1 = received(call, "zeta1", (a, e1), party.dtype)
+        else:
+            # A device does not know whether its head is its own: where it is, it came with its row.
+            paired = flag(config_of(call), "pairs", default=False)
+            heads, zeta1 = channel.opened_with_head(ids, "zeta1", (n0, e1), party.dtype, paired)
+        head, z1 = _tensor(heads, party), _tensor(zeta1, party)
         theta = _tensor(memory.of_pairs(ids)["device"], party)
         stack = DeviceStack(theta, head.expand(a, n0), z1[:, None], x2[:, None], y[:, None])
-        return cls(call, party, request, ids, memory.pairs, stack)
+        start = memory.arrays if party.role == "device" else memory.start
+        return cls(call, party, request, ids, memory.pairs, stack, start, channel)
 
     def answer(self) -> RecordDict:
         """Return a device's model; keep an edge's, or return its mean where the round ends."""
         theta = self.after[0].cpu().numpy()  # (a, n2)
         if self.party.role == "device":
             Memory.forget(self.call.context)
-            return RecordDict({**reply({"device": theta[0]}), "metrics": MetricRecord({"num-examples": 1})})
+            told = MetricRecord({"num-examples": 1})
+            return _kept(self, RecordDict({**reply(_protected(self, {"device": theta[0]})), "metrics": told}))
         keeps_all = self.pairs and not self.request.upload
         return _answered(self, {"device": theta if keeps_all else _mean(theta)}, {})
 
@@ -242,9 +278,26 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
     told = MetricRecord({"num-examples": len(job.ids), **metrics})
     if request.upload:
         Memory.forget(context)
-        return RecordDict({**reply(arrays), "metrics": told})
-    Memory(request.t + len(request.rates), arrays, job.ids, job.pairs).keep(context)
-    return RecordDict({"metrics": told})
+        return _kept(job, RecordDict({**reply(_protected(job, arrays)), "metrics": told}))
+    Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, job.start).keep(context)
+    return _kept(job, RecordDict({"metrics": told}))
+
+
+def _protected(job: Update, arrays: dict[str, Vector]) -> dict[str, Vector]:
+    """Return a model as it leaves the node."""
+    protected, request = job.request.protected, job.request
+    if protected is None:
+        return arrays
+    if set(job.start) != set(arrays):
+        raise ValueError(
+            "upload-clip is in the message's config, and was not in that of the round's first exchange; "
+            "valid is in both"
+        )
+    return protected(arrays, job.start, request.t, job.call)
+
+
+def _kept(job: Update, content: RecordDict) -> RecordDict:
+    return content if job.channel is None else job.channel.kept(content)
 
 
 def _mean(theta: Vector) -> Vector:

@@ -2,9 +2,9 @@
 
 from hedgerow.strategies.hsgd.adaptive import Adaptive
 from hedgerow.strategies.hsgd.groups import PairingError
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise
+from hedgerow.strategies.hsgd.noise import EmbeddingNoise, UploadNoise
 from hedgerow.strategies.hsgd.own import OwnData
 from hedgerow.strategies.hsgd.probes import Probing
 from hedgerow.strategies.hsgd.strategy import HSGD
 
-__all__ = ["HSGD", "Adaptive", "EmbeddingNoise", "OwnData", "PairingError", "Probing"]
+__all__ = ["HSGD", "Adaptive", "EmbeddingNoise", "OwnData", "PairingError", "Probing", "UploadNoise"]

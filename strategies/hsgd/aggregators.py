@@ -8,14 +8,14 @@ iteration, which the printed order has not computed yet.
 Only an edge touches encodings. The cloud has no way to take one: it is handed models and group sizes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.messages import Encodings, Heads, picked
+from hedgerow.strategies.hsgd.messages import Encodings, Heads, SealedForAll, picked
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.records import Layout
 
@@ -113,6 +113,16 @@ class EdgeAggregator:
         if not self.pairs:
             self._own = {}
 
+    def keep(self, chosen: Collection[str]) -> None:
+        """Take all others out of A_m, who are as silent."""
+        self._zeta2 = {person: rows for person, rows in self._zeta2.items() if person in chosen}
+        self.drop_silent()
+
+    def leave_out(self, people: Collection[str]) -> None:
+        """Take people out of A_m after the swap, with the models of their devices."""
+        self.ids = [person for person in self.ids if person not in people]
+        self._own = {person: own for person, own in self._own.items() if person not in people}
+
     def asked(self) -> dict[int, list[str]]:
         """Return the nodes that host this interval's devices, and whose."""
         if self.group.hosted:
@@ -151,6 +161,8 @@ class EdgeAggregator:
     def for_hospital(self) -> Encodings:
         """Return zeta2, a row for each of ``ids``."""
         rows = [self._zeta2[person] for person in self.ids]
+        if isinstance(rows[0], SealedForAll):
+            return rows[0]
         if isinstance(rows[0], list):
             return [row[0] for row in rows if isinstance(row, list)]
         return np.concatenate([row for row in rows if isinstance(row, np.ndarray)])

@@ -5,7 +5,8 @@ E-health with Horizontal and Vertical Data Partitioning": cost (19), whose terms
 Differs: every transfer is booked with its payload's bytes, of which (19) counts neither downlinks, nor the
 device's hop of an encoding, nor head and device encoder of a global aggregation. Devices keep nothing between
 two local intervals, so that of JFL too their models pass in each of them, where the paper counts the last. In
-a run in which nobody fails the sums are those of ``costs.traffic`` and ``costs.paper_bytes``.
+a run in which nobody fails, and nothing is sealed, the sums are those of ``costs.traffic`` and
+``costs.paper_bytes``. ``seals`` are the bytes that sealing adds to a transfer.
 """
 
 from dataclasses import dataclass
@@ -54,28 +55,27 @@ class Books:
         """Book theta_2 on its way to a devices."""
         self._book(server_round, "edge->device", m, self._dense(a * self.schema.device))
 
-    def encodings_to_edge(self, server_round: int, m: int, a: int) -> None:
+    def encodings_to_edge(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book a devices' own encodings."""
-        self._book(server_round, "device->edge", m, a * self._coded(self.schema.zeta2))
+        self._book(server_round, "device->edge", m, a * self._coded(self.schema.zeta2) + seals)
 
-    def encodings_to_hospital(self, server_round: int, m: int, a: int) -> None:
+    def encodings_to_hospital(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book the batch's zeta2."""
         zeta2 = self.schema.zeta2
-        self._book(
-            server_round, "edge->hospital", m, a * self._coded(zeta2), a * zeta2 * self._bits_of_encoding
-        )
+        payload, bits = a * self._coded(zeta2) + seals, a * zeta2 * self._bits_of_encoding
+        self._book(server_round, "edge->hospital", m, payload, bits)
 
-    def head_and_encodings_to_edge(self, server_round: int, m: int, a: int) -> None:
+    def head_and_encodings_to_edge(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book the hospital's head, of JFL one a pair, and the batch's zeta1."""
         heads = a if self.schema.pairs else 1
         scalars = heads * self.schema.head * self.original_groups + a * self.schema.zeta1
-        payload = heads * self._coded(self.schema.head) + a * self._coded(self.schema.zeta1)
+        payload = heads * self._coded(self.schema.head) + a * self._coded(self.schema.zeta1) + seals
         self._book(server_round, "hospital->edge", m, payload, scalars * self._bits_of_encoding)
 
-    def head_and_encodings_to_devices(self, server_round: int, m: int, a: int) -> None:
+    def head_and_encodings_to_devices(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book the head and its own row of zeta1 for each of a devices."""
         one = self._coded(self.schema.head) + self._coded(self.schema.zeta1)
-        self._book(server_round, "edge->device", m, a * one)
+        self._book(server_round, "edge->device", m, a * one + seals)
 
     def models_to_edge(self, server_round: int, m: int, a: int, counted: bool = True) -> None:
         """Book a devices' models; the paper counts none of a pair's before the last of a round."""

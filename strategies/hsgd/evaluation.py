@@ -6,7 +6,7 @@ hospital but where it is alone in its bin.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
@@ -17,10 +17,11 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import checked_metrics
+from hedgerow.strategies.exchange import Reply, checked_metrics
 from hedgerow.strategies.hsgd.aggregators import Theta
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.messages import Schema, Vector, instruction
+from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Schema, Vector, instruction
+from hedgerow.strategies.hsgd.sealing import SealedLinks, refusals
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.wire.message_types import ENCODE, SCORE
 from hedgerow.wire.records import PayloadError, view
@@ -31,6 +32,8 @@ Counts = NDArray[np.float64]
 
 BINS = 1000
 CALIBRATION_BINS = 15
+# What sealed encodings of evaluated people are called.
+_SHARES = "evaluated-zeta2"
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def evaluate_groups(
     models: Mapping[int, Theta],
     schema: Schema,
     config: Mapping[str, Any],
+    links: SealedLinks | None = None,
 ) -> dict[int, Scores]:
     """Return what the hospitals of these groups tell of their people under these models, by group.
 
@@ -80,7 +84,11 @@ def evaluate_groups(
         What encodings are.
     config : Mapping[str, Any]
         ``t``, and what an exchange tells of noise.
+    links : SealedLinks or None (default: None)
+        On which devices tell encodings to their hospital; None where the server reads along.
     """
+    if links is not None:
+        return _evaluate_sealed(waves, grid, groups, models, schema, config, links)
     asked: dict[int, list[str]] = {}
     contents = []
     for m, group in sorted(groups.items()):
@@ -110,10 +118,77 @@ def evaluate_groups(
         )
         counted[group.hospital] = m, len(there)
     answers = waves.ask(grid, SCORE, contents, lambda i, content: _scores(content, counted[i][1]))
-    if len(answers) < len(groups):
+    return _told(waves, answers, {host: m for host, (m, _) in counted.items()}, len(groups))
+
+
+def _told(waves: Waves, answers: Sequence[Reply], groups: Mapping[int, int], asked: int) -> dict[int, Scores]:
+    if len(answers) < asked:
         lost = dict(Counter(waves.report.rejected))
-        log(WARNING, "Evaluation: %d of %d hospitals told scores; lost: %s", len(answers), len(groups), lost)
-    return {counted[one.node.partition_id][0]: one.value for one in answers}
+        log(WARNING, "Evaluation: %d of %d hospitals told scores; lost: %s", len(answers), asked, lost)
+    return {groups[one.node.partition_id]: one.value for one in answers}
+
+
+def _evaluate_sealed(
+    waves: Waves,
+    grid: Grid,
+    groups: Mapping[int, Group],
+    models: Mapping[int, Theta],
+    schema: Schema,
+    config: Mapping[str, Any],
+    links: SealedLinks,
+) -> dict[int, Scores]:
+    """Return the same of encodings that the server only relays."""
+    asked: dict[int, list[str]] = {}
+    hospitals: dict[int, int] = {}
+    contents = []
+    for m, group in sorted(groups.items()):
+        if group.hospital not in links.names:
+            continue
+        for person in group.ids:
+            if group.hosts[person] in links.names:
+                asked.setdefault(group.hosts[person], []).append(person)
+        for host in sorted(set(group.hosts.values()) & asked.keys()):
+            hospitals[host] = group.hospital
+            told = ConfigRecord({**config, "ids": asked[host], **links.config([group.hospital])})
+            contents.append(
+                (host, _with(links, host, [group.hospital], instruction(told, device=models[m].device)))
+            )
+
+    def check(i: int, content: RecordDict) -> list[bytes]:
+        rest, refused = refusals(content)
+        links.met(i, [hospitals[i]], refused)
+        return schema.device_share(rest, len(asked[i]), _SHARES)
+
+    shares = {r.node.partition_id: r.value[0] for r in waves.ask(grid, ENCODE, contents, check)}
+    contents, counted, hosts_of = [], {}, {}
+    for m, group in sorted(groups.items()):
+        there = [person for person in group.ids if shares.get(group.hosts[person])]
+        if not there:
+            continue
+        hosts = list(dict.fromkeys(group.hosts[person] for person in there))
+        told = ConfigRecord({**config, "ids": there, "bins": BINS, **links.config(hosts)})
+        parts: dict[str, Any] = {
+            "head": models[m].head,
+            "hospital": models[m].hospital,
+            _SHARES: [shares[i] for i in hosts],
+        }
+        contents.append((group.hospital, _with(links, group.hospital, hosts, instruction(told, **parts))))
+        counted[group.hospital], hosts_of[group.hospital] = (m, len(there)), hosts
+
+    def check_scores(i: int, content: RecordDict) -> Scores:
+        rest, refused = refusals(content)
+        strangers = links.met(i, hosts_of[i], refused)
+        links.count_unopened(refused)
+        return _scores(rest, counted[i][1] - sum(len(asked[host]) for host in strangers))
+
+    answers = waves.ask(grid, SCORE, contents, check_scores)
+    return _told(waves, answers, {host: m for host, (m, _) in counted.items()}, len(groups))
+
+
+def _with(links: SealedLinks, i: int, peers: Sequence[int], content: RecordDict) -> RecordDict:
+    if (new := links.introduce(i, peers)) is not None:
+        content[INTRODUCTIONS] = new
+    return content
 
 
 def _scores(content: RecordDict, count: int) -> Scores:

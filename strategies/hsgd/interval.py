@@ -10,7 +10,8 @@ not made the steps that the others have.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -19,8 +20,18 @@ from hedgerow.strategies.exchange import Reply
 from hedgerow.strategies.hsgd.aggregators import EdgeAggregator, Theta
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.messages import Encodings, Heads, Schema, Vector, instruction
+from hedgerow.strategies.hsgd.messages import (
+    INTRODUCTIONS,
+    Encodings,
+    Heads,
+    Schema,
+    SealedForAll,
+    Vector,
+    instruction,
+)
+from hedgerow.strategies.hsgd.sealing import Refused, SealedLinks, refusals
 from hedgerow.wire.records import PayloadError, records_of
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 
 __all__ = ["GroupRound", "LocalInterval", "Terms"]
 
@@ -48,6 +59,10 @@ class Terms:
         L2 regularisation of both encoders.
     noise : Mapping[str, Scalar]
         What an exchange tells of noise on encodings.
+    uploads_noise : Mapping[str, Scalar]
+        What all messages tell of noise on uploads.
+    links : SealedLinks or None
+        The links on which hospital and devices talk past the server; None where it reads along.
     extra : Mapping[str, Any]
         The train config of the run.
     """
@@ -60,16 +75,19 @@ class Terms:
     eta_period: int = 0
     mu: float = 0.0
     noise: Mapping[str, Scalar] = field(default_factory=dict)
+    uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)
+    links: SealedLinks | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def exchange(self, **more: Scalar | list[str]) -> ConfigRecord:
         """Return the config of an exchange."""
-        return ConfigRecord({**self.extra, "t": self.t, **self.noise, **more})
+        return ConfigRecord({**self.extra, "t": self.t, **self.noise, **self.uploads_noise, **more})
 
     def update(self, **more: Scalar | list[str]) -> ConfigRecord:
         """Return the config of an update."""
         schedule = {"eta0": self.eta0, "eta-period": self.eta_period, "mu": self.mu}
-        return ConfigRecord({**self.extra, "t": self.t, "steps": self.steps, **schedule, **more})
+        told = {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise}
+        return ConfigRecord({**self.extra, **told, **more})
 
 
 class GroupRound:
@@ -120,6 +138,23 @@ def _row_mean(rows: Vector) -> Vector:
     return mean
 
 
+class Exchanged(NamedTuple):
+    """What a party tells its peers: head, None of a device, and encodings; and whom it refused."""
+
+    head: Heads | None
+    rows: Encodings
+    refused: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
+class Updated(NamedTuple):
+    """What a party made of its steps, and whose encodings it refused."""
+
+    hospital: bool
+    loss: float | None
+    blocks: tuple[Vector, ...]
+    refused: Mapping[str, Sequence[str]]
+
+
 class LocalInterval:
     """The two waves of messages of one local interval, for all groups that are still in the round.
 
@@ -163,7 +198,43 @@ class LocalInterval:
 
     def exchange(self) -> Contents:
         """Return who is asked for encodings, and with what."""
-        return [content for run in self.runs for content in self._exchange_of(run)]
+        for run in self.runs:
+            self._choose_named(run)
+        contents = [content for run in self.runs if not run.lost for content in self._exchange_of(run)]
+        return [(partition, self._introduced(partition, content)) for partition, content in contents]
+
+    def _choose_named(self, run: GroupRound) -> None:
+        """Leave out whose party told no introduction, where links are sealed."""
+        if self.terms.links is None:
+            return
+        names, group = self.terms.links.names, run.group
+        there = [person for person in run.ids if group.hosts[person] in names]
+        if not there or group.hospital not in names:
+            self._lose(run, "not introduced")
+        elif len(there) < len(run.ids):
+            run.edge.choose(there)
+
+    def _peers(self, run: GroupRound, partition: int) -> list[int]:
+        """Return whom a party talks with: one for each of a hospital's people, or one for all."""
+        group = run.group
+        if partition != group.hospital:
+            return [group.hospital]
+        return [group.hosts[person] for person in (run.ids[:1] if group.hosted else run.ids)]
+
+    def _linked(self, run: GroupRound, partition: int) -> dict[str, Any]:
+        """Return the keys of a config that say whom a party talks with past the server."""
+        links = self.terms.links
+        return {} if links is None else links.config(self._peers(run, partition))
+
+    def _introduced(self, partition: int, content: RecordDict) -> RecordDict:
+        """Return a content with the introductions of peers that are new to a party."""
+        links = self.terms.links
+        if (
+            links is None
+            or (new := links.introduce(partition, self._peers(self._of[partition], partition))) is None
+        ):
+            return content
+        return RecordDict({**content, INTRODUCTIONS: new})
 
     def _exchange_of(self, run: GroupRound) -> Iterator[tuple[int, RecordDict]]:
         group, edge, terms = run.group, run.edge, self.terms
@@ -172,7 +243,10 @@ class LocalInterval:
         common: dict[str, Any] = {"ids": list(run.ids), "grouping": grouping, "compress": compress}
         start = {"head": run.start.head, "hospital": run.start.hospital} if terms.starts else {}
         self._asked[group.hospital] = list(run.ids)
-        yield group.hospital, instruction(terms.exchange(**common), **start)
+        yield (
+            group.hospital,
+            instruction(terms.exchange(**common, **self._linked(run, group.hospital)), **start),
+        )
         if terms.starts:
             self._books.from_cloud(self._round, group.number)
         if terms.starts or not self._keeps_models(group):
@@ -182,18 +256,31 @@ class LocalInterval:
         if group.hosted:
             ((partition, ids),) = asked.items()
             model = {"device": edge.model_for(ids)} if terms.starts else {}
-            yield partition, instruction(terms.exchange(**common), **model)
+            yield partition, instruction(terms.exchange(**common, **self._linked(run, partition)), **model)
             return
         shared: dict[int, RecordDict] = {}
         for partition, ids in asked.items():
             # Devices that start from one model are sent one and the same content.
             theta_2 = edge.model_for(ids)
             if id(theta_2) not in shared:
-                shared[id(theta_2)] = instruction(terms.exchange(compress=compress), device=theta_2)
+                config = terms.exchange(compress=compress, **self._linked(run, partition))
+                shared[id(theta_2)] = instruction(config, device=theta_2)
             yield partition, shared[id(theta_2)]
 
-    def check_exchange(self, partition: int, content: RecordDict) -> tuple[Heads | None, Encodings]:
-        """Return head, where the sender is a hospital, and encodings; PayloadError for other replies."""
+    def check_exchange(self, partition: int, content: RecordDict) -> Exchanged:
+        """Return what a party tells its peers; PayloadError for other replies."""
+        if self.terms.links is None:
+            return Exchanged(*self._check_plain(partition, content))
+        run, count = self._of[partition], len(self._asked[partition])
+        content, refused = refusals(content)
+        if partition != run.group.hospital:
+            share = self.schema.device_share(content, count)
+            return Exchanged(None, SealedForAll(share) if run.group.hosted else share, refused)
+        peers = 1 if run.group.hosted else count
+        head, shares = self.schema.hospital_shares(content, count, peers)
+        return Exchanged(head, SealedForAll(shares) if run.group.hosted else shares, refused)
+
+    def _check_plain(self, partition: int, content: RecordDict) -> tuple[Heads | None, Encodings]:
         count = len(self._asked[partition])
         if partition == self._of[partition].group.hospital:
             head, zeta1 = self.schema.hospital_exchange(content, count)
@@ -206,20 +293,52 @@ class LocalInterval:
 
     def exchanged(self, replies: Sequence[Reply]) -> None:
         """Take the replies: hand them to the edges, and settle who is in the batch."""
+        withheld: set[tuple[int, str]] = set()
         for reply in replies:
-            partition, (head, rows) = reply.node.partition_id, reply.value
+            partition, told = reply.node.partition_id, reply.value
             run = self._of[partition]
             ids = self._asked[partition]
-            if head is not None:
-                run.edge.take_hospital(head, rows)
-                self._books.head_and_encodings_to_edge(self._round, run.group.number, len(ids))
+            withheld.update(self._withheld(run, partition, told))
+            if told.head is not None:
+                run.edge.take_hospital(told.head, told.rows)
+                seals = self._seals(run, hospital=True, edge=True)
+                self._books.head_and_encodings_to_edge(self._round, run.group.number, len(ids), seals)
             else:
-                run.edge.take_device_encodings(ids, rows)
-                self._books.encodings_to_edge(self._round, run.group.number, len(ids))
+                run.edge.take_device_encodings(ids, told.rows)
+                seals = self._seals(run, ids, hospital=False, edge=False)
+                self._books.encodings_to_edge(self._round, run.group.number, len(ids), seals)
         for run in self.runs:
-            run.edge.drop_silent()
+            if run.lost:
+                continue
+            run.edge.keep([p for p in run.ids if (run.group.number, p) not in withheld])
             if not run.edge.swappable:
                 self._lose(run, "no encodings")
+
+    def _withheld(self, run: GroupRound, partition: int, told: Exchanged) -> list[tuple[int, str]]:
+        """Return the people of whom a party sealed nothing for the other side, which are out of the batch."""
+        links, ids = self.terms.links, self._asked[partition]
+        if links is None:
+            return []
+        links.met(partition, self._peers(run, partition), told.refused)
+        empty = [row for row, share in enumerate(told.rows) if not len(share)]
+        links.withheld += len(empty)
+        those = ids if empty and len(told.rows) == 1 else [ids[row] for row in empty]
+        return [(run.group.number, person) for person in those]
+
+    def _seals(self, run: GroupRound, ids: Sequence[str] | None = None, *, hospital: bool, edge: bool) -> int:
+        """Return the bytes that sealing adds to a hospital's or its devices' share, on an edge's link or not.
+
+        Devices that an edge hosts seal nothing on their way to it.
+        """
+        if self.terms.links is None or (run.group.hosted and not edge):
+            return 0
+        shares = 1 if run.group.hosted else len(run.ids if ids is None else ids)
+        if not hospital:
+            return shares * SEAL_BYTES
+        if self.schema.pairs:
+            return shares * SEAL_BYTES
+        heads = 1 if edge else shares
+        return shares * (SEAL_BYTES + HEAD_KEY_BYTES) + heads * SEAL_BYTES
 
     # Wave 2.
 
@@ -231,19 +350,44 @@ class LocalInterval:
         group, edge, terms = run.group, run.edge, self.terms
         a = len(run.ids)
         batch: dict[str, Any] = {"ids": list(run.ids), "upload": terms.uploads}
-        self._books.encodings_to_hospital(self._round, group.number, a)
+        self._books.encodings_to_hospital(
+            self._round, group.number, a, self._seals(run, hospital=False, edge=True)
+        )
         self._asked[group.hospital] = list(run.ids)
-        yield group.hospital, instruction(terms.update(**batch), zeta2=edge.for_hospital())
-        self._books.head_and_encodings_to_devices(self._round, group.number, a)
+        config = terms.update(**batch, **self._coding(run, group.hospital))
+        yield group.hospital, instruction(config, zeta2=edge.for_hospital())
+        self._books.head_and_encodings_to_devices(
+            self._round, group.number, a, self._seals(run, hospital=True, edge=False)
+        )
         for partition, ids in edge.asked().items():
             self._asked[partition] = ids
             head, zeta1 = edge.for_devices(ids)
-            config = terms.update(**batch) if group.hosted else terms.update()
-            yield partition, instruction(config, head=head, zeta1=zeta1)
+            config = terms.update(**(batch if group.hosted else {}), **self._coding(run, partition))
+            heads = {} if isinstance(head, bytes) and not head else {"head": head}
+            yield partition, instruction(config, **heads, zeta1=zeta1)
 
-    def check_update(self, partition: int, content: RecordDict) -> tuple[float | None, tuple[Vector, ...]]:
-        """Return the loss, where the sender is a hospital, and what it uploads; PayloadError otherwise."""
+    def _coding(self, run: GroupRound, partition: int) -> dict[str, Any]:
+        """Return the keys of an update's config by which a party opens what it is handed."""
+        if self.terms.links is None:
+            return {}
+        coding = {"compress": self.schema.compressed, "pairs": self.schema.pairs}
+        return {**coding, **self._linked(run, partition)}
+
+    def check_update(self, partition: int, content: RecordDict) -> Updated | Refused:
+        """Return what a party made of its steps; PayloadError for other replies."""
+        if self.terms.links is None:
+            return self._check_updated(partition, content, {})
+        rest, refused = refusals(content)
+        return (
+            Refused(refused) if refused and not len(rest) else self._check_updated(partition, rest, refused)
+        )
+
+    def _check_updated(
+        self, partition: int, content: RecordDict, refused: Mapping[str, Sequence[str]]
+    ) -> Updated:
         group, count = self._of[partition].group, len(self._asked[partition])
+        if self.terms.links is not None and partition == group.hospital:
+            count -= len(self._unread(partition, refused))
         if _told(content) != count:
             raise PayloadError("bad weight", f"num-examples={_told(content)}, expected {count}")
         if partition == group.hospital:
@@ -252,24 +396,38 @@ class LocalInterval:
                 start = self._of[partition].start
                 self._hold(head, start.head, "head")
                 self._hold(hospital, start.hospital, "hospital")
-            return loss, (head, hospital)
+            return Updated(True, loss, (head, hospital), refused)
         device = self.schema.device_update(content, self.terms.uploads or not group.hosted)
         if device.size:
             self._hold(device, self._of[partition].edge.model_for(self._asked[partition]), "device")
-        return None, (device,)
+        return Updated(False, None, (device,), refused)
+
+    def _unread(self, partition: int, refused: Mapping[str, Sequence[str]]) -> list[str]:
+        """Return the people whose encodings a hospital of devices could not open."""
+        links, run = self.terms.links, self._of[partition]
+        if links is None or run.group.hosted:
+            return []
+        names = {name for those in refused.values() for name in those}
+        return [p for p in self._asked[partition] if links.names.get(run.group.hosts[p]) in names]
 
     def updated(self, replies: Sequence[Reply]) -> None:
         """Take the replies: average the devices, and note what hospitals upload."""
-        answered = {reply.node.partition_id for reply in replies}
+        unread = self._read(replies)
+        answered = set()
         for reply in replies:
-            partition, (loss, blocks) = reply.node.partition_id, reply.value
+            partition, made = reply.node.partition_id, reply.value
             run = self._of[partition]
-            if loss is not None:
-                self._note_hospital(run, loss, blocks)
+            if isinstance(made, Refused):
+                continue
+            answered.add(partition)
+            if made.hospital:
+                self._note_hospital(run, made.loss, made.blocks)
                 self.contents.append(reply.metrics)
                 continue
+            if any((run.group.number, person) in unread for person in self._asked[partition]):
+                continue
             if self.terms.uploads or not run.group.hosted:
-                run.edge.take_device_model(self._asked[partition], blocks[0])
+                run.edge.take_device_model(self._asked[partition], made.blocks[0])
             if self.terms.uploads or not self._keeps_models(run.group):
                 counted = self.terms.uploads or not self.schema.pairs
                 self._books.models_to_edge(
@@ -281,15 +439,30 @@ class LocalInterval:
             edge_node = next(iter(run.edge.asked())) if run.group.hosted else run.group.hospital
             if not {run.group.hospital, edge_node} <= answered:
                 self._lose(run, "no update")
+            if gone := [p for p in run.ids if (run.group.number, p) in unread]:
+                run.edge.leave_out(gone)
             run.edge.aggregate()
             if self.terms.uploads and not run.lost:
                 self._books.to_cloud(self._round, run.group.number, len(run.ids))
+
+    def _read(self, replies: Sequence[Reply]) -> set[tuple[int, str]]:
+        """Note what parties could not open, and return the people whose encodings a hospital could not."""
+        links, unread = self.terms.links, set()
+        for reply in replies if links is not None else ():
+            partition, made = reply.node.partition_id, reply.value
+            run, refused = self._of[partition], made.refused
+            assert links is not None
+            links.met(partition, self._peers(run, partition), refused)
+            links.count_unopened(refused)
+            if partition == run.group.hospital:
+                unread |= {(run.group.number, person) for person in self._unread(partition, refused)}
+        return unread
 
     def _keeps_models(self, group: Group) -> bool:
         """Whether devices keep theta_2 from one interval of a round to the next: pairs that an edge hosts."""
         return self.schema.pairs and group.hosted
 
-    def _note_hospital(self, run: GroupRound, loss: float, blocks: tuple[Vector, ...]) -> None:
+    def _note_hospital(self, run: GroupRound, loss: float | None, blocks: tuple[Vector, ...]) -> None:
         run.loss = loss
         if self.terms.uploads:
             run.upload(*blocks)

@@ -15,7 +15,12 @@ from typing import Any, cast
 from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.messages import told_integer, told_role
+from hedgerow.strategies.hsgd.messages import (
+    LinkIntroduction,
+    link_introduction,
+    told_integer,
+    told_role,
+)
 from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
@@ -47,6 +52,8 @@ class OwnIntroduction:
         Whether it has labels of its own.
     classes : tuple[str, ...]
         Which, at a hospital.
+    link : LinkIntroduction or None
+        How its peers are told of it, where links are sealed.
     """
 
     role: str
@@ -56,6 +63,7 @@ class OwnIntroduction:
     features: tuple[str, ...] = ()
     labelled: bool = True
     classes: tuple[str, ...] = ()
+    link: LinkIntroduction | None = None
 
     @property
     def form(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -89,6 +97,7 @@ def own_introduction(content: RecordDict) -> OwnIntroduction:
     return OwnIntroduction(
         role, group, tuple(cast(list[str], ids)), tuple(cast(list[int], shape)),
         tuple(cast(list[str], features)), told.get("labelled") is True, tuple(cast(list[str], classes)),
+        link_introduction(told),
     )  # fmt: skip
 
 

@@ -30,6 +30,17 @@ Compressed, head and encodings travel in a ConfigRecord ``payload`` instead: ``h
 ``zeta2`` are lists of bytes, one a row. Each is k values of 4 bytes, whatever the model's precision, and then
 k indices in whole bytes, none where the vector has one entry.
 
+Sealed (``sealed`` in the config), what hospital and devices tell each other is bytes that the server
+cannot read, in a ConfigRecord ``sealed`` of an answer and ``payload`` of an update: ``zeta2`` and ``zeta1``
+are lists with a share for each peer, a device or the group's edge. A share of ``zeta1`` begins with the
+pairs' heads or, where all have one, with the key and the digest of ``head``, which is sealed once. ``peers``
+in the config names the other ends, and a record ``introductions`` has the keys of those that are new. Who is
+refused is in the record ``refused`` of an answer, by reason; a share that is withheld is empty.
+
+With ``upload-clip`` and ``upload-noise-multiplier`` in the config of exchange and update, a party clips the
+change of what it uploads, since the server told it, to a norm of ``upload-clip``, adds normal noise of
+``upload-noise-multiplier * upload-clip`` to every entry, and tells no loss.
+
 With ``clip`` and ``noise-multiplier`` in an exchange's config, a party scales each row of its encodings to
 a norm of at most ``clip`` and adds normal noise of standard deviation ``noise-multiplier * clip`` to every
 entry, before compressing; ``noise-source`` says whether from ``seed`` or from ``entropy``.
@@ -45,23 +56,38 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import checked_metrics
 from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, INTRODUCTION_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = [
+    "INTRODUCTIONS",
+    "REFUSED",
     "Encodings",
     "Heads",
     "Introduction",
+    "LinkIntroduction",
     "Schema",
+    "SealedForAll",
     "instruction",
     "introduction",
+    "link_introduction",
     "picked",
 ]
 
 ROLES = ("hospital", "device", "edge")
+# Records beside a message and in an answer, where links are sealed.
+INTRODUCTIONS, REFUSED = "introductions", "refused"
+_LONGEST_NAME = 64
 
 Vector = NDArray[Any]
 # A row a person: dense (a, e), or each row's bytes.
 Encodings = NDArray[Any] | list[bytes]
+
+
+class SealedForAll(list[bytes]):
+    """One sealed share that is of all people of a batch: what an edge and its hospital tell each other."""
+
+
 # One head (n0,), a head a pair (a, n0), or a compressed head's bytes.
 Heads = NDArray[Any] | bytes
 
@@ -80,12 +106,42 @@ class Introduction:
         Its people, in the order of its rows.
     encoding : int
         Length of one person's encoding, >= 1.
+    link : LinkIntroduction or None
+        How its peers are told of it, where links are sealed.
     """
 
     role: str
     group: int
     ids: tuple[str, ...]
     encoding: int
+    link: "LinkIntroduction | None" = None
+
+
+@dataclass(frozen=True)
+class LinkIntroduction:
+    """What a party tells its peers where links are sealed: its name, its keys, if it pins theirs."""
+
+    name: str
+    introduction: bytes
+    pinned: bool
+
+
+def link_introduction(told: ConfigRecord) -> LinkIntroduction | None:
+    """Return how a party is introduced to its peers; None where it tells nothing of that.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``bad pair``, if it is no introduction.
+    """
+    if "introduction" not in told:
+        return None
+    name, one = told.get("name"), told.get("introduction")
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise PayloadError("bad pair", "name is no short text")
+    if not isinstance(one, bytes) or len(one) != INTRODUCTION_BYTES:
+        raise PayloadError("bad pair", f"introduction is not of {INTRODUCTION_BYTES} bytes")
+    return LinkIntroduction(name, one, told.get("pinned") is True)
 
 
 def introduction(content: RecordDict) -> Introduction:
@@ -97,7 +153,7 @@ def introduction(content: RecordDict) -> Introduction:
         raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
     if content.array_records or len(content) != 1:
         raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
-    return Introduction(role, group, tuple(cast(list[str], ids)), encoding)
+    return Introduction(role, group, tuple(cast(list[str], ids)), encoding, link_introduction(told))
 
 
 def told_role(told: ConfigRecord) -> str:
@@ -122,14 +178,20 @@ def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> 
     arrays = {key: part for key, part in parts.items() if isinstance(part, np.ndarray)}
     if arrays:
         content["arrays"] = to_record(arrays)
-    coded = {key: part for key, part in parts.items() if not isinstance(part, np.ndarray)}
+    coded: dict[str, bytes | list[bytes]] = {
+        key: list(part) if isinstance(part, list) else part
+        for key, part in parts.items()
+        if not isinstance(part, np.ndarray)
+    }
     if coded:
         content["payload"] = ConfigRecord(dict(coded))
     return content
 
 
 def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
-    """Return some rows, in the order asked for."""
+    """Return some rows, in the order asked for; of what is sealed for all of them, that."""
+    if isinstance(rows, SealedForAll):
+        return rows
     return [rows[i] for i in chosen] if isinstance(rows, list) else rows[list(chosen)]
 
 
@@ -147,6 +209,9 @@ class Schema:
         The model's, a floating-point one.
     compressed, pairs : bool (default: False)
         Whether head and encodings travel as top-k payloads; whether every pair has a model of its own.
+    sealed, protected : bool (default: False)
+        Whether hospital and devices seal what they tell each other, of which the server then knows the
+        length alone; whether uploads are noisy, and no loss is told.
     """
 
     head: int
@@ -157,6 +222,44 @@ class Schema:
     dtype: np.dtype[Any]
     compressed: bool = False
     pairs: bool = False
+    sealed: bool = False
+    protected: bool = False
+
+    def hospital_shares(self, content: RecordDict, a: int, peers: int) -> tuple[bytes, list[bytes]]:
+        """Return the sealed head, empty where every pair has its own, and the shares of a people at peers.
+
+        Shares that are empty were withheld. Like all checks here, raises PayloadError for anything else.
+        """
+        rows, head = a // peers, row_bytes(self.head) if self.compressed else self._dense(self.head)
+        common = rows * head if self.pairs else HEAD_KEY_BYTES
+        told = self._shares(content, "zeta1", peers, common + rows * self._row(self.zeta1), not self.pairs)
+        if self.pairs:
+            return b"", told
+        sealed = content.config_records["sealed"].get("head")
+        if not isinstance(sealed, bytes) or len(sealed) != head + SEAL_BYTES:
+            raise PayloadError("wrong size", f"head is not of {head + SEAL_BYTES} sealed bytes")
+        return sealed, told
+
+    def device_share(self, content: RecordDict, a: int, key: str = "zeta2") -> list[bytes]:
+        """Return the one share that a device, or an edge with a people, sealed for its hospital."""
+        return self._shares(content, key, 1, a * self._row(self.zeta2), False)
+
+    def _shares(self, content: RecordDict, key: str, count: int, size: int, head: bool) -> list[bytes]:
+        _only_records(content, {"sealed"})
+        record = content.config_records.get("sealed", ConfigRecord())
+        _same_keys(record, {key: None, **({"head": None} if head else {})})
+        shares = record[key]
+        if not isinstance(shares, list) or len(shares) != count:
+            raise PayloadError("wrong shape", f"{key!r} has not {count} shares")
+        if not all(isinstance(one, bytes) and len(one) in (0, size + SEAL_BYTES) for one in shares):
+            raise PayloadError("wrong size", f"{key!r} is not of {size + SEAL_BYTES} sealed bytes")
+        return cast(list[bytes], shares)
+
+    def _row(self, length: int) -> int:
+        return row_bytes(length) if self.compressed else self._dense(length)
+
+    def _dense(self, length: int) -> int:
+        return length * self.dtype.itemsize
 
     def hospital_exchange(self, content: RecordDict, a: int) -> tuple[Heads, Encodings]:
         """Return head and zeta1 (a, e1); like all checks here, raises PayloadError for anything else."""
@@ -173,17 +276,20 @@ class Schema:
             return self._coded(content, {"zeta2": a})["zeta2"]
         return self._arrays(content, {"zeta2": (a, self.zeta2)})["zeta2"]
 
-    def hospital_update(self, content: RecordDict, a: int, upload: bool) -> tuple[float, Vector, Vector]:
-        """Return the loss, and head and hospital, both empty unless ``upload``."""
+    def hospital_update(
+        self, content: RecordDict, a: int, upload: bool
+    ) -> tuple[float | None, Vector, Vector]:
+        """Return the loss, None of noisy uploads, and head and hospital, both empty unless ``upload``."""
         metrics = checked_metrics(content, "num-examples")
-        loss = metrics.get("loss")
-        if not isinstance(loss, float | int):
+        loss = None if self.protected else metrics.get("loss")
+        if not self.protected and not isinstance(loss, float | int):
             raise PayloadError("bad metrics", f"loss={loss!r}, expected a number")
         rows = (a,) if self.pairs else ()
         shapes = {"head": (*rows, self.head), "hospital": (*rows, self.hospital)}
         arrays = self._arrays(content, shapes if upload else {}, metrics=True)
         nothing = np.zeros(0, self.dtype)
-        return float(loss), arrays.get("head", nothing), arrays.get("hospital", nothing)
+        told = None if loss is None else float(loss)  # type: ignore[arg-type]
+        return told, arrays.get("head", nothing), arrays.get("hospital", nothing)
 
     def device_update(self, content: RecordDict, upload: bool) -> Vector:
         """Return the model (n2,) of a device or the mean of an edge, empty unless ``upload``."""

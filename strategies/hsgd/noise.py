@@ -1,22 +1,32 @@
-"""Noise on HSGD's encodings, and what it promises each person.
+"""Noise on what HSGD's parties tell, and what it promises each person against the server.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", which names differential privacy as an addition.
-Ours: each party clips its rows and adds normal noise; a row is released in every exchange that its person is
-asked to, and these are composed exactly (J. Dong, A. Roth, W. Su, 2022, section 3.2). The promise covers
-encodings alone: the models that are uploaded are computed from the data without noise.
+Ours: each party clips its rows of encodings and adds normal noise; and it clips the change of what it
+uploads as a whole, and adds noise to that. What is released of a person is composed exactly (J. Dong,
+A. Roth, W. Su, 2022, section 3.2): each release is a Gaussian mechanism of sensitivity 2 C, whatever it does
+with earlier ones. Where anything of a record is told on another path, epsilon is infinite.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hedgerow.strategies.privacy import gaussian_epsilon
 from hedgerow.wire.checks import in_range
 
-__all__ = ["EmbeddingNoise", "Exposure"]
+__all__ = [
+    "ENCODINGS",
+    "HEADS",
+    "SEEDED",
+    "SUMS",
+    "UPLOADS",
+    "EmbeddingNoise",
+    "Exposure",
+    "Report",
+    "UploadNoise",
+]
 
 
 @dataclass(frozen=True)
@@ -59,47 +69,167 @@ class EmbeddingNoise:
         settings = {"clip": self.clip, "noise-multiplier": self.multiplier}
         return {**settings, "noise-source": self.source, "seed": seed}
 
-    def epsilon(self, releases: int) -> float:
-        """Return epsilon at delta of so many releases of one row, >= 0, against its replacement."""
-        if releases == 0:
-            return 0.0
-        return gaussian_epsilon(2 * math.sqrt(releases) / self.multiplier, self.delta)
+
+@dataclass(frozen=True)
+class UploadNoise(EmbeddingNoise):
+    """Clipping and noise of what a party uploads, all as in ``EmbeddingNoise``.
+
+    ``clip`` is the norm C that the change of its model has at most, since the server told it: a device's own
+    over an interval, a hospital's head and encoder together, or an edge's mean, over a round. A hospital then
+    tells no loss.
+    """
+
+    def instructions(self, seed: int) -> dict[str, float | int | str]:
+        """Return the settings as keys of a message's config."""
+        settings = {"upload-clip": self.clip, "upload-noise-multiplier": self.multiplier}
+        return {**settings, "noise-source": self.source, "seed": seed}
 
 
 class Exposure:
-    """How often each person's rows were asked for; a lost reply counts, for it may have been seen."""
+    """How often what is computed of each person's record was asked for, and of how much that is told.
+
+    A lost reply counts, for it may have been seen, and so does that of a round which is repeated. What
+    counts is what the server may have got of a record: a noisy encoding of either half; a noisy upload of the
+    person's own device, of the hospital or edge that trained on the record; and, since a hospital trains on
+    its people between two aggregations and hands the head on, of all devices of the group in later intervals
+    of the round.
+    """
 
     def __init__(self) -> None:
-        self._exchanges: Counter[tuple[int, str]] = Counter()
+        self._releases: dict[tuple[int, str], list[int]] = {}
+        # Who took part in the round, by group.
+        self._there: dict[int, set[str]] = {}
+        self._open: set[str] = set()
 
-    def count(self, group: int, ids: Iterable[str]) -> None:
-        """Count one exchange of these people of a group."""
-        self._exchanges.update((group, person) for person in ids)
+    def begin_round(self) -> None:
+        """Begin a round, to which devices come with what the server told."""
+        self._there = {}
 
-    @property
-    def most(self) -> int:
-        """Exchanges of the person who took part most often."""
-        return max(self._exchanges.values(), default=0)
+    def note_open(self, *paths: str) -> None:
+        """Note paths on which something of the records was told without noise."""
+        self._open.update(paths)
 
-    def metrics(self, noise: EmbeddingNoise) -> dict[str, float | int]:
-        """Return the accounts of the person who took part most often.
+    def count_encodings(self, group: int, ids: Iterable[str]) -> None:
+        """Count one exchange of these people of a group: an encoding of each half."""
+        for person in ids:
+            self._of(group, person)[0] += 2
 
-        ``epsilon-device`` and ``epsilon-hospital`` are of the row on that side alone, ``epsilon`` of both
-        halves of the person's record together.
+    def count_uploads(self, group: int, ids: Iterable[str], *, hosted: bool, pairs: bool, ends: bool) -> None:
+        """Count what is uploaded after one interval's steps of these people.
+
+        Parameters
+        ----------
+        group : int
+            m.
+        ids : Iterable[str]
+            A_m.
+        hosted : bool
+            Whether an edge uploads, at the round's end, and no device.
+        pairs : bool
+            Whether every pair has its own model, on which no other person has an influence.
+        ends : bool
+            Whether the round ends, at which hospitals upload.
         """
-        one_side = noise.epsilon(self.most)
-        return {
-            "epsilon-device": one_side,
-            "epsilon-hospital": one_side,
-            "epsilon": noise.epsilon(2 * self.most),
-            "delta": noise.delta,
-            "exchanges": self.most,
-        }
+        those, there = set(ids), self._there.setdefault(group, set())
+        if not hosted:
+            for person in those:
+                self._of(group, person)[1] += 1
+            for person in there if not pairs else ():
+                self._of(group, person)[1] += len(those - {person})
+        there |= those
+        if ends:
+            for person in there:
+                self._of(group, person)[1] += 2 if hosted else 1
 
-    def state_dict(self) -> list[list[int | str]]:
+    def _of(self, group: int, person: str) -> list[int]:
+        return self._releases.setdefault((group, person), [0, 0])
+
+    def report(self, noise: EmbeddingNoise | None, uploads: UploadNoise | None, *, hidden: bool) -> "Report":
+        """Return what was told of the person of whom most was.
+
+        Parameters
+        ----------
+        noise : EmbeddingNoise or None
+            On encodings; None for none.
+        uploads : UploadNoise or None
+            On uploads; None for none.
+        hidden : bool
+            Whether encodings and heads are sealed, so that the server does not see them.
+        """
+        paths = set(self._open)
+        if uploads is None:
+            paths.add(UPLOADS)
+        if noise is None and not hidden:
+            paths.add(ENCODINGS)
+        if any(one is not None and one.source == "seed" for one in (noise, uploads)):
+            paths.add(SEEDED)
+        rates = [0.0 if one is None else 2 / one.multiplier for one in (noise, uploads)]
+
+        def mu2(counts: list[int]) -> float:
+            return sum(count * rate**2 for count, rate in zip(counts, rates, strict=True))
+
+        most = max(self._releases.values(), key=mu2, default=[0, 0])
+        delta = next(one.delta for one in (noise, uploads) if one is not None)
+        told = gaussian_epsilon(math.sqrt(mu2(most)), delta) if mu2(most) else 0.0
+        epsilon = math.inf if paths else told
+        return Report(epsilon, delta, most[0], most[1], tuple(sorted(paths)))
+
+    def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
-        return [[m, person, count] for (m, person), count in sorted(self._exchanges.items())]
+        counts = [[m, person, *own] for (m, person), own in sorted(self._releases.items())]
+        return {"releases": counts, "open": sorted(self._open)}
 
-    def load_state_dict(self, state: Iterable[list[int | str]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a checkpoint."""
-        self._exchanges = Counter({(int(m), str(person)): int(count) for m, person, count in state})
+        self._releases = {(int(m), str(person)): [int(e), int(u)] for m, person, e, u in state["releases"]}
+        self._open = {str(path) for path in state["open"]}
+
+
+# Paths on which something of a record is told without noise.
+UPLOADS, ENCODINGS, HEADS, SUMS, SEEDED = "uploads", "encodings", "heads", "sums", "seeded-noise"
+
+REASONS = {
+    UPLOADS: "models are uploaded without noise",
+    ENCODINGS: "encodings are told without noise",
+    HEADS: "heads are told without noise between aggregations (P > Q)",
+    SUMS: "sums of features or counts of classes are told without noise before training",
+    SEEDED: "noise is drawn from the run's seed, which the server knows",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the server learns of the person of whom it was told most, by Gaussian DP against replacement.
+
+    Parameters
+    ----------
+    epsilon : float
+        At delta; infinite where something was told without noise.
+    delta : float
+        Its delta.
+    encodings, uploads : int
+        Releases with noise that are counted.
+    unprotected : tuple of str
+        The paths that make it infinite, keys of ``REASONS``.
+    """
+
+    epsilon: float
+    delta: float
+    encodings: int
+    uploads: int
+    unprotected: tuple[str, ...] = ()
+
+    def metrics(self) -> dict[str, float | int]:
+        """Return the report for a round's record: with a flag for each path that is not protected."""
+        told = {"epsilon": self.epsilon, "delta": self.delta}
+        counts = {"encodings-released": self.encodings, "uploads-released": self.uploads}
+        return {**told, **counts, **{f"unprotected-{path}": 1 for path in self.unprotected}}
+
+    def __str__(self) -> str:
+        """Return the report in one line."""
+        if self.unprotected:
+            return f"epsilon = infinity: {'; '.join(REASONS[path] for path in self.unprotected)}"
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.3g})-DP of each training person's record against the server, "
+            f"over {self.encodings} encodings and {self.uploads} uploads"
+        )

@@ -164,6 +164,8 @@ class OwnSetup:
         What is asked for.
     num_groups : int or None
         Groups from this number on are left out.
+    sealed : bool (default: False)
+        Whether hospital and devices seal what they tell each other.
 
     Attributes
     ----------
@@ -178,12 +180,13 @@ class OwnSetup:
     federation: Federation
     own: OwnData
     num_groups: int | None = None
+    sealed: bool = False
     encodings: tuple[int, int] = (0, 0)
     counts: Counter[str] = field(default_factory=Counter)
     first: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.parties = Parties(self.federation)
+        self.parties = Parties(self.federation, self.sealed)
         # Each party's people, of whom it was told the agreement.
         self._told: dict[int, list[str]] = {}
         self._sealed: dict[tuple[int, str], bytes] = {}

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from logging import WARNING
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
+from hedgerow.strategies.hsgd.setup import question
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.wire.message_types import PAIR
 
@@ -30,10 +31,13 @@ class Parties:
     ----------
     federation : Federation
         Whose nodes they are.
+    sealed : bool (default: False)
+        Whether they are asked for the keys of sealed links.
     """
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: Federation, sealed: bool = False) -> None:
         self._federation = federation
+        self._sealed = sealed
         self._known: dict[int, OwnIntroduction] = {}
         # Under which node id each of them told.
         self._node_ids: dict[int, int] = {}
@@ -73,7 +77,7 @@ class Parties:
         """Ask parties who they are, at most so many times; return those that told it validly."""
         waves = Waves(self._federation, self._federation.completed, booked=False)
         waiting = set(partitions)
-        content = RecordDict({"config": ConfigRecord({"seed": self._federation.settings.seed})})
+        content = RecordDict({"config": question(self._federation, self._sealed)})
         timeout = min(self._federation.timeout, self._federation.settings.max_wait)
         told: set[int] = set()
         for _ in range(questions):

@@ -16,14 +16,19 @@ from hedgerow.strategies.hsgd.messages import Introduction, introduction
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.wire.message_types import PAIR
 
-__all__ = ["encoding_lengths", "introductions"]
+__all__ = ["encoding_lengths", "introductions", "question"]
 
 # How often silent parties are asked who they are.
 _QUESTIONS = 3
 
 
-def introductions(federation: Federation, grid: Grid) -> dict[int, Introduction]:
-    """Return what each node tells of itself, by partition id.
+def question(federation: Federation, sealed: bool) -> ConfigRecord:
+    """Return the config of ``query.pair``."""
+    return ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
+
+
+def introductions(federation: Federation, grid: Grid, sealed: bool = False) -> dict[int, Introduction]:
+    """Return what each node tells of itself, by partition id; ``sealed`` asks for keys of its links too.
 
     Raises
     ------
@@ -32,7 +37,7 @@ def introductions(federation: Federation, grid: Grid) -> dict[int, Introduction]
     """
     waves = Waves(federation, 0, booked=False)
     waiting = [node.partition_id for node in federation.gather(grid).nodes]
-    content = RecordDict({"config": ConfigRecord({"seed": federation.settings.seed})})
+    content = RecordDict({"config": question(federation, sealed)})
     told: dict[int, Introduction] = {}
     timeout = min(federation.timeout, federation.settings.max_wait)
     for _ in range(_QUESTIONS):

@@ -4,8 +4,9 @@ Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybr
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1 with (1), (2) and (5)-(7), and the
 baselines C-HSGD, JFL, TDCD and C-TDCD, which are groupings and compressions of one engine.
 Differs: devices are averaged before groups are, over the set that just trained, and T iterations make T
-updates, as the text forces. Flower's server relays what hospital and devices send each other: it sees
-encodings and heads, though no data and no labels.
+updates, as the text forces. Flower's server relays what hospital and devices send each other: unless it is
+sealed, it sees encodings and heads. Of a device with one person, and of labels, models alone tell it all:
+docs/privacy.md.
 """
 
 from collections import Counter
@@ -29,19 +30,20 @@ from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw, pair
 from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure
+from hedgerow.strategies.hsgd.messages import Schema, introduction
+from hedgerow.strategies.hsgd.noise import HEADS, SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
 from hedgerow.strategies.hsgd.pace import Pace, Pacer
 from hedgerow.strategies.hsgd.probes import Prober, Seen
-from hedgerow.strategies.hsgd.setup import encoding_lengths, introductions
+from hedgerow.strategies.hsgd.sealing import SealedLinks
+from hedgerow.strategies.hsgd.setup import encoding_lengths, introductions, question
 from hedgerow.strategies.hsgd.system import System
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.clock import Rates
-from hedgerow.wire.message_types import EXCHANGE, UPDATE
+from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE
 
 __all__ = ["HSGD"]
 
@@ -92,6 +94,12 @@ class HSGD(FederatedStrategy):
         How many groups TDCD merged into its one, >= 1: the paper's cost is stated per original group.
     noise : EmbeddingNoise or None (default: None)
         Clipping and noise of encodings.
+    upload_noise : UploadNoise or None (default: None)
+        Clipping and noise of what is uploaded. Not with ``adaptive``.
+    sealed : bool (default: False)
+        Whether hospital and devices seal what they tell each other (``hedgerow.wire.sealed``). Metrics then
+        tell how many parties are ``pinning`` their peers' keys and what was refused: ``withheld`` shares, and
+        ``unopened`` ones, with ``unopened-<reason>`` for each reason.
     adaptive : Adaptive or None (default: None)
         When rho, delta and F0 are estimated, and P, Q and eta chosen anew.
     compute_seconds : float (default: 0.0)
@@ -131,6 +139,8 @@ class HSGD(FederatedStrategy):
         num_groups: int | None = None,
         original_groups: int = 1,
         noise: EmbeddingNoise | None = None,
+        upload_noise: UploadNoise | None = None,
+        sealed: bool = False,
         adaptive: Adaptive | None = None,
         compute_seconds: float = 0.0,
         rates: Rates = PAPER_RATES,
@@ -162,7 +172,16 @@ class HSGD(FederatedStrategy):
         self.participation = participation
         self.mu = mu
         self.num_groups = num_groups
+        if noise is not None and upload_noise is not None:
+            for key in ("delta", "source"):
+                ours, theirs = getattr(upload_noise, key), getattr(noise, key)
+                if ours != theirs:
+                    raise ValueError(f"upload_noise has {key} {ours!r}; valid is that of noise, {theirs!r}")
+        if upload_noise is not None and adaptive is not None:
+            raise ValueError("adaptive is set; valid is None with upload_noise: estimates are of exact steps")
         self.noise = noise
+        self.upload_noise = upload_noise
+        self.sealed = sealed
         self.adaptive = adaptive
         self.own = own
         self._asked_pace = Pace(global_interval, local_interval, learning_rate, halving_period)
@@ -231,6 +250,9 @@ class HSGD(FederatedStrategy):
         self._iterations = 0
         self._pacer = Pacer(self._asked_pace, self.adaptive)
         self._exposure = Exposure()
+        self._links = SealedLinks(self.settings.seed) if self.sealed else None
+        # Under which node id, or in which answer, each party told its introduction.
+        self._greeted: dict[int, Any] = {}
         self._waves = Waves(self.federation, 0)
         self._interval: LocalInterval | None = None
         self._runs: list[GroupRound] = []
@@ -261,9 +283,13 @@ class HSGD(FederatedStrategy):
     ) -> list[Message]:
         """Make all exchanges of the round but the last, and return that one's messages."""
         self._begin_round(server_round)
+        if self._links is not None:
+            self._links.begin_round()
+        self._exposure.begin_round()
         self._set_up(arrays, grid)
         raised, self._waves = self._waves.raised, Waves(self.federation, server_round)
         self._meet(grid, raised)
+        self._greet(grid, raised)
         if server_round == 1 and not self.ledger.total().messages:
             self._move_raw_data()
         if self.groups:
@@ -284,7 +310,7 @@ class HSGD(FederatedStrategy):
                 self._update(interval, grid)
                 self._contents += interval.contents
         self._interval = interval
-        return self._waves.open(grid, UPDATE, interval.update(), interval.check_update)
+        return self._waves.open(grid, UPDATE, self._asked_to_upload(interval), interval.check_update)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -321,6 +347,12 @@ class HSGD(FederatedStrategy):
         log(INFO, "\t├──> eta = %g%s", eta0, f", halved every {period} iterations" if period else "")
         if self.noise is not None:
             log(INFO, "\t├──> Noise: clip = %g, multiplier = %g", self.noise.clip, self.noise.multiplier)
+        if (noise := self.upload_noise) is not None:
+            log(INFO, "\t├──> Noise of uploads: clip = %g, multiplier = %g", noise.clip, noise.multiplier)
+        if (report := self.privacy_report()) is not None and report.unprotected:
+            log(INFO, "\t├──> Privacy: %s", report)
+        if self.sealed:
+            log(INFO, "\t├──> Links of hospital and devices are sealed")
         if self.adaptive is not None:
             log(INFO, "\t├──> Adaptive: %s", self.adaptive)
         if self.groups:
@@ -331,6 +363,8 @@ class HSGD(FederatedStrategy):
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Take the initial model, and find out who belongs together; once a run."""
+        if self._links is not None:
+            self._links.begin(grid.run.run_id)
         if self.own is not None and self._matching is None:
             built = self._match(grid)
             arrays = arrays if built is None else built
@@ -348,7 +382,7 @@ class HSGD(FederatedStrategy):
         trained = self.own.trained
         if trained is not None:
             self._agreed = Agreed.restored(trained["own"])
-        self._setup = OwnSetup(self.federation, self.own, self.num_groups)
+        self._setup = OwnSetup(self.federation, self.own, self.num_groups, self.sealed)
         matching, self._agreed = self._setup.run(grid, self._agreed)
         if trained is not None:
             matching.held_out = {group.number: group for group in matching.groups}
@@ -357,6 +391,9 @@ class HSGD(FederatedStrategy):
                 f"{len(matching.groups)} hospitals; valid is one in {self.system.method}, or aggregate=False"
             )
         self._take_part(matching, self._setup)
+        self._take_links(self._setup, grid)
+        if self._links is not None:
+            self._links.log()
         self._matched_at = self.completed_rounds
         form = matching.form
         if self._cloud is not None:
@@ -383,6 +420,7 @@ class HSGD(FederatedStrategy):
             if self.system.merged:  # There is one hospital, the first.
                 matching.groups = [group for group in matching.groups if group.number in self._setup.first]
             self._take_part(matching, self._setup)
+        self._take_links(self._setup, grid)
         roster = self.federation.gather(grid)
         missed = (
             roster.nodes if self.federation.places is not None else [n for n in roster.nodes if not n.vacant]
@@ -390,6 +428,32 @@ class HSGD(FederatedStrategy):
         if away := sum(node.node_id not in roster.online for node in missed):
             self._waves.report.rejected["offline"] += away
         self._waves.report.rejected += self.federation.left_out(self.completed_rounds + 1)
+
+    def _greet(self, grid: Grid, raised: Collection[int]) -> None:
+        """Take the introductions of parties that are new, came under another node id, or forgot theirs."""
+        if self._links is None or self.own is not None:
+            return
+        roster = self.federation.gather(grid)
+        there = {n.partition_id: n.node_id for n in roster.nodes if n.node_id in roster.online}
+        new = [i for i, node_id in sorted(there.items()) if i in raised or self._greeted.get(i) != node_id]
+        if not new:
+            return
+        content = RecordDict({"config": question(self.federation, sealed=True)})
+        waves = Waves(self.federation, self.completed_rounds, booked=False)
+        timeout = min(self.federation.timeout, self.settings.max_wait)
+        contents = [(i, content) for i in new]
+        for reply in waves.ask(grid, PAIR, contents, lambda _, told: introduction(told), timeout):
+            self._links.take(reply.node.partition_id, reply.value.link)
+            self._greeted[reply.node.partition_id] = reply.node.node_id
+
+    def _take_links(self, setup: OwnSetup, grid: Grid) -> None:
+        """Take the introductions of parties with data of their own that told who they are anew."""
+        if self._links is None:
+            return
+        for i, one in sorted(setup.parties.there(grid).items()):
+            if self._greeted.get(i) is not one:
+                self._links.take(i, one.link)
+                self._greeted[i] = one
 
     def _take_part(self, matching: Matching, setup: OwnSetup) -> None:
         self._matching, self._unmatched = matching, setup.counts
@@ -436,16 +500,20 @@ class HSGD(FederatedStrategy):
         noise: dict[str, Any] = {}
         if self.noise is not None:
             noise = self.noise.instructions(self.settings.seed)
-            for m, group in matching.held_out.items():
-                self._exposure.count(m, group.ids)
         told = evaluate_groups(
             Waves(self.federation, self.completed_rounds), grid, matching.held_out, models,
-            self._schema(plain=True), {"t": self._iterations, **noise},
+            self._schema(plain=True), {"t": self._iterations, **noise}, self._links,
         )  # fmt: skip
         return score_metrics(told, own.specificity)
 
     def _pair(self, grid: Grid) -> None:
-        parties = introductions(self.federation, grid)
+        parties = introductions(self.federation, grid, self.sealed)
+        if self._links is not None:
+            node_ids = {n.partition_id: n.node_id for n in self.federation.gather(grid).nodes}
+            for i, party in sorted(parties.items()):
+                self._links.take(i, party.link)
+                self._greeted[i] = node_ids[i]
+            self._links.log()
         groups = pair(parties, self.num_groups)
         sizes = [group.size for group in groups]
         if self._sizes and self._sizes != sizes:
@@ -486,10 +554,13 @@ class HSGD(FederatedStrategy):
     # A local interval.
 
     def _terms(self, config: ConfigRecord, t: int, *, steps: int, starts: bool, uploads: bool) -> Terms:
-        noise = {} if self.noise is None else self.noise.instructions(self.settings.seed)
+        seed = self.settings.seed
+        noise = {} if self.noise is None else self.noise.instructions(seed)
+        protection = {} if self.upload_noise is None else self.upload_noise.instructions(seed)
         return Terms(
-            t, steps, starts, uploads, self.pace.eta0, self.pace.period, self.mu, noise, dict(config)
-        )
+            t, steps, starts, uploads, self.pace.eta0, self.pace.period, self.mu, noise, protection,
+            self._links, dict(config),
+        )  # fmt: skip
 
     def _choose(self, t: int, starts: bool) -> None:
         """Draw A_m; of JFL it stays for the round, less those who were silent."""
@@ -503,20 +574,48 @@ class HSGD(FederatedStrategy):
     def _exchange(self, interval: LocalInterval, grid: Grid) -> None:
         if self.noise is not None:
             for run in interval.runs:
-                self._exposure.count(run.group.number, run.ids)
+                self._exposure.count_encodings(run.group.number, run.ids)
+        if not interval.terms.starts and not self.sealed:
+            self._exposure.note_open(HEADS)
         contents = interval.exchange()
         interval.exchanged(self._waves.ask(grid, EXCHANGE, contents, interval.check_exchange))
 
     def _update(self, interval: LocalInterval, grid: Grid) -> None:
-        interval.updated(self._waves.ask(grid, UPDATE, interval.update(), interval.check_update))
+        contents = self._asked_to_upload(interval)
+        interval.updated(self._waves.ask(grid, UPDATE, contents, interval.check_update))
+
+    def _asked_to_upload(self, interval: LocalInterval) -> list[tuple[int, RecordDict]]:
+        """Return an update's contents, and count what they ask for."""
+        for run in interval.runs:
+            if self.upload_noise is not None and not run.lost:
+                self._exposure.count_uploads(
+                    run.group.number,
+                    run.ids,
+                    hosted=run.group.hosted,
+                    pairs=self.system.pairs,
+                    ends=interval.terms.uploads,
+                )
+        return interval.update()
+
+    def privacy_report(self) -> Report | None:
+        """Return what was told of the person of whom most was; None without any noise."""
+        if self.noise is None and self.upload_noise is None:
+            return None
+        if self.own is not None and (
+            self.own.standardise == "federated" or self.own.class_weights == "balanced"
+        ):
+            self._exposure.note_open(SUMS)
+        return self._exposure.report(self.noise, self.upload_noise, hidden=self.sealed)
 
     def _metrics(self, server_round: int, num_groups: int) -> MetricRecord:
         metrics = self.federation.train_metrics(self._contents)
         P, Q, *_ = self.pace
         metrics.update({"P": P, "Q": Q, "eta": self.pace.eta(self._iterations), "groups": num_groups})
         metrics["lost-groups"] = len(self.groups) - num_groups
-        if self.noise is not None:
-            metrics.update(self._exposure.metrics(self.noise))
+        if (report := self.privacy_report()) is not None:
+            metrics.update(report.metrics())
+        if self._links is not None:
+            metrics.update(self._links.metrics())
         metrics.update(self._pacer.metrics(server_round))
         if self.own is not None:
             metrics.update({reason: number for reason, number in sorted(self._unmatched.items()) if number})
@@ -528,7 +627,9 @@ class HSGD(FederatedStrategy):
         return batch_size(self.participation, group.size)
 
     def _schema(self, plain: bool = False) -> Schema:
-        return self.system.schema(self._known_cloud().theta, self.encodings, plain)
+        protected = self.upload_noise is not None
+        theta = self._known_cloud().theta
+        return self.system.schema(theta, self.encodings, plain, sealed=self.sealed, protected=protected)
 
     def _books(self, plain: bool = False) -> Books:
         return self.system.books(self.ledger, self._schema(plain))

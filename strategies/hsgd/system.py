@@ -73,11 +73,20 @@ class System:
         """Whether every drawn pair has a model of its own in a round."""
         return self.method is Method.JFL
 
-    def schema(self, theta: Theta, encodings: tuple[int, int], plain: bool = False) -> Schema:
+    def schema(
+        self,
+        theta: Theta,
+        encodings: tuple[int, int],
+        plain: bool = False,
+        *,
+        sealed: bool = False,
+        protected: bool = False,
+    ) -> Schema:
         """Return how large what is sent is; ``plain`` for estimates: nothing compressed, and no pairs."""
         compressed, (head, hospital, device) = self.method in COMPRESSED and not plain, map(len, theta)
         pairs = self.pairs and not plain
-        return Schema(head, hospital, device, *encodings, theta.head.dtype, compressed, pairs)
+        dtype = theta.head.dtype
+        return Schema(head, hospital, device, *encodings, dtype, compressed, pairs, sealed, protected)
 
     def books(self, ledger: Ledger, schema: Schema) -> Books:
         """Return the books of what is sent."""

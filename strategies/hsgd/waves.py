@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Exchange, ExchangeReport, Reply, collect
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.hsgd.messages import INTRODUCTIONS
 from hedgerow.strategies.roster import RAISED
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import payload_bytes
@@ -27,7 +28,8 @@ class Waves:
     server_round : int
         The round.
     booked : bool (default: True)
-        Whether the legs through the hub are booked. Introductions are not: a run that goes on repeats them.
+        Whether the legs through the hub are booked. Introductions are not, nor those that stand beside a
+        message: a run that goes on repeats them.
 
     Attributes
     ----------
@@ -80,7 +82,7 @@ class Waves:
         sizes: dict[int, int] = {}
         for node, content in there:
             # Devices of a group share their content, which is then measured once.
-            size = sizes.setdefault(id(content), payload_bytes(content))
+            size = sizes.setdefault(id(content), _booked_bytes(content))
             self._book(HUB_TO_NODE, 0, node.partition_id, size)
         ttl = self._deadline(timeout)
         return [
@@ -114,3 +116,8 @@ class Waves:
 
     def _deadline(self, timeout: float | None) -> float:
         return self._federation.timeout if timeout is None else timeout
+
+
+def _booked_bytes(content: RecordDict) -> int:
+    known = content.get(INTRODUCTIONS)
+    return payload_bytes(content) - (0 if known is None else len(INTRODUCTIONS) + payload_bytes(known))

@@ -26,6 +26,7 @@ from hedgerow.sim.runs.kinds import (
     POSITIVE,
     Kind,
     choice,
+    flag,
     folder,
     in_range,
     number,
@@ -33,7 +34,7 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
-from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing
+from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing, UploadNoise
 from hedgerow.strategies.hsgd import OwnData
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
@@ -113,6 +114,18 @@ SETTINGS: Mapping[str, Setting] = {
     "learning-rate": Setting(0.1, POSITIVE, "eta"),
     "halving-period": Setting(0, whole(0, MAX_ROUNDS), "the iterations after which eta is halved (0: never)"),
     "mu": Setting(0.0, NOT_NEGATIVE, "L2 regularisation of both encoders"),
+    "sealed": Setting(
+        True,
+        flag(),
+        "hospital and devices seal heads and encodings for each other: the server only relays them. Moves no "
+        "bit of a simulation; 28 bytes a message, and 64 with a head",
+    ),
+    "upload-clip": Setting(
+        0.0,
+        NOT_NEGATIVE,
+        "largest norm of the change of what a party uploads; with its noise both > 0, or both 0 for none",
+    ),
+    "upload-noise-multiplier": Setting(0.0, NOT_NEGATIVE, "the deviation of its noise over that norm"),
     "clip": Setting(
         0.0, NOT_NEGATIVE, "largest norm of an encoding; with the noise both > 0, or both 0 for none"
     ),
@@ -226,11 +239,16 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
     hospitals = 1 if merges(values) else values["num-groups"]
     if not is_own(values) and values["layout"] == "edges" and values["num-clients"] != 2 * hospitals:
         problems.append(_wrong_size(values, 2 * hospitals, f"{hospitals} hospitals and {hospitals} edges"))
-    if bool(values["clip"]) != bool(values["noise-multiplier"]):
-        problems.append(
-            f"clip = {values['clip']}, noise-multiplier = {values['noise-multiplier']}; valid is both > 0, "
-            "or both 0"
+    problems += [
+        f"{clip} = {values[clip]}, {multiplier} = {values[multiplier]}; valid is both > 0, or both 0"
+        for clip, multiplier in (
+            ("clip", "noise-multiplier"),
+            ("upload-clip", "upload-noise-multiplier"),
         )
+        if bool(values[clip]) != bool(values[multiplier])
+    ]
+    if values["upload-clip"] and values["adaptive"] != "off":
+        problems.append(f"adaptive = {values['adaptive']!r}; valid is 'off' with upload-clip > 0")
     if values["predict"] and not is_own(values):
         problems.append(f"predict = {values['predict']!r}; valid is empty unless partition = 'own'")
     if values["adaptive"] != "off" and values["method"] in ("tdcd", "c-tdcd") and not merges(values):
@@ -275,6 +293,8 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         num_groups=1 if merged else values["num-groups"],
         original_groups=values["num-groups"] if merged else 1,
         noise=_noise(values),
+        upload_noise=_upload_noise(values),
+        sealed=values["sealed"],
         adaptive=_adaptive(values),
         compute_seconds=values["compute-seconds"],
         **raw,
@@ -286,6 +306,7 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         registry=Registry.named(values["registry"]),
         on_round_end=on_round_end,
         max_update_norm_ratio=values["max-update-norm-ratio"],
+        quarantine_after=values["quarantine-after"],
         max_loss_ratio=values["max-loss-ratio"],
     )
 
@@ -334,6 +355,17 @@ def _noise(values: Mapping[str, Any]) -> EmbeddingNoise | None:
         return None
     return EmbeddingNoise(
         values["clip"], values["noise-multiplier"], values["noise-delta"], values["noise-source"]
+    )
+
+
+def _upload_noise(values: Mapping[str, Any]) -> UploadNoise | None:
+    if not values["upload-clip"]:
+        return None
+    return UploadNoise(
+        values["upload-clip"],
+        values["upload-noise-multiplier"],
+        values["noise-delta"],
+        values["noise-source"],
     )
 
 

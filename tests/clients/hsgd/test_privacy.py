@@ -8,7 +8,7 @@ from flwr.app import RecordDict
 from flwr.common.serde import recorddict_to_proto
 from tests.clients.hsgd.federation import Federation, context, sent, tanh_model
 
-from hedgerow.clients.hsgd.messages import Release, config_of
+from hedgerow.clients.hsgd.messages import ProtectedUpload, Release, config_of
 from hedgerow.tasks.split_models import split_loss
 from hedgerow.wire.calls import Call
 
@@ -112,3 +112,55 @@ def test_a_noisy_run_is_the_same_again() -> None:
     quiet = federation(exchange={"clip": 0.5})[0].run(2, 1, 2)
     assert all(np.array_equal(finals[0][key], finals[1][key]) for key in quiet)
     assert not np.allclose(finals[0]["device"], quiet["device"])
+
+
+# Uploads
+
+
+START = {"head": np.zeros(300), "hospital": np.ones(500)}
+
+
+def uploaded(end: dict[str, Array], t: int = 0, one: Call | None = None, **config: Any) -> dict[str, Array]:
+    one = one or call({key.replace("_", "-"): value for key, value in config.items()})
+    protected = ProtectedUpload.of(config_of(one))
+    assert protected is not None
+    return protected(end, START, t, one)
+
+
+def change(end: dict[str, Array], start: dict[str, Array] = START) -> Array:
+    return np.concatenate([end[key] - start[key] for key in end], axis=-1)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e200, np.inf, np.nan])
+def test_the_change_of_all_blocks_together_is_clipped_whatever_it_is(size: float) -> None:
+    end = {key: block + size for key, block in START.items()}
+    quiet = {"upload_clip": 2.0, "upload_noise_multiplier": 1e-12, "seed": 1}
+    norm = np.linalg.norm(change(uploaded(end, **quiet)))
+    expected = 1e-3 * 800**0.5 if size == 1e-3 else 2.0 if np.isfinite(size) else 0.0
+    assert norm == pytest.approx(expected, abs=1e-9)
+
+
+def test_each_pairs_change_is_clipped_by_itself() -> None:
+    end = {key: np.stack([block + 10, block + 1e-3]) for key, block in START.items()}
+    quiet = {"upload_clip": 2.0, "upload_noise_multiplier": 1e-12, "seed": 1}
+    norms = np.linalg.norm(change(uploaded(end, **quiet)), axis=1)
+    assert norms == pytest.approx([2.0, 1e-3 * 800**0.5], abs=1e-9)
+
+
+def test_noise_of_uploads_has_its_deviation_and_is_none_of_the_encodings() -> None:
+    many = {"upload_clip": 2.0, "upload_noise_multiplier": 3.0, "seed": 1}
+    drawn = change(uploaded(START, **many))
+    assert drawn.std() == pytest.approx(6.0, rel=0.1)
+    encodings = released(np.zeros((1, 800)), clip=2.0, noise_multiplier=3.0, seed=1)[0]
+    assert abs(np.corrcoef(drawn, encodings)[0, 1]) < 0.2
+    assert not np.array_equal(drawn, change(uploaded(START, t=1, **many)))
+    source = {"upload-clip": 2.0, "upload-noise-multiplier": 3.0, "noise-source": "entropy"}
+    one = call(source)
+    assert not np.array_equal(change(uploaded(START, 0, one)), change(uploaded(START, 0, one)))
+
+
+@pytest.mark.parametrize("lacking", ["upload-clip", "upload-noise-multiplier"])
+def test_half_a_protection_is_an_error(lacking: str) -> None:
+    config = {"upload-clip": 1.0, "upload-noise-multiplier": 1.0}
+    with pytest.raises(ValueError, match=f"{lacking} is None"):
+        ProtectedUpload.of(config_of(call({key: v for key, v in config.items() if key != lacking})))

@@ -1,6 +1,7 @@
 """HSGD's server on the toy of the golden table and on a small network: numbers, costs, privacy, resume."""
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,12 @@ from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 
 import hedgerow.strategies.hsgd.strategy as module
 from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.strategies.hsgd.adaptive import Adaptive
 from hedgerow.strategies.hsgd.aggregators import CloudAggregator
 from hedgerow.strategies.hsgd.costs import Method, Sizes, paper_bytes, round_parts, run_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.hsgd.groups import draw as drawn
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure
+from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.strategy import HSGD
 from hedgerow.strategies.privacy import gaussian_epsilon
 
@@ -435,20 +437,82 @@ def test_noise_is_asked_for_and_accounted_exactly() -> None:
     configs = [content["config"] for kind, _, content in grid.sent if kind == "train.exchange"]
     told = {(c["clip"], c["noise-multiplier"], c["noise-source"], c["seed"]) for c in configs}
     assert told == {(1.5, 4.0, "seed", 6)}
-    assert ends[-1].train["exchanges"] == 6
-    assert ends[-1].train["epsilon-device"] == gaussian_epsilon(2 * 6**0.5 / 4, 1e-6)
-    assert ends[-1].train["epsilon"] == gaussian_epsilon(2 * 12**0.5 / 4, 1e-6)
+    assert ends[-1].train["encodings-released"] == 12
+    assert ends[-1].train["uploads-released"] == 0
+    assert ends[-1].train["epsilon"] == math.inf
 
 
-def test_the_account_is_of_the_person_asked_most_often() -> None:
+def report(exposure: Exposure, hidden: bool = False, **how: Any) -> Report:
+    """Return the report of encodings with a multiplier of 4 and uploads with one of 2."""
+    noise, uploads = how.get("noise", EmbeddingNoise(1.0, 4.0)), how.get("uploads", UploadNoise(1.0, 2.0))
+    return exposure.report(noise, uploads, hidden=hidden)
+
+
+def test_the_account_is_of_the_person_of_whom_most_was_told_and_composes_all_releases() -> None:
     exposure = Exposure()
-    exposure.count(0, ["a", "b"])
-    exposure.count(0, ["a"])
-    exposure.count(1, ["a"])
-    assert exposure.most == 2
+    exposure.count_encodings(0, ["a", "b"])
+    exposure.count_encodings(0, ["a"])
+    exposure.count_encodings(1, ["a"])
+    exposure.count_uploads(0, ["a", "b"], hosted=False, pairs=False, ends=True)
+    told = report(exposure)
+    assert (told.encodings, told.uploads, told.unprotected) == (4, 2, ())
+    assert told.epsilon == gaussian_epsilon((4 * (2 / 4) ** 2 + 2 * (2 / 2) ** 2) ** 0.5, 1e-5)
+    assert report(Exposure()).epsilon == 0
     again = Exposure()
     again.load_state_dict(json.loads(json.dumps(exposure.state_dict())))
-    assert again.most == 2
+    assert report(again) == told
+
+
+@pytest.mark.parametrize(
+    ("hosted", "pairs", "expected"),
+    # Of a device: its own two, and those of the others after it trained; and what the hospital uploads.
+    [(False, False, 2 + 2 + 1), (False, True, 2 + 1), (True, False, 2), (True, True, 2)],
+)
+def test_what_others_upload_after_a_person_trained_counts_for_that_person(
+    hosted: bool, pairs: bool, expected: int
+) -> None:
+    exposure = Exposure()
+    for ids, ends in ((["a", "b"], False), (["a", "c", "d"], True)):
+        exposure.count_uploads(0, ids, hosted=hosted, pairs=pairs, ends=ends)
+    assert report(exposure).uploads == expected
+    # In the next round all begin from what the server told them.
+    exposure.begin_round()
+    exposure.count_uploads(0, ["e"], hosted=hosted, pairs=pairs, ends=True)
+    assert report(exposure).uploads == expected
+
+
+def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
+    exposure = Exposure()
+    exposure.count_uploads(0, ["a"], hosted=True, pairs=False, ends=True)
+    assert report(exposure, uploads=None).unprotected == ("uploads",)
+    assert report(exposure, noise=None).unprotected == ("encodings",)
+    assert report(exposure, noise=None, hidden=True).unprotected == ()
+    seeded = UploadNoise(1.0, 2.0, source="seed")
+    assert report(exposure, uploads=seeded).unprotected == ("seeded-noise",)
+    exposure.note_open("heads")
+    told = report(exposure)
+    assert told.metrics()["epsilon"] == math.inf
+    assert told.metrics()["unprotected-heads"] == 1
+    assert "epsilon = infinity: heads are told without noise" in str(told)
+
+
+@pytest.mark.parametrize(("Q", "reasons"), [(1, {"heads"}), (2, set())])
+def test_heads_between_aggregations_are_a_path_of_a_plain_run_alone(Q: int, reasons: set[str]) -> None:
+    parties, both = (
+        toy(edges=True),
+        {"noise": EmbeddingNoise(1.0, 9.0), "upload_noise": UploadNoise(1.0, 9.0)},
+    )
+    _, ends, _ = run(hsgd(parties, 2, Q, **both), parties, START, 1)
+    told = ends[-1].train
+    assert {key.removeprefix("unprotected-") for key in told if key.startswith("unprotected")} == reasons
+    assert (told["epsilon"] == math.inf) == bool(reasons)
+
+
+def test_noisy_uploads_go_with_no_estimates_and_with_the_same_delta_and_source() -> None:
+    with pytest.raises(ValueError, match="adaptive is set; valid is None with upload_noise"):
+        HSGD(upload_noise=UploadNoise(1, 1), adaptive=Adaptive(10))
+    with pytest.raises(ValueError, match="upload_noise has source 'entropy'; valid is that of noise, 'seed'"):
+        HSGD(upload_noise=UploadNoise(1, 1), noise=EmbeddingNoise(1, 1, source="seed"))
 
 
 # Groups kept apart

@@ -1,0 +1,277 @@
+"""What hospital and devices of a group tell each other where the server must not read it.
+
+Each share of encodings is sealed for one peer, under the iteration, what it is, and whose it is: a server
+that hands a person's row to somebody else, or at another iteration, hands on nothing that opens. The head
+that all devices get is sealed once, under a key that is told beside each share. Sealed, nothing has a shape:
+what was opened is checked here.
+"""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from logging import WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common import log
+from numpy.typing import NDArray
+
+from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.links import NodeLinks, check_sealed
+from hedgerow.wire.calls import Call
+from hedgerow.wire.records import PayloadError
+from hedgerow.wire.sealed import ALTERED, HEAD_KEY_BYTES, KEY_BYTES, Link
+from hedgerow.wire.sparse_rows import decode_rows, encode_rows, row_bytes
+
+__all__ = ["Channel", "NotOpenedError", "introduction_of"]
+
+Vector = NDArray[Any]
+
+_SEALED, _INTRODUCTIONS, _REFUSED = "sealed", "introductions", "refused"
+_MALFORMED = "malformed contents"
+
+
+class NotOpenedError(Exception):
+    """A node has nothing to work with: what it was handed is refused, and ``told`` is its answer."""
+
+    def __init__(self, told: RecordDict) -> None:
+        super().__init__(_REFUSED)
+        self.told = told
+
+
+def introduction_of(call: Call, config: ConfigRecord) -> dict[str, Any]:
+    """Return what a node tells of itself where links are sealed: its name, its keys, and if it pins others'.
+
+    Raises
+    ------
+    Refusal
+        If the run is not sealed and the node's owner wants that it is.
+    """
+    if not _is_sealed(call, config):
+        return {}
+    links = NodeLinks(call, whole(config, "seed", 0), begin=True)
+    links.keep(call.context)
+    return {"name": links.own, "introduction": links.identity.introduction, "pinned": links.pinned}
+
+
+def _is_sealed(call: Call, config: ConfigRecord) -> bool:
+    sealed = flag(config, _SEALED, default=False)
+    check_sealed(call, sealed)
+    return sealed
+
+
+@dataclass
+class Channel:
+    """A node's links to its peers, for one message.
+
+    Parameters
+    ----------
+    call : Call
+        The message; its introductions were taken.
+    links : NodeLinks
+        The node's.
+    peers : tuple of str
+        One for each person of the batch, or one for all.
+    t : int
+        The iteration.
+    compress : bool
+        Whether rows are coded as top-k.
+    refused : dict of str to list of str
+        Peers that were refused, by reason.
+    """
+
+    call: Call
+    links: NodeLinks
+    peers: tuple[str, ...]
+    t: int
+    compress: bool
+    refused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, call: Call, config: ConfigRecord) -> "Channel | None":
+        """Return the channel of a message; None in a run that is not sealed.
+
+        Raises
+        ------
+        ValueError
+            If the node has no key of the run, or the config names no peers.
+        Refusal
+            As ``introduction_of``.
+        """
+        if not _is_sealed(call, config):
+            return None
+        peers = config.get("peers")
+        if not isinstance(peers, list) or not peers or not all(isinstance(one, str) for one in peers):
+            raise ValueError(f"peers is {peers!r} in the message's config; valid is a list of nodes' names")
+        links = NodeLinks(call, whole(config, "seed", 0))
+        names, t = tuple(map(str, peers)), whole(config, "t", 0)
+        channel = cls(call, links, names, t, flag(config, "compress", default=False))
+        told: Mapping[str, Any] = call.content.config_records.get(_INTRODUCTIONS, ConfigRecord())
+        for name in dict.fromkeys(names):
+            if name in told:
+                try:
+                    links.meet(name, told[name] if isinstance(told[name], bytes) else b"")
+                except PayloadError as error:
+                    channel._refuse(name, error)
+        return channel
+
+    def _refuse(self, peer: str, error: PayloadError) -> None:
+        log(WARNING, "Nothing is taken from, or told to, node %s: %s", peer, error)
+        if peer not in self.refused[error.reason]:
+            self.refused[error.reason].append(peer)
+
+    def _shares(self, count: int) -> list[tuple[str, list[int]]]:
+        """Return each peer with its rows."""
+        if len(self.peers) == 1:
+            return [(self.peers[0], list(range(count)))]
+        if len(self.peers) != count:
+            raise ValueError(
+                f"peers has {len(self.peers)} names in the message's config; valid is one, or one for each "
+                f"of {count} people"
+            )
+        return [(peer, [row]) for row, peer in enumerate(self.peers)]
+
+    # What a node tells.
+
+    def sealed(self, ids: Sequence[str], kind: str, **arrays: Vector) -> RecordDict:
+        """Return arrays (ids, n) for the peers, each its people's rows; what is refused has no bytes.
+
+        Parameters
+        ----------
+        ids : Sequence[str]
+            The people.
+        kind : str
+            What it is, by which the other end opens it. The name that the shares have in the answer.
+        **arrays : NDArray
+            ``rows`` (ids, n); or ``head`` too, as (n,) for all or as (ids, n), a row a person.
+        """
+        head, rows = arrays.get("head"), arrays["rows"]
+        told = ConfigRecord()
+        common = b""
+        if head is not None and head.ndim == 1:
+            key = os.urandom(KEY_BYTES)
+            sealed = self._group(key, self.links.own, "").seal(self._coded(head[None]), self.t, "head")
+            # All devices have the key: one of them could make another head, but none of the same digest.
+            common, told["head"], head = key + sha256(sealed).digest(), sealed, None
+        shares = []
+        for peer, own in self._shares(len(ids)):
+            heads = b"" if head is None else self._coded(head[own])
+            contents = common + heads + self._coded(rows[own])
+            shares.append(self._share(peer, contents, _purpose(kind, [ids[row] for row in own])))
+        told[kind] = shares
+        self.links.keep(self.call.context)
+        return self._answer(RecordDict({_SEALED: told}))
+
+    def _share(self, peer: str, contents: bytes, purpose: str) -> bytes:
+        if any(peer in names for names in self.refused.values()):
+            return b""
+        try:
+            return self.links.link(peer).seal(contents, self.t, purpose)
+        except PayloadError as error:
+            self._refuse(peer, error)
+            return b""
+
+    def _answer(self, content: RecordDict) -> RecordDict:
+        if self.refused:
+            content[_REFUSED] = ConfigRecord({reason: list(names) for reason, names in self.refused.items()})
+        return content
+
+    def kept(self, content: RecordDict) -> RecordDict:
+        """Keep the links, and return an answer with what was refused."""
+        self.links.keep(self.call.context)
+        return self._answer(content)
+
+    def _group(self, key: bytes, own: str, peer: str) -> Link:
+        return Link(key, self.links.run, own, peer)
+
+    def _coded(self, rows: Vector) -> bytes:
+        if self.compress:
+            return b"".join(encode_rows(rows))
+        return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<")).tobytes()
+
+    # What it is told.
+
+    def opened(self, ids: Sequence[str], kind: str, length: int, dtype: Any) -> tuple[list[int], Vector]:
+        """Return whose encodings could be opened, as places in ``ids``, and these, (those, length).
+
+        Raises
+        ------
+        NotOpenedError
+            If it is nobody's.
+        """
+        there: list[int] = []
+        parts: list[Vector] = []
+        payload: Any = self._payload(kind)
+        for (peer, own), share in zip(self._shares(len(ids)), payload, strict=False):
+            try:
+                contents = self._opened(peer, share, _purpose(kind, [ids[row] for row in own]))
+                parts.append(self._rows(contents, len(own), length, dtype))
+                there += own
+            except PayloadError as error:
+                self._refuse(peer, error)
+        if not there:
+            raise NotOpenedError(self.kept(RecordDict()))
+        return there, np.concatenate(parts)
+
+    def opened_with_head(
+        self, ids: Sequence[str], kind: str, lengths: tuple[int, int], dtype: Any, own_heads: bool
+    ) -> tuple[Vector, Vector]:
+        """Return the head, (n0,) or with ``own_heads`` (ids, n0), and encodings (ids, e) of the one peer.
+
+        Raises
+        ------
+        NotOpenedError
+            If they cannot be opened.
+        """
+        peer, count = self.peers[0], len(ids)
+        try:
+            payload: Any = self._payload(kind)
+            contents = self._opened(peer, payload[0] if payload else b"", _purpose(kind, ids))
+            if own_heads:
+                size = count * self._row_bytes(lengths[0], dtype)
+                head = self._rows(contents[:size], count, lengths[0], dtype)
+                return head, self._rows(contents[size:], count, lengths[1], dtype)
+            rows = self._rows(contents[HEAD_KEY_BYTES:], count, lengths[1], dtype)
+            told = self.call.content.config_records.get("payload", ConfigRecord()).get("head")
+            sealed = told if isinstance(told, bytes) else b""
+            if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
+                raise PayloadError(ALTERED, "another head than the peer's")
+            coded = self._group(contents[:KEY_BYTES], "", peer).open(sealed, self.t, "head")
+            return self._rows(coded, 1, lengths[0], dtype)[0], rows
+        except PayloadError as error:
+            self._refuse(peer, error)
+            raise NotOpenedError(self.kept(RecordDict())) from error
+
+    def _payload(self, kind: str) -> list[Any]:
+        payload = self.call.content.config_records.get("payload", ConfigRecord()).get(kind)
+        return payload if isinstance(payload, list) else []
+
+    def _opened(self, peer: str, share: Any, purpose: str) -> bytes:
+        return self.links.link(peer).open(share if isinstance(share, bytes) else b"", self.t, purpose)
+
+    def _row_bytes(self, length: int, dtype: Any) -> int:
+        return row_bytes(length) if self.compress else length * np.dtype(dtype).itemsize
+
+    def _rows(self, contents: bytes, count: int, length: int, dtype: Any) -> Vector:
+        """Return rows (count, length), whatever a peer sealed."""
+        size = self._row_bytes(length, dtype)
+        if len(contents) != count * size:
+            raise PayloadError(_MALFORMED, f"{len(contents)} bytes, expected {count * size}")
+        if self.compress:
+            try:
+                coded = [contents[start : start + size] for start in range(0, len(contents), size)]
+                return decode_rows(coded, count, length).astype(dtype, copy=False)
+            except PayloadError as error:
+                raise PayloadError(_MALFORMED, str(error)) from error
+        rows = np.frombuffer(contents, np.dtype(dtype).newbyteorder("<")).reshape(count, length)
+        if not np.isfinite(rows).all():
+            raise PayloadError(_MALFORMED, "NaN or infinity")
+        return rows.astype(dtype)
+
+
+def _purpose(kind: str, ids: Sequence[str]) -> str:
+    return json.dumps([kind, *ids])

@@ -1,0 +1,117 @@
+"""HSGD on the suite's own nodes and small networks, with a server that keeps all, and may change it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from tests.strategies.recording_grid import RecordingGrid
+
+import hedgerow.clients.links
+from hedgerow.clients import Party, hsgd_client
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.strategies.hsgd.strategy import HSGD
+from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.tasks.split_models import split_model
+from hedgerow.wire.records import to_record, view
+
+GROUPS, PEOPLE, FEATURES = 2, 8, (16, 18)
+MODEL = split_model("mlp", (FEATURES[0],), (FEATURES[1],), 2, 3)
+BLOCKS = {"head": MODEL.head, "hospital": MODEL.hospital, "device": MODEL.device}
+
+# Type of a message, the partition that it is for, its content; returns another content, or None.
+Attack = Callable[[str, int, RecordDict], RecordDict | None]
+
+
+@dataclass
+class World:
+    """Parties of two groups with half their people of each class, hospitals first."""
+
+    layout: str
+    parties: list[Party] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(5)
+        x1, x2 = (torch.tensor(rng.normal(size=(GROUPS, PEOPLE, n)), dtype=torch.float32) for n in FEATURES)
+        y = torch.tensor(np.array([rng.permutation([0, 1] * (PEOPLE // 2)) for _ in range(GROUPS)]))
+        ids = [[f"{m}-{n}" for n in range(PEOPLE)] for m in range(GROUPS)]
+        self.x1, self.x2, self.y = x1, x2, y
+        self.parties = [Party("hospital", m, ids[m], x1[m], y[m], MODEL) for m in range(GROUPS)]
+        for m in range(GROUPS):
+            cuts = [slice(None)] if self.layout == "edges" else [slice(n, n + 1) for n in range(PEOPLE)]
+            role = "edge" if self.layout == "edges" else "device"
+            self.parties += [Party(role, m, ids[m][cut], x2[m][cut], y[m][cut], MODEL) for cut in cuts]
+
+    def row(self, name: str) -> tuple[int, int]:
+        m, n = name.split("-")
+        return int(m), int(n)
+
+
+class Server(RecordingGrid):
+    """Keeps all that passes, and may change what it hands on."""
+
+    def __init__(self, world: World, attack: Attack | None = None, **options: Any) -> None:
+        app = hsgd_client(lambda context: world.parties[int(context.node_config["partition-id"])])
+        super().__init__(app, len(world.parties), strict=True, **options)
+        self.world, self.attack = world, attack
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        for message in messages if self.attack is not None else ():
+            assert self.attack is not None
+            partition = self.partitions[message.metadata.dst_node_id]
+            changed = self.attack(message.metadata.message_type, partition, message.content)
+            if changed is not None:
+                message.content = changed
+        return super().push_messages(messages)
+
+    def states(self) -> dict[int, RecordDict]:
+        return {node.partition_id: node.state for node in self._nodes.values()}
+
+    def asked(self, kind: str) -> Iterator[tuple[int, RecordDict, RecordDict]]:
+        """Yield what each party was sent and what it told, one after the other."""
+        waiting: dict[int, list[RecordDict]] = {}
+        for told_kind, i, content in self.replies:
+            if told_kind == kind:
+                waiting.setdefault(i, []).append(content)
+        for sent_kind, i, content in self.sent:
+            if sent_kind == kind and waiting.get(i):
+                yield i, content, waiting[i].pop(0)
+
+
+def strategy(world: World, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
+    defaults: dict[str, Any] = {
+        "learning_rate": 0.05, "min_available_nodes": len(world.parties), "seed": 4, "participation": 1.0,
+    }  # fmt: skip
+    return HSGD(global_interval=P, local_interval=Q, **{**defaults, **options})
+
+
+def run(
+    hsgd: HSGD, world: World, rounds: int = 2, server: Server | None = None
+) -> tuple[np.ndarray, list[RoundEnd], Server]:
+    server, ends = server or Server(world), []
+    hsgd.on_round_end = [ends.append]
+    with flower_identity(1):
+        result = hsgd.start(server, to_record(MODEL.state_dict()), num_rounds=rounds, timeout=60.0)
+    flat = np.concatenate([array.numpy().ravel() for array in result.arrays.values()])
+    return flat, [end for end in ends if end.round], server
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The nodes have keys of their own; Flower's home is here."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(hedgerow.clients.links, "is_simulated", lambda: False)
+    return tmp_path
+
+
+def total(ends: list[RoundEnd], key: str) -> float:
+    return sum(end.train.get(key, 0) for end in ends)
+
+
+def arrays_of(content: RecordDict) -> dict[str, np.ndarray]:
+    return {key: view(array) for key, array in content.array_records.get("arrays", ArrayRecord()).items()}
