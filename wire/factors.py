@@ -137,6 +137,11 @@ class FactoredLayer(LayerShape):
         """
         return blocks_needed(self.size, self.side, self.grid) if self.side else 0
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether the update is linear in what is trained: each product has a frozen factor."""
+        return all(any(map(_is_frozen, term)) for term in self._form.terms)
+
     def rank_bound(self, merges: int = 1) -> int:
         """Return the highest rank that the sum of so many updates can have, as m x n matrices.
 

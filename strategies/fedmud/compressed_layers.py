@@ -9,27 +9,36 @@ partition ids, cast once.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from logging import INFO
-from typing import Any, Required, Self, Unpack
+from logging import INFO, WARNING
+from typing import Any, Required, Self, Unpack, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from torch import nn
 
 from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import Federation, FederationOptions
-from hedgerow.strategies.fedmud.layer_method import CompressedModel, Compression, Method, Scalar
+from hedgerow.strategies.fedmud.layer_method import (
+    CompressedModel,
+    Compression,
+    Method,
+    Reconstructing,
+    Scalar,
+)
 from hedgerow.strategies.fedmud.participants import Participants
 from hedgerow.strategies.fedmud.replies import UP, ReplyReader, Uplink, Weighting, mean_iterations
 from hedgerow.strategies.fedmud.sending import DOWN, Sending
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Download, Sync
+from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.lowrank import LayerShape, layers_of
+from hedgerow.wire.records import PayloadError
 
 __all__ = [
     "DOWN",
@@ -52,6 +61,7 @@ class TrainingOptions(FederationOptions, total=False):
     learning_rate: float
     local_epochs: int
     batch_size: int
+    aggregation: str
 
 
 class CompressedLayers(FederatedStrategy):
@@ -85,6 +95,11 @@ class CompressedLayers(FederatedStrategy):
         Local epochs a round, >= 1.
     batch_size : int (default: 64)
         Examples of a mini-batch, >= 1.
+    aggregation : str (default: "mean")
+        What the server takes of the replies: the mean, as in the paper, or a rule that some lying nodes
+        cannot ruin, see ``parse_aggregation``. A rule is taken of whole updates, those that the coded layers'
+        replies stand for and that of the rest as one vector: K of them are in memory, 8 bytes a parameter
+        each. In a round of too few replies for it the model stays.
     **options
         See ``FederationOptions``; ``min_available_nodes`` is the number of nodes N.
 
@@ -109,8 +124,10 @@ class CompressedLayers(FederatedStrategy):
         learning_rate: float = 0.03,
         local_epochs: int = 3,
         batch_size: int = 64,
+        aggregation: str = "mean",
         **options: Unpack[FederationOptions],
     ) -> None:
+        self.aggregation = parse_aggregation(aggregation)
         in_range("learning_rate", learning_rate, 0.0, float(np.finfo(np.float32).max), open_below=True)
         int_at_least(1, local_epochs=local_epochs, batch_size=batch_size)
         federation = Federation(**options)
@@ -120,12 +137,20 @@ class CompressedLayers(FederatedStrategy):
         model = CompressedModel(self.compression, layers, num_parameters, seed)
         self.plan = model.plan
         self.method = method(model)
+        if self.method.only_mean and not self.aggregation.is_mean:
+            raise ValueError(f"aggregation is {aggregation!r}; valid is 'mean': {self.method.only_mean}")
         self.sync = sync
         self.learning_rate = learning_rate
         self.local_epochs = local_epochs
         self.batch_size = batch_size
         self.reader = ReplyReader(federation, weighting)
         self.chosen = Participants(federation, num_clients_per_round)
+        most = num_clients_per_round or federation.places or federation.quorum
+        if self.aggregation.least > most:
+            raise ValueError(
+                f"aggregation is {aggregation!r}; valid is one of at most {most} updates, the nodes of a "
+                f"round, and it needs {self.aggregation.least}"
+            )
         super().__init__(federation)
 
     @classmethod
@@ -235,27 +260,26 @@ class CompressedLayers(FederatedStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move by the weighted mean of what the participants sent.
+        """Move by the weighted mean of what the participants sent, or by what a robust rule takes of it.
 
         The model does not change, and None is returned, if fewer than ``min_train_nodes`` replies are valid.
         """
-        rest, contents = WeightedMean(), list[RecordDict]()
+        contents = list[RecordDict]()
 
-        def uplinks() -> Iterator[tuple[float, Any]]:
+        def uplinks() -> Iterator[tuple[float, Uplink]]:
             for reply in self.federation.accept(self._sending.of_participants(replies)):
-                weight = self.reader.weight(reply)
-                rest.add(weight, reply.value.rest)
                 contents.append(reply.metrics)
                 self.reader.book(server_round, reply, self.nominal_bits)
-                yield weight, reply.value.coded
+                yield self.reader.weight(reply), reply.value
 
-        mean = self.method.mean(uplinks())
+        take = self._means if self.aggregation.is_mean else self._robust_means
+        rest_mean, mean = take(uplinks())
         self._sending.note_listeners(server_round)
         if not self.federation.enough():
             return None, None
         self._iterations += mean_iterations(contents, self.local_epochs)
         metrics = self.reader.metrics(contents)
-        if (rest_mean := rest.value) is not None:
+        if rest_mean is not None:
             for key, value in self._model.move(server_round, rest_mean, mean).items():
                 metrics[key] = value
         self.federation.completed = server_round
@@ -266,6 +290,7 @@ class CompressedLayers(FederatedStrategy):
         log(INFO, "\t├──> Method: %s", self.method.describe())
         log(INFO, "\t├──> Sent each way: %.4f of the dense model", self.ratio)
         log(INFO, "\t├──> Downlink: %s | weights: %s", self.sync, self.reader.weighting)
+        log(INFO, "\t├──> Aggregation: %s", self.aggregation)
         log(INFO, "\t├──> Nodes a round: %d of %d", self.chosen.count or self.num_clients, self.num_clients)
         log(
             INFO,
@@ -277,6 +302,33 @@ class CompressedLayers(FederatedStrategy):
         self.federation.log_keys()
 
     # Mechanics.
+
+    def _means(self, uplinks: Iterable[tuple[float, Uplink]]) -> tuple[NDArray[np.float64] | None, Any]:
+        """Return the means of what is not coded (d,), None of no replies, and of what is, as it is coded."""
+        rest = WeightedMean()
+
+        def coded() -> Iterator[tuple[float, Any]]:
+            for weight, uplink in uplinks:
+                rest.add(weight, uplink.rest)
+                yield weight, uplink.coded
+
+        mean = self.method.mean(coded())
+        return rest.value, mean
+
+    def _robust_means(
+        self, uplinks: Iterable[tuple[float, Uplink]]
+    ) -> tuple[NDArray[np.float64] | None, Any]:
+        """Return what a rule takes of the replies' whole updates, as ``_means`` does."""
+        method, before = cast(Reconstructing, self.method), self._model.known_rest().astype(np.float64)
+        updates, weights = list[NDArray[np.float64]](), list[float]()
+        for weight, uplink in uplinks:
+            updates.append(np.concatenate([uplink.rest - before, method.update(uplink.coded)]))
+            weights.append(weight)
+        if len(updates) < self.aggregation.least:
+            log(WARNING, "The model stays: %d replies for %s.", len(updates), self.aggregation)
+            return None, None
+        moved = self.aggregation.combined(np.stack(updates), np.array(weights))
+        return before + moved[: before.size], method.taken(moved[before.size :])
 
     def _instructions(self, server_round: int) -> dict[str, Scalar]:
         return {
@@ -294,4 +346,10 @@ class CompressedLayers(FederatedStrategy):
         }
 
     def _read(self, server_round: int, node: Node, content: RecordDict) -> Uplink:
-        return self.reader.read(self._model, self._sending.downlink, server_round, node, content)
+        uplink = self.reader.read(self._model, self._sending.downlink, server_round, node, content)
+        if not self.aggregation.is_mean:
+            # Finite factors may have a product that is not.
+            update = cast(Reconstructing, self.method).update(uplink.coded)
+            if not np.isfinite(update).all():
+                raise PayloadError("non-finite", "the update that the reply stands for overflows")
+        return uplink

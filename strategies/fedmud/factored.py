@@ -105,6 +105,7 @@ class SingularValues:
     """
 
     update_record = "merges"
+    only_mean = ""
 
     def __init__(self, plan: Factorisation) -> None:
         self.plan = plan
@@ -145,6 +146,14 @@ class SingularValues:
     def mean(self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]) -> NDArray[np.float64] | None:
         """Return the mean of the weights (D,)."""
         return weighted_mean(uplinks)
+
+    def update(self, read: NDArray[np.float32]) -> NDArray[Any]:
+        """Return how far a node's weights (D,) are from those that it was sent."""
+        return read - joined(self.plan.deltas(self._factors, {}), self._shapes)
+
+    def taken(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the weights (D,) of a change of those that were sent."""
+        return joined(self.plan.deltas(self._factors, {}), self._shapes) + update
 
     def move(self, server_round: int, mean: Any) -> dict[str, float]:
         """Take the mean weights, and truncate them for the next round."""

@@ -78,6 +78,7 @@ class SignUpdates:
     """
 
     update_record = "updates"
+    only_mean = "entries are signs drawn by chance, of which the mean alone is near what the nodes learnt"
 
     def __init__(self, layers: Sequence[LayerShape], seed: int) -> None:
         self.layers = layers

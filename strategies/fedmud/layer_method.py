@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from hedgerow.strategies.fedmud.sync import UpdateLog
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 
-__all__ = ["CompressedModel", "Compression", "Method", "Scalar"]
+__all__ = ["CompressedModel", "Compression", "Method", "Reconstructing", "Scalar"]
 
 Scalar = str | int | float | bool
 
@@ -81,13 +82,15 @@ class Method(Protocol):
     """How a method codes the compressed layers; ``CompressedLayers`` knows nothing else of it.
 
     ``update_record`` is the name of the ArrayRecord in which the updates of the base travel; ``log`` holds
-    them, and with them the base's version. ``bits`` is the paper's count of one direction.
+    them, and with them the base's version. ``bits`` is the paper's count of one direction. ``only_mean`` says
+    why no rule but the mean is for the method; it is empty where every rule is.
     """
 
     update_record: str
     layers: Sequence[LayerShape]
     log: UpdateLog
     bits: int
+    only_mean: str
 
     def begin(self, weights: Mapping[str, Tensor]) -> None:
         """Start from the dense weights of the compressed layers, float32."""
@@ -124,3 +127,13 @@ class Method(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
+
+
+class Reconstructing(Method, Protocol):
+    """A method for which any rule is: one whose ``only_mean`` is empty."""
+
+    def update(self, read: Any) -> NDArray[Any]:
+        """Return how far what was read would move the layers' weights, (D,)."""
+
+    def taken(self, update: NDArray[np.float64]) -> Any:
+        """Return what ``move`` takes to move the layers' weights so far, (D,)."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
 from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
+from hedgerow.strategies.fedmud.projection import nearest_factors
 from hedgerow.strategies.fedmud.sync import UpdateLog
 from hedgerow.strategies.vectors import WeightedMean, arrays, joined, split, tensors
 from hedgerow.wire.checks import int_at_least, one_of
@@ -49,6 +50,15 @@ class FactorAveraging:
     measure_bias : bool (default: False)
         Tell ``aggregation-bias`` each round: the largest entry of W* - W, what eq. (7) misses of eq. (6),
         which costs the reconstruction of every reply.
+
+    Notes
+    -----
+    A robust rule is taken of the updates that the replies' factors give, and what comes of it is no such
+    update: the factors become those whose update is nearest to it. Where one factor of each product is frozen
+    (F and AAD) the updates that factors can give are a linear space. Every valid reply, and any mean of them,
+    is in it, and the nearest point of that space is no further from any of them than the rule's own result:
+    what the rule promises still holds, merges stay as small as they were, and a mean of factors would have
+    come out as itself. Where both factors are trained there is no such space, and only the mean is valid.
     """
 
     update_record = "merges"
@@ -67,6 +77,12 @@ class FactorAveraging:
         self.measure_bias = measure_bias
         self.bits = 32 * plan.count
         self.log = UpdateLog(self.bits, 32 * plan.dense_count if plan.has_base else 0)
+        self.only_mean = (
+            ""
+            if all(layer.is_linear for layer in plan.layers)
+            else f"both factors of {plan.variant!r} are trained, and what a rule takes of their products is "
+            "no such product; other rules are for variants with +f or +aad"
+        )
         self._keys = tuple(layer.key for layer in plan.layers)
         self._base: dict[str, Tensor] = {}
         self._factors: dict[str, Tensor] = {}
@@ -109,6 +125,16 @@ class FactorAveraging:
             if self.measure_bias:
                 updates.add(weight, self._update(split(vector, self.plan.shapes)))
         return factors.value, updates.value
+
+    def update(self, read: NDArray[np.float32]) -> NDArray[Any]:
+        """Return the change of the weights (D,) that a node's factors are for."""
+        return self._update(split(read, self.plan.shapes)) - self._update(self._factors)
+
+    def taken(self, update: NDArray[np.float64]) -> Any:
+        """Return the factors nearest to a change of the weights (D,), and the update that they stand for."""
+        wanted = self._update(self._factors) + update
+        factors = nearest_factors(self.plan, self._frozen(), wanted)
+        return factors, wanted if self.measure_bias else None
 
     def move(self, server_round: int, mean: Any) -> dict[str, float]:
         """Take the mean factors; merge them every ``reset_interval`` rounds that had a mean."""

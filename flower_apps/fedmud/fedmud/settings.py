@@ -14,6 +14,7 @@ from hedgerow.sim.runs.common_settings import (
     SEED,
     STACK_SETTINGS,
     WEIGHT_BOUND,
+    aggregation_setting,
     registry_setting,
     task_settings,
 )
@@ -22,6 +23,7 @@ from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
 from hedgerow.strategies.registry import Registry
+from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
@@ -94,6 +96,7 @@ SETTINGS: Mapping[str, Setting] = {
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
     "registry": registry_setting(Registry.named),
+    "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
     "seed": SEED,
@@ -158,8 +161,10 @@ def build_strategy(
         "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
         "num_clients": values["num-clients"],
         "on_round_end": on_round_end,
+        "aggregation": values["aggregation"],
         "max_weight_ratio": values["max-weight-ratio"],
         "max_update_norm_ratio": values["max-update-norm-ratio"],
+        "quarantine_after": values["quarantine-after"],
         "max_loss_ratio": values["max-loss-ratio"],
     }
     budget = {"ratio": values["ratio"], "budget": values["budget"]}

@@ -1,0 +1,67 @@
+"""The factors whose update is nearest to one that no factors give, as a robust rule's result is.
+
+Least squares: where one factor of each product is frozen, an update is a linear map of what is trained, which
+is applied and transposed without being written out.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.wire.extras import needed
+from hedgerow.wire.lowrank import Factorisation
+
+__all__ = ["nearest_factors"]
+
+# Of LSQR: where it ends, relative to the update, and how many products with the map it may take.
+_TOLERANCE, _ITERATIONS = 1e-7, 200
+
+
+def nearest_factors(
+    plan: Factorisation, frozen: Mapping[str, Tensor], update: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the factors that minimise the squared distance of their update to one, the least of them.
+
+    Parameters
+    ----------
+    plan : Factorisation
+        The factors, in each layer linear (``FactoredLayer.is_linear``).
+    frozen : Mapping[str, Tensor]
+        ``plan.frozen`` of the current reset.
+    update : NDArray[float64]
+        The layers' updates one after the other, (D,).
+
+    Returns
+    -------
+    NDArray[float64]
+        The trained factors one after the other, (C,).
+    """
+    if not plan.layers:
+        return np.zeros(0)
+    fixed = {key: value.double() for key, value in frozen.items()}
+    sizes = [int(np.prod(shape)) for shape in plan.shapes.values()]
+
+    def given(factors: Tensor) -> Tensor:
+        parts = zip(plan.shapes.items(), torch.split(factors, sizes), strict=True)
+        updates = plan.deltas({key: part.reshape(shape) for (key, shape), part in parts}, fixed)
+        return torch.cat([updates[layer.key].flatten() for layer in plan.layers])
+
+    start = torch.zeros(plan.count, dtype=torch.float64, requires_grad=True)
+    traced = given(start)
+
+    def product(factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        with torch.no_grad():
+            return given(torch.from_numpy(np.ascontiguousarray(factors.ravel()))).numpy()
+
+    def transposed(updates: NDArray[np.float64]) -> NDArray[np.float64]:
+        weights = torch.from_numpy(np.ascontiguousarray(updates.ravel()))
+        return torch.autograd.grad(traced, start, weights, retain_graph=True)[0].numpy()
+
+    linalg = needed("scipy.sparse.linalg", "math")
+    shape = (plan.dense_count, plan.count)
+    linear = linalg.LinearOperator(shape, matvec=product, rmatvec=transposed, dtype=np.float64)
+    found = linalg.lsqr(linear, update, atol=_TOLERANCE, btol=_TOLERANCE, iter_lim=_ITERATIONS)
+    return np.asarray(found[0], np.float64)
