@@ -32,6 +32,7 @@ from hedgerow.clients.guard import (
     check_privacy,
     check_release,
     is_monitored,
+    releases_made,
 )
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
@@ -441,9 +442,15 @@ class _Known:
         return {"introduction": self.links.identity.introduction, "pinned": self.links.pinned}
 
     def request(self) -> dict[str, Any]:
-        """Return the next communication, and whom it wants to hear."""
+        """Return the next communication, whom it wants to hear, and how many releases a ledger has.
+
+        Who asked for them knows that number but for what went wrong on the way.
+        """
         k = self.node.place.communication(self.memory.iteration)
-        return {"next": k, "want": self.node.place.wants(k)}
+        told: dict[str, Any] = {"next": k, "want": self.node.place.wants(k)}
+        if self.node.privacy.mode == "sound" and (made := releases_made()) is not None:
+            told["releases"] = list(made)
+        return told
 
     def prepared(self, k: int) -> "_Known":
         """Return the node at iteration k."""

@@ -41,6 +41,7 @@ __all__ = [
     "guarded",
     "is_monitored",
     "needs_entropy",
+    "releases_made",
 ]
 
 Answer = RecordDict | Exception
@@ -239,8 +240,8 @@ def _permissions(watch: _Watch) -> Permissions:
 # What handlers ask.
 
 
-def check_begin(what: str) -> None:
-    """Note that a run begins at this node, or replaces its state: ``hello`` or ``restore``.
+def check_begin(what: str, of: str | None = None) -> None:
+    """Note that a run begins at this node, or replaces its state: ``hello`` or ``restore``, ``of`` a run.
 
     Raises
     ------
@@ -251,7 +252,7 @@ def check_begin(what: str) -> None:
         return
     most = _watch.policy.max_hellos if what == "hello" else _watch.policy.max_restores
     with _written():
-        _watch.releases.begin(what, _watch.run, _watch.call.context.node_id, most)
+        _watch.releases.begin(what, _watch.run, _watch.call.context.node_id, most, of)
 
 
 def check_sum(number: int) -> None:
@@ -319,6 +320,20 @@ def check_release(root: int, index: int, multiplier: float) -> None:
     policy, node = _watch.policy, _watch.call.context.node_id
     with _written():
         _watch.releases.release(_watch.run, node, root, index, multiplier, policy.delta, policy.max_epsilon)
+
+
+def releases_made() -> tuple[int, int] | None:
+    """Return what ``Releases.made`` says of the run; None where no ledger is kept.
+
+    Raises
+    ------
+    Refusal
+        If it cannot be read.
+    """
+    if _watch is None:
+        return None
+    with _written():
+        return _watch.releases.made(_watch.run)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def restore_state(call: Call) -> RecordDict:
     elif not is_simulated():
         # Whom the node trusts is not the server's to say.
         records = {name: record for name, record in records.items() if name != LINKS_RECORD}
-    check_begin("restore")
+    check_begin("restore", earlier_run)
     state = call.context.state
     state.clear()
     for name, record in records.items():

@@ -49,8 +49,10 @@ class Releases:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, what: str, run: str, node: int, most: int) -> None:
+    def begin(self, what: str, run: str, node: int, most: int, of: str | None = None) -> None:
         """Note a ``hello`` or ``restore`` of a run, of which there may be so many.
+
+        ``of`` is the run that a restored state is of.
 
         Raises
         ------
@@ -63,7 +65,8 @@ class Releases:
             before = sum((line["what"], line["run"], line["node"]) == (what, run, node) for line in lines)
             if before >= most:
                 raise TooOften(f"run {run} had {before} of {what}; valid are at most {most}")
-            _append(file, {"what": what, "run": run, "node": node})
+            entry: dict[str, Any] = {"what": what, "run": run, "node": node}
+            _append(file, entry if of is None else {**entry, "of": of})
 
     def once(self, what: str, run: str, node: int, index: int) -> None:
         """Note a ``sum`` of a run, of which there may be one of each index.
@@ -135,6 +138,34 @@ class Releases:
             made = [line["multiplier"] for line in lines if line["what"] == _RELEASE]
         return epsilon_of(made, delta) if made else 0.0
 
+    def made(self, run: str) -> tuple[int, int]:
+        """Return how many releases a run made, and to how many earlier runs it goes back.
+
+        A run that was resumed goes on under another id. Counted is what all runs made that are linked by
+        restored states: the one that was resumed, what it released after its checkpoint too, and others that
+        were resumed from there. Nodes that share a ledger are counted together, for a node that comes back
+        may have another id.
+
+        Raises
+        ------
+        ReleasesError
+            As ``begin``.
+        """
+        with self._opened() as (_, lines):
+            links = [(line["run"], line["of"]) for line in lines if line["what"] == _RESTORE and "of" in line]
+            made = [line["run"] for line in lines if line["what"] == _RELEASE]
+        # Who goes back to whom, in steps from the run; then all that are linked, in any direction.
+        steps, last = 0, {run}
+        earlier = {run}
+        while last := {of for one, of in links if one in last} - earlier:
+            earlier |= last
+            steps += 1
+        linked, size = {run}, 0
+        while len(linked) > size:
+            size = len(linked)
+            linked |= {one for link in links if linked & set(link) for one in link}
+        return sum(one in linked for one in made), steps
+
     @contextmanager
     def _opened(self) -> Iterator[tuple[IO[bytes], list[dict[str, Any]]]]:
         try:
@@ -170,7 +201,7 @@ def epsilon_of(multipliers: list[float], delta: float) -> float:
 
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:
-    str(line["run"]), int(line["node"])
+    str(line["run"]), int(line["node"]), str(line.get("of"))
     if line["what"] not in (_HELLO, _RESTORE, _RELEASE, _SUM):
         raise ValueError(f"what is {line['what']!r}")
     if line["what"] == _RELEASE and not (float(line["multiplier"]) > 0 and line["noise"]):

@@ -7,10 +7,12 @@ gradients are clipped and the noise stays in the state; then every message is po
 gradients, and a run is a composition of Gaussian mechanisms.
 Accountants: zero-concentrated DP (M. Bun, T. Steinke, 2016) and, exact, Gaussian DP (J. Dong, A. Roth,
 W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical composition: nothing is subsampled.
-Google's dp-accounting, where it is installed, says the same by numerical composition.
+Google's dp-accounting, where it is installed, says the same by numerical composition. Where something of a
+record is told that no noise covers, epsilon is infinite, and the report has the reason.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
@@ -19,6 +21,9 @@ from hedgerow.wire.extras import needed
 from hedgerow.wire.gaussian_dp import gaussian_delta, gaussian_epsilon, zcdp, zcdp_epsilon
 
 __all__ = [
+    "LOST_ROUNDS",
+    "MONITOR",
+    "REASONS",
     "Privacy",
     "PrivacyMode",
     "PrivacyReport",
@@ -34,6 +39,21 @@ __all__ = [
 ]
 
 PrivacyMode = Literal["none", "paper", "sound"]
+
+# Paths on which something of a record is told that no noise covers, or nobody counts.
+KEPT_GRADIENTS, SEEDED, MONITOR, LOST_ROUNDS = "kept-gradients", "seeded-noise", "monitor", "lost-rounds"
+
+REASONS = {
+    KEPT_GRADIENTS: "the noise does not stay in what is sent",
+    SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
+    MONITOR: "a monitor is told the exact objective",
+    LOST_ROUNDS: "the run was resumed, and no ledger says what nodes released after the checkpoint",
+}
+
+COVERS = (
+    "one record of a node, replaced by another, against whoever sees all that nodes tell and knows all other "
+    "records; not the number of records, nor when a node is there"
+)
 
 
 @dataclass(frozen=True)
@@ -108,14 +128,22 @@ class Privacy:
         step = math.sqrt(2 * math.log(1.25 / delta)) / calibrated_multiplier(epsilon, delta, count)
         return cls("sound", epsilon=step, delta=delta, clip=clip)
 
-    def metrics(self, count: int) -> dict[str, float]:
+    def metrics(self, count: int, unprotected: Iterable[str] = ()) -> dict[str, float]:
         """Return what a round's record says of ``count`` releases; nothing without noise."""
-        return {} if self.mode == "none" else self.report(count).metrics()
+        return {} if self.mode == "none" else self.report(count, unprotected=unprotected).metrics()
 
-    def report(self, count: int, delta: float | None = None, *, numerical: bool = False) -> "PrivacyReport":
+    def report(
+        self,
+        count: int,
+        delta: float | None = None,
+        *,
+        numerical: bool = False,
+        unprotected: Iterable[str] = (),
+    ) -> "PrivacyReport":
         """Account for a node's ``count`` releases, at a total ``delta`` (None: that of one release).
 
         ``numerical`` asks dp-accounting too, which takes seconds where there are many releases.
+        ``unprotected`` are keys of ``REASONS``, paths that the run has beside those of these settings.
 
         Raises
         ------
@@ -129,18 +157,27 @@ class Privacy:
         probability(delta=delta)
         claimed_epsilon, claimed_delta = claimed_total(self.epsilon, self.delta, count)
         rho = count * zcdp(self.noise_multiplier)
-        sound = self.mode == "sound"
+        paths = set(unprotected)
+        if self.mode == "paper":
+            paths.add(KEPT_GRADIENTS)
+        if self.noise_source == "seed" or (self.mode == "paper" and self.noise_source is None):
+            paths.add(SEEDED)
+        sound, alone = not paths, math.inf
+        if self.mode == "sound":
+            alone = _exact_epsilon(math.sqrt(count) / self.noise_multiplier, delta)
         return PrivacyReport(
             guaranteed=sound,
             count=count,
             step=(self.epsilon, self.delta),
-            step_epsilon=gaussian_epsilon(1 / self.noise_multiplier, self.delta) if sound else math.inf,
+            step_epsilon=_exact_epsilon(1 / self.noise_multiplier, self.delta) if sound else math.inf,
             claimed_epsilon=claimed_epsilon,
             claimed_delta=claimed_delta,
             delta=delta,
             rho=rho if sound else math.inf,
             zcdp_epsilon=zcdp_epsilon(rho, delta) if sound else math.inf,
-            epsilon=gaussian_epsilon(math.sqrt(count) / self.noise_multiplier, delta) if sound else math.inf,
+            epsilon=alone if sound else math.inf,
+            releases_epsilon=alone,
+            unprotected=tuple(sorted(paths)),
             numerical_epsilon=numerical_epsilon(self.noise_multiplier, count, delta)
             if sound and numerical
             else None,
@@ -154,7 +191,7 @@ class PrivacyReport:
     Parameters
     ----------
     guaranteed : bool
-        False in mode ``paper``: then the claims are all there is.
+        False where a path is not protected, as in mode ``paper``: then the claims are all there is.
     count : int
         Releases: noisy gradients, the first included.
     step : tuple[float, float]
@@ -170,6 +207,13 @@ class PrivacyReport:
         Zero-concentrated DP of the run.
     zcdp_epsilon, epsilon : float
         Of the run at ``delta``: from rho, an upper bound; and exact.
+    releases_epsilon : float
+        What ``epsilon`` would be if the noisy gradients were all that is told, and nobody could take their
+        noise off; infinite in mode ``paper``.
+    unprotected : tuple of str (default: ())
+        The paths that make it infinite, keys of ``REASONS``.
+    covers : str
+        Whom it protects, against whom, and what it leaves out.
     numerical_epsilon : float or None (default: None)
         The same by dp-accounting; None where it was not asked or is not installed.
     """
@@ -184,25 +228,33 @@ class PrivacyReport:
     rho: float
     zcdp_epsilon: float
     epsilon: float
+    releases_epsilon: float
+    unprotected: tuple[str, ...] = ()
+    covers: str = COVERS
     numerical_epsilon: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return what a round's record says: the paper's claim, and the accountants' where they guarantee."""
+        """Return what a round's record says: the paper's claim, the accountants', and a flag for each path.
+
+        A flag is there only for a path that is not protected.
+        """
         claim = {"claimed-epsilon": self.claimed_epsilon, "claimed-delta": self.claimed_delta}
-        if not self.guaranteed:
-            return claim
-        return {**claim, "epsilon": self.epsilon, "zcdp-epsilon": self.zcdp_epsilon, "delta": self.delta}
+        told = {"epsilon": self.epsilon, "zcdp-epsilon": self.zcdp_epsilon, "delta": self.delta}
+        counted = {"releases": self.count, "releases-epsilon": self.releases_epsilon}
+        return {**claim, **told, **counted, **{f"unprotected-{path}": 1 for path in self.unprotected}}
 
     def __str__(self) -> str:
         """Return the report in one line."""
         vacuous = ", vacuous" if self.claimed_delta >= 1 else ""
         claim = f"Theorem 3 claims ({self.claimed_epsilon:.4g}, {self.claimed_delta:.3g}){vacuous}"
         if not self.guaranteed:
-            return f"no guarantee: the noise does not stay in what is sent; {claim}"
+            reasons = "; ".join(REASONS[path] for path in self.unprotected)
+            alone = "" if self.releases_epsilon == math.inf else f"noise alone: {self.releases_epsilon:.4g}; "
+            return f"no guarantee, epsilon = infinity: {reasons} ({alone}{self.count} releases; {claim})"
         also = "" if self.numerical_epsilon is None else f"dp-accounting: {self.numerical_epsilon:.4g}; "
         return (
             f"({self.epsilon:.4g}, {self.delta:.3g})-DP over {self.count} releases "
-            f"({also}zCDP: {self.zcdp_epsilon:.4g}; {claim})"
+            f"({also}zCDP: {self.zcdp_epsilon:.4g}; {claim}); covers {self.covers}"
         )
 
 
@@ -232,7 +284,18 @@ def claimed_total(epsilon: float, delta: float, periods: int) -> tuple[float, fl
     [1.767429054, 1.1e-05]
     """
     growth = math.sqrt(2 * periods * math.log(1 / delta)) * epsilon
-    return growth + periods * epsilon * math.expm1(epsilon), (periods + 1) * delta
+    try:
+        return growth + periods * epsilon * math.expm1(epsilon), (periods + 1) * delta
+    except OverflowError:
+        return math.inf, (periods + 1) * delta
+
+
+def _exact_epsilon(mu: float, delta: float) -> float:
+    """Return the exact epsilon; past what its formula can compute, in the hundreds, zCDP's upper bound."""
+    try:
+        return gaussian_epsilon(mu, delta)
+    except OverflowError:
+        return zcdp_epsilon(mu**2 / 2, delta)
 
 
 def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | None:

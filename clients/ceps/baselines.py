@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ConfigRecord
 
 from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.ceps.step import neighbour_mean
+from hedgerow.clients.ceps.neighbourhood import neighbour_mean
 from hedgerow.clients.gossip import GossipMethod, Memory, Metrics, Node, ProblemFn, Vector, gossip_app
 from hedgerow.clients.instructions import flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.thresholding import project

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.baselines import BASELINES
-from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state, neighbour_mean
+from hedgerow.clients.ceps.neighbourhood import Neighbourhood, neighbour_mean
+from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
 from hedgerow.clients.gossip import Memory, Metrics, Node, ProblemFn, Vector, gossip_app
 from hedgerow.clients.instructions import choice, positive, whole
 from hedgerow.wire.calls import BatchHandler
@@ -32,7 +33,8 @@ def ceps_client(problem: ProblemFn, more: Mapping[str, BatchHandler] | None = No
     - ``kappa-low`` and ``kappa-high``, between which the node draws its kappa; ``r`` in (0, 1];
     - ``privacy`` and what ``gradient_noise.privacy_of`` and ``noise_root`` read;
     - for ``ceps``: ``s``, ``mu``, ``sigma-rule``: ``paper`` with ``sigma-d``, ``samples`` (absent) or
-      ``bits`` (then ``d``), or ``fixed_c`` with ``c``, the only one in the mode ``sound``;
+      ``bits`` (then ``d``), or ``fixed_c`` with ``c``, the only one in the mode ``sound``; ``aggregation``
+      (absent: ``mean``) and its ``aggregation-number``, which ``Neighbourhood.of`` reads;
     - for the others, what ``decentralised_client`` says.
 
     A second ``query.hello`` of the same run and config changes nothing; it answers where the node is. The
@@ -91,7 +93,9 @@ class _CEPS:
     def _rules(self, node: Node, sigma: float) -> Rules:
         config, place = node.config, node.place
         s, mu, neighbours = whole(config, "s", 1), positive(config, "mu"), len(place.neighbours)
-        return Rules(s, mu, place.kappa, sigma, neighbours, _is_c_fixed(config), node.privacy)
+        return Rules(
+            s, mu, place.kappa, sigma, neighbours, _is_c_fixed(config), node.privacy, Neighbourhood.of(config)
+        )
 
     def _sigma(self, node: Node) -> float:
         """Return sigma_i, or c where that is fixed. lambda_max is dear: this is done once a run."""

@@ -12,16 +12,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.clients.ceps.neighbourhood import Neighbourhood
 from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import Privacy
 from hedgerow.wire.checks import at_least, positive
 from hedgerow.wire.thresholding import largest, project
 
-__all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step", "neighbour_mean"]
+__all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "local_step"]
 
 Vector = NDArray[np.float64]
 
 _PRIVATE_IN_NOTHING = Privacy()
+_MEAN = Neighbourhood()
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Rules:
         Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
     privacy : Privacy (default: none)
         What happens to gradients.
+    neighbourhood : Neighbourhood (default: the mean)
+        What is taken of the own and the neighbours' models.
     """
 
     s: int
@@ -53,6 +57,7 @@ class Rules:
     neighbours: int
     fixed_c: bool = False
     privacy: Privacy = _PRIVATE_IN_NOTHING
+    neighbourhood: Neighbourhood = _MEAN
 
     def __post_init__(self) -> None:
         at_least(1, s=self.s, kappa=self.kappa)
@@ -108,14 +113,6 @@ def initial_state(problem: Problem, rules: Rules, xi: Vector) -> NodeState:
     return NodeState(w, u, 0, rules.neighbours + 1)
 
 
-def neighbour_mean(own: int, w: Vector, received: Mapping[int, Vector]) -> Vector:
-    """Return the mean of a node's model and those it received, summed in the order of their ids."""
-    total = np.zeros_like(w)
-    for j in sorted({own, *received}):
-        total += w if j == own else received[j]
-    return total / (1 + len(received))
-
-
 def communicate(
     state: NodeState, own: int, received: Mapping[int, Vector], problem: Problem, rules: Rules, xi: Vector
 ) -> NodeState:
@@ -146,7 +143,7 @@ def communicate(
         return replace(local_step(state, rules), missed=state.missed + 1)
     participants = 1 + len(received)
     c = rules.c(participants)
-    mean = neighbour_mean(own, state.w, received)
+    mean = rules.neighbourhood.combined(own, state.w, received)
     u = c * mean - problem.gradient(mean, rules.privacy.clip)  # (3)
     if rules.privacy.mode == "sound":
         u = u + xi

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import logging
+import math
 import os
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from hedgerow.sim.runs.durable import open_lock, read_file, remove, write_file
 __all__ = [
     "Lock",
     "RunFolderError",
+    "json_text",
     "new_run_folder",
     "parse_rounds",
     "read_config",
@@ -25,6 +27,8 @@ __all__ = [
 ]
 
 CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", "lock"
+# Stands for an infinity while a text is made; no text that anybody writes.
+_INFINITY = "\ue000infinity\ue000"
 # Flower's log, without Flower: reading a folder needs none of it.
 _logger = logging.getLogger("flwr")
 
@@ -177,9 +181,25 @@ def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:
     return rounds
 
 
+def json_text(value: Any, **options: Any) -> str:
+    """Return a value as JSON, which has no infinity: in its place stands a number that is read as one."""
+    text = json.dumps(_with_names(value), **options)
+    return text.replace(json.dumps(_INFINITY), "1e999").replace(json.dumps("-" + _INFINITY), "-1e999")
+
+
+def _with_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_names(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_names(one) for one in value]
+    if isinstance(value, float) and math.isinf(value):
+        return _INFINITY if value > 0 else "-" + _INFINITY
+    return value
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file aside and rename it: a reader sees the old one or the new one."""
-    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+    text = json_text(value, indent=2, sort_keys=True) + "\n"
     write_file(path, lambda file: file.write(text.encode()))
 
 

@@ -27,6 +27,7 @@ from hedgerow.sim.runs.folder import (
     SUMMARY,
     Lock,
     RunFolderError,
+    json_text,
     new_run_folder,
     parse_rounds,
     read_config,
@@ -168,7 +169,7 @@ class RunRecorder:
     def on_round_end(self, end: Any) -> None:
         """Append a round (a dataclass, see RoundLike), and write a checkpoint if one is due."""
         record = asdict(end)
-        line = (json.dumps(record) + "\n").encode()
+        line = (json_text(record) + "\n").encode()
         with refused(self.folder):
             if self._lines is None:
                 file = self.folder / ROUNDS

@@ -213,9 +213,9 @@ class _Method:
     def first(self, node: int) -> int | None:
         return None
 
-    def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
-        # A node that lost its state takes the steps from W^0 on again, with other noise.
-        return self.privacy.metrics(iterations * self.gradients * (1 + restarts))
+    def releases(self, begun: int, updates: int, iterations: int) -> int:
+        # A node that joins late, or lost its state, takes the steps from W^0 on, with other noise.
+        return iterations * self.gradients
 
     def describe(self) -> Iterable[str]:
         yield ", ".join(f"{key} = {value}" for key, value in self.keys.items())

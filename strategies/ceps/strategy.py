@@ -8,27 +8,37 @@ max(1, round(r |N_i|)) neighbours; the paper leaves open whether it counts among
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
-from typing import Any, Literal, TypeAlias, Unpack, get_args
+from logging import WARNING
+from typing import Literal, TypeAlias, Unpack, get_args
 
 import networkx as nx
 from flwr.common import log
-from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.privacy import Privacy, PrivacyReport, releases
+from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.robust import Aggregation, parse_aggregation
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
-__all__ = ["CEPS", "OneBitCode", "Topology", "neighbourhood_graph", "participants"]
+__all__ = [
+    "CEPS",
+    "NEIGHBOURHOOD_RULES",
+    "OneBitCode",
+    "Topology",
+    "neighbourhood_graph",
+    "neighbourhood_rule",
+    "participants",
+]
 
 Topology: TypeAlias = str | nx.Graph | Sequence[tuple[int, int]] | None
 SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]
 
+# As an error or a setting's help says what is valid.
+NEIGHBOURHOOD_RULES = "mean, median, trimmed-mean(b) or clipped(tau), with 0 <= b < 0.5 and tau > 0"
 _SEED_BYTES = 8
 _GAMMA_BYTES = 8
 
@@ -137,6 +147,11 @@ class CEPS(Gossip):
         to one and a half times the curvature is best.
     privacy : Privacy (default: Privacy())
         The noise on the gradients.
+    aggregation : str (default: "mean")
+        What a node takes of its own model and those that it heard: ``mean``, as in (3), or what a minority of
+        liars among them cannot ruin: ``median``, ``trimmed-mean(b)``, with 0 <= b < 0.5, both entry by entry,
+        or ``clipped(tau)``, with tau > 0, to whose norm each difference from the own model is cut. All
+        of it happens at the nodes, on what they decoded.
     **options
         See ``GossipOptions`` and ``Gossip``; ``num_clients`` is the number of nodes m.
 
@@ -164,6 +179,7 @@ class CEPS(Gossip):
         sigma_d: SigmaDivisor = "samples",
         c: float = 1.0,
         privacy: Privacy | None = None,
+        aggregation: str = "mean",
         **options: Unpack[GossipOptions],
     ) -> None:
         code, privacy = code or OneBitCode(), privacy or Privacy()
@@ -179,6 +195,7 @@ class CEPS(Gossip):
             )
         if codec.startswith("quantised"):
             raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
+        rule = neighbourhood_rule(aggregation)
         num_nodes = places_in(options)
         int_at_least(1, sparsity=sparsity)
         method = _Method(
@@ -197,6 +214,7 @@ class CEPS(Gossip):
             stragglers=stragglers,
             step={"mu": mu, "sigma-rule": sigma_rule, "sigma-d": sigma_d, "c": c},
             privacy=privacy,
+            rule=rule,
         )
         super().__init__(method, **options)
         self.participation = participation
@@ -204,33 +222,7 @@ class CEPS(Gossip):
         self.interval = method.interval
         self.graph = method.graph(0)
         if privacy.mode == "sound" and self.monitor is not None:
-            log(WARNING, "The monitor sees all models: the privacy guarantee does not hold against it.")
-
-    def start(self, *args: Any, **options: Any) -> Result:
-        """Run the strategy, see ``Gossip``, and log what the run cost in privacy."""
-        result = super().start(*args, **options)
-        if self.privacy.mode != "none":
-            log(INFO, "Privacy: %s", self.privacy_report())
-        return result
-
-    def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Account for the node that communicates most often, over the iterations so far, at a total delta.
-
-        The nodes' data are disjoint, so that their number does not enter.
-
-        Raises
-        ------
-        ValueError
-            If there is no noise.
-        """
-        count = releases(max(self.iterations, 1), self.interval[0]) + self._appointments.restarted
-        return self.privacy.report(count, delta, numerical=True)
-
-    def summary(self) -> None:
-        """Log the settings."""
-        super().summary()
-        if self.privacy.mode == "paper":
-            log(WARNING, "Privacy mode 'paper' guarantees nothing: the noise does not stay in what is sent.")
+            log(WARNING, "A monitor is told exact objectives: where nodes answer it, epsilon is infinite.")
 
 
 @dataclass(frozen=True)
@@ -246,6 +238,7 @@ class _Method:
     stragglers: bool
     step: Mapping[str, Scalar]
     privacy: Privacy
+    rule: Aggregation
     name: str = "ceps"
 
     @property
@@ -274,6 +267,7 @@ class _Method:
             "kappa-high": self.interval[1],
             **self.step,
             **self.privacy.instructions(),
+            **self._rule_instructions(),
             "neighbours": self._neighbours(node),
             "num-nodes": self.num_nodes,
         }
@@ -287,9 +281,9 @@ class _Method:
     def first(self, node: int) -> int | None:
         return participants(self.participation, len(self._neighbours(node))) if self.stragglers else None
 
-    def metrics(self, iterations: int, restarts: int = 0) -> dict[str, float]:
-        # A node that lost its state releases the gradient at W^0 again, with other noise.
-        return self.privacy.metrics(releases(iterations, self.interval[0]) + restarts)
+    def releases(self, begun: int, updates: int, iterations: int) -> int:
+        # The gradient at W^0, and one a communication: whatever iterations the node made in between.
+        return begun + updates
 
     def describe(self) -> Iterable[str]:
         graph = self.graph(0)
@@ -300,9 +294,26 @@ class _Method:
         low, high = self.interval
         yield f"{self.coding.codec}, n = {self.dim}, s = {self.coding.sparsity}, kappa: {low} to {high}"
         yield f"mu = {self.step['mu']:g}, sigma: {self.step['sigma-rule']}, privacy: {self.privacy.mode}"
+        yield f"Aggregation: {self.rule}"
+
+    def _rule_instructions(self) -> dict[str, Scalar]:
+        if self.rule.is_mean:
+            return {}
+        return {"aggregation": self.rule.name, "aggregation-number": (*self.rule.arguments, 0.0)[0]}
 
     def _neighbours(self, node: int) -> list[int]:
         return sorted(self.graph(0).neighbors(node))
+
+
+def neighbourhood_rule(text: str) -> Aggregation:
+    """Return the rule of a text that neighbourhoods have; ValueError if it is none."""
+    try:
+        rule = parse_aggregation(text)
+    except ValueError:
+        rule = None
+    if rule is None or rule.name not in ("mean", "median", "trimmed-mean", "clipped"):
+        raise ValueError(f"aggregation is {text!r}; valid is {NEIGHBOURHOOD_RULES}")
+    return rule
 
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import Exchange, Node, collect
+from hedgerow.strategies.exchange import RAISED, Exchange, Node, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.monitor import Monitor, Sight
 from hedgerow.strategies.gossip.replies import seen
@@ -34,6 +34,8 @@ class Looks:
     ----------
     refused : int
         Nodes that answer no monitor, where they are most of those that were asked: nobody is asked again.
+    answered : bool
+        Whether any node may have told what it was asked: one did not refuse, nor fail.
     """
 
     def __init__(self, monitor: Monitor | None, federation: Federation, dim: int) -> None:
@@ -41,7 +43,9 @@ class Looks:
         self.federation = federation
         self.dim = dim
         self.refused = 0
+        self.answered = False
         self._refusing: set[int] = set()
+        self._failing: set[int] = set()
         self._looked = -1
         if monitor is not None:
             monitor.reset()
@@ -111,11 +115,13 @@ class Looks:
     def state_dict(self) -> dict[str, Any]:
         """Return where the looks are, and the monitor's own state."""
         own = None if self.monitor is None else self.monitor.state_dict()
-        return {"looked": self._looked, "monitor": own}
+        return {"looked": self._looked, "monitor": own, "answered": self.answered}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
         self._looked = int(state["looked"])
+        # A checkpoint of an earlier version does not say.
+        self.answered = bool(state.get("answered", self._looked >= 0))
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state_dict(state["monitor"])
 
@@ -136,12 +142,18 @@ class Looks:
         messages = [Message(content, node.node_id, MONITOR, ttl=timeout, group_id=group) for node in nodes]
         exchange = Exchange(nodes, group, lambda _, reply: seen(reply, self.dim))
         self._refusing.clear()
+        self._failing.clear()
         replies = exchange.accept(self._noting_refusals(collect(grid, messages, timeout)))
-        return {reply.node.partition_id: reply.value for reply in replies}
+        sights = {reply.node.partition_id: reply.value for reply in replies}
+        # A reply that did not come may have been made.
+        self.answered |= len(self._failing) < len(nodes)
+        return sights
 
     def _noting_refusals(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """Yield the replies, and note whose nodes' owners want no monitor."""
+        """Yield the replies, and note whose nodes' owners want no monitor, and who raised."""
         for message in replies:
+            if message.has_error() and message.error.code == RAISED:
+                self._failing.add(message.metadata.src_node_id)
             reason = (message.error.reason or "") if message.has_error() else ""
             if NO_MONITOR in reason or NO_MESSAGE in reason:
                 self._refusing.add(message.metadata.src_node_id)

@@ -6,6 +6,7 @@ from typing import Protocol
 from hedgerow.strategies.federation import FederationOptions
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
 from hedgerow.wire.checks import int_at_least
 
@@ -53,8 +54,22 @@ class GossipMethod(Protocol):
     def first(self, node: int) -> int | None:
         """Return how many payloads a node takes, the first that arrive; None for all that it wants."""
 
-    def metrics(self, iterations: int, restarts: int = 0) -> Mapping[str, float]:
-        """Return what the method can tell of a run of so many iterations and nodes that began anew."""
+    @property
+    def privacy(self) -> Privacy:
+        """The noise on the nodes' gradients."""
+
+    def releases(self, begun: int, updates: int, iterations: int) -> int:
+        """Return how many noisy gradients a node releases at most.
+
+        Parameters
+        ----------
+        begun : int
+            How often it began at W^0.
+        updates : int
+            Updates that it was sent.
+        iterations : int
+            Iterations that it made, those before it began anew included.
+        """
 
     def describe(self) -> Iterable[str]:
         """Return the settings in a few lines."""

@@ -7,22 +7,25 @@ communicates; local steps in between are made by a node when it is next asked fo
 """
 
 from collections.abc import Iterable, Mapping
-from logging import INFO
+from logging import INFO, WARNING
 from statistics import median
 from typing import Any, Unpack
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.exchange import Node, Roster, checked_metrics
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.gossip.appointments import Appointments
+from hedgerow.strategies.gossip.exposure import Exposure
 from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scalar
 from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor
 from hedgerow.strategies.gossip.relay import Relay
 from hedgerow.strategies.gossip.replies import next_communication
+from hedgerow.strategies.privacy import LOST_ROUNDS, MONITOR, REASONS, PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import FederatedStrategy
@@ -62,8 +65,9 @@ class Gossip(FederatedStrategy):
     its first communication began anew, at W^0.
 
     A round's training metrics are ``iteration`` (k), ``receivers``, ``deliveries``, ``lost-payloads``,
-    ``refused`` and, since the start, ``missed`` communications and nodes that ``restarted``; what the method
-    adds; and the weighted means of what the nodes tell.
+    ``refused`` and, since the start, ``missed`` communications and nodes that ``restarted``; where there is
+    noise, what ``PrivacyReport.metrics`` says of the node that released most; and the weighted means of what
+    the nodes tell.
 
     ``start`` takes an **empty** ArrayRecord and returns one: models live on the nodes. Its ``num_rounds`` is
     the largest number of events, its ``evaluate_fn`` gets the empty arrays, after the monitor has looked. It
@@ -125,6 +129,7 @@ class Gossip(FederatedStrategy):
             self.method, self.federation, monitored=self.monitor is not None, sealed=self.sealed
         )
         self._looks = Looks(self.monitor, self.federation, self.method.dim)
+        self._exposure = Exposure()
         self._lost_in_a_row = 0
         # Whether all that are due at the event at hand are away, and others are there.
         self._nobody_due = False
@@ -135,12 +140,14 @@ class Gossip(FederatedStrategy):
         own: dict[str, Any] = {"lost-in-a-row": self._lost_in_a_row}
         if self._relay.introductions is not None:
             own["introductions"] = self._relay.introductions.state_dict()
+        own["exposure"] = self._exposure.state_dict()
         return {**self._appointments.state_dict(), **self._looks.state_dict(), **own}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._appointments.load_state_dict(state)
         self._looks.load_state_dict(state)
         self._lost_in_a_row = int(state["lost-in-a-row"])
+        self._exposure.load_state_dict(state.get("exposure", Exposure.unknown()))
         if self._relay.introductions is not None and "introductions" in state:
             self._relay.introductions.load_state_dict(state["introductions"])
 
@@ -177,6 +184,36 @@ class Gossip(FederatedStrategy):
         k = self._appointments.next_event()
         return k if self.num_iterations is None or k < self.num_iterations else None
 
+    def start(self, *args: Any, **options: Any) -> Result:
+        """Run the strategy, see ``FederatedStrategy``, and log what the run cost in privacy."""
+        result = super().start(*args, **options)
+        if self.method.privacy.mode != "none":
+            log(INFO, "Privacy: %s", self.privacy_report())
+        return result
+
+    def privacy_report(self, delta: float | None = None) -> PrivacyReport:
+        """Account for the node that released most so far, at a total delta (None: that of one release).
+
+        Counted is what the node was asked for, or what its ledger says where that is more. The nodes' data
+        are disjoint, so that their number does not enter.
+
+        Raises
+        ------
+        ValueError
+            If there is no noise.
+        """
+        count = self._exposure.most(self.method, self.iterations)
+        return self.method.privacy.report(count, delta, numerical=True, unprotected=self._unprotected())
+
+    def _unprotected(self) -> list[str]:
+        """Return the paths by which this run tells what no noise covers, or nobody counts."""
+        paths = [MONITOR] if self._looks.answered else []
+        # Noise of a seed comes out the same again.
+        seeded = self.method.privacy.noise_source == "seed"
+        if not seeded and self._exposure.lost_rounds(self.method.num_nodes):
+            paths.append(LOST_ROUNDS)
+        return paths
+
     # Flower's interface.
 
     def configure_train(
@@ -202,6 +239,8 @@ class Gossip(FederatedStrategy):
         wants = {i: self._wanted(i, k) for i in due if i in ready}
         self._nobody_due = bool(ready) and not wants
         contents = self._relay.updates(grid, roster, server_round, k, wants, config)
+        for node, _ in contents:
+            self._exposure.update(node.partition_id)
         return self.federation.instruct(
             server_round, contents, self._checked, offline=len(due) - len(wants), message_type=UPDATE
         )
@@ -215,6 +254,7 @@ class Gossip(FederatedStrategy):
         contents: list[RecordDict] = []
         for reply in self.federation.accept(self._appointments.noting_refusals(replies)):
             self._appointments.renew(reply.node.partition_id, reply.value)
+            self._exposure.tell(reply.node.partition_id, reply.content, "next")
             self._relay.take_reply(reply.node.partition_id, reply.content)
             self._relay.book_reply(server_round, reply)
             contents.append(reply.metrics)
@@ -247,20 +287,28 @@ class Gossip(FederatedStrategy):
         log(INFO, "\t├──> Method: %s on %d nodes", self.method.name, self.method.num_nodes)
         for line in self.method.describe():
             log(INFO, "\t├──> %s", line)
+        if (privacy := self.method.privacy).mode != "none" and not (report := privacy.report(1)).guaranteed:
+            reasons = "; ".join(REASONS[path] for path in report.unprotected)
+            log(WARNING, "Privacy mode '%s' guarantees nothing: %s.", privacy.mode, reasons)
         log(INFO, "\t└──> Message: %d bits", self.method.sizes.message_bits)
 
     # Mechanics.
 
     def _greet(self, grid: Grid, roster: Roster, server_round: int, config: ConfigRecord) -> None:
         """Tell nodes that do not know them their settings, and hear when they communicate."""
+        self._exposure.begin(grid.run.run_id)
         strangers = self._appointments.strangers(roster)
         if (introductions := self._relay.introductions) is not None:
             introductions.begin(grid.run.run_id)
             ready = self._appointments.ready(roster)
             strangers += [node for node in ready if node.partition_id not in introductions.of]
         first = introductions is not None and not introductions.of
+        for node in strangers:
+            self._exposure.greet(node.partition_id, self.iterations)
         for reply in self._relay.hello(grid, server_round, config, strangers):
             i = reply.node.partition_id
+            self._exposure.keep(i, self.iterations, reply.value)
+            self._exposure.tell(i, reply.content, "hello")
             if self._appointments.introduce(i, reply.value):
                 self._relay.book_set_up(server_round, i)
             self._relay.book_reply(server_round, reply)
@@ -333,7 +381,8 @@ class Gossip(FederatedStrategy):
             metrics["unopened"] = sum(self._relay.unopened.values())
             for reason, count in sorted(self._relay.unopened.items()):
                 metrics[f"unopened-{reason.replace(' ', '-')}"] = count
-        metrics.update(self.method.metrics(k + 1, book.restarted))
+        released = self._exposure.most(self.method, k + 1)
+        metrics.update(self.method.privacy.metrics(released, self._unprotected()))
         return metrics
 
 

@@ -9,6 +9,7 @@ from hedgerow.sim.runs.common_settings import (
     QUORUM,
     RUN_SETTINGS,
     SEED,
+    aggregation_setting,
     registry_setting,
     task_settings,
 )
@@ -27,7 +28,7 @@ from hedgerow.sim.runs.kinds import (
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
-from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
+from hedgerow.strategies.ceps.strategy import CEPS, NEIGHBOURHOOD_RULES, OneBitCode, neighbourhood_rule
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
@@ -163,6 +164,13 @@ SETTINGS: Mapping[str, Setting] = {
     "holdout": HOLDOUT,
     "min-available-nodes": QUORUM,
     "registry": registry_setting(Registry.named),
+    **override(
+        {"aggregation": aggregation_setting(NEIGHBOURHOOD_RULES, neighbourhood_rule)},
+        helps={
+            "aggregation": "what a node of `ceps` takes of its own and its neighbours' models: the mean, or "
+            "what liars cannot ruin"
+        },
+    ),
     "seed": SEED,
     **override(
         RUN_SETTINGS,
@@ -212,6 +220,11 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
             problems.append(str(error))
     if values["privacy"] == "sound" and values["sigma-rule"] == "paper" and values["method"] == "ceps":
         problems.append("sigma-rule = 'paper'; valid with privacy = 'sound' is 'fixed_c'")
+    if values["aggregation"] != "mean" and values["method"] != "ceps":
+        problems.append(
+            f"aggregation = {values['aggregation']!r}; valid is 'mean' with method = {values['method']!r}: "
+            "its weights are a mixing matrix's"
+        )
     if values["bits"] == 1:
         problems.append(f"bits = {values['bits']}; valid is 0 (none) or 2 to 16")
     return problems
@@ -287,5 +300,6 @@ def _ceps(values: Mapping[str, Any], options: dict[str, Any]) -> CEPS:
         mu=values["mu"],
         sigma_rule=values["sigma-rule"],
         c=values["c"],
+        aggregation=values["aggregation"],
         **options,
     )

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import resource
 import shutil
@@ -21,7 +22,7 @@ from tests.sim.runs.disk import Watched
 from hedgerow.sim.runs import durable
 from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
 from hedgerow.sim.runs.durable import write_file
-from hedgerow.sim.runs.folder import Lock
+from hedgerow.sim.runs.folder import Lock, parse_rounds, write_json
 from hedgerow.sim.runs.recorder import RunFolderError, RunRecorder, read_config, read_rounds
 from hedgerow.wire.clock import Clock
 
@@ -233,6 +234,26 @@ def test_a_state_that_is_none_is_refused(run: Path, parts: Any) -> None:
 
 
 # Records
+
+
+def test_an_infinite_value_is_a_number_of_json_that_is_read_as_infinite(tmp_path: Path) -> None:
+    """Of an epsilon, for example; JSON itself has no infinity."""
+
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    (tmp_path / "run").mkdir()
+    out = recorder(tmp_path / "run")
+    for n, loss in enumerate((math.inf, -math.inf, 0.1), 1):
+        out.on_round_end(Round(n, loss))
+    out.close()
+    data = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+    lines = [json.loads(line, parse_constant=refuse) for line in data.splitlines()]
+    assert [line["loss"] for line in lines] == [math.inf, -math.inf, 0.1]
+    assert parse_rounds(data, "here") == lines
+    write_json(tmp_path / "told.json", {"a": [1.5, {"b": math.inf}], "c": "Infinity"})
+    told = json.loads((tmp_path / "told.json").read_bytes(), parse_constant=refuse)
+    assert told == {"a": [1.5, {"b": math.inf}], "c": "Infinity"}
 
 
 def test_a_line_that_was_cut_off_is_not_a_round(run: Path) -> None:

@@ -607,16 +607,15 @@ def test_the_accountant_counts_the_node_that_communicates_most() -> None:
     assert ends[-1].train["epsilon"] == privacy.report(4).epsilon
 
 
-def test_the_accountant_counts_the_first_gradient_of_a_node_that_began_anew() -> None:
-    privacy = Privacy("sound", 0.5, 1e-5)
-    strategy = ceps(sigma_rule="fixed_c", privacy=privacy, interval=(2, 5))
-    assert strategy.method.metrics(7, 2) == privacy.report(4 + 2).metrics()
+def test_a_node_releases_a_gradient_whenever_it_begins_and_one_an_update() -> None:
+    assert ceps().method.releases(3, 4, 100) == 7
 
 
 def test_the_papers_noise_is_reported_as_no_guarantee() -> None:
     strategy = ceps(privacy=Privacy("paper", 0.5, 0.5))
     _, ends, _ = run(strategy, nodes(), 3)
-    assert "epsilon" not in ends[-1].train
+    assert ends[-1].train["epsilon"] == math.inf
+    assert ends[-1].train["unprotected-kept-gradients"] == 1
     assert str(strategy.privacy_report()).startswith("no guarantee")
 
 
