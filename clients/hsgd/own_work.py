@@ -5,7 +5,7 @@ type             to        config; arrays                         reply
 ===============  ========  =====================================  ==========================================
 query.pair       all                                              config ``pair``: role, group, ids (hashes),
                                                                   shape, features, labelled; classes
-query.pool       hospital  ids, classes, sums, counts; sealed     arrays: sum, square; counts. config
+query.pool       hospital  ids, classes, sums, counts, labels-of  arrays: sum, square; counts. config
                                                                   ``sealed``: labels
                  edge      ids, sums                              arrays: sum, square
                  device    sums                                   config ``masked``: sums, seed
@@ -16,7 +16,8 @@ evaluate.encode  edge      t, ids; device                         arrays: zeta2
 evaluate.score   hospital  ids, bins; head, hospital, zeta2       arrays: scores, calibration; metrics
 ===============  ========  =====================================  ==========================================
 
-Where links are sealed, zeta2 travels as in training (``client.py``), under a name of its own.
+Where links are sealed, each config says so with ``sealed``: a node whose owner wants that answers no other.
+zeta2 then travels as in training (``client.py``), under a name of its own.
 """
 
 import csv
@@ -42,7 +43,7 @@ from hedgerow.clients.hsgd.own import (
     party_of,
 )
 from hedgerow.clients.hsgd.party import Party
-from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError
+from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError, is_sealed
 from hedgerow.clients.hsgd.step import block_size, encodings
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.tasks.split_models import split_loss
@@ -65,7 +66,15 @@ def own_handlers() -> dict[str, BatchHandler]:
     work: dict[str, Callable[[Call], RecordDict]] = {
         POOL: _pool, UNMASK: _unmask, SETUP: _setup, ENCODE: _encode, SCORE: _score,
     }  # fmt: skip
-    return {kind: each(handle) for kind, handle in work.items()}
+    return {kind: each(_checked(handle)) for kind, handle in work.items()}
+
+
+def _checked(work: Callable[[Call], RecordDict]) -> Callable[[Call], RecordDict]:
+    def handle(call: Call) -> RecordDict:
+        is_sealed(call, config_of(call))
+        return work(call)
+
+    return handle
 
 
 def own_pair(own: OwnParty) -> RecordDict:
@@ -142,7 +151,7 @@ def _pool(call: Call) -> RecordDict:
             _enough(call, ids, "counts of classes")
             _once(call, "counts of classes")
             arrays["counts"] = np.bincount(mine, minlength=len(number)).astype(np.float64)
-        sealed = [str(one) for one in config.get("sealed", [])]  # type: ignore[union-attr]
+        sealed = [str(one) for one in config.get("labels-of", [])]  # type: ignore[union-attr]
         if sealed:
             own_rows = own.people(sealed)
             labels_of = [own.key.seal(number[labels[r]], p) for r, p in zip(own_rows, sealed, strict=True)]

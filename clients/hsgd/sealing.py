@@ -27,7 +27,7 @@ from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sealed import ALTERED, HEAD_KEY_BYTES, KEY_BYTES, Link
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows, row_bytes
 
-__all__ = ["Channel", "NotOpenedError", "introduction_of"]
+__all__ = ["Channel", "NotOpenedError", "introduction_of", "is_sealed"]
 
 Vector = NDArray[Any]
 
@@ -51,14 +51,15 @@ def introduction_of(call: Call, config: ConfigRecord) -> dict[str, Any]:
     Refusal
         If the run is not sealed and the node's owner wants that it is.
     """
-    if not _is_sealed(call, config):
+    if not is_sealed(call, config):
         return {}
     links = NodeLinks(call, whole(config, "seed", 0), begin=True)
     links.keep(call.context)
     return {"name": links.own, "introduction": links.identity.introduction, "pinned": links.pinned}
 
 
-def _is_sealed(call: Call, config: ConfigRecord) -> bool:
+def is_sealed(call: Call, config: ConfigRecord) -> bool:
+    """Return whether a message is of a run whose links are sealed; Refusal as ``introduction_of``."""
     sealed = flag(config, _SEALED, default=False)
     check_sealed(call, sealed)
     return sealed
@@ -102,7 +103,7 @@ class Channel:
         Refusal
             As ``introduction_of``.
         """
-        if not _is_sealed(call, config):
+        if not is_sealed(call, config):
             return None
         peers = config.get("peers")
         if not isinstance(peers, list) or not peers or not all(isinstance(one, str) for one in peers):

@@ -8,18 +8,34 @@ Differs: the paper takes for granted that both sides know the same people; here 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from hedgerow.strategies.hsgd.messages import Introduction
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Group", "PairingError", "batch_size", "draw", "pair"]
+__all__ = ["Group", "PairingError", "Party", "batch_size", "draw", "faults"]
 
 _SHOWN = 5
 
 
 class PairingError(ValueError):
     """The parties do not make up groups: a side lacks people, or has them twice."""
+
+
+class Party(Protocol):
+    """What a party tells of itself: its role, its group and its people."""
+
+    @property
+    def role(self) -> str:
+        """Hospital, device or edge."""
+
+    @property
+    def group(self) -> int:
+        """m, from 0."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Its people."""
 
 
 @dataclass(frozen=True)
@@ -76,49 +92,28 @@ def draw(
     return [group.ids[i] for i in sorted(chosen.tolist())]
 
 
-def pair(parties: Mapping[int, Introduction], num_groups: int | None = None) -> list[Group]:
-    """Return the groups, in the order of their numbers.
+def faults(parties: Mapping[int, Party], num_groups: int | None = None) -> list[str]:
+    """Return what keeps parties from making up groups that have the same people on both sides.
 
     Parameters
     ----------
-    parties : Mapping[int, Introduction]
+    parties : Mapping[int, Party]
         Each node's introduction by its partition id.
     num_groups : int or None (default: None)
         How many groups there must be; None for as many as there are hospitals.
-
-    Raises
-    ------
-    PairingError
-        If a group has not exactly one hospital, or the two sides do not have the same people once each; all
-        groups' faults in one message.
     """
     hospitals = [party.group for party in parties.values() if party.role == "hospital"]
     count = len(hospitals) if num_groups is None else num_groups
-    numbers = sorted({party.group for party in parties.values()} | set(range(count)))
-    faults: list[str] = []
-    groups = []
-    for m in numbers:
-        members = {i: parties[i] for i in sorted(parties) if parties[i].group == m}
-        found = _faults(members) if m < count else [f"no such group, valid is 0 to {count - 1}"]
-        faults += [f"group {m}: {fault}" for fault in found]
-        if not found:
-            groups.append(_group(m, members))
-    if faults or not groups:
-        raise PairingError("; ".join(faults) or "no hospital is there")
-    return groups
+    found: list[str] = []
+    for m in sorted({party.group for party in parties.values()} | set(range(count))):
+        members = [parties[i] for i in sorted(parties) if parties[i].group == m]
+        told = _faults(members) if m < count else [f"no such group, valid is 0 to {count - 1}"]
+        found += [f"group {m}: {fault}" for fault in told]
+    return found
 
 
-def _group(m: int, members: Mapping[int, Introduction]) -> Group:
-    ((hospital, own),) = ((i, one) for i, one in members.items() if one.role == "hospital")
-    others = {i: one for i, one in members.items() if i != hospital}
-    hosts = {person: i for i, one in others.items() for person in one.ids}
-    return Group(m, hospital, own.ids, hosts, any(one.role == "edge" for one in others.values()))
-
-
-def _faults(members: Mapping[int, Introduction]) -> list[str]:
-    by_role = {
-        role: [one for one in members.values() if one.role == role] for role in ("hospital", "device", "edge")
-    }
+def _faults(members: Sequence[Party]) -> list[str]:
+    by_role = {role: [one for one in members if one.role == role] for role in ("hospital", "device", "edge")}
     if len(by_role["hospital"]) != 1:
         return [f"{len(by_role['hospital'])} hospitals, valid is one"]
     edges, devices = by_role["edge"], by_role["device"]
@@ -133,9 +128,7 @@ def _faults(members: Mapping[int, Introduction]) -> list[str]:
     lacking = _missing(at_hospital, at_devices)
     faults += [f"no device of {_shown(lacking)}"] if lacking else []
     lacking = _missing(at_devices, at_hospital)
-    faults += [f"the hospital lacks {_shown(lacking)}"] if lacking else []
-    lengths = {one.encoding for one in (*edges, *devices)}
-    return faults + ([f"devices' encodings differ in length: {sorted(lengths)}"] if len(lengths) > 1 else [])
+    return faults + ([f"the hospital lacks {_shown(lacking)}"] if lacking else [])
 
 
 def _shown(ids: Sequence[str]) -> str:

@@ -265,7 +265,7 @@ def _match_group(
     matched = sorted(there & hosts.keys())
     found.counts["unmatched-hospital"] += len(there) - len(matched)
     found.counts["unmatched-device"] += len(hosts) - len(matched)
-    train = [one for one in matched if _draw(seed, one) >= holdout]
+    train = [one for one in matched if not holdout or _draw(seed, one) >= holdout]
     if not train and before is None:  # Later, who was held out stays so.
         train = matched[:1]
     held = sorted(set(matched) - set(train))

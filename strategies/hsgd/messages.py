@@ -55,6 +55,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import checked_metrics
+from hedgerow.wire.limits import MAX_SAMPLES
 from hedgerow.wire.records import PayloadError, to_record, view
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, INTRODUCTION_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
@@ -151,6 +152,8 @@ def introduction(content: RecordDict) -> Introduction:
     ids = told.get("ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
         raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
+    if len(ids) > MAX_SAMPLES or len({*ids}) < len(ids):
+        raise PayloadError("bad pair", "ids are too many, or one is there twice")
     if content.array_records or len(content) != 1:
         raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
     return Introduction(role, group, tuple(cast(list[str], ids)), encoding, link_introduction(told))

@@ -357,7 +357,7 @@ class OwnSetup:
             if sums or counts or lacking:
                 contents.append((group.hospital, self._question(
                     form.hospital_features, sums, list(group.ids),
-                    classes=list(form.classes), counts=counts, sealed=lacking,
+                    classes=list(form.classes), counts=counts, **{"labels-of": lacking},
                 )))  # fmt: skip
             if sums:
                 contents += [
@@ -404,8 +404,13 @@ class OwnSetup:
         return pooled
 
     def _question(self, features: Sequence[str], sums: bool, ids: list[str], **more: Any) -> RecordDict:
-        told = {"ids": ids, "features": list(features), "sums": sums, **more}
+        told = {"ids": ids, "features": list(features), "sums": sums, **more, **self._flag}
         return RecordDict({"config": ConfigRecord(told)})
+
+    @property
+    def _flag(self) -> dict[str, bool]:
+        """What every config says where links are sealed."""
+        return {"sealed": True} if self.sealed else {}
 
     def _unmask(
         self,
@@ -426,6 +431,7 @@ class OwnSetup:
                 "ids": [p for p, _ in there],
                 "seeds": [v["seed"] for _, v in there],
                 "numbers": 2 * width,
+                **self._flag,
             }
             contents.append((group.hospital, RecordDict({"config": ConfigRecord(config)})))
             masked[group.hospital] = [value for _, value in there]
@@ -516,7 +522,7 @@ class OwnSetup:
                 labels = [self._sealed[one.group, p] for p in people if (one.group, p) in self._sealed]
             if not one.labelled and len(labels) != len(people):
                 continue
-            config = ConfigRecord({**common, **side, "people": people, "labels": labels})
+            config = ConfigRecord({**common, **side, "people": people, "labels": labels, **self._flag})
             contents.append((partition, RecordDict({"config": config})))
             told[partition] = people
 

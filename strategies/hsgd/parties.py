@@ -1,4 +1,4 @@
-"""Who is known of the parties of a run on own data, which come, go, come back, and start again.
+"""Who is known of the parties of a run, which come, go, come back, and start again.
 
 What a party is stands for the run: its role and its group are those that it told first. One that gives no
 valid introduction, or cannot go by what was agreed on, is left out and asked again after 2, 4, 8, … 64
@@ -6,22 +6,26 @@ rounds, and at once when it comes back under another node id.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from logging import WARNING
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
-from hedgerow.strategies.hsgd.setup import question
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.wire.message_types import PAIR
 
-__all__ = ["Parties"]
+__all__ = ["Parties", "question"]
 
 _MOST_ROUNDS = 64
+
+
+def question(federation: Federation, sealed: bool) -> ConfigRecord:
+    """Return the config of ``query.pair``."""
+    return ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
 
 
 class Parties:
@@ -33,10 +37,18 @@ class Parties:
         Whose nodes they are.
     sealed : bool (default: False)
         Whether they are asked for the keys of sealed links.
+    read : Callable[[RecordDict], OwnIntroduction] (default: own_introduction)
+        Returns a party's answer, or raises PayloadError.
     """
 
-    def __init__(self, federation: Federation, sealed: bool = False) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        sealed: bool = False,
+        read: Callable[[RecordDict], OwnIntroduction] = own_introduction,
+    ) -> None:
         self._federation = federation
+        self._read = read
         self._sealed = sealed
         self._known: dict[int, OwnIntroduction] = {}
         # Under which node id each of them told.
@@ -56,6 +68,11 @@ class Parties:
         """Return who is known and there, under the node id that it told under."""
         present = self.present(grid)
         return {i: one for i, one in sorted(self._known.items()) if present.get(i) == self._node_ids[i]}
+
+    @property
+    def known(self) -> dict[int, OwnIntroduction]:
+        """What each party told that is not left out, whether it is there or not."""
+        return dict(sorted(self._known.items()))
 
     def strangers(self, grid: Grid) -> list[int]:
         """Return who is there and not known, and whose time it is to be asked."""
@@ -84,7 +101,7 @@ class Parties:
             contents = [(i, content) for i in sorted(waiting - told)]
             if not contents:
                 break
-            for reply in waves.ask(grid, PAIR, contents, lambda _, one: own_introduction(one), timeout):
+            for reply in waves.ask(grid, PAIR, contents, lambda _, one: self._read(one), timeout):
                 told.add(reply.node.partition_id)
                 self._take(reply.node.partition_id, reply.node.node_id, reply.value)
         if silent := waiting - told:
@@ -105,6 +122,12 @@ class Parties:
             self.leave_out(partition, "left-out-another-role", node_id)
             return
         self._known[partition], self._node_ids[partition] = one, node_id
+
+    def doubt(self, partitions: Iterable[int], reason: str) -> None:
+        """Leave parties out whom others contradict; asked again, they may tell another role or group."""
+        for i in partitions:
+            self.leave_out(i, reason)
+            self._claims.pop(i, None)
 
     def settled(self, partitions: Collection[int]) -> None:
         """Note that these are ready."""

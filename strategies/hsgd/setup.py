@@ -1,62 +1,186 @@
-"""Who HSGD's parties are, which it settles before its first round.
+"""Who the parties of a run on dealt data are, where one of them may tell what others contradict.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", the baselines of the experiments.
+E-health with Horizontal and Vertical Data Partitioning", the baselines of the experiments. Differs: the
+paper takes for granted that both sides know the same people.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from logging import WARNING
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import RosterError
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.groups import PairingError
-from hedgerow.strategies.hsgd.messages import Introduction, introduction
-from hedgerow.strategies.hsgd.waves import Waves
-from hedgerow.wire.message_types import PAIR
+from hedgerow.strategies.hsgd.groups import Group, PairingError, faults
+from hedgerow.strategies.hsgd.matching import Form, Matching, OwnIntroduction, match
+from hedgerow.strategies.hsgd.messages import introduction
+from hedgerow.strategies.hsgd.parties import Parties
 
-__all__ = ["encoding_lengths", "introductions", "question"]
+__all__ = ["DealtSetup"]
 
-# How often silent parties are asked who they are.
+# How often silent parties are asked who they are, before the first round.
 _QUESTIONS = 3
 
 
-def question(federation: Federation, sealed: bool) -> ConfigRecord:
-    """Return the config of ``query.pair``."""
-    return ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
+def _dealt_introduction(content: RecordDict) -> OwnIntroduction:
+    """Return a party's answer; what parties of a side have in common is the length of their encodings."""
+    told = introduction(content)
+    return OwnIntroduction(told.role, told.group, told.ids, (told.encoding,), link=told.link)
 
 
-def introductions(federation: Federation, grid: Grid, sealed: bool = False) -> dict[int, Introduction]:
-    """Return what each node tells of itself, by partition id; ``sealed`` asks for keys of its links too.
+class DealtSetup:
+    """Who belongs together, as far as parties bear each other out.
 
-    Raises
-    ------
-    RosterError
-        If a node gives no valid answer, however often it is asked.
+    Where two claim the same, the one goes first that is where data are dealt to: hospitals have the first
+    partitions, then come an edge for each or device after device, group by group, each in the order of its
+    hospital's people. Who takes no part is asked again, see ``Parties``.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose nodes they are.
+    num_groups : int or None (default: None)
+        Groups from this number on are left out; None for as many as there are parties.
+    sealed : bool (default: False)
+        Whether hospital and devices seal what they tell each other.
+    widths : Collection[int] (default: empty)
+        Of the head's matrices: of encodings that as many parties tell, those go first that add up to one.
+
+    Attributes
+    ----------
+    encodings : tuple of two int
+        e1 and e2, as most parties of each side said at the start.
+    sizes : dict of int to int
+        How many people each group's hospital told, also of groups that sit out.
+    counts : Counter of str
+        Parties that are left out, by reason, and people whom one side alone has.
     """
-    waves = Waves(federation, 0, booked=False)
-    waiting = [node.partition_id for node in federation.gather(grid).nodes]
-    content = RecordDict({"config": question(federation, sealed)})
-    told: dict[int, Introduction] = {}
-    timeout = min(federation.timeout, federation.settings.max_wait)
-    for _ in range(_QUESTIONS):
-        contents = [(partition, content) for partition in waiting if partition not in told]
-        replies = waves.ask(grid, PAIR, contents, lambda _, content: introduction(content), timeout)
-        told |= {reply.node.partition_id: reply.value for reply in replies}
-        if len(told) == len(waiting):
-            return told
-    silent = [partition for partition in waiting if partition not in told]
-    reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(waves.report.rejected.items()))
-    raise RosterError(f"Partitions {silent[:5]} gave no valid answer to '{PAIR}' ({reasons}).")
+
+    def __init__(
+        self,
+        federation: Federation,
+        num_groups: int | None = None,
+        sealed: bool = False,
+        widths: Collection[int] = (),
+    ) -> None:
+        self.parties = Parties(federation, sealed, _dealt_introduction)
+        self.encodings = (0, 0)
+        self.sizes: dict[int, int] = {}
+        self.counts: Counter[str] = Counter()
+        self._federation = federation
+        self._num_groups = num_groups
+        self._widths = widths
+        self._standing: dict[int, Group] = {}
+        self._unmatched: Counter[str] = Counter()
+
+    def run(self, grid: Grid, sizes: Mapping[int, int]) -> Matching:
+        """Ask all, and return the groups; ``sizes`` are those of a checkpoint.
+
+        Raises
+        ------
+        PairingError
+            If no group is left, naming what is wrong with each.
+        """
+        self.sizes = dict(sizes)
+        self.parties.ask(grid, self.parties.present(grid), _QUESTIONS)
+        parties = self.parties.known
+        self.encodings = self._lengths(parties)
+        matching = self._match(grid, parties)
+        if not matching.groups:
+            raise PairingError(self._faults(parties, sizes))
+        return matching
+
+    def meet(self, grid: Grid) -> tuple[Matching | None, set[int]]:
+        """Ask those who take no part where it is their time; return the groups if one told, and who told."""
+        told = self.parties.ask(grid, self._outside(self.parties.strangers(grid)), 1)
+        if told:  # What others of its group lacked may be there now.
+            told |= self.parties.ask(grid, self._outside(self.parties.present(grid)), 1)
+        matching = self._match(grid, self.parties.known) if told else None
+        self._count(grid)
+        return matching, told
+
+    def _count(self, grid: Grid) -> None:
+        left = self.parties.left_out(grid)
+        # Offline, or at rest for answers that were none.
+        away = len(self._federation.gather(grid).nodes) - len(self.parties.known) - left.total()
+        self.counts = self._unmatched + left + Counter({"left-out-away": away})
+
+    def _outside(self, partitions: Collection[int]) -> list[int]:
+        """Return those of some partitions that nothing is known of."""
+        known = self.parties.known
+        return [i for i in partitions if i not in known]
+
+    def _match(self, grid: Grid, parties: Mapping[int, OwnIntroduction]) -> Matching:
+        limit = len(parties) if self._num_groups is None else self._num_groups
+        hospital, device = self.encodings
+        form = Form((hospital,), (device,), (), (), ())
+        reasons = {}
+        for i, one in parties.items():
+            if not form.fits(one):
+                reasons[i] = "left-out-other-form"
+            elif one.group >= limit:
+                reasons[i] = "left-out-no-such-group"
+            elif one.role == "hospital" and self.sizes.get(one.group, len(one.ids)) != len(one.ids):
+                reasons[i] = "left-out-other-size"
+        left = {i: one for i, one in parties.items() if i not in reasons}
+        found = match(left, form, standing={**_as_dealt(parties), **self._standing})
+        found.groups = [
+            replace(group, ids=tuple(p for p in left[group.hospital].ids if p in group.hosts))
+            for group in found.groups
+        ]
+        self.sizes |= {group.number: len(left[group.hospital].ids) for group in found.groups}
+        self._standing |= found.standing
+        numbers, there = {group.number for group in found.groups}, found.partitions
+        for i, one in left.items():
+            if i not in there:
+                reasons[i] = "left-out-contradicted" if one.group in numbers else "left-out-no-group"
+        self.parties.settled(there)
+        for i, reason in reasons.items():
+            self.parties.doubt([i], reason)
+        self._unmatched = +Counter({key: found.counts[key] for key in found.counts if key[:9] == "unmatched"})
+        self._count(grid)
+        for reason, number in sorted(self.counts.items()):
+            log(WARNING, "Parties: %s: %d", reason, number)
+        return found
+
+    def _lengths(self, parties: Mapping[int, OwnIntroduction]) -> tuple[int, int]:
+        """Return e1 and e2, as most parties of each side told."""
+        sides = []
+        for at_hospital in (True, False):
+            told = [one.shape[0] for one in parties.values() if (one.role == "hospital") is at_hospital]
+            if not told:
+                raise PairingError(self._faults(parties, {}))
+            sides.append(Counter(told))
+
+        def rank(pair: tuple[int, int]) -> tuple[int, bool]:
+            return sides[0][pair[0]] + sides[1][pair[1]], sum(pair) in self._widths
+
+        return max(((one, other) for one in sides[0] for other in sides[1]), key=rank)
+
+    def _faults(self, parties: Mapping[int, OwnIntroduction], sizes: Mapping[int, int]) -> str:
+        found = faults(parties, self._num_groups)
+        told = {one.group: len(one.ids) for one in parties.values() if one.role == "hospital"}
+        if wrong := {m: n for m, n in sorted(told.items()) if sizes.get(m, n) != n}:
+            found.append(f"groups have {wrong} people; valid is {dict(sizes)}, as in the checkpoint")
+        found += [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
+        return "; ".join(found) or "no hospital is there"
 
 
-def encoding_lengths(parties: Mapping[int, Introduction]) -> tuple[int, int]:
-    """Return e1 and e2; PairingError unless they are the same in all groups."""
-    sides = []
-    for at_hospital in (True, False):
-        lengths = {one.encoding for one in parties.values() if (one.role == "hospital") is at_hospital}
-        if len(lengths) != 1:
-            raise PairingError(f"encodings have the lengths {sorted(lengths)}; valid is one length a side")
-        sides.append(lengths.pop())
-    return sides[0], sides[1]
+def _as_dealt(parties: Mapping[int, OwnIntroduction]) -> dict[int, Group]:
+    """Return the groups that partition ids make up, of parties that tell nothing else."""
+    hospitals = [i for i in sorted(parties) if parties[i].role == "hospital"]
+    roles = Counter(one.role for one in parties.values() if one.role != "hospital")
+    if not hospitals or not roles:
+        return {}
+    hosted = roles["edge"] > roles["device"]
+    groups, first = {}, len(hospitals)
+    for m, i in enumerate(hospitals):
+        ids: Sequence[str] = parties[i].ids
+        hosts = {p: first + (0 if hosted else n) for n, p in enumerate(ids)}
+        first += 1 if hosted else len(ids)
+        groups[m] = Group(m, i, tuple(ids), hosts, hosted)
+    return groups

@@ -27,16 +27,17 @@ from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.cloud import Cloud
 from hedgerow.strategies.hsgd.costs import PAPER_RATES, Method, require_intervals
 from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
-from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw, pair
+from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw
 from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
 from hedgerow.strategies.hsgd.matching import Matching
 from hedgerow.strategies.hsgd.messages import Schema, introduction
 from hedgerow.strategies.hsgd.noise import HEADS, SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
 from hedgerow.strategies.hsgd.pace import Pace, Pacer
+from hedgerow.strategies.hsgd.parties import question
 from hedgerow.strategies.hsgd.probes import Prober, Seen
 from hedgerow.strategies.hsgd.sealing import SealedLinks
-from hedgerow.strategies.hsgd.setup import encoding_lengths, introductions, question
+from hedgerow.strategies.hsgd.setup import DealtSetup
 from hedgerow.strategies.hsgd.system import System
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.strategies.rounds import EvaluateFn
@@ -66,8 +67,10 @@ class HSGD(FederatedStrategy):
     makes them: ``rho``, ``delta-g``, ``F0`` and ``gradient2``.
 
     ``initial_arrays`` are a split model's, with the keys ``head.*``, ``hospital.*`` and ``device.*``.
-    ``start`` raises PairingError, a ValueError, if a group lacks its hospital, or hospital and devices do not
-    have the same people.
+    Without ``own``, a party whose introduction others contradict is left out, with its group if it is the
+    hospital or edge, and counted by reason (``left-out-…``, and people whom one side alone has as
+    ``unmatched-…``); it is asked again later. ``start`` raises PairingError, a ValueError, if no group is
+    left.
 
     **The ClientApp must be** ``hedgerow.clients.hsgd_client(load)``; see ``messages.py`` for what is sent.
 
@@ -241,10 +244,12 @@ class HSGD(FederatedStrategy):
         self.groups: list[Group] = []
         self._agreed: Agreed | None = None
         self._setup: OwnSetup | None = None
+        self._dealt: DealtSetup | None = None
         self._matching: Matching | None = None
         self._matched_at = 0
         self._unmatched: Counter[str] = Counter()
         self.encodings = (0, 0)  # e1 and e2
+        # Of people, by group; 0 of one that sat out so far.
         self._sizes: list[int] = []
         self._cloud: Cloud | None = None
         self._iterations = 0
@@ -409,6 +414,8 @@ class HSGD(FederatedStrategy):
 
     def _meet(self, grid: Grid, raised: Collection[int]) -> None:
         """Take in parties with data of their own that came, let go of those that left, and match anew."""
+        if self._dealt is not None:
+            self._hear(self._dealt, *self._dealt.meet(grid), grid)
         if self.own is None or self._setup is None or self._agreed is None:
             return
         every = self.own.rematch_every
@@ -434,7 +441,12 @@ class HSGD(FederatedStrategy):
         if self._links is None or self.own is not None:
             return
         roster = self.federation.gather(grid)
-        there = {n.partition_id: n.node_id for n in roster.nodes if n.node_id in roster.online}
+        taking_part = {i for group in self.groups for i in group.partitions}
+        there = {
+            n.partition_id: n.node_id
+            for n in roster.nodes
+            if n.node_id in roster.online and n.partition_id in taking_part
+        }
         new = [i for i, node_id in sorted(there.items()) if i in raised or self._greeted.get(i) != node_id]
         if not new:
             return
@@ -455,10 +467,13 @@ class HSGD(FederatedStrategy):
                 self._links.take(i, one.link)
                 self._greeted[i] = one
 
-    def _take_part(self, matching: Matching, setup: OwnSetup) -> None:
+    def _take_part(self, matching: Matching, setup: OwnSetup | DealtSetup) -> None:
         self._matching, self._unmatched = matching, setup.counts
         self.groups, self.encodings = matching.groups, setup.encodings
-        self._sizes = [group.size for group in self.groups]
+        if isinstance(setup, DealtSetup):
+            self._sizes = [setup.sizes.get(m, 0) for m in range(max(setup.sizes) + 1)]
+        else:
+            self._sizes = [group.size for group in self.groups]
 
     # People who are held out.
 
@@ -507,26 +522,32 @@ class HSGD(FederatedStrategy):
         return score_metrics(told, own.specificity)
 
     def _pair(self, grid: Grid) -> None:
-        parties = introductions(self.federation, grid, self.sealed)
+        shapes = zip(self.federation.known_layout().keys, self.federation.known_layout().shapes, strict=True)
+        widths = {shape[1] for key, shape in shapes if key.startswith("head.") and len(shape) > 1}
+        dealt = DealtSetup(self.federation, self.num_groups, self.sealed, widths)
+        matching = dealt.run(grid, {m: size for m, size in enumerate(self._sizes) if size})
+        if self.system.merged and len(matching.groups) > 1:
+            raise PairingError(
+                f"{len(matching.groups)} hospitals; valid is one in {self.system.method}, or aggregate=False"
+            )
+        self._dealt = dealt
+        self._hear(dealt, matching, set(dealt.parties.known), grid)
+        if self._links is not None:
+            self._links.log()
+        if alone := [group.number for group in self.groups if self._count(group) == 1]:
+            log(WARNING, "One device a batch in groups %s: their edge's mean is its model.", alone[:10])
+
+    def _hear(self, dealt: DealtSetup, matching: Matching | None, told: Collection[int], grid: Grid) -> None:
+        """Take what parties with dealt data told: their links, and the groups that they make up."""
         if self._links is not None:
             node_ids = {n.partition_id: n.node_id for n in self.federation.gather(grid).nodes}
-            for i, party in sorted(parties.items()):
-                self._links.take(i, party.link)
-                self._greeted[i] = node_ids[i]
-            self._links.log()
-        groups = pair(parties, self.num_groups)
-        sizes = [group.size for group in groups]
-        if self._sizes and self._sizes != sizes:
-            raise PairingError(
-                f"the groups have {sizes} people; valid is {self._sizes}, as in the checkpoint"
-            )
-        if self.system.merged and len(sizes) > 1:
-            raise PairingError(
-                f"{len(sizes)} hospitals; valid is one in {self.system.method}, or aggregate=False"
-            )
-        self.groups, self._sizes, self.encodings = groups, sizes, encoding_lengths(parties)
-        if alone := [group.number for group in groups if self._count(group) == 1]:
-            log(WARNING, "One device a batch in groups %s: their edge's mean is its model.", alone[:10])
+            for i, party in dealt.parties.known.items():
+                if i in told:
+                    self._links.take(i, party.link)
+                    self._greeted[i] = node_ids[i]
+        self._unmatched = dealt.counts
+        if matching is not None:
+            self._take_part(matching, dealt)
 
     def _move_raw_data(self) -> None:
         if self.system.raw_bytes:
@@ -611,14 +632,14 @@ class HSGD(FederatedStrategy):
         metrics = self.federation.train_metrics(self._contents)
         P, Q, *_ = self.pace
         metrics.update({"P": P, "Q": Q, "eta": self.pace.eta(self._iterations), "groups": num_groups})
-        metrics["lost-groups"] = len(self.groups) - num_groups
+        due = len(self.groups) if self._dealt is None else max(len(self.groups), self.num_groups or 0)
+        metrics["lost-groups"] = due - num_groups
         if (report := self.privacy_report()) is not None:
             metrics.update(report.metrics())
         if self._links is not None:
             metrics.update(self._links.metrics())
         metrics.update(self._pacer.metrics(server_round))
-        if self.own is not None:
-            metrics.update({reason: number for reason, number in sorted(self._unmatched.items()) if number})
+        metrics.update({reason: number for reason, number in sorted(self._unmatched.items()) if number})
         return metrics
 
     # What things hold and cost.

@@ -8,9 +8,13 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from tests.clients.hsgd.federation import sent
 
 from hedgerow.clients import hsgd_client
+from hedgerow.clients.guard import Refusal
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.own import own_party
+from hedgerow.clients.hsgd.own_work import own_handlers
 from hedgerow.wire.calls import Call
+from hedgerow.wire.message_types import EXCHANGE, PAIR, POOL, SETUP, UNMASK
+from hedgerow.wire.sealed import SealingKey
 
 SECRET = bytes(range(32))
 PEOPLE = MatchKey(SECRET, 0)
@@ -105,6 +109,29 @@ def test_a_bad_agreement_is_refused_and_not_kept(changes: dict[str, Any], words:
     assert isinstance(answer, ValueError)
     assert words in str(answer)
     assert not context.state
+
+
+@pytest.mark.parametrize("key", ["sealing-key", "neighbour-keys"])
+def test_a_node_that_names_sealing_keys_takes_part_in_no_plain_run(key: str, tmp_path: Path) -> None:
+    key_file = tmp_path / "keys"
+    if key == "neighbour-keys":
+        key_file.write_text("")
+    context = node(tmp_path, **{key: str(key_file)})
+    if key == "sealing-key":
+        SealingKey.at(key_file)
+    config = setup(t=0, steps=1, upload=True, ids=[PEOPLE.person("p-1")], sums=True, **{"eta0": 0.1})
+    first = (PAIR, POOL, UNMASK, SETUP)
+    for kind in first:
+        answer = told(context, kind, **config)
+        assert isinstance(answer, Refusal), kind
+        assert str(answer).startswith("sealed: ")
+        assert not context.state
+        assert not isinstance(told(node(tmp_path), kind, **config), Refusal)
+    for kind in (POOL, SETUP):
+        assert isinstance(told(context, kind, **config, sealed=True), RecordDict)
+    # It has an agreement now, of a sealed run.
+    for kind in {*own_handlers(), EXCHANGE} - {*first}:
+        assert isinstance(told(context, kind, **config), Refusal), kind
 
 
 def test_nobody_trains_before_an_agreement_of_this_run(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from tests.oracles.test_hsgd_oracle import START, TOY, ScalarModel, flat, tenth
 from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_strategy import LAYOUTS, final, hsgd, toy
 
-from hedgerow.strategies.exchange import RosterError
 from hedgerow.strategies.hsgd.groups import PairingError
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.rounds import TooFewRepliesError
@@ -221,39 +220,42 @@ def test_an_upload_that_was_not_asked_for_is_refused() -> None:
 # Pairing
 
 
-def start(ids: dict[int, list[str]], groups: list[Group] = TOY, **options: Any) -> None:
+def start(ids: dict[int, list[str]], groups: list[Group] = TOY, **options: Any) -> list[Any]:
     parties = Parties(ScalarModel(), groups, options.pop("edges", True), ids=ids)
-    run(hsgd(parties, **options), parties, START, 1)
+    return run(hsgd(parties, **options), parties, START, 1)[1]
+
+
+def left_out(end: Any) -> dict[str, float]:
+    return {key: n for key, n in end.train.items() if key.startswith(("left-out", "unmatched"))}
 
 
 @pytest.mark.parametrize(
-    ("ids", "says"),
+    ("ids", "counts"),
     [
-        ({2: ["g0p0", "g0p1"]}, "group 0: no device of 'g0p2'"),
-        ({2: ["g0p0", "g0p1", "g0p2", "x"]}, "group 0: the hospital lacks 'x'"),
-        ({0: ["g0p0", "g0p0", "g0p2"]}, "group 0: the hospital has twice 'g0p0'"),
-        ({2: ["g0p0", "g0p1", "g0p2", "g0p2"]}, "group 0: the devices have twice 'g0p2'"),
-        ({2: ["a"], 3: ["b"]}, "group 0: no device of 'g0p0', 'g0p1', 'g0p2'.*group 1: no device of 'g1p0'"),
+        ({2: ["g0p0", "g0p1"]}, {"unmatched-hospital": 1}),
+        ({2: ["g0p0", "g0p1", "g0p2", "x"]}, {"unmatched-device": 1}),
+        ({0: ["g0p0", "g0p0", "g0p2"]}, {"left-out-away": 1, "left-out-no-group": 1}),
+        ({2: ["a"]}, {"left-out-no-group": 2, "unmatched-hospital": 3, "unmatched-device": 1}),
     ],
 )
-def test_people_that_one_side_lacks_are_named_before_training(ids: dict[int, list[str]], says: str) -> None:
+def test_people_that_one_side_lacks_are_left_out_and_counted(
+    ids: dict[int, list[str]], counts: dict[str, int]
+) -> None:
+    assert left_out(start(ids)[-1]) == counts
+
+
+def test_where_no_group_is_left_all_faults_are_named() -> None:
+    says = "group 0: no device of 'g0p0', 'g0p1', 'g0p2'.*group 1: no device of 'g1p0'"
     with pytest.raises(PairingError, match=says):
-        start(ids)
+        start({2: ["a"], 3: ["b"]})
 
 
-def test_a_device_that_is_there_twice_is_named() -> None:
-    with pytest.raises(PairingError, match="twice 'g0p1'"):
-        start({2: ["g0p1"]}, edges=False)
+def test_a_group_too_many_is_left_out() -> None:
+    assert left_out(start({}, num_groups=1)[-1]) == {"left-out-no-such-group": 2}
 
 
-def test_a_group_too_many_is_named() -> None:
-    with pytest.raises(PairingError, match="group 1"):
-        start({}, num_groups=1)
-
-
-def test_a_group_too_few_is_named() -> None:
-    with pytest.raises(PairingError, match="group 2: 0 hospitals"):
-        start({}, num_groups=3)
+def test_a_group_too_few_is_lost() -> None:
+    assert start({}, num_groups=3)[-1].train["lost-groups"] == 1
 
 
 def test_merged_training_takes_one_hospital() -> None:
@@ -261,25 +263,142 @@ def test_merged_training_takes_one_hospital() -> None:
         start({}, method="tdcd")
 
 
-def test_a_party_that_does_not_say_who_it_is_ends_the_run() -> None:
-    parties = toy(sabotage=Silent(("pair", 4, -1)))
-    with pytest.raises(RosterError, match=r"\[4\]"):
-        run(hsgd(parties), parties, START, 1)
-
-
 def test_the_training_of_a_checkpoint_goes_on_with_the_same_people_only() -> None:
     parties = toy()
     strategy = hsgd(parties)
     run(strategy, parties, START, 1)
-    other = Parties(ScalarModel(), [TOY[0], TOY[0]])
-    second = hsgd(other)
+    another = Parties(ScalarModel(), [TOY[0], TOY[0]])
+    second = hsgd(another)
     second.load_state_dict(strategy.state_dict())
+    _, ends, _ = run(second, another, START, 2)
+    assert left_out(ends[-1]) == {"left-out-other-size": 1, "left-out-no-group": 3}
+    swapped = Parties(ScalarModel(), [TOY[1], TOY[0]])
+    third = hsgd(swapped)
+    third.load_state_dict(strategy.state_dict())
     with pytest.raises(PairingError, match="checkpoint"):
-        run(second, other, START, 2)
+        run(third, swapped, START, 2)
+
+
+# One party that tells what others contradict
+
+
+class Lie:
+    """Lets a partition tell something else of itself; the truth from the given question on."""
+
+    def __init__(self, partition: int, until: int = 10**6, **told: Any) -> None:
+        self.partition, self.until, self.told, self.asked = partition, until, told, 0
+
+    def __call__(self, kind: str, partition: int, t: int, reply: RecordDict) -> RecordDict:
+        if (kind, partition) == ("pair", self.partition):
+            self.asked += 1
+            if self.asked <= self.until:
+                reply["pair"] = ConfigRecord({**reply.config_records["pair"], **self.told})
+        return reply
+
+
+G0 = ["g0p0", "g0p1", "g0p2"]
+LIES: dict[str, tuple[Lie, list[int], dict[str, int]]] = {
+    # Device 2 comes before the device whose person it claims.
+    "another's person": (Lie(2, ids=["g0p1"]), [2], {"unmatched-hospital": 1, "left-out-contradicted": 1}),
+    "person of another group": (
+        Lie(2, group=1, ids=["g1p0"]), [2], {"unmatched-hospital": 1, "left-out-contradicted": 1},
+    ),
+    "nobody's person": (Lie(3, ids=["x"]), [3], {"unmatched-hospital": 1, "left-out-contradicted": 1,
+                                                "unmatched-device": 1}),
+    "a device as the edge of all": (
+        Lie(4, role="edge", ids=G0), [4], {"unmatched-hospital": 1, "left-out-contradicted": 1},
+    ),
+    "a device as the hospital": (
+        Lie(3, role="hospital", ids=G0), [3], {"unmatched-hospital": 1, "left-out-contradicted": 1},
+    ),
+    "a device's encoding": (
+        Lie(2, encoding=7), [2], {"unmatched-hospital": 1, "left-out-other-form": 1},
+    ),
+    "a device's group that is nowhere": (
+        Lie(2, group=10**12), [2], {"unmatched-hospital": 1, "left-out-no-such-group": 1},
+    ),
+    "a device that says nothing": (
+        Lie(2, role="nurse"), [2], {"unmatched-hospital": 1, "left-out-away": 1},
+    ),
+    "a hospital as that of another group": (
+        Lie(0, group=1, ids=["g1p0"]), [0, 2, 3, 4], {"left-out-contradicted": 1, "left-out-no-group": 3},
+    ),
+    "a hospital with all people of another group": (
+        Lie(1, group=0, ids=[*G0, "x"]), [1, 5], {"left-out-contradicted": 1, "left-out-no-group": 1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_one_contradiction_costs_its_party_alone(name: str) -> None:
+    lie, out, counts = LIES[name]
+    lie.asked = 0
+    parties = toy(sabotage=lie)
+    _, ends, _ = run(hsgd(parties), parties, START, 1)
+    assert {p for kind, _, p, _, _ in parties.trace if kind == "update"} == set(range(6)) - set(out)
+    assert left_out(ends[-1]) == counts
 
 
 @pytest.mark.parametrize(
-    "change", [{"role": "doctor"}, {"group": -1}, {"group": 1.5}, {"ids": []}, {"ids": [1]}, {"encoding": 0}]
+    ("lie", "out"),
+    [
+        (Lie(3, group=0, ids=[*G0, "x"]), {1, 3}),
+        (Lie(0, group=1, ids=["g1p0"]), {0, 2}),
+        (Lie(2, role="device", ids=["g0p1"]), {2, 0}),
+    ],
+)
+def test_a_group_whose_edge_or_hospital_contradicts_sits_out(lie: Lie, out: set[int]) -> None:
+    parties = toy(edges=True, sabotage=lie)
+    ended, ends, _ = run(hsgd(parties, 1, 1, num_groups=2), parties, START, 1)
+    assert {p for kind, _, p, _, _ in parties.trace if kind == "update"} == {0, 1, 2, 3} - out
+    assert ends[-1].train["lost-groups"] == 1
+    if 1 in out:
+        assert ended == pytest.approx(alone(1, 1, 1), abs=1e-12)
+
+
+def test_who_was_contradicted_is_asked_again_and_taken_in() -> None:
+    """Partition 0 is a hospital; told after two rounds, its truth brings its group back."""
+    parties = toy(sabotage=Lie(0, until=1, group=1, ids=["g1p0"]))
+    _, ends, _ = run(hsgd(parties, 1, 1, num_groups=2), parties, START, 4)
+    assert [end.train["lost-groups"] for end in ends[1:]] == [1, 1, 0, 0]
+    assert [bool(left_out(end)) for end in ends[1:]] == [True, True, False, False]
+    # One that keeps to its lie is asked after 2, 4, … more rounds.
+    lie = Lie(2, ids=["g0p1"])
+    parties = toy(sabotage=lie)
+    run(hsgd(parties, 1, 1), parties, START, 9)
+    assert lie.asked == 3
+
+
+def test_a_run_goes_on_from_a_checkpoint_beside_a_liar() -> None:
+    whole = toy(sabotage=Lie(0, group=1, ids=["g1p0"]))
+    expected, _, _ = run(hsgd(whole, 1, 1), whole, START, 1)
+    first = hsgd(whole, 1, 1)
+    run(first, whole, START, 1)
+    second = hsgd(whole, 1, 1)
+    second.load_state_dict(first.state_dict())
+    honest = toy()
+    _, ends, _ = run(second, honest, START, 2)
+    assert (ends[-1].train["groups"], left_out(ends[-1])) == (2, {})
+    assert np.isfinite(expected).all()
+
+
+def test_a_party_that_does_not_say_who_it_is_is_left_out() -> None:
+    parties = toy(sabotage=Silent(("pair", 4, -1)))
+    _, ends, _ = run(hsgd(parties), parties, START, 1)
+    assert left_out(ends[-1]) == {"left-out-no-introduction": 1, "unmatched-hospital": 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "doctor"},
+        {"group": -1},
+        {"group": 1.5},
+        {"ids": []},
+        {"ids": [1]},
+        {"ids": ["a", "a"]},
+        {"encoding": 0},
+    ],
 )
 def test_an_introduction_is_checked(change: dict[str, Any]) -> None:
     told: dict[str, Any] = {"role": "edge", "group": 0, "ids": ["a"], "encoding": 2}
