@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import settings
 
 from hedgerow.sim.engine._compat import flower_identity as identity
 from hedgerow.wire.simulated import simulated
+
+# The same examples in every run: what one run finds, every run finds.
+settings.register_profile("same", derandomize=True, database=None)
+settings.load_profile("same")
 
 # Handlers that tests call themselves, some when they are collected, are those of simulated nodes.
 _NODES = ExitStack()

@@ -167,6 +167,9 @@ def test_a_suspended_program_hangs_with_all_that_it_started_until_it_is_resumed(
     one = started(make(FAMILY), "children")
     family = [one.pid, *children(one)]
     one.suspend()
+    end = time.monotonic() + 10
+    while {state(pid) for pid in family} != {"T"} and time.monotonic() < end:
+        time.sleep(0.01)
     assert {state(pid) for pid in family} == {"T"}
     one.resume()
     assert "T" not in {state(pid) for pid in family}
