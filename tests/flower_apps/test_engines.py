@@ -129,7 +129,11 @@ def named(job: Job) -> str:
     return job.app
 
 
-@pytest.mark.parametrize("job", JOBS, ids=named)
+@pytest.mark.parametrize(
+    "job",
+    [pytest.param(job, marks=[pytest.mark.slow] if job.app == "fedmud" else []) for job in JOBS],
+    ids=named,
+)
 def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     run_here(job, *settings(job, ours, job.brief))

@@ -40,7 +40,7 @@ TOLERANCES = {"numpy": 1e-12, "torch": 1e-5, "sklearn": 1e-9}
 
 
 # One worker runs them all: the jobs are done once, on either engine.
-pytestmark = pytest.mark.xdist_group("flower")
+pytestmark = pytest.mark.xdist_group("quickstarts")
 
 
 @pytest.fixture(scope="session")
