@@ -170,11 +170,10 @@ def peak_memory(name: str, *, warm: bool) -> float:
     over = threading.Event()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as after:
         deployment = after.enter_context(Deployment(APPS / name, 2, warm=warm))
-        watcher = threading.Thread(target=sample, args=(deployment.nodes[0], seen, over))
+        watcher = threading.Thread(target=sample, args=(deployment.nodes[0], seen, over), daemon=True)
         watcher.start()
+        after.callback(over.set)
         end = deployment.run(deployment.plan(SMALL[name], f"output-dir={folder} quiet=true"), echo=False)
-        over.set()
-        watcher.join()
     assert end.exit_code == 0, end
     return max(seen)
 
