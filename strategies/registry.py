@@ -27,13 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
 from hedgerow.wire.printable import quoted, shown
 
 __all__ = ["Registered", "Registry", "RegistryError"]
-
-_MAX_WORD = 100
-_MOST_PLACES = 100_000
 
 
 class RegistryError(ValueError):
@@ -149,7 +146,7 @@ def _registered(at: int, table: object, folder: Path) -> Registered:
 
 
 def _word(value: object, folder: Path) -> str | None:
-    return value if isinstance(value, str) and value and value == shown(value, _MAX_WORD) else None
+    return value if isinstance(value, str) and value and value == shown(value, MAX_WORD) else None
 
 
 def _between(least: int, most: int) -> Callable[[object, Path], int | None]:
@@ -182,16 +179,16 @@ def _der(text: bytes) -> bytes | None:
 _READERS: Mapping[str, Callable[[object, Path], Any]] = {
     "key": _key,
     "name": _word,
-    "partition": _between(0, _MOST_PLACES - 1),
+    "partition": _between(0, MAX_PLACES - 1),
     "role": _word,
     "group": _word,
     "max-examples": _between(1, MAX_EXAMPLES),
 }
 _VALID: Mapping[str, str] = {
     "key": "an OpenSSH public key, or a file that holds one",
-    "name": f"a text of up to {_MAX_WORD} printable characters",
-    "partition": f"an integer from 0 to {_MOST_PLACES - 1}",
-    "role": f"a text of up to {_MAX_WORD} printable characters",
-    "group": f"a text of up to {_MAX_WORD} printable characters",
+    "name": f"a text of up to {MAX_WORD} printable characters",
+    "partition": f"an integer from 0 to {MAX_PLACES - 1}",
+    "role": f"a text of up to {MAX_WORD} printable characters",
+    "group": f"a text of up to {MAX_WORD} printable characters",
     "max-examples": f"an integer from 1 to {MAX_EXAMPLES}",
 }

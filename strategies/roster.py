@@ -20,12 +20,22 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.registry import Registered, Registry
-from hedgerow.wire.limits import MAX_EXAMPLES
+from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
 from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.printable import quoted, shown
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["RAISED", "Node", "Roster", "RosterError", "Shapes", "grid_clock", "introduced", "placed"]
+__all__ = [
+    "RAISED",
+    "Node",
+    "Roster",
+    "RosterError",
+    "Shapes",
+    "grid_clock",
+    "introduced",
+    "placed",
+    "rounds_away",
+]
 
 # Flower's code for a ClientApp that raised; as an answer to WHOAMI, that it has no such handler.
 RAISED = 2
@@ -33,8 +43,6 @@ RAISED = 2
 _NOBODY = 0
 _UNTOLD = -1
 _POLL_SECONDS = 0.1
-# Characters of a name, role or group that a node may introduce itself with.
-_MAX_WORD = 100
 # What Flower's ClientApp raises for a message that it has no handler of: with functions, with a client_fn.
 _NO_HANDLER = ("No query function registered", "Invalid message type")
 # How often a silent node is asked who it is before the time is over.
@@ -46,8 +54,6 @@ _PATIENCE, _PATIENCE_OF_OTHERS = 60.0, 15.0
 # Rounds until a node that was left out is asked again: twice as many each time, up to these.
 _FEWEST_ROUNDS, _MOST_ROUNDS = 2, 64
 _NO_PLACE = "no place"
-# Places of a federation that takes as many as come.
-_MOST_PLACES = 100_000
 # Bounds on what nodes say of their data, from which a server builds its model.
 _MOST_AXES, _MOST_ENTRIES, _MOST_CLASSES = 8, 2**27, 2**20
 _DEFAULT_NAME = re.compile(r"partition-\d+")
@@ -138,6 +144,11 @@ class Node:
     def vacant(self) -> bool:
         """Whether this is a place that nobody has taken yet."""
         return self.node_id == _NOBODY
+
+
+def rounds_away(times: int) -> int:
+    """Return for how many rounds a node is left out the first, second, … time: 2, 4, 8, … 64."""
+    return int(min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS))
 
 
 def placed(node: Node) -> str | None:
@@ -463,7 +474,7 @@ class Roster:
             at = next(i for i in count(self._first_free) if self._free(i))
             self._first_free = at
         seat = replace(node, partition_id=at, name=f"partition-{at}" if node.name is None else node.name)
-        if at >= (_MOST_PLACES if self.places is None else self.places):
+        if at >= (MAX_PLACES if self.places is None else self.places):
             return seat, _NO_PLACE
         old = self.nodes[at] if at < len(self) else Node(at, _NOBODY)
         if old.node_id in self.online | self._kept:
@@ -522,7 +533,7 @@ class Roster:
         if 2 * (len(self._kept) + 1) >= len(self.online) + len(self._kept):
             return False
         times = self._resting.get(partition, (0, 0))[0] + 1
-        rounds = min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS)
+        rounds = rounds_away(times)
         self._resting[partition] = times, server_round + 1 + rounds
         self.online.discard(self.nodes[partition].node_id)
         self._kept.add(self.nodes[partition].node_id)
@@ -545,7 +556,7 @@ class Roster:
 
     def _leave_out(self, node: Node, reason: str, server_round: int) -> None:
         times = self._outside.get(node.node_id, (0, 0))[0] + 1
-        rounds = min(_FEWEST_ROUNDS ** min(times, 10), _MOST_ROUNDS)
+        rounds = rounds_away(times)
         self._outside[node.node_id] = times, server_round + rounds
         self._refusals[reason] += 1
         who = "" if node.name is None else f" ({node.name}, role {node.role!r}, group {node.group!r})"
@@ -601,7 +612,7 @@ def _listed(grid: Grid) -> dict[int, _Listing]:
 def _held_against(node: Node, listing: _Listing, registry: Registry | None) -> _Claim:
     name, public_key = listing
     if name:
-        node = replace(node, name=shown(name, _MAX_WORD))
+        node = replace(node, name=shown(name, MAX_WORD))
     if registry is None:
         return node, None
     entry = registry.find(public_key, name)
@@ -824,8 +835,8 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _word(me: ConfigRecord, key: str) -> str:
     value = str(me.get(key, ""))
     # It stands in logs and errors as it is.
-    if value != shown(value, _MAX_WORD):
+    if value != shown(value, MAX_WORD):
         raise ValueError(
-            f"{key} is {quoted(value)}; valid is a text of up to {_MAX_WORD} printable characters"
+            f"{key} is {quoted(value)}; valid is a text of up to {MAX_WORD} printable characters"
         )
     return value

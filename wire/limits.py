@@ -4,7 +4,15 @@ A size that a message declares is held against the model, the plan or the bytes 
 numbers that none of them bounds. They are far above what a run needs, and far below what ends a process.
 """
 
-__all__ = ["MAX_EXAMPLES", "MAX_FEATURES", "MAX_SAMPLES", "MAX_STEPS", "MAX_WORK_BYTES"]
+__all__ = [
+    "MAX_EXAMPLES",
+    "MAX_FEATURES",
+    "MAX_PLACES",
+    "MAX_SAMPLES",
+    "MAX_STEPS",
+    "MAX_WORD",
+    "MAX_WORK_BYTES",
+]
 
 # Local steps, epochs or iterations.
 MAX_STEPS = 2**20
@@ -16,3 +24,7 @@ MAX_WORK_BYTES = 2**32
 MAX_FEATURES = 2**24
 # Examples that a node says it has: whole numbers up to it are exact in float64, and no sum overflows.
 MAX_EXAMPLES = 2**53
+# Places of a federation that takes as many as come.
+MAX_PLACES = 100_000
+# Characters of a name, role or group that a node introduces itself with.
+MAX_WORD = 100

@@ -16,11 +16,10 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.roster import rounds_away
 from hedgerow.wire.message_types import PAIR
 
 __all__ = ["Parties", "question"]
-
-_MOST_ROUNDS = 64
 
 
 def question(federation: Federation, sealed: bool) -> ConfigRecord:
@@ -140,7 +139,7 @@ class Parties:
         node_id = self._node_ids.get(partition, 0) if node_id is None else node_id
         self._times[partition, node_id] += 1
         times = self._times[partition, node_id]
-        rounds = 0 if soon and times == 1 else min(2 ** min(times, 10), _MOST_ROUNDS)
+        rounds = 0 if soon and times == 1 else rounds_away(times)
         self._outside[partition] = self._federation.completed + rounds, node_id, reason
         self._known.pop(partition, None)
         self._node_ids.pop(partition, None)
