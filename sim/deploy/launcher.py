@@ -55,7 +55,7 @@ class Deployment:
     """A SuperLink and SuperNodes on this machine, for the length of a ``with`` block.
 
     SIGTERM ends the block as Ctrl-C does (in the main thread): programs that outlive their owner go on, and a
-    ServerApp that nobody waits for keeps all nodes at work. Nothing helps against SIGKILL of the owner.
+    ServerApp that nobody waits for keeps all nodes at work. After SIGKILL of the owner a guardian ends them.
 
     Parameters
     ----------

@@ -44,7 +44,8 @@ class Machine:
     def __post_init__(self) -> None:
         (self.home / "work").mkdir(parents=True)
         # The checkout, where the page has one.
-        (self.home / "work" / "flower_apps").symlink_to(ROOT / "flower_apps")
+        for folder in ("flower_apps", "docs"):
+            (self.home / "work" / folder).symlink_to(ROOT / folder)
 
     def command(self, script: str) -> list[str]:
         return ["ip", "netns", "exec", self.name, "bash", "-ec", script]
@@ -150,7 +151,7 @@ def tables(folders: list[Path]) -> None:
 def test_the_page_leads_from_files_on_three_machines_to_a_trained_model(machines: list[Machine]) -> None:
     server, *clinics = machines
     tables([clinic.home for clinic in clinics])
-    _, serve, let_in, node, train = blocks(SECTION)
+    _, serve, let_in, node, train, use = blocks(SECTION)
 
     keys, _, superlink = serve.partition("flower-superlink")
     server.run(keys)
@@ -179,8 +180,13 @@ def test_the_page_leads_from_files_on_three_machines_to_a_trained_model(machines
     # Well above the share of the larger class, 0.63.
     assert rounds[-1]["central"]["accuracy"] > 0.8
     assert len(rounds[-1]["central"]["node-accuracy"]) == 3
-    with np.load(run / "model.npz") as model:
-        assert all(np.isfinite(model[name]).all() for name in model.files)
+    header, *rows = [line.rpartition(",") for line in (clinics[0].home / "ward.csv").read_text().split()]
+    new = "\n".join([header[0], *(features for features, _, _ in rows)])
+    (server.home / "work" / "new.csv").write_text(f"{new}\n")
+    sick = [float(line.split()[1]) > 0.5 for line in server.run(use).splitlines()]
+    assert (
+        np.mean([("well", "sick")[one] == label for one, (_, _, label) in zip(sick, rows, strict=True)]) > 0.8
+    )
     # No clinic is named or seen to the others, and the server has no path of theirs.
     written = (run / "config.json").read_text() + server.log.read_text()
     assert "ward.csv" not in written

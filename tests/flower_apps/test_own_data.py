@@ -1,6 +1,7 @@
 """Every app on data that each node has for itself, with a server that has none."""
 
 import json
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .cases import CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
 
 pandas = pytest.importorskip("pandas")
 
+USE_MODEL = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "examples" / "use_model.py"))["main"]
 NODES = 4
 SAME = {"num-clients": NODES, "partition": "dirichlet(0.5)", "dataset": "mnist-5k", "scaling": "unit"}
 SMALL: dict[str, dict[str, Any]] = {
@@ -94,9 +96,9 @@ TABLES: dict[str, Any] = {"partition": "own", "classes": "well,sick", "model": "
 
 @pytest.mark.parametrize("case", [SD_FEEL, SIMILARITY_FREE, FEDMUD], ids=lambda case: case.name)
 def test_an_app_learns_from_tables_that_only_their_nodes_have(
-    case: AppCase, tables: list[dict[str, Any]], tmp_path: Path
+    case: AppCase, tables: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(case, tmp_path, tables, **TABLES, **LONGER[case.name])
+    folder = run(case, tmp_path / "runs", tables, **TABLES, **LONGER[case.name])
     rounds = read_rounds(folder)
     first, last = rounds[0]["central"], rounds[-1]["central"]
     assert last["accuracy"] > 0.8 > first["accuracy"] + 0.05
@@ -110,6 +112,12 @@ def test_an_app_learns_from_tables_that_only_their_nodes_have(
     assert (about["input-shape"], about["num-classes"]) == ([2], 2)
     everything = np.concatenate([pandas.read_csv(one["data"])["age"] for one in tables])
     assert about["mean"][0] == pytest.approx(everything.mean(), abs=1.5)
+    # Whoever trained it uses the model on rows that have no label.
+    fresh = pandas.read_csv(table(tmp_path, "new.csv", 200, 0.0, 9))
+    fresh.drop(columns="outcome").to_csv(tmp_path / "rows.csv", index=False)
+    USE_MODEL(folder, tmp_path / "rows.csv")
+    sick = [float(line.split()[1]) > 0.5 for line in capsys.readouterr().out.splitlines()[-200:]]
+    assert np.mean(np.where(sick, "sick", "well") == fresh["outcome"]) > 0.8
 
 
 LONGER: dict[str, dict[str, Any]] = {
