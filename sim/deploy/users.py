@@ -110,6 +110,7 @@ def give(path: Path, uid: int) -> None:
 def own_folder(path: Path, uid: int) -> None:
     """Make a folder that a user alone may enter."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
     os.chown(path, uid, uid)
 
 

@@ -59,6 +59,8 @@ def test_a_copy_is_its_users_alone_and_the_original_stays(tmp_path: Path) -> Non
     original = source / "well" / "a.png"
     original.write_bytes(b"a")
     before = (original.stat().st_uid, original.stat().st_mode)
+    # A home that was made for all to see is closed.
+    (tmp_path / "home").mkdir(mode=0o755)
     own_folder(tmp_path / "home", 61184)
     copy = own_copy(source, tmp_path / "home" / "files" / "data", 61184)
     found = {str(path.relative_to(copy.parent)): path.stat() for path in [copy, *copy.rglob("*")]}
