@@ -12,9 +12,12 @@ assumptions mean iid groups: take (17) for a guide to how P, Q and eta trade, no
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.costs import (
     PAPER_RATES,
@@ -50,8 +53,10 @@ __all__ = [
 
 # A cap that is met up to rounding is met: 1 / (8 rho eta) of eta = 1 / (8 P rho) must give P again.
 _ROUNDING = 1e-12
-# The largest interval that ``plans`` looks at: there are 160,000 pairs with a multiple up to it.
-_MOST_INTERVALS = 2**14
+# The largest interval that ``plans`` looks at: there are 15 million pairs with a multiple up to it.
+_MOST_INTERVALS = 2**20
+# Pairs that are looked at together: 8 MB a number.
+_BLOCK = 2**20
 
 
 def eta_max(rho: float, P: float) -> float:
@@ -90,11 +95,11 @@ def bound(known: Estimates, *, P: float, Q: float, eta: float, T: int) -> float:
     """
     positive(P=P, Q=Q, eta=eta)
     require_intervals(T=T)
-    return _floor(known, P, eta, T) + _staleness(known, eta) * Q**2  # (17)
+    return float(_floor(known, P, eta, T) + _staleness(known, eta) * Q**2)  # (17)
 
 
-def _floor(known: Estimates, P: float, eta: float, T: int) -> float:
-    """Return the terms of (17) without Q."""
+def _floor(known: Estimates, P: Any, eta: float, T: int) -> Any:
+    """Return the terms of (17) without Q, of one P or of an array of them."""
     return 4 * known.loss_gap / (eta * T) + 12 * P * known.rho * eta * known.delta**2
 
 
@@ -191,7 +196,7 @@ def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float)
     """
     positive(P=P, eta=eta, target=target)
     require_intervals(T=T)
-    left = target - _floor(known, P, eta, T)
+    left = target - float(_floor(known, P, eta, T))
     return P * math.sqrt(_staleness(known, eta) / left) if left > 0 else math.inf
 
 
@@ -338,8 +343,11 @@ def plans(
     T: int,
     compute_seconds: float = 0.0,
     rates: Rates = PAPER_RATES,
+    most: int = 1000,
 ) -> list[Plan]:
-    """Return every pair (P, Q) within the cap whose bound reaches the target, the cheapest by (19) first.
+    """Return the pairs (P, Q) within the cap whose bound reaches the target, the cheapest by (19) first.
+
+    Every pair is looked at; the cheapest ``most`` are returned.
 
     P = Q comes first wherever a local interval costs far more than the hospital's encoder; where that
     encoder is large, P > Q does. Ties go to the smaller P.
@@ -360,12 +368,15 @@ def plans(
         t_c of one iteration, >= 0.
     rates : Rates (default: PAPER_RATES)
         Of the links.
+    most : int (default: 1000)
+        How many to return, >= 1.
 
     Raises
     ------
     ValueError
         If a number is out of range.
     """
+    require("most", most, "an integer >= 1", isinstance(most, int) and most >= 1)
     if not groups:
         raise ValueError(f"groups is {groups!r}; valid is at least one group's sizes")
     positive(target=target, eta=eta)
@@ -385,13 +396,35 @@ def plans(
             f"eta is {eta!r} and T {T!r}; valid is a T or 1 / (8 rho eta) of up to {_MOST_INTERVALS}, as "
             "every pair of intervals up to it is looked at"
         )
-    rows = [
-        row(P, Q)
-        for Q in range(1, largest + 1)
-        for P in range(Q, largest + 1, Q)
-        if bound(known, P=P, Q=Q, eta=eta, T=T) <= target
-    ]
-    return sorted(rows, key=lambda found: (found.bytes, found.P))
+    # (19) is linear in 1 / P and 1 / Q; its slopes, from two pairs.
+    once, twice = (sum(n * paper_bytes(s, P=2, Q=Q, T=2) for s, n in alike.items()) for Q in (1, 2))
+    of_local = 2 * (once - twice)
+    of_global = 2 * (once - of_local)
+    pairs, costs = np.empty((0, 2), np.int64), np.empty(0)
+    for P, Q in _pairs(largest):
+        reaches = _floor(known, P, eta, T) + _staleness(known, eta) * Q**2 <= target  # (17)
+        P, Q = P[reaches], Q[reaches]  # noqa: PLW2901
+        pairs = np.concatenate([pairs, np.stack([P, Q], axis=1)])
+        costs = np.concatenate([costs, of_global / P + of_local / Q])
+        if costs.size > most:
+            # Those that equal the last one up to rounding stay: the exact cost decides below.
+            kept = costs <= np.partition(costs, most - 1)[most - 1] * (1 + _ROUNDING)
+            pairs, costs = pairs[kept], costs[kept]
+    rows = [row(P, Q) for P, Q in pairs.tolist()]
+    return sorted(rows, key=lambda found: (found.bytes, found.P))[:most]
+
+
+def _pairs(largest: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return all (P, Q) with Q a divisor of P <= ``largest``, block by block."""
+    first = 1
+    while first <= largest:
+        # At least one Q, and as many more as a block takes.
+        Q = np.arange(first, min(first + max(_BLOCK // (largest // first), 1), largest + 1))
+        multiples = largest // Q
+        starts = np.repeat(np.cumsum(multiples) - multiples, multiples)
+        Q = np.repeat(Q, multiples)
+        yield Q * (np.arange(Q.size) - starts + 1), Q
+        first = int(Q[-1]) + 1
 
 
 def plan(

@@ -421,6 +421,16 @@ def test_every_plan_keeps_every_condition_and_the_cheapest_is_first(
         cost = sum(paper_bytes(sizes, P=row.P, Q=row.Q, T=500) for sizes in groups)
         assert row.bytes == pytest.approx(cost, rel=1e-12)
     assert [row.bytes for row in rows] == sorted(row.bytes for row in rows)
+    assert plans(target, known, groups, eta=eta, T=500, most=3) == rows[:3]
+
+
+def test_a_million_iterations_are_planned_from_all_pairs() -> None:
+    # Where Q costs nothing in (17), the cheapest are the longest intervals that the bound lets through.
+    known = replace(B, delta=1e-3)
+    eta, T = eta_max(known.rho, 10**6), 10**6
+    target = bound(known, P=654_321, Q=654_321, eta=eta, T=T)
+    rows = plans(target, known, MIMIC, eta=eta, T=T, most=5)
+    assert [(row.P, row.Q) for row in rows] == [(P, P) for P in range(654_321, 654_316, -1)]
 
 
 def test_the_plans_seconds_are_the_slowest_groups() -> None:
@@ -463,6 +473,8 @@ def test_a_plan_says_how_many_iterations_to_run() -> None:
         (lambda: halved_eta(1, eta0=0.1, period=0), "period"),
         (lambda: halved_eta(1, eta0=0.0, period=10), "eta0"),
         (lambda: plans(0.5, B, [], **RUN), "groups"),
+        (lambda: plans(0.5, B, MIMIC, most=0, **RUN), "most"),
+        (lambda: plans(0.5, B, MIMIC, eta=eta_max(B.rho, 2**21), T=2**21), "eta"),
         (lambda: plans(0.5, B, MIMIC, compute_seconds=-1.0, **RUN), "compute_seconds"),
         (lambda: plan(0.1, B, MIMIC, **RUN), "target"),
     ],
