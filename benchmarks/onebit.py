@@ -1,11 +1,12 @@
 """Error and milliseconds of one-bit messages against d, s and n, of a whole communication, and at full size.
 
-    python benchmarks/onebit.py [--draws 5] [--decoder gpsp] [--full 2] [--memory-mib 256]
+    python benchmarks/onebit.py [--draws 5] [--decoder gpsp] [--full 2] [--phi srht] [--memory-mib 256]
 
 Vectors have s nonzeros, uniform on +-[0.5, 2]. An error is the median of ||z - w|| / ||w||; times are CPU
-time of this process, ``draw`` what a matrix costs where none is kept. ``--full`` decodes that many messages
-of different owners at n = 20958, d = 10479, s = 100 and reports the peak memory, which does not grow with
-their number. The last lines are messages with flipped signs. Set OMP_NUM_THREADS=1.
+time of this process, ``draw`` what a matrix costs where none is kept; the last error is that of a Hadamard
+transform in the matrix's place. ``--full`` decodes that many messages of different owners at n = 20958,
+d = 10479, s = 100 (``--phi srht``: at a million, d = 5000, too) and reports the peak memory, which does not
+grow with their number. The last lines are messages with flipped signs. Set OMP_NUM_THREADS=1.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.wire.onebit import OneBit
-from hedgerow.wire.sensing import Sensing, shared_sensing
+from hedgerow.wire.sensing import GaussianSensing, shared_sensing
 from hedgerow.wire.vector_codecs import Sparse
 
 GRID = (
@@ -47,16 +48,18 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def recovery(n: int, s: int, d: int, draws: int, decoder: str) -> str:
     consistent = OneBit(s, d, decoder=decoder)
     codecs = (consistent, replace(consistent, expand="literal"), replace(consistent, compand="none"))
-    errors: list[list[float]] = [[], [], []]
+    transform = replace(consistent, phi="srht")
+    errors: list[list[float]] = [[], [], [], []]
     drawing, encoding, decoding, exact = [], [], [], 0
     for draw in range(draws):
         w = sparse_vector(np.random.default_rng([draw, n, s, d]), n, s)
-        phi = Sensing((draw,), d, n)
+        phi = GaussianSensing((draw,), d, n)
         drawing.append(cpu_seconds(lambda phi=phi: phi.rmatvec(np.zeros(phi.d))))
         encoding.append(cpu_seconds(lambda phi=phi, w=w: consistent.encode_with(phi, w)))
         payloads = [codec.encode_with(phi, w) for codec in codecs]
         decoding.append(cpu_seconds(lambda phi=phi, p=payloads[0]: consistent.decode_with(phi, p)))
         decoded = [codec.decode_with(phi, p) for codec, p in zip(codecs, payloads, strict=True)]
+        decoded.append(transform.decode(transform.encode(w, (draw,)), n, (draw,)))
         for found, z in zip(errors, decoded, strict=True):
             found.append(error(z, w))
         exact += decoded[0] is not None and np.array_equal(np.flatnonzero(decoded[0]), np.flatnonzero(w))
@@ -90,7 +93,7 @@ def noisy(draws: int) -> None:
         for decoder in ("gpsp", "biht"):
             codec, errors, times = OneBit(s, d, decoder=decoder), [], []
             for draw in range(draws):
-                rng, phi = np.random.default_rng([draw, n, s, d]), Sensing((draw,), d, n)
+                rng, phi = np.random.default_rng([draw, n, s, d]), GaussianSensing((draw,), d, n)
                 w = sparse_vector(rng, n, s)
                 payload = codec.encode_with(phi, w)
                 flips = rng.random(d) < 0.5 if flipped is None else np.arange(d) < flipped * d
@@ -107,15 +110,15 @@ def noisy(draws: int) -> None:
         print(line, flush=True)
 
 
-def full_size(messages: int, memory_limit: int) -> None:
-    n, s, d = 20958, 100, 10479
-    codec, rng = OneBit(s, d, memory_limit=memory_limit), np.random.default_rng(0)
-    print(f"\nn = {n}, s = {s}, d = {d}, {memory_limit / 2**20:.0f} MiB of matrices kept")
+def full_size(n: int, d: int, phi_kind: str, messages: int, memory_limit: int) -> None:
+    s = 100
+    codec, rng = OneBit(s, d, phi=phi_kind, memory_limit=memory_limit), np.random.default_rng(0)
+    print(f"\nn = {n}, s = {s}, d = {d}, {phi_kind}, {memory_limit / 2**20:.0f} MiB of matrices kept")
     for message in range(messages):
         w, seed = sparse_vector(rng, n, s), (0, message)
         payload: list[bytes] = []
         encoding = cpu_seconds(lambda w=w, seed=seed, into=payload: into.append(codec.encode(w, seed)))
-        phi = shared_sensing(seed, d, n, 1.0, memory_limit)
+        phi = shared_sensing(seed, d, n, 1.0, memory_limit, kind=phi_kind)
         drawing = cpu_seconds(lambda phi=phi: phi.rmatvec(np.zeros(phi.d)))
         decoded: list[NDArray[np.float64] | None] = []
         decoding = cpu_seconds(
@@ -136,13 +139,17 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--decoder", default="gpsp", choices=("gpsp", "biht"))
     parser.add_argument("--full", type=int, default=0, metavar="MESSAGES")
+    parser.add_argument("--phi", default="gaussian", choices=("gaussian", "srht"))
     parser.add_argument("--memory-mib", type=int, default=256)
     options = parser.parse_args()
     if options.full:
-        full_size(options.full, options.memory_mib * 2**20)
+        sizes = ((20_958, 10_479), (10**6, 5_000))[: 1 if options.phi == "gaussian" else 2]
+        for n, d in sizes:
+            full_size(n, d, options.phi, options.full, options.memory_mib * 2**20)
         return
     print(
-        f"{'n':>6} {'s':>4} {'d':>5}{'consistent':>11}{'literal':>11}{'no compand':>11} {'support':>9}"
+        f"{'n':>6} {'s':>4} {'d':>5}{'consistent':>11}{'literal':>11}{'no compand':>11}"
+        f"{'srht':>11} {'support':>9}"
         f"{'draw':>8}{'encode':>8}{'decode':>8} {'bits':>7} {'sparse32':>8}"
     )
     for n, s, d in GRID:

@@ -62,7 +62,7 @@ _PAYLOAD, _FIRST_PAYLOAD = "payload", "seed and payload"
 _SEED_BYTES = 16
 _SEED = "sensing/"  # Before a node's id in what the links keep.
 # Settings of the one-bit codec under a run's keys, and what they are called there.
-_CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi-density")
+_CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi", "phi-density")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.checks import at_least, one_of
 from hedgerow.wire.records import PayloadError
-from hedgerow.wire.sensing import MEMORY_LIMIT, Sensing, shared_sensing
+from hedgerow.wire.sensing import MATRICES, MEMORY_LIMIT, Sensing, shared_sensing
 from hedgerow.wire.thresholding import finite_vector, largest, project
 
 __all__ = ["Direction", "OneBit", "biht", "compand", "expand", "expand_literal", "gpsp"]
@@ -278,8 +278,11 @@ class OneBit:
         What is measured: sign(w) log(1 + |w|), or w, whose error is less but whose support needs larger d.
     decoder : {"gpsp", "biht"}
         How problem (9) is solved.
+    phi : {"gaussian", "srht"}
+        The paper's Gaussian matrix, 4 d n bytes of work; or a subsampled randomised Hadamard transform
+        (``HadamardSensing``), which recovers as well and keeps 6 to 12 n bytes.
     phi_density : float (default: 1.0)
-        The fraction of nonzeros of Phi, in [0.5, 1]. Sparser, too many rows miss the support.
+        The fraction of nonzeros of a Gaussian Phi, in [0.5, 1]. Sparser, too many rows miss the support.
     memory_limit : int (default: 256 MiB)
         How many bytes of sensing matrices a process keeps, >= 0. A matrix has 4 d n.
 
@@ -295,6 +298,7 @@ class OneBit:
     expand: str = "consistent"
     compand: str = "log"
     decoder: str = "gpsp"
+    phi: str = "gaussian"
     phi_density: float = 1.0
     memory_limit: int = MEMORY_LIMIT
 
@@ -308,10 +312,13 @@ class OneBit:
             ("expand", ("consistent", "literal")),
             ("compand", ("log", "none")),
             ("decoder", tuple(_DECODERS)),
+            ("phi", MATRICES),
         ):
             one_of(key, getattr(self, key), names)
         if not (_is_number(self.phi_density) and 0.5 <= self.phi_density <= 1):
             raise ValueError(f"phi_density is {self.phi_density!r}; valid is a number in [0.5, 1]")
+        if self.phi != "gaussian" and self.phi_density != 1:
+            raise ValueError(f"phi_density is {self.phi_density!r}; valid with phi = {self.phi!r} is 1")
         if self.memory_limit < 0:
             raise ValueError(f"memory_limit is {self.memory_limit!r}; valid is an integer >= 0, in bytes")
 
@@ -395,7 +402,7 @@ class OneBit:
         return [decoded[message] for message in messages]
 
     def _sensing(self, seed: tuple[int, ...], n: int) -> Sensing:
-        return shared_sensing(tuple(seed), self.d, n, self.phi_density, self.memory_limit)
+        return shared_sensing(tuple(seed), self.d, n, self.phi_density, self.memory_limit, kind=self.phi)
 
     def _unpacked(self, payload: bytes) -> tuple[float, Vector]:
         if len(payload) != self.payload_bytes(0, self.s):

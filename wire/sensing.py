@@ -1,11 +1,14 @@
-"""Gaussian sensing matrices that are a seed: any part is drawn again when it is needed.
+"""Sensing matrices that are a seed: Gaussian ones, and one of Hadamard transforms that needs no memory.
 
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", the matrix Phi of
 Algorithm 2. Ours: Phi travels as a seed, not as 64 d n bits; it is drawn in blocks of columns, because the
 vectors that it meets are sparse: encoding and the decoder's line search then draw a few blocks and not the
 matrix. Entries are float32 normals (half the memory; a sign is all that is kept of a measurement).
+Ours too: a subsampled randomised Hadamard transform in its place, for dimensions whose matrix is too large.
 """
 
+import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from threading import Lock
@@ -16,15 +19,57 @@ from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.wire.checks import at_least, require
 
-__all__ = ["MEMORY_LIMIT", "Sensing", "shared_sensing"]
+__all__ = ["MATRICES", "MEMORY_LIMIT", "GaussianSensing", "HadamardSensing", "Sensing", "shared_sensing"]
 
 MEMORY_LIMIT = 2**28
 # Large enough that drawing outweighs the set-up of a generator, small enough that a column is cheap.
 _BLOCK_ENTRIES = 2**16
 _PRODUCT_ENTRIES = 2**20
+_LARGEST_TRANSFORM = 2**26
 
 
-class Sensing:
+class Sensing(ABC):
+    """A matrix Phi (d, n), known by what it does to vectors.
+
+    Attributes
+    ----------
+    d, n : int
+        Measurements and coordinates.
+    """
+
+    d: int
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, n)."""
+        return self.d, self.n
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The bytes that are kept from the first ``rmatvec`` on."""
+
+    @abstractmethod
+    def columns(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """Return Phi[:, indices], (d, len(indices)) in column-major order."""
+
+    @abstractmethod
+    def rmatvec(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Phi^T h (n,) of a vector (d,), accumulated in float32 where Phi was not given."""
+
+    def matvec(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Phi x (d,) of a vector (n,): only the columns of its support are looked at."""
+        support = np.flatnonzero(x)
+        at_once = max(1, _PRODUCT_ENTRIES // self.d)
+        measured = np.zeros(self.d)
+        for start in range(0, support.size, at_once):
+            part = support[start : start + at_once]
+            measured += np.einsum("jp,j->p", self.columns(part).T, x[part])
+        return measured
+
+
+class GaussianSensing(Sensing):
     """A matrix Phi (d, n) of independent standard normals, zeroed with probability 1 - density.
 
     All results are the same bits whatever is kept in memory and however many threads there are.
@@ -51,8 +96,7 @@ class Sensing:
     def __init__(
         self, seed: tuple[int, ...], d: int, n: int, density: float = 1.0, memory_limit: int = MEMORY_LIMIT
     ) -> None:
-        if not seed or min(seed) < 0:
-            raise ValueError(f"seed is {seed!r}; valid is a tuple of integers >= 0")
+        _check_seed(seed)
         at_least(1, d=d, n=n)
         require("density", density, "a number in (0, 1]", 0 < density <= 1)
         if memory_limit < 0:
@@ -74,11 +118,6 @@ class Sensing:
         return sensing
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(d, n)."""
-        return self.d, self.n
-
-    @property
     def nbytes(self) -> int:
         """The bytes that are kept from the first ``rmatvec`` on."""
         return self._fitting * self.d * self._kept.itemsize
@@ -97,16 +136,6 @@ class Sensing:
             rows, first = (self._kept, 0) if block < 0 else (self._draw(int(block)), block * self._width)
             chosen[inside] = rows[indices[inside] - first]
         return chosen.T
-
-    def matvec(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return Phi x (d,) of a vector (n,): only the columns of its support are looked at."""
-        support = np.flatnonzero(x)
-        at_once = max(1, _PRODUCT_ENTRIES // self.d)
-        measured = np.zeros(self.d)
-        for start in range(0, support.size, at_once):
-            part = support[start : start + at_once]
-            measured += np.einsum("jp,j->p", self.columns(part).T, x[part])
-        return measured
 
     def rmatvec(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return Phi^T h (n,) of a vector (d,), accumulated in the matrix's precision."""
@@ -140,22 +169,110 @@ class Sensing:
         return rows
 
 
+class HadamardSensing(Sensing):
+    """Phi = S H D' H D / sqrt(N): a subsampled randomised Hadamard transform, (d, n), with no matrix.
+
+    H is the Walsh-Hadamard matrix of the first power of two N >= max(d, n), D and D' are random signs, S
+    takes d of N rows, and vectors are filled up with zeros to N. An entry is a sum of N signs over sqrt(N),
+    near to a standard normal. (With D alone entries are signs, and sums of few of them tell little: half the
+    measurements of two equal entries are 0.) H D' H is constant where i xor j is: a column is a look-up, and
+    Phi^T h two transforms of N log2 N additions. Kept are 6 bytes a coordinate of N, and 8 a measurement.
+
+    N. Ailon, B. Chazelle, "The fast Johnson-Lindenstrauss transform and approximate nearest neighbors", 2009;
+    S. Dirksen, H. C. Jung, H. Rauhut, "One-bit compressed sensing with partial Gaussian circulant matrices",
+    2020, for one-bit measurements of so few random numbers.
+
+    Parameters
+    ----------
+    seed : tuple of int
+        The matrix's seed, integers >= 0. Seeds that are told apart have the same length.
+    d, n : int
+        Measurements and coordinates, 1 to 2^26.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not valid.
+    """
+
+    def __init__(self, seed: tuple[int, ...], d: int, n: int) -> None:
+        _check_seed(seed)
+        at_least(1, d=d, n=n)
+        self.seed, self.d, self.n = seed, d, n
+        self.size = 1 << (max(d, n) - 1).bit_length()
+        require("max(d, n)", max(d, n), f"at most {_LARGEST_TRANSFORM}", self.size <= _LARGEST_TRANSFORM)
+        rng = np.random.default_rng(seed)
+        self._first, self._second = (_signs(rng, self.size) for _ in range(2))
+        self._rows = np.sort(rng.choice(self.size, d, replace=False))
+        # Phi[i, j] = D[j] diagonal[rows[i] ^ j].
+        self._diagonal = _transformed(self._second.astype(np.float32)) / np.float32(math.sqrt(self.size))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        kept = (self._first, self._second, self._rows, self._diagonal)
+        return sum(array.nbytes for array in kept)
+
+    def columns(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """Return Phi[:, indices], (d, len(indices)) in column-major order."""
+        chosen = self._diagonal[self._rows ^ indices[:, None]].astype(np.float64)
+        chosen *= self._first[indices, None]
+        return chosen.T
+
+    def rmatvec(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return Phi^T h (n,) of a vector (d,), accumulated in float32."""
+        spread = np.zeros(self.size, np.float32)
+        spread[self._rows] = h
+        correlated = _transformed(_transformed(spread) * self._second) * self._first
+        return correlated[: self.n].astype(np.float64) / math.sqrt(self.size)
+
+
+def _signs(rng: np.random.Generator, count: int) -> NDArray[np.int8]:
+    return (2 * rng.integers(0, 2, count, np.int8) - 1).astype(np.int8)
+
+
+def _transformed(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return H v, in place: additions in one order on every machine."""
+    half = 1
+    while half < vector.size:
+        pairs = vector.reshape(-1, 2, half)
+        total = pairs[:, 0] + pairs[:, 1]
+        np.subtract(pairs[:, 0], pairs[:, 1], out=pairs[:, 1])
+        pairs[:, 0] = total
+        half *= 2
+    return vector
+
+
+def _check_seed(seed: tuple[int, ...]) -> None:
+    if not seed or min(seed) < 0:
+        raise ValueError(f"seed is {seed!r}; valid is a tuple of integers >= 0")
+
+
+# Kinds of matrices, by the value of a codec's ``phi``.
+MATRICES = ("gaussian", "srht")
+
 _shared: OrderedDict[tuple[Any, ...], Sensing] = OrderedDict()
 _lock = Lock()
 
 
 def shared_sensing(
-    seed: tuple[int, ...], d: int, n: int, density: float = 1.0, memory_limit: int = MEMORY_LIMIT
+    seed: tuple[int, ...],
+    d: int,
+    n: int,
+    density: float = 1.0,
+    memory_limit: int = MEMORY_LIMIT,
+    *,
+    kind: str = "gaussian",
 ) -> Sensing:
     """Return this process's matrix of a seed; all that are shared keep ``memory_limit`` bytes together.
 
     The matrices that were used last stay. What is dropped is drawn again when it is asked for, so that only
-    speed depends on it. The arguments are those of ``Sensing``.
+    speed depends on it. The arguments are those of ``GaussianSensing``; ``kind`` is one of ``MATRICES``.
     """
-    key = (seed, d, n, density, memory_limit)
+    key = (seed, d, n, density, memory_limit, kind)
     with _lock:
         if key not in _shared:
-            sensing = Sensing(*key)
+            sensing = HadamardSensing(seed, d, n) if kind == "srht" else GaussianSensing(*key[:5])
             while _shared and sensing.nbytes + sum(each.nbytes for each in _shared.values()) > memory_limit:
                 _shared.popitem(last=False)
             _shared[key] = sensing

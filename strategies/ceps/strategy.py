@@ -18,7 +18,7 @@ from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.robust import Aggregation, parse_aggregation
+from hedgerow.strategies.robust import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, int_at_least, one_of
@@ -38,7 +38,6 @@ SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]
 
 # As an error or a setting's help says what is valid.
-NEIGHBOURHOOD_RULES = "mean, median, trimmed-mean(b) or clipped(tau), with 0 <= b < 0.5 and tau > 0"
 _SEED_BYTES = 8
 _GAMMA_BYTES = 8
 
@@ -72,8 +71,11 @@ class OneBitCode:
         Base of the literal expansion, > 1.
     decoder : {"gpsp", "biht"} (default: "gpsp")
         How problem (9) is solved.
+    phi : {"gaussian", "srht"} (default: "gaussian")
+        The paper's Gaussian matrix, or a subsampled randomised Hadamard transform, for a dimension whose
+        matrix is too large.
     phi_density : float (default: 1.0)
-        Fraction of nonzeros of Phi, in [0.5, 1].
+        Fraction of nonzeros of a Gaussian Phi, in [0.5, 1].
     phi_owner : {"sender", "receiver"} (default: "sender")
         Whose Phi measures: the sender's, and it encodes once for all; or each receiver's.
 
@@ -87,6 +89,7 @@ class OneBitCode:
     compand: str = "log"
     gamma: float = 5.0
     decoder: str = "gpsp"
+    phi: str = "gaussian"
     phi_density: float = 1.0
     phi_owner: str = "sender"
 
@@ -95,11 +98,14 @@ class OneBitCode:
             ("expand", ("consistent", "literal")),
             ("compand", ("log", "none")),
             ("decoder", ("gpsp", "biht")),
+            ("phi", ("gaussian", "srht")),
             ("phi_owner", ("sender", "receiver")),
         ):
             one_of(key, getattr(self, key), names)
         in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
         in_range("phi_density", self.phi_density, 0.5, 1.0)
+        if self.phi == "srht" and self.phi_density != 1:
+            raise ValueError(f"phi_density is {self.phi_density!r}; valid with phi = 'srht' is 1")
 
     def instructions(self) -> dict[str, str | float]:
         """Return the settings as keys of a message's config."""
@@ -303,17 +309,6 @@ class _Method:
 
     def _neighbours(self, node: int) -> list[int]:
         return sorted(self.graph(0).neighbors(node))
-
-
-def neighbourhood_rule(text: str) -> Aggregation:
-    """Return the rule of a text that neighbourhoods have; ValueError if it is none."""
-    try:
-        rule = parse_aggregation(text)
-    except ValueError:
-        rule = None
-    if rule is None or rule.name not in ("mean", "median", "trimmed-mean", "clipped"):
-        raise ValueError(f"aggregation is {text!r}; valid is {NEIGHBOURHOOD_RULES}")
-    return rule
 
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:

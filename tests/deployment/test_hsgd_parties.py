@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 LATE, KILLED = 3, 0
 CONFIG = (
     "iterations=12 global-interval=1 local-interval=1 participation=1.0 evaluate-every=12 training-mode=loop "
-    "min-available-nodes=2 max-wait=60 round-timeout=20"
+    "min-available-nodes=2 round-timeout=20"
 )
 
 

@@ -260,6 +260,7 @@ CEPS = AppCase(
         "compand": "exp",
         "gamma": 1.0,
         "decoder": "omp",
+        "phi": "fourier",
         "phi-density": 0.1,
         "phi-owner": "hub",
         "stragglers": 1,

@@ -9,12 +9,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hedgerow.wire import sensing
-from hedgerow.wire.sensing import Sensing, shared_sensing
+from hedgerow.wire.sensing import GaussianSensing, HadamardSensing, Sensing, shared_sensing
 from hedgerow.wire.thresholding import largest, project
 
 TIED = hnp.arrays(
@@ -27,7 +28,7 @@ def whole(phi):
 
 
 def chunked(memory_limit=0):
-    return Sensing((3, 1), 700, 301, memory_limit=memory_limit)
+    return GaussianSensing((3, 1), 700, 301, memory_limit=memory_limit)
 
 
 def test_the_projection_keeps_the_largest_and_the_first_of_equals():
@@ -64,21 +65,35 @@ def test_what_has_no_projection_is_refused(v, s, said):
         project(v, s)
 
 
-def test_the_entries_are_standard_normal():
-    entries = whole(Sensing((1,), 400, 500)).ravel()
+def test_a_hadamard_transform_is_that_of_its_signs():
+    phi = HadamardSensing((4,), 20, 29)
+    H = scipy.linalg.hadamard(32)
+    full = H @ np.diag(phi._second) @ H @ np.diag(phi._first) / np.sqrt(32)
+    assert whole(phi) == pytest.approx(full[phi._rows, :29], abs=1e-6)
+    assert len(set(phi._rows)) == 20
+    assert set(phi._first) == set(phi._second) == {-1, 1}
+
+
+@pytest.mark.parametrize("kind", [GaussianSensing, HadamardSensing])
+def test_the_entries_are_standard_normal(kind):
+    entries = whole(kind((1,), 400, 500)).ravel()
+    # A transform has 512 different entries, up to their signs.
     assert entries.mean() == pytest.approx(0, abs=0.01)
-    assert entries.std() == pytest.approx(1, abs=0.01)
+    assert entries.std() == pytest.approx(1, abs=0.05 if kind is HadamardSensing else 0.01)
+    if kind is HadamardSensing:
+        return
     assert np.mean(np.abs(entries) < 1) == pytest.approx(0.6827, abs=0.005)
 
 
-def test_columns_and_seeds_are_independent():
-    phi, other = whole(Sensing((1, 0), 4000, 60)), whole(Sensing((1, 1), 4000, 60))
+@pytest.mark.parametrize("kind", [GaussianSensing, HadamardSensing])
+def test_columns_and_seeds_are_independent(kind):
+    phi, other = whole(kind((1, 0), 4000, 60)), whole(kind((1, 1), 4000, 60))
     correlation = np.abs(phi.T @ phi / 4000 - np.eye(60)).max()
     assert max(correlation, np.abs(phi.T @ other / 4000).max()) < 0.1
 
 
 def test_the_density_is_the_fraction_of_nonzeros():
-    entries = whole(Sensing((1,), 400, 500, density=0.3))
+    entries = whole(GaussianSensing((1,), 400, 500, density=0.3))
     assert np.mean(entries != 0) == pytest.approx(0.3, abs=0.01)
     assert entries[entries != 0].std() == pytest.approx(1, abs=0.01)
 
@@ -95,10 +110,12 @@ def test_chunked_products_equal_the_whole_matrix_bit_for_bit(seed, memory_limit)
     assert np.array_equal(part.columns(picked), full.columns(picked))
 
 
-def test_products_are_those_of_the_matrix():
-    phi = chunked()
+@pytest.mark.parametrize(
+    "phi", [chunked(), HadamardSensing((3, 1), 700, 301), HadamardSensing((3, 1), 9, 301)]
+)
+def test_products_are_those_of_the_matrix(phi: Sensing):
     matrix, rng = whole(phi), np.random.default_rng(0)
-    x, h = rng.standard_normal(301), rng.standard_normal(700)
+    x, h = rng.standard_normal(301), rng.standard_normal(phi.d)
     assert phi.matvec(x) == pytest.approx(matrix @ x, rel=1e-12, abs=1e-12)
     assert phi.rmatvec(h) == pytest.approx(matrix.T @ h, abs=1e-3)
 
@@ -113,24 +130,24 @@ def test_a_product_with_many_columns_is_summed_in_parts(monkeypatch):
 def test_a_given_matrix_is_used_in_its_own_precision():
     matrix = np.random.default_rng(0).standard_normal((20, 30))
     h = np.arange(20.0)
-    assert Sensing.of(matrix).rmatvec(h) == pytest.approx(matrix.T @ h, rel=1e-13)
-    assert np.array_equal(whole(Sensing.of(matrix)), matrix)
+    assert GaussianSensing.of(matrix).rmatvec(h) == pytest.approx(matrix.T @ h, rel=1e-13)
+    assert np.array_equal(whole(GaussianSensing.of(matrix)), matrix)
 
 
 def test_another_process_draws_the_same_matrix():
     script = (
-        "import numpy as np; from hedgerow.wire.sensing import Sensing; "
-        "print(Sensing((5, 2), 90, 80).columns(np.arange(80)).astype('<f4').tobytes().hex())"
+        "import numpy as np; from hedgerow.wire.sensing import GaussianSensing; "
+        "print(GaussianSensing((5, 2), 90, 80).columns(np.arange(80)).astype('<f4').tobytes().hex())"
     )
     printed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout
-    assert printed.strip() == whole(Sensing((5, 2), 90, 80)).astype("<f4").tobytes().hex()
+    assert printed.strip() == whole(GaussianSensing((5, 2), 90, 80)).astype("<f4").tobytes().hex()
 
 
 @pytest.mark.parametrize("limit_mib", [0, 4])
 def test_products_of_a_large_matrix_stay_within_the_memory_limit(limit_mib):
-    phi = Sensing((1,), 3000, 4000, memory_limit=limit_mib * 2**20)  # 46 MiB as a whole
+    phi = GaussianSensing((1,), 3000, 4000, memory_limit=limit_mib * 2**20)  # 46 MiB as a whole
     h, x = np.ones(3000), np.zeros(4000)
     x[::400] = 1
     tracemalloc.start()
@@ -146,11 +163,13 @@ def test_products_of_a_large_matrix_stay_within_the_memory_limit(limit_mib):
 
 def test_encoding_a_sparse_vector_draws_only_the_blocks_it_touches(monkeypatch):
     drawn = []
-    draw = Sensing._draw
-    monkeypatch.setattr(Sensing, "_draw", lambda self, block: drawn.append(block) or draw(self, block))
+    draw = GaussianSensing._draw
+    monkeypatch.setattr(
+        GaussianSensing, "_draw", lambda self, block: drawn.append(block) or draw(self, block)
+    )
     x = np.zeros(4000)
     x[[3, 4, 3999]] = 1
-    Sensing((1,), 3000, 4000).matvec(x)
+    GaussianSensing((1,), 3000, 4000).matvec(x)
     assert drawn == [0, 3999 // (2**16 // 3000)]
 
 
@@ -179,4 +198,4 @@ def test_shared_matrices_keep_the_limit_together():
 )
 def test_a_bad_setting_is_named(change, said):
     with pytest.raises(ValueError, match=said):
-        Sensing(**({"seed": (1,), "d": 5, "n": 5} | change))
+        GaussianSensing(**({"seed": (1,), "d": 5, "n": 5} | change))

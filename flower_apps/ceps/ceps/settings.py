@@ -88,7 +88,12 @@ SETTINGS: Mapping[str, Setting] = {
     "compand": Setting("log", choice("log", "none"), "measure sign(w) log(1 + abs(w)), or w"),
     "gamma": Setting(5.0, above(1), "base of `expand` = `literal`"),
     "decoder": Setting("gpsp", choice("gpsp", "biht"), "what finds the model behind the signs"),
-    "phi-density": Setting(1.0, in_range(0.5, 1.0), "nonzeros of the measuring matrix"),
+    "phi": Setting(
+        "gaussian",
+        choice("gaussian", "srht"),
+        "the measuring matrix; `srht` is a transform, for large models",
+    ),
+    "phi-density": Setting(1.0, in_range(0.5, 1.0), "nonzeros of a Gaussian measuring matrix"),
     "phi-owner": Setting("sender", choice("sender", "receiver"), "whose matrix measures"),
     "stragglers": Setting(
         False, flag(), "hear the neighbours that reply first, in place of some drawn before"
@@ -291,6 +296,7 @@ def _ceps(values: Mapping[str, Any], options: dict[str, Any]) -> CEPS:
             compand=values["compand"],
             gamma=values["gamma"],
             decoder=values["decoder"],
+            phi=values["phi"],
             phi_density=values["phi-density"],
             phi_owner=values["phi-owner"],
         ),

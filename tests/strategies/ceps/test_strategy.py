@@ -658,6 +658,7 @@ def test_a_parameter_out_of_range_is_named(key: str, value: Any) -> None:
         ("decoder", "x"),
         ("phi_owner", "x"),
         ("gamma", 1.0),
+        ("phi", "fourier"),
         ("phi_density", 0.1),
     ],
 )
