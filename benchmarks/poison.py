@@ -1,13 +1,18 @@
-"""What lying nodes do to a run, under each rule of aggregation: final test accuracies, and what a rule costs.
+"""What lying nodes do to a run, under each rule of aggregation: final test accuracies, and what rules cost.
 
-    python benchmarks/poison.py                                  # every app, attack and rule, 20 % of liars
-    python benchmarks/poison.py --shares 0.1,0.2,0.3 --seeds 0,1,2 --apps sd-feel --attacks sign-flip,alie
+    python benchmarks/poison.py                     # 20 % of liars, five attacks, IID, three seeds
+    python benchmarks/poison.py --shares 0.1,0.2,0.3 --attacks all --distributions all     # everything
+    python benchmarks/poison.py --apps sd-feel --attacks sign-flip,alie --cache poison.jsonl
     python benchmarks/poison.py --cost-only
+
+What was run is kept in the file of ``--cache``: a sweep that was stopped goes on, and another one adds to it.
 
 20 nodes learn a perceptron of 25,450 parameters on real MNIST images (mnist-5k), dealt IID and skewed
 (dirichlet(0.3)), with the apps' own settings and bounds. Liars are spread evenly over partitions, hence over
-SD-FEEL's two clusters. They are wrappers of the honest client app; those that collude see all honest updates
-of the round, as no rule's promise forbids. An update is what a node sends less what it was sent:
+SD-FEEL's two clusters; on CEPS's graph, drawn by the seed, each node has ten neighbours, and some have more
+liars among them than others. Liars are wrappers of the honest client app; those that collude see all honest
+updates of the round, as no rule's promise forbids. An update is what a node sends less what it was sent, in
+CEPS less the mean of what honest nodes sent the last time:
 
 - ``sign-flip``: 5 times the node's own update, backwards.
 - ``scaling``: 20 times its own update, within the default bound of norms.
@@ -20,21 +25,24 @@ of the round, as no rule's promise forbids. An update is what a node sends less 
 - ``free-rider``: what the node was sent.
 - ``lying-weight``: its own update, backwards, with 10^12 claimed examples.
 
-A run that a bound ends with an error is *ended* in the tables.
+A run that a bound ends with an error is *ended* in the tables; numbers are means over the seeds, with half of
+their range. CEPS's is the accuracy of the mean of the honest nodes' models; it knows no examples that nodes
+could claim, and each node takes its rule of itself and its neighbours, of which there are four.
 
 Rules without numbers get theirs from the size of the group that they work on (SD-FEEL: a cluster): up to 30 %
 of liars are provided for, and ``clipped`` cuts at the median norm of an honest run's updates.
 """
 
+import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from importlib import import_module
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, isfinite
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,19 +57,23 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import nn
 
-from hedgerow.clients import fedmud_client, local_task, sd_feel_client, similarity_free_client
-from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients import ceps_client, fedmud_client, local_task, sd_feel_client, similarity_free_client
+from hedgerow.clients.ceps.problems import Problem, TorchProblem
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.launch import load_app, plan_run
 from hedgerow.strategies.robust import Aggregation, parse_aggregation
-from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.message_types import WHOAMI
+from hedgerow.tasks import build_model, federated
+from hedgerow.wire.calls import Batched, BatchHandler, Call
+from hedgerow.wire.message_types import PUBLISH, WHOAMI
 from hedgerow.wire.records import records_of, to_state_dict, view
 
 HERE = Path(__file__).resolve().parent
 NODES = 20
 ROUNDS = 20
+# Of a node of CEPS.
+NEIGHBOURS = 10
+RULES = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "clipped")
 DISTRIBUTIONS = {"iid": "iid", "skewed": "dirichlet(0.3)"}
 _COMMON = f"num-clients={NODES} model='{__name__}:perceptron'"
 Vector = NDArray[np.float64]
@@ -73,14 +85,48 @@ def perceptron(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, num_classes))
 
 
+def _flipped_task(liars: frozenset[int], context: Context) -> LocalTask:
+    task = local_task(context)
+    return replace(task, y=_flipped(task.y)) if _partition(context) in liars else task
+
+
+def _flipped_problem(liars: frozenset[int], context: Context) -> Problem:
+    problems = import_module("ceps.problems")
+    honest: Problem = problems.node_problem(context)
+    if _partition(context) not in liars:
+        return honest
+    values = dict(context.run_config)
+    data = federated(values["dataset"], values["partition"], values["num-clients"], values["seed"])
+    part = torch.from_numpy(data.parts[_partition(context)])
+    model = build_model(values["model"], data.dataset.input_shape, 10, values["seed"])
+    lie: Problem = problems.FromInitial(
+        TorchProblem(model, data.x[part], _flipped(data.y)[part]),
+        problems.problem(problems.key_of(values), 0).start,
+    )
+    return lie
+
+
+def _partition(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+@cache
+def _flipped(y: torch.Tensor) -> torch.Tensor:
+    return 9 - y
+
+
 @dataclass(frozen=True)
 class Case:
-    """An app, its settings, its client on a task, and the nodes that a rule works on at once."""
+    """An app, its settings, its client where some nodes flip labels, and what a rule works on at once."""
 
     folder: str
     settings: str
-    client: Callable[..., BatchClientApp]
+    client: Callable[[frozenset[int]], ClientApp]
     group: int = NODES
+    # Those that the app has.
+    rules: tuple[str, ...] = RULES
+    # What it knows nothing of.
+    immune: tuple[str, ...] = ()
 
 
 APPS = {
@@ -88,19 +134,29 @@ APPS = {
         "sd-feel",
         f"num-servers=2 topology='complete' tau1=8 tau2=1 alpha=1 iterations={8 * ROUNDS} "
         "batch-size=20 learning-rate=0.1",
-        sd_feel_client,
+        lambda liars: sd_feel_client(task=partial(_flipped_task, liars)),
         NODES // 2,
     ),
     "similarity-free": Case(
         "similarity-free",
         f"algorithm='fedavg' num-rounds={ROUNDS} local-iters=8 schedule='fixed' fixed-c=0.46 batch-size=20",
-        similarity_free_client,
+        lambda liars: similarity_free_client(task=partial(_flipped_task, liars)),
     ),
     "fedmud": Case(
         "fedmud",
         f"method='fedmud+bkd+aad' num-rounds={ROUNDS} clients-per-round={NODES} skip-front=0 ratio=0.125 "
         "init-a=0.5 batch-size=40 learning-rate=0.2 sync='dense'",
-        fedmud_client,
+        lambda liars: fedmud_client(task=partial(_flipped_task, liars)),
+    ),
+    "ceps": Case(
+        "ceps",
+        f"problem='network' dataset='mnist-5k' topology='regular({NEIGHBOURS})' participation=1.0 "
+        "codec='dense64' sealed=false monitor=false sparsity=25450 interval-low=1 interval-high=1 "
+        "sigma-rule='fixed_c' c=12.0 mu=0.01",
+        lambda liars: ceps_client(partial(_flipped_problem, liars)),
+        NEIGHBOURS + 1,
+        ("mean", "median", "trimmed-mean", "clipped"),
+        ("lying-weight",),
     ),
 }
 
@@ -139,6 +195,8 @@ ATTACKS: Mapping[str, Callable[[Seen], Vector] | None] = {
     "lying-weight": lambda seen: -seen.own,
 }
 NO_ATTACK = "none"
+# Those that cost most, in seconds that one waits for.
+WORST = "sign-flip,alie,ipm,free-rider,lying-weight"
 _CLAIMED = 10**12
 
 
@@ -149,16 +207,30 @@ def liars_of(share: float) -> tuple[int, ...]:
 
 
 class Poisoned(ClientApp):
-    """An honest app of which some nodes lie."""
+    """An honest app of which some nodes lie.
+
+    Attributes
+    ----------
+    published : list[NDArray]
+        What honest nodes of CEPS told their neighbours the last time.
+    apart : list[float]
+        How far each model that they told was from that of the node after.
+    """
 
     def __init__(self, honest: Case, attack: str, liars: Sequence[int], seed: int) -> None:
         super().__init__()
         self.attack, self.liars, self.seed = attack, frozenset(liars), seed
-        self.honest = honest.client(task=self._task if attack == "label-flip" else local_task)
+        self.honest = honest.client(self.liars if attack == "label-flip" else frozenset())
+        self.published: list[Vector] = []
+        self.apart: list[float] = []
+        self._times = 0
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the honest handler with the liars' answers in place of their own."""
+        assert isinstance(self.honest, Batched)
         handler = self.honest.batch_handler(message_type)
+        if handler is not None and message_type == PUBLISH:
+            return lambda calls: self._told(calls, handler(calls))
         if handler is None or not self.liars or ATTACKS.get(self.attack) is None:
             return handler
         if message_type == "train":
@@ -169,10 +241,31 @@ class Poisoned(ClientApp):
             ]
         return handler
 
-    def _task(self, context: Context) -> LocalTask:
-        task = local_task(context)
-        lies = int(context.node_config["partition-id"]) in self.liars
-        return replace(task, y=_flipped(task.y)) if lies else task
+    def _told(
+        self, calls: Sequence[Call], answers: Sequence[RecordDict | Exception]
+    ) -> list[RecordDict | Exception]:
+        """Return what nodes of CEPS publish, all of them at once: models, as bytes."""
+        models: list[Vector] = []
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            (record,) = records_of(answer, ConfigRecord).values()
+            models.append(np.frombuffer(record["bytes"], "<f8"))  # type: ignore[call-overload]
+        before = np.mean(self.published, axis=0) if self.published else np.zeros_like(models[0])
+        honest = [m for call, m in zip(calls, models, strict=True) if call.partition_id not in self.liars]
+        self.published = honest
+        self.apart += [float(np.linalg.norm(a - b)) for a, b in pairwise(honest)]
+        self._times += 1
+        lie, told = ATTACKS.get(self.attack), list(answers)
+        if lie is None:
+            return told
+        updates = np.stack(honest) - before
+        for at, call in enumerate(calls):
+            if call.partition_id in self.liars:
+                stream = np.random.default_rng([self.seed, self._times, call.partition_id])
+                model = before + lie(Seen(models[at] - before, updates, len(self.liars), stream))
+                told[at] = RecordDict({"payload": ConfigRecord({"bytes": model.astype("<f8").tobytes()})})
+        return told
 
     def _claimed(self, call: Call, answer: RecordDict | Exception) -> RecordDict | Exception:
         if call.partition_id in self.liars and not isinstance(answer, Exception):
@@ -205,11 +298,6 @@ class Poisoned(ClientApp):
             update = lie(Seen(own, honest, len(self.liars), stream))
             told[at] = self._claimed(call, _with_update(call, answer, update))
         return told
-
-
-@cache
-def _flipped(y: torch.Tensor) -> torch.Tensor:
-    return 9 - y
 
 
 def _arrays(answer: RecordDict) -> dict[str, NDArray[Any]]:
@@ -249,6 +337,10 @@ class Watching:
 
     is_mean, least = False, 1
 
+    def for_count(self, updates: int) -> "Watching":
+        """Return itself."""
+        return self
+
     def __init__(self) -> None:
         self.norms: list[float] = []
 
@@ -278,31 +370,33 @@ def accuracy(job: Job, watching: Watching | None = None, rounds: int = ROUNDS) -
     values = package.settings.read(plan.run_config)
     made = package.experiment(values)
     strategy = made.strategy()
-    if watching is not None:
+    if watching is not None and job.app != "ceps":
         strategy.aggregation = watching
     liars = () if job.attack == NO_ATTACK else liars_of(job.share)
     client = Poisoned(case, job.attack, liars, job.seed)
     with InProcessGrid(client, NODES, run_config=dict(values), seed=job.seed) as grid:
         try:
             result = strategy.start(
-                grid, made.initial_arrays, num_rounds=rounds, timeout=600.0,
+                grid, made.initial_arrays, num_rounds=rounds + (job.app == "ceps"), timeout=600.0,
                 train_config=ConfigRecord(dict(made.train_config)),
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             print(f"{job}: {error}", file=sys.stderr, flush=True)
             return float("nan")
+    if client.published:  # What honest nodes told at the start of the last iteration.
+        mean_model = np.mean(client.published, axis=0)
+        if watching is not None:
+            watching.norms += client.apart
+        return float(import_module("ceps.problems").network_accuracy(values, mean_model))
     return float(made.measure(to_state_dict(result.arrays))["accuracy"])
 
 
 @cache
 def usual_norm(app: str, distribution: str) -> float:
-    """Return the median norm of the updates of an honest run."""
+    """Return the median norm of an honest run's updates; of CEPS's, of the differences of models."""
     watching = Watching()
     accuracy(Job(app, distribution, NO_ATTACK, "clipped(1)", 0.0, 0), watching)
     return median(watching.norms)
-
-
-RULES = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "clipped")
 
 
 def with_numbers(rule: str, group: int, norm: float) -> str:
@@ -337,22 +431,40 @@ def table(app: str, distribution: str, share: float, found: Mapping[Job, float])
         job: value for job, value in found.items()
         if (job.app, job.distribution) == (app, distribution) and job.share in (0.0, share)
     }  # fmt: skip
-    rules = list(dict.fromkeys(job.rule for job in mine))
+    rules = [rule for rule in RULES if any((job.rule, job.share) == (rule, share) for job in mine)]
+    attacks = [one for one in (NO_ATTACK, *ATTACKS) if any(job.attack == one for job in mine)]
+    cells = {
+        (attack, rule): [100 * v for job, v in mine.items() if (job.attack, job.rule) == (attack, rule)]
+        for attack, rule in product(attacks, rules)
+    }
+    honest = mean(cells[NO_ATTACK, "mean" if "mean" in rules else rules[0]])
     yield f"\n**{app}, {distribution}, {share:.0%} of the nodes lie**\n"
     yield f"| attack | {' | '.join(rules)} | best rule against no attack |"
     yield f"|---|{'---:|' * (len(rules) + 1)}"
-    values = {
-        attack: {
-            rule: 100 * mean(v for job, v in mine.items() if (job.attack, job.rule) == (attack, rule))
-            for rule in rules
-        }
-        for attack in dict.fromkeys(job.attack for job in mine)
-    }
-    honest = values[NO_ATTACK].get("mean", max(values[NO_ATTACK].values()))
-    worst = {rule: float(np.min([row[rule] for row in values.values()])) for rule in rules}
-    for attack, row in (*values.items(), ("the worst", worst)):
-        cells = " | ".join(f"{row[rule]:.1f}" if isfinite(row[rule]) else "ended" for rule in rules)
-        yield f"| {attack} | {cells} | {np.nanmax(list(row.values())) - honest:+.1f} |"
+    for attack in attacks:
+        row = [cells[attack, rule] for rule in rules]
+        best = max((mean(told) for told in row if told and all(map(isfinite, told))), default=float("nan"))
+        yield f"| {attack} | {' | '.join(map(_cell, row))} | {best - honest:+.1f} |"
+    # Of each rule, the attack that costs it most.
+    worst = [
+        min((cells[attack, rule] for attack in attacks if cells[attack, rule]), key=_least) for rule in rules
+    ]
+    best = max((_least(told) for told in worst), default=float("nan"))
+    yield f"| the worst | {' | '.join(map(_cell, worst))} | {best - honest:+.1f} |"
+
+
+def _least(told: Sequence[float]) -> float:
+    return mean(told) if all(map(isfinite, told)) else 0.0
+
+
+def _cell(told: Sequence[float]) -> str:
+    """Return the mean over the seeds and half of their range."""
+    here = [value for value in told if isfinite(value)]
+    ended = len(told) - len(here)
+    if not here:
+        return "ended" if told else ""
+    spread = f" ± {(max(here) - min(here)) / 2:.1f}" if len(here) > 1 else ""
+    return f"{mean(here):.1f}{spread}{f' (ended: {ended})' if ended else ''}"
 
 
 def cost(rules: Iterable[str], nodes: int = 50, dim: int = 21_840, repeats: int = 5) -> Iterator[str]:
@@ -376,22 +488,25 @@ def cost(rules: Iterable[str], nodes: int = 50, dim: int = 21_840, repeats: int 
 
 
 def chosen(names: str, known: Iterable[str], option: str) -> list[str]:
-    """Return the names of a list with commas; all for an empty one."""
+    """Return the names of a list with commas; all of them for ``all``."""
     known = list(known)
-    asked = [name.strip() for name in names.split(",")] if names else known
+    asked = known if names == "all" else [name.strip() for name in names.split(",")]
     if unknown := sorted(set(asked) - set(known)):
-        raise typer.BadParameter(f"{option} {', '.join(unknown)}; valid is any of {', '.join(known)}")
+        raise typer.BadParameter(f"{option} {', '.join(unknown)}; valid is all, or any of {', '.join(known)}")
     return asked
 
 
 def main(
-    apps: Annotated[str, typer.Option(help="with commas; empty: all")] = "",
-    attacks: Annotated[str, typer.Option(help="with commas; empty: all")] = "",
-    rules: Annotated[str, typer.Option(help="with commas; empty: all")] = "",
-    distributions: Annotated[str, typer.Option(help="iid, skewed; empty: both")] = "",
+    apps: Annotated[str, typer.Option(help="with commas, or all")] = "all",
+    attacks: Annotated[str, typer.Option(help="with commas, or all")] = WORST,
+    rules: Annotated[str, typer.Option(help="with commas, or all")] = "all",
+    distributions: Annotated[str, typer.Option(help="iid, skewed, or all")] = "iid",
     shares: Annotated[str, typer.Option(help="of the nodes that lie, above 0 and below 0.5")] = "0.2",
-    seeds: Annotated[str, typer.Option(help="with commas")] = "0",
+    seeds: Annotated[str, typer.Option(help="with commas")] = "0,1,2",
     jobs: Annotated[int, typer.Option(min=1, help="processes, of one thread each")] = 2,
+    cache: Annotated[
+        Path | None, typer.Option(help="a file that keeps each run; those in it are not run")
+    ] = None,
     cost_only: Annotated[bool, typer.Option(help="no runs, only what rules cost")] = False,
 ) -> None:
     """Print the tables."""
@@ -407,33 +522,65 @@ def main(
     if not all(0 < share < 0.5 and round(share * NODES) for share in parts) or min(draws) < 0:
         raise typer.BadParameter(f"--shares {shares}; valid is 0.05 to 0.45; --seeds {seeds}; valid is >= 0")
     if not cost_only:
-        found = measured(
-            (
-                Job(app, distribution, attack, rule, share if attack != NO_ATTACK else 0.0, seed)
-                for app in chosen(apps, APPS, "--apps")
-                for distribution in chosen(distributions, DISTRIBUTIONS, "--distributions")
-                for attack, rule, share, seed in product(asked, names, parts, draws)
-            ),
-            jobs,
-        )
+        # A seed after the other: a sweep that is stopped has tables of fewer seeds.
+        work = [
+            Job(app, distribution, attack, rule, share if attack != NO_ATTACK else 0.0, seed)
+            for seed, app, distribution in product(
+                draws, chosen(apps, APPS, "--apps"), chosen(distributions, DISTRIBUTIONS, "--distributions")
+            )
+            for attack, rule, share in product(asked, names, parts)
+            if rule in APPS[app].rules and attack not in APPS[app].immune
+        ]
+        found = measured(list(dict.fromkeys(work)), jobs, cache)
         pairs = dict.fromkeys((job.app, job.distribution) for job in found)
         for (app, distribution), share in product(pairs, parts):
             print("\n".join(table(app, distribution, share, found)))
     print("\n".join(cost(dict.fromkeys(["mean", *names]))))
 
 
-def measured(asked: Iterable[Job], jobs: int) -> dict[Job, float]:
-    """Return the accuracy of each job, worked on by some processes."""
-    work = list(dict.fromkeys(asked))
-    began = time.perf_counter()
+def kept(cache: Path | None) -> dict[tuple[Job, str], float]:
+    """Return the runs of a file, with the settings that they had; a line that was cut off is none."""
+    runs: dict[tuple[Job, str], float] = {}
+    for line in cache.read_text().splitlines() if cache is not None and cache.exists() else ():
+        try:
+            told = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        value = float("nan") if told["accuracy"] is None else float(told["accuracy"])
+        runs[Job(**told["job"]), told["settings"]] = value
+    return runs
+
+
+def measured(work: Sequence[Job], jobs: int, cache: Path | None = None) -> dict[Job, float]:
+    """Return the accuracy of each job: those that a file has not are worked on by some processes."""
+    before = kept(cache)
+    results = {job: before[key] for job in work if (key := (job, _settings(job))) in before}
+    if cache is not None and cache.exists() and not cache.read_text().endswith("\n"):
+        with cache.open("a") as file:
+            file.write("\n")
+    missing, began = [job for job in work if job not in results], time.perf_counter()
     with get_context("spawn").Pool(jobs, _begin) as pool:
-        results = dict(pool.imap_unordered(_done, work, chunksize=1))
+        for job, value in pool.imap_unordered(_done, missing, chunksize=1):
+            results[job] = value
+            if cache is not None:
+                told = {
+                    "job": asdict(job),
+                    "settings": _settings(job),
+                    "accuracy": value if isfinite(value) else None,
+                }
+                with cache.open("a") as file:
+                    file.write(json.dumps(told) + "\n")
     print(
-        f"{len(work)} runs in {time.perf_counter() - began:.0f} s in {jobs} processes, load "
-        f"{os.getloadavg()[0]:.1f}",
+        f"{len(missing)} runs in {time.perf_counter() - began:.0f} s in {jobs} processes, load "
+        f"{os.getloadavg()[0]:.1f}; {len(work) - len(missing)} were in the file",
         flush=True,
     )
     return {job: results[job] for job in work}
+
+
+def _settings(job: Job) -> str:
+    """Return what a run is, beside its job: a cached one is no other's."""
+    return f"{_COMMON} {APPS[job.app].settings} {DISTRIBUTIONS[job.distribution]} rounds={ROUNDS}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     python benchmarks/privacy.py sealed     # CEPS with sealed links
     python benchmarks/privacy.py sums       # FedAvg by secure sums
+    python benchmarks/privacy.py sums --method similarity-free    # or fedmud: the other apps' clients
+    python benchmarks/privacy.py sums --noise                     # secure sums with noise beside plain
 
 Prints medians over repetitions: ``sealed`` of the CPU time of a run, which is that of all nodes and of the
 relay, ``sums`` of a round's seconds by the clock; and bytes. Set OMP_NUM_THREADS=1.
@@ -13,22 +15,27 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
 from flwr.app import ArrayRecord, ConfigRecord
+from torch import nn
 
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression
+from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.sd_feel.client import sd_feel_client
+from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies import FedAvg
+from hedgerow.strategies import FedAvg, FedMUD, SecureSum, SimilarityFree
 from hedgerow.strategies.ceps.strategy import CEPS
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
+from hedgerow.strategies.schedules import Fixed
+from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.tasks import build_model
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import to_record
@@ -74,27 +81,52 @@ def sealed(repeats: Repeats = 5) -> None:
 
 
 @app.command()
-def sums(repeats: Repeats = 3, nodes: int = 50, local_steps: int = 5, rounds: int = 6) -> None:
-    """A round of FedAvg of LeNet's 21,840 parameters, plain and by secure sums."""
+def sums(
+    repeats: Repeats = 3,
+    nodes: int = 50,
+    local_steps: int = 5,
+    rounds: int = 6,
+    method: Annotated[str, typer.Option(help="fedavg, similarity-free or fedmud")] = "fedavg",
+    noise: bool = False,
+) -> None:
+    """A round of LeNet's 21,840 parameters, plain and by secure sums."""
+    if method not in METHODS:
+        raise typer.BadParameter(f"method is {method!r}; valid is one of {', '.join(METHODS)}")
     made: dict[bool, list[list[float]]] = {False: [], True: []}
     carried: dict[bool, tuple[int, int]] = {}
     for _ in range(repeats):
         for is_summed, runs in made.items():
-            seconds, carried[is_summed] = fedavg_run(nodes, local_steps, rounds, is_summed)
+            secure = is_summed and SecureSum(noise=SumNoise(1.0, 1.0) if noise else None)
+            seconds, carried[is_summed] = summed_run(method, nodes, local_steps, rounds, secure)
             runs.append(seconds)
     plain, protected = (median(s for run in runs for s in run[1:]) for runs in made.values())
     first, first_protected = (median(run[0] for run in runs) for runs in made.values())
     print(
-        f"FedAvg, {nodes} nodes, {local_steps} local steps of batch 10: {plain:.3f} s a round, "
-        f"{protected:.3f} by secure sums, ratio {protected / plain:.2f}; "
+        f"{method}, {nodes} nodes, {local_steps} local steps of batch 10: {plain:.3f} s a round, "
+        f"{protected:.3f} by secure sums{' with noise' if noise else ''}, ratio {protected / plain:.2f}; "
         f"the first round {first:.2f} and {first_protected:.2f}"
     )
     for leg, before, after in zip(("up", "down"), carried[False], carried[True], strict=True):
         print(f"{leg}: {before / nodes:,.0f} bytes a node and round, {after / nodes:,.0f} by secure sums")
 
 
-def fedavg_run(
-    nodes: int, local_steps: int, rounds: int, is_summed: bool
+METHODS = {"fedavg": sd_feel_client, "similarity-free": similarity_free_client, "fedmud": fedmud_client}
+
+
+def strategy_of(method: str, model: nn.Module, nodes: int, local_steps: int, options: Any) -> Any:
+    """Return a strategy whose nodes take so many steps of batch 10, of their 100 examples."""
+    if method == "fedavg":
+        return FedAvg(local_steps=local_steps, **options)
+    if method == "similarity-free":
+        return SimilarityFree(
+            schedule=Fixed(c=0.05, num_rounds=1), local_iters=local_steps, batch_size=10, **options
+        )
+    # An epoch, whatever the steps: ten of them.
+    return FedMUD.for_model(model, local_epochs=1, batch_size=10, learning_rate=0.05, **options)
+
+
+def summed_run(
+    method: str, nodes: int, local_steps: int, rounds: int, secure_sum: bool | SecureSum
 ) -> tuple[list[float], tuple[int, int]]:
     """Return the seconds of each round, and the bytes of the last one from and to the nodes."""
     rng = np.random.default_rng(0)
@@ -102,14 +134,15 @@ def fedavg_run(
     y = torch.tensor(rng.integers(0, 10, 100 * nodes))
     model = build_model("lenet", (1, 28, 28), 10, 0)
     parts = [np.arange(100 * i, 100 * (i + 1)) for i in range(nodes)]
-    client = sd_feel_client(
+    client = METHODS[method](
         lambda context: LocalTask(model, x, y, parts[int(context.node_config["partition-id"])])
     )
     ends: list[RoundEnd] = []
-    strategy = FedAvg(
-        local_steps=local_steps, min_available_nodes=nodes, fraction_evaluate=0.0, secure_sum=is_summed,
-        on_round_end=[ends.append],
-    )  # fmt: skip
+    options = {
+        "min_available_nodes": nodes, "fraction_evaluate": 0.0, "secure_sum": secure_sum,
+        "on_round_end": [ends.append],
+    }  # fmt: skip
+    strategy = strategy_of(method, model, nodes, local_steps, options)
     config = ConfigRecord({"learning-rate": 0.05, "batch-size": 10, "seed": 0})
     with InProcessGrid(client, nodes) as grid:
         strategy.start(grid, to_record(model.state_dict()), rounds, 600.0, config)

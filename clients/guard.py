@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from types import FrameType
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, MessageType, RecordDict
 from flwr.common import log
 
 from hedgerow.clients.policy import PRIVACY_MODES, Policy, PolicyError, policy_of
@@ -27,7 +27,17 @@ from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften, 
 from hedgerow.tasks.datasets import DATA_DIR_VARIABLE
 from hedgerow.tasks.permissions import Permissions, permitted
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR, RESTORE, STATE, WHOAMI
+from hedgerow.wire.masked_sums import MASKED_SUM
+from hedgerow.wire.message_types import (
+    EXCHANGE,
+    MONITOR,
+    NO_MESSAGE,
+    NO_MONITOR,
+    RESTORE,
+    STATE,
+    UPDATE,
+    WHOAMI,
+)
 from hedgerow.wire.records import payload_bytes
 
 __all__ = [
@@ -40,8 +50,10 @@ __all__ = [
     "check_sum",
     "guarded",
     "is_monitored",
+    "kept_for_sum",
     "needs_entropy",
     "releases_made",
+    "tells_nothing",
 ]
 
 Answer = RecordDict | Exception
@@ -57,6 +69,8 @@ TOO_OFTEN = "this run asked for that as often as it may"
 WEAK = "the privacy is weaker than this node's owner allows"
 UNPROTECTED = "this node tells only what it has put noise on"
 SPENT = "this node's privacy budget is spent"
+# Steps that HSGD's parties make for a sum that is told in another message.
+_MAY_KEEP = (EXCHANGE, UPDATE)
 NO_LEDGER = "this node cannot write down what it releases, so it releases nothing"
 
 
@@ -99,6 +113,8 @@ class _Watch:
     call: Call
     # Whether the handler said that what it tells is noised as the policy wants.
     noised: bool = False
+    # Whether it said that what it learnt is kept for a sum.
+    kept: bool = False
 
     @property
     def run(self) -> str:
@@ -208,9 +224,15 @@ def _check_message(message_type: str, call: Call, policy: Policy) -> None:
         raise Refusal(NO_STATE)
     if payload_bytes(call.content) > policy.max_bytes:
         raise Refusal(TOO_LARGE)
+    trains = message_type.partition(".")[0] == MessageType.TRAIN
+    alone = trains and MASKED_SUM not in call.content
+    if policy.secure_sums == "required" and alone and message_type not in _MAY_KEEP:
+        raise Refusal(WEAK, "secure-sum")
 
 
 def _check_answer(message_type: str, answer: RecordDict, watch: _Watch) -> None:
+    if watch.policy.secure_sums == "required" and message_type in _MAY_KEEP and not watch.kept:
+        raise Refusal(WEAK, "secure-sum")
     # An empty answer tells nothing; an introduction tells the number of examples, which is no secret.
     if watch.policy.privacy != "none" and not watch.noised and len(answer) and message_type != WHOAMI:
         raise Refusal(UNPROTECTED)
@@ -298,6 +320,18 @@ def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None
         if most < inf and epsilon_of([multiplier], policy.delta) > most:
             raise Refusal(WEAK, "epsilon")
     _watch.noised = True
+
+
+def tells_nothing() -> None:
+    """Note that what is told depends on no record: keys, and shares of the masks of a sum."""
+    if _watch is not None:
+        _watch.noised = True
+
+
+def kept_for_sum() -> None:
+    """Note that a training message is answered with nothing of what was learnt, which is kept for a sum."""
+    if _watch is not None:
+        _watch.kept = True
 
 
 def check_release(root: int, index: int, multiplier: float) -> None:

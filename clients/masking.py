@@ -5,7 +5,8 @@ against what a sum must be (members, threshold, neighbours) before anything is t
 sum once, and helps to take its masks off once.
 """
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,18 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import Answer, each
-from hedgerow.clients.guard import WEAK, Refusal, check_sum
+from hedgerow.clients.guard import (
+    WEAK,
+    Refusal,
+    check_privacy,
+    check_release,
+    check_sum,
+    needs_entropy,
+    tells_nothing,
+)
 from hedgerow.clients.links import NodeLinks
 from hedgerow.wire.calls import RUN_KEY, SECRET_RECORD, BatchHandler, Call
+from hedgerow.wire.discrete_gaussian import KEY_BYTES, CoinFlips
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
     MASKED,
@@ -35,18 +45,47 @@ from hedgerow.wire.masked_sums import (
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.records import PayloadError, finite_views, lazy_array, only_record
 from hedgerow.wire.sealed import Link
+from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["masked_sum_handlers"]
+__all__ = ["SumPart", "masked_sum_handlers"]
 
 NO_SUM = "this node takes no part in such a sum"
 # Of the node config: the node trains for nothing but sums; of so many members at least.
 _ONLY, _LEAST = "secure-sum", "min-sum-nodes"
-# What is told beside a sum: that a node took the steps it was asked for.
-_PLAIN = "num-steps"
+# What is told beside a sum: that a node took the steps it was asked for, and started from the right base.
+_PLAIN = ("num-steps", "base-version", "need-base")
 _OWN_STATE = "masked-sum"
 
 
-def masked_sum_handlers(train: BatchHandler, message_type: str = "train") -> dict[str, BatchHandler]:
+@dataclass(frozen=True)
+class SumPart:
+    """What the members of a sum have in common, and what their answers are held against.
+
+    Parameters
+    ----------
+    common : RecordDict
+        All that a member's answer depends on beside its own data, which is part of the masks' keys: whoever
+        was sent another model than the others has masks that do not cancel. The server must find the same.
+    start : Mapping[str, NDArray]
+        From what each array of an answer is a change, by key; their order is that of the sum's numbers.
+    """
+
+    common: RecordDict
+    start: Mapping[str, NDArray[Any]]
+
+
+# Finds it, after training, from the instruction without its plan.
+PartOf = Callable[[Call], SumPart]
+
+
+def _whole_instruction(call: Call) -> SumPart:
+    arrays = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
+    return SumPart(call.content, arrays)
+
+
+def masked_sum_handlers(
+    train: BatchHandler, message_type: str = "train", part_of: PartOf = _whole_instruction
+) -> dict[str, BatchHandler]:
     """Return the handlers of a node that can tell what it learnt within a sum.
 
     An instruction with the record ``masked-sum`` is answered with the node's masked update, times its
@@ -56,9 +95,12 @@ def masked_sum_handlers(train: BatchHandler, message_type: str = "train") -> dic
     Parameters
     ----------
     train : Callable[[Sequence[Call]], Sequence[RecordDict or Exception]]
-        Answers with one ArrayRecord, keys and shapes as in the instruction, and one MetricRecord.
+        Answers with one ArrayRecord, keys and shapes as in ``part_of(call).start``, and one MetricRecord. An
+        empty ArrayRecord says that the node has learnt nothing, and is told as it is.
     message_type : str (default: "train")
         What it answers.
+    part_of : Callable[[Call], SumPart] (default: the whole instruction, and its one ArrayRecord)
+        What a node's part is of, asked after it was trained.
     """
 
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
@@ -66,7 +108,20 @@ def masked_sum_handlers(train: BatchHandler, message_type: str = "train") -> dic
             return train(calls)
         # Nodes that were sent one content share what is read from it.
         sent: dict[int, _Sent] = {}
-        found = [_attempt(_begin, call, sent) for call in calls]
+        parts: dict[int, tuple[SumPart, bytes]] = {}
+
+        def part(call: Call) -> tuple[SumPart, bytes]:
+            if part_of is not _whole_instruction:
+                own = part_of(call)
+                return own, told_content(own.common)
+            if id(call.content) not in parts:
+                whole = part_of(call)
+                parts[id(call.content)] = whole, told_content(whole.common)
+            return parts[id(call.content)]
+
+        # What can be known before training is found out then.
+        early = part if part_of is _whole_instruction else None
+        found = [_attempt(_begin, call, sent, early) for call in calls]
         going = [at for at, one in enumerate(found) if not isinstance(one, Exception)]
         inner = [found[at].call for at in going]
         answers: dict[int, Answer] = dict(zip(going, train(inner) if inner else [], strict=True))
@@ -77,7 +132,7 @@ def masked_sum_handlers(train: BatchHandler, message_type: str = "train") -> dic
             elif one.sum is None or isinstance(answers[at], Exception):
                 told.append(answers[at])
             else:
-                told.append(_attempt(_masked_answer, one, answers[at]))
+                told.append(_attempt(_masked_answer, one, answers[at], part))
         return told
 
     return {message_type: handle, SUM_KEYS: each(_introduce), SUM_SHARES: each(_reveal)}
@@ -85,12 +140,10 @@ def masked_sum_handlers(train: BatchHandler, message_type: str = "train") -> dic
 
 @dataclass(frozen=True)
 class _Sent:
-    """What is read once of an instruction: its plan, what it is about, and the instruction without it."""
+    """What is read once of an instruction: its plan, and the instruction without it."""
 
     plan: SumPlan
-    about: bytes
     content: RecordDict
-    arrays: dict[str, NDArray[Any]]
     packed: bytes
 
     @classmethod
@@ -100,8 +153,7 @@ class _Sent:
         if not isinstance(record, ConfigRecord):
             raise ValueError("masked sum: its record is no ConfigRecord")
         plan = SumPlan.of(record)
-        arrays = finite_views(only_record(plain, ArrayRecord, "bad arrays"))
-        return cls(plan, plan.about(told_content(plain)), plain, arrays, plan.packed())
+        return cls(plan, plain, plan.packed())
 
 
 @dataclass(frozen=True)
@@ -110,6 +162,8 @@ class _Own:
 
     sent: _Sent
     member: int
+    run: str
+    seed: int
     # Its end of the link with each other member.
     ends: Mapping[int, Link]
 
@@ -127,7 +181,7 @@ def _attempt(work: Any, *arguments: Any) -> Any:
         return error
 
 
-def _begin(call: Call, sent: dict[int, _Sent]) -> _Job:
+def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] | None) -> _Job:
     """Read and check a call before anything is trained; the node's part begins here, and is written down."""
     config = call.context.node_config
     if MASKED_SUM not in call.content:
@@ -139,10 +193,12 @@ def _begin(call: Call, sent: dict[int, _Sent]) -> _Job:
         if key not in sent:
             sent[key] = _Sent.of(call.content)
         one = sent[key]
-        own = _joined(call, one)
+        job = Call(one.content, call.context, call.message_type)
+        if early is not None:
+            early(job)
+        return _Job(job, _joined(call, one))
     except ValueError as error:
         raise Refusal(NO_SUM, "secure-sum") from error
-    return _Job(Call(one.content, call.context, call.message_type), own)
 
 
 def _joined(call: Call, sent: _Sent) -> _Own:
@@ -155,7 +211,10 @@ def _joined(call: Call, sent: _Sent) -> _Own:
         raise ValueError(f"a threshold of {plan.threshold}; valid is {survivors_needed(n)} or more of {n}")
     if plan.neighbours < default_neighbours(n):
         raise ValueError(f"{plan.neighbours} neighbours; valid is {default_neighbours(n)} or more of {n}")
-    links = NodeLinks(call, _seed(call.content[MASKED_SUM]))
+    seed = _seed(call.content[MASKED_SUM])
+    if plan.norm:
+        check_privacy("sound", plan.multiplier / 2, plan.norm)
+    links = NodeLinks(call, seed)
     introduction = links.identity.introduction
     if introduction not in plan.introductions:
         raise ValueError("this node's own key is not among the members'")
@@ -169,40 +228,80 @@ def _joined(call: Call, sent: _Sent) -> _Own:
             links.meet(str(other), key)
             ends[other] = Link(links.identity.secret_with(key), links.run, str(member), str(other))
     links.keep(call.context)
-    _keep(call, links.run, {"number": plan.number, "about": sent.about, "plan": sent.packed, "told": False})
-    return _Own(sent, member, ends)
+    # Of a sum in which the node does not get so far as to mask anything there is nothing to tell.
+    unmade = {"about": b"", "told": True}
+    _keep(call, links.run, {"number": plan.number, "plan": sent.packed, **unmade})
+    return _Own(sent, member, links.run, seed, ends)
 
 
-def _masked_answer(job: _Job, answer: RecordDict) -> RecordDict:
+def _masked_answer(
+    job: _Job, answer: RecordDict, part_of: Callable[[Call], tuple[SumPart, bytes]]
+) -> RecordDict:
     assert job.sum is not None
-    sent, own, ends = job.sum.sent, job.sum.member, job.sum.ends
-    plan, about = sent.plan, sent.about
-    arrays = finite_views(only_record(answer, ArrayRecord, "bad arrays"))
-    if {k: a.shape for k, a in arrays.items()} != {k: a.shape for k, a in sent.arrays.items()}:
-        raise PayloadError("wrong shape", "what was learnt has other arrays than what was sent")
+    plan, own, ends = job.sum.sent.plan, job.sum.member, job.sum.ends
     metrics = only_record(answer, MetricRecord, "bad metrics")
-    clips = clips_of(sent.arrays, plan)
+    told = MetricRecord({key: metrics[key] for key in _PLAIN if key in metrics})
+    arrays = finite_views(only_record(answer, ArrayRecord, "bad arrays"))
+    if not arrays:
+        return RecordDict({"metrics": told})
+    part, content = part_of(job.call)
+    about, start = plan.about(content), part.start
+    if {k: a.shape for k, a in arrays.items()} != {k: a.shape for k, a in start.items()}:
+        raise PayloadError("wrong shape", "what was learnt has other arrays than what was sent")
     update = np.concatenate(
-        [np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in sent.arrays.items()]
+        [np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in start.items()]
     )
-    clipped = float(np.mean(np.abs(update) > clips[: update.size])) if update.size else 0.0
-    values = np.concatenate([update, [1.0, clipped], *(_metric(metrics, name) for name in plan.metrics)])
-    weight = metrics.get(plan.weighted_by)
-    if not isinstance(weight, int | float) or not weight > 0:
-        raise PayloadError("bad weight", f"{plan.weighted_by} is {weight!r}; valid is > 0")
-    share = min(float(weight) / plan.max_weight, 1.0)
+    numbers = _numbers(job, update, start, metrics)
+    _keep(job.call, job.sum.run, {**_plain(_state(job.call, job.sum.run)), "about": about, "told": False})
     seeds = {other: pair_seed(ends[other].secret, about) for other in plan.graph(about)[own]}
-    made = masked(plan, own, about, plan.grid.encode(values, clips, share), seeds)
+    made = masked(plan, own, about, numbers, seeds)
     purpose = _purpose(about)
     sealed = b"".join(ends[other].seal(share, plan.number, purpose) for other, share in made.shares.items())
-    told = {_PLAIN: metrics[_PLAIN]} if _PLAIN in metrics else {}
     return RecordDict(
         {
             MASKED: ArrayRecord({MASKED: lazy_array(made.words)}),
             SHARES: ConfigRecord({"sealed": sealed, "commitments": made.commitments}),
-            "metrics": MetricRecord(told),
+            "metrics": told,
         }
     )
+
+
+def _numbers(
+    job: _Job, update: NDArray[np.float64], start: Mapping[str, NDArray[Any]], metrics: MetricRecord
+) -> NDArray[np.uint32]:
+    """Return what a node adds to its sum, before masks: its update times its weight, or with noise."""
+    assert job.sum is not None
+    plan = job.sum.sent.plan
+    if (noisy := plan.noisy_grid) is not None:
+        if any(was.dtype.kind != "f" for was in start.values()):
+            raise PayloadError("wrong dtype", "counters have no norm to clip to")
+        # A ledger counts what it would cost if all that is counted on put noise on the sum.
+        check_release(secrets.randbits(128), plan.number, plan.multiplier / 2)
+        return noisy.encode(update, CoinFlips(_noise_key(job)))
+    clips = clips_of(start, plan)
+    clipped = float(np.mean(np.abs(update) > clips[: update.size])) if update.size else 0.0
+    values = np.concatenate([update, [1.0, clipped], *(_metric(metrics, name) for name in plan.metrics)])
+    weight = metrics.get(plan.weighted_by) if plan.weighted_by else 1.0
+    if not isinstance(weight, int | float) or not weight > 0:
+        raise PayloadError("bad weight", f"{plan.weighted_by} is {weight!r}; valid is > 0")
+    return plan.grid.encode(values, clips, min(float(weight) / plan.max_weight, 1.0))
+
+
+def _noise_key(job: _Job) -> bytes | None:
+    """Return what a node's noise is drawn from; None for the operating system's.
+
+    The run's seed, which whoever knows it takes the noise off with, is for simulations: a node whose own
+    config says ``entropy``, or that has a policy which does not say ``seed``, never uses it.
+    """
+    assert job.sum is not None
+    plan = job.sum.sent.plan
+    own = needs_entropy() or job.call.context.node_config.get("noise-source") == "entropy"
+    if own or plan.noise_source == "entropy":
+        return None
+    stream = generator(
+        job.sum.seed, round=plan.number, partition_id=job.call.partition_id, purpose=Purpose.NOISE
+    )
+    return stream.bytes(KEY_BYTES)
 
 
 def _metric(metrics: MetricRecord, name: str) -> list[float]:
@@ -216,6 +315,7 @@ def _metric(metrics: MetricRecord, name: str) -> list[float]:
 def _introduce(call: Call) -> RecordDict:
     """Answer ``query.sum_keys``: the node's public keys, and the last sum of the run that it took part in."""
     config = only_record(call.content, ConfigRecord, "bad config")
+    tells_nothing()
     links = NodeLinks(call, _seed(config), begin=True)
     links.keep(call.context)
     number = _whole(_state(call, links.run), "number")
@@ -225,6 +325,7 @@ def _introduce(call: Call) -> RecordDict:
 
 def _reveal(call: Call) -> RecordDict:
     """Answer ``query.sum_shares``, once for each sum: what takes the masks off for these survivors."""
+    tells_nothing()
     config = only_record(call.content, ConfigRecord, "bad config")
     try:
         told = _shares(call, config)

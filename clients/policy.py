@@ -55,6 +55,8 @@ class Policy:
         That a message may take, > 0.
     max_bytes : int (default: 2^30)
         Of a message's records, >= 1.
+    secure_sums : {"allowed", "required"} (default: "allowed")
+        Whether a run may ask this node to train for anything but a secure sum.
     privacy : {"none", "paper", "sound"} (default: "none")
         The weakest mode that is obeyed. With any but ``none`` only what is noised so is told at all.
     noise_source : {"entropy", "seed"} (default: "entropy")
@@ -80,6 +82,7 @@ class Policy:
     max_restores: int = 1
     max_seconds: float = 3600.0
     max_bytes: int = 2**30
+    secure_sums: str = "allowed"
     privacy: str = "none"
     noise_source: str = "entropy"
     min_noise_multiplier: float = 0.0
@@ -195,6 +198,7 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "max-restores": ("an integer >= 0", _whole(0)),
     "max-seconds": _POSITIVE,
     "max-bytes": ("an integer >= 1", _whole(1)),
+    "secure-sums": ("'allowed' or 'required'", lambda value: value in ("allowed", "required")),
     "privacy": (f"one of {', '.join(PRIVACY_MODES)}", lambda value: value in PRIVACY_MODES),
     "noise-source": ("'entropy' or 'seed'", lambda value: value in ("entropy", "seed")),
     "min-noise-multiplier": _POSITIVE,

@@ -14,6 +14,7 @@ from hedgerow.strategies.router import Router
 from hedgerow.strategies.sd_feel import FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
+from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.strategies.topology import TOPOLOGIES, Mixing, as_graph, mixing
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "SecureSum",
     "Shapes",
     "SimilarityFree",
+    "SumNoise",
     "TooFewRepliesError",
     "UploadNoise",
     "as_graph",

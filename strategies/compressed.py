@@ -253,6 +253,11 @@ class Compressed(Strategy):
                     f"strategy is {type(inner).__name__}; valid is one of floating-point models: nodes "
                     "send trees as bytes, of which nothing can be left out"
                 )
+            if getattr(inner, "sums", None) is not None:
+                raise ValueError(
+                    f"strategy is {type(inner).__name__} with secure_sum; valid is one without: what is "
+                    "masked cannot be compressed; SimilarityFree has 'randk(0.1)' within its sums"
+                )
             if sparse and isinstance(inner, _ROBUST):
                 raise ValueError(
                     f"compressor is {str(compressor)!r}; valid with {type(inner).__name__} is 'sign', "

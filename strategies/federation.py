@@ -8,7 +8,7 @@ Flower's ``Strategy``.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from logging import INFO
+from logging import INFO, WARNING
 from statistics import median
 from typing import Any, TypedDict, Unpack
 
@@ -35,6 +35,7 @@ from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.records import Layout, nominal_bits, only_record, payload_bytes
+from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Chosen", "Federation", "FederationOptions", "only_arrays"]
@@ -76,8 +77,9 @@ class FederationOptions(TypedDict, total=False):
         How often a round below its minimum is repeated before the run stops.
     max_wait : float (default: 120.0)
         Seconds to wait for the nodes at the start.
-    max_weight_ratio : float (default: 100.0)
-        A node counts at most so many times the median of what nodes claim, >= 1; 0 for no bound.
+    max_weight_ratio : float (default: 10.0)
+        A node counts at most so many times the median of what nodes claim, >= 1; 0 for no bound. The log says
+        once where that cuts a claim.
     max_update_norm_ratio : float (default: 100.0)
         An update whose norm exceeds so many times what was usual in the rounds before is refused (``update
         too large``), see ``UpdateBound``; >= 1, or 0 for no bound.
@@ -126,7 +128,7 @@ class _Settings:
     on_round_end: Sequence[RoundCallback] = ()
     max_repeats: int = 2
     max_wait: float = 120.0
-    max_weight_ratio: float = 100.0
+    max_weight_ratio: float = 10.0
     max_update_norm_ratio: float = 100.0
     quarantine_after: int = 3
     max_loss_ratio: float = 1e6
@@ -198,11 +200,14 @@ class Federation:
         self.sizes: dict[int, float] = {}
         # The most that a client counts, and of how many sizes that is the bound.
         self._most: tuple[int, float] = 0, float("inf")
+        self._cap_told = False
         self.losses = LossBound(self.settings.max_loss_ratio)
         # The median of the losses that nodes told in the last evaluation.
         self.evaluated_loss: float | None = None
         self._bounds: dict[str, UpdateBound] = {}
         self._bound_round = 0
+        # Means of the round that too few updates were left for, see ``combined``.
+        self.fell_back = 0
         self._roster: Roster | None = None
         # Of the run that goes on.
         self._names: dict[str, int] = {}
@@ -331,6 +336,7 @@ class Federation:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
         group = str(server_round)
         self.begin_bounds(server_round)
+        self.fell_back = 0
         self._exchange = Exchange([node for node, _ in contents], group, check, quorum)
         if offline:
             self._exchange.report.rejected["offline"] = offline
@@ -399,9 +405,24 @@ class Federation:
         """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""
         if self._most[0] != len(self.sizes):
             self._most = len(self.sizes), capped(self.sizes, self.settings.max_weight_ratio)
+            self._warn_of_cap()
         here = [] if self._roster is None else self._roster.nodes[client : client + 1]
         registered = [float(node.max_examples) for node in here if node.max_examples is not None]
         return min(self.sizes[client], self._most[1], *registered)
+
+    def _warn_of_cap(self) -> None:
+        """Say once that a claim is cut: it may be an honest one."""
+        cut = sorted(client for client, size in self.sizes.items() if size > self._most[1])
+        if cut and not self._cap_told:
+            self._cap_told = True
+            log(
+                WARNING,
+                "Partitions %s claim more than max_weight_ratio = %g times the median of the examples that "
+                "nodes claim: they count with %g.",
+                cut[:8],
+                self.settings.max_weight_ratio,
+                self._most[1],
+            )
 
     def bound(self, part: str = "model") -> UpdateBound:
         """Return what the updates of a part of the model are held against."""
@@ -422,10 +443,32 @@ class Federation:
         for bound in self._bounds.values():
             bound.begin(server_round)
 
+    def combined(
+        self, rule: Aggregation, updates: NDArray[np.float64], weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return what a rule makes of updates (n, d) and weights (n,), n >= 1.
+
+        Where refused and silent nodes leave fewer than the rule works on, it is their median, entry by
+        entry; the round's metrics tell of how many means that was so (``rule-fell-back``).
+        """
+        taken = rule.for_count(len(updates))
+        if taken is not rule:
+            self.note_fallback(rule, len(updates))
+        return taken.combined(updates, weights)
+
+    def note_fallback(self, rule: Aggregation, updates: int) -> None:
+        """Count a mean of too few updates for its rule."""
+        self.fell_back += 1
+        log(WARNING, "%d updates are left for %s, which needs %d: their median is taken, entry by entry.",
+            updates, rule, rule.least)  # fmt: skip
+
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Aggregate the metrics of the replies, as asked for or by weighted mean."""
         aggregate = self.settings.train_metrics_aggr_fn or self._mean_metrics
-        return aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
+        metrics = aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
+        if self.fell_back:
+            metrics["rule-fell-back"] = self.fell_back
+        return metrics
 
     def _mean_metrics(self, contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         return weighted_metrics(contents, weighted_by_key, self.settings.max_weight_ratio)

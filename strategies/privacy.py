@@ -51,6 +51,9 @@ REASONS = {
     LOST_ROUNDS: "the run was resumed, and no ledger says what nodes released after the checkpoint",
 }
 
+# Sensitivities over the noise of all releases together, up to which dp-accounting composes in seconds.
+_LARGEST_COMPOSED = 10.0
+
 COVERS = (
     "one record of a node, replaced by another, against whoever sees all that nodes tell and knows all other "
     "records; not the number of records, nor when a node is there"
@@ -216,7 +219,7 @@ class PrivacyReport:
     covers : str
         Whom it protects, against whom, and what it leaves out.
     numerical_epsilon : float or None (default: None)
-        The same by dp-accounting; None where it was not asked or is not installed.
+        The same by dp-accounting; None where it was not asked, is not installed, or would not end.
     """
 
     guaranteed: bool
@@ -300,7 +303,13 @@ def _exact_epsilon(mu: float, delta: float) -> float:
 
 
 def numerical_epsilon(multiplier: float, count: int, delta: float) -> float | None:
-    """Return epsilon at delta of ``count`` Gaussian releases by dp-accounting; None without it."""
+    """Return epsilon at delta of ``count`` Gaussian releases by dp-accounting.
+
+    None where that is not installed, or where sqrt(count) / multiplier is above 10: epsilon is then in the
+    hundreds, and the grid on which it composes takes minutes, or more memory than there is.
+    """
+    if math.sqrt(count) / multiplier > _LARGEST_COMPOSED:
+        return None
     try:
         from dp_accounting import GaussianDpEvent  # noqa: PLC0415
         from dp_accounting.pld import PLDAccountant  # noqa: PLC0415

@@ -19,8 +19,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Exchange, Node, Reply, collect
+from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Reply, collect
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, SumNoise, SumPrivacyReport, SumReleases
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.masked_sums import (
@@ -43,7 +44,7 @@ from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, view
 from hedgerow.wire.sealed import KEY_BYTES, Identity, SealingKey
 
-__all__ = ["SecureSum", "SecureSums", "SummedUpdate", "parse_secure_sum"]
+__all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
 # Why nodes, or whole sums, do not count.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
@@ -66,7 +67,11 @@ class SecureSum:
     min_nodes : int (default: 3)
         Members of a sum, 3 to 255; a group with fewer of them in a round has none.
     metrics : tuple of str (default: ("train-loss",))
-        Metrics of the nodes that are averaged within the sum. No other one leaves a node in a round.
+        Metrics of the nodes that are averaged within the sum. No other one leaves a node in a round; with
+        noise none does.
+    noise : SumNoise or None (default: None)
+        Clipping and noise of the nodes' updates: differential privacy of whole nodes. ``clip`` is then
+        without effect, and all nodes weigh the same.
 
     Raises
     ------
@@ -78,6 +83,7 @@ class SecureSum:
     threshold: float = 0.67
     min_nodes: int = LEAST_MEMBERS
     metrics: tuple[str, ...] = ("train-loss",)
+    noise: SumNoise | None = None
 
     def __post_init__(self) -> None:
         if not (isfinite(self.clip) and self.clip > 0):
@@ -147,13 +153,54 @@ class SecureSums:
         The nodes, their sizes, the ledger, and what was lost.
     down_link, up_link : str
         The links of the modelled system on which what a sum takes is booked, beside those through the hub.
+    weighted_by : str or None (default: None)
+        The metric that is a node's weight, empty where all weigh 1; None is the federation's. With noise all
+        weigh 1.
     """
 
-    def __init__(self, settings: SecureSum, federation: Federation, *, down_link: str, up_link: str) -> None:
+    def __init__(
+        self,
+        settings: SecureSum,
+        federation: Federation,
+        *,
+        down_link: str,
+        up_link: str,
+        weighted_by: str | None = None,
+    ) -> None:
         self.settings = settings
         self.federation = federation
         self.down_link, self.up_link = down_link, up_link
+        key = federation.settings.weighted_by_key if weighted_by is None else weighted_by
+        self.weighted_by = "" if settings.noise else key
         self.forget()
+
+    # What a method may have otherwise.
+
+    @property
+    def report(self) -> ExchangeReport:
+        """Of the exchange whose replies are in sums."""
+        return self.federation.report
+
+    @property
+    def noise(self) -> SumNoise | None:
+        """The noise that members put on a sum."""
+        return self.settings.noise
+
+    def weight_of(self, member: int) -> float:
+        """Return the most that a member counts."""
+        return self.federation.weight_of(member)
+
+    def called(self, group: int) -> str:
+        """Return what a log calls a group."""
+        return f"Group {group}"
+
+    def book(self, server_round: int, member: int, carried: int, *, down: bool) -> None:
+        """Book on the modelled link what a member is told, or tells, beside an array."""
+        ends = (self._group_of[member], member) if down else (member, self._group_of[member])
+        link = self.down_link if down else self.up_link
+        self.federation.ledger.book(server_round, link, *ends, 0, carried)
+
+    # Before a run, and a round.
 
     def forget(self) -> None:
         """Forget the run."""
@@ -167,8 +214,32 @@ class SecureSums:
         # Whose shares gave no seed back.
         self._excluded: set[int] = set()
         self._left_out: Counter[str] = Counter()
+        self.releases = SumReleases()
 
-    # Before a round.
+    def privacy_report(self) -> SumPrivacyReport | None:
+        """Return what the sums so far tell of the node of which most is told; None without noise."""
+        if self.noise is None:
+            return None
+        open_paths = {EVALUATION} if self.federation.settings.fraction_evaluate else set()
+        return self.releases.report(self.noise, open_paths)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a round's record says of privacy; nothing without noise."""
+        report = self.privacy_report()
+        return {} if report is None else report.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was released, for a checkpoint; keys are of one run."""
+        if self.noise is None:
+            return {}
+        return {"sums": self._number, "released": self.releases.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what a checkpoint holds; what was released after it nobody knows."""
+        if self.noise is not None:
+            # Noise of a seed is drawn by the sum's number.
+            self._number = int(state["sums"])
+            self.releases.load_state_dict(state["released"])
 
     def members(self, server_round: int, grid: Grid, groups: Mapping[int, Sequence[Node]]) -> list[Node]:
         """Begin a round: return those nodes of each group that can be in its sum; others are counted."""
@@ -184,8 +255,8 @@ class SecureSums:
                 self._left_out[TOO_LARGE if len(known) > MAX_MEMBERS else TOO_SMALL] += len(known)
                 log(
                     WARNING,
-                    "Group %d has no sum: %d nodes; valid is %d to %d.",
-                    group,
+                    "%s has no sum: %d nodes; valid is %d to %d.",
+                    self.called(group),
                     len(known),
                     self.settings.min_nodes,
                     MAX_MEMBERS,
@@ -233,7 +304,22 @@ class SecureSums:
         self._left_out[NO_KEYS] += sum(node.partition_id not in self._keys for node in new)
 
     def announce(self, group: int, content: RecordDict) -> RecordDict:
-        """Return a group's instruction with the plan of its sum."""
+        """Return a group's instruction with the plan of its sum: all members are sent this one."""
+        told = self.plan_for(group, content, only_record(content, ArrayRecord, "bad arrays"))
+        return RecordDict({**content, MASKED_SUM: told})
+
+    def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
+        """Return the plan of a group's sum, which each of its instructions holds as ``MASKED_SUM``.
+
+        Parameters
+        ----------
+        group : int
+            The group.
+        common : RecordDict
+            What its members must have in common, see ``SumPart`` of the clients.
+        start : ArrayRecord
+            What their answers are changes of: keys, shapes and dtypes, in their order.
+        """
         members = sorted(at for at, of in self._group_of.items() if of == group)
         n = len(members)
         self._number += 1
@@ -244,24 +330,32 @@ class SecureSums:
             threshold=survivors_needed(n, self.settings.threshold),
             neighbours=default_neighbours(n),
             clip=float(self.settings.clip),
-            max_weight=max(self.federation.weight_of(at) for at in members),
-            weighted_by=self.federation.settings.weighted_by_key,
-            metrics=self.settings.metrics,
+            max_weight=max(self.weight_of(at) for at in members) if self.weighted_by else 1.0,
+            weighted_by=self.weighted_by,
+            metrics=() if self.noise else self.settings.metrics,
+            **({} if self.noise is None else self.noise.of_plan()),
         )
-        arrays = {k: view(a) for k, a in only_record(content, ArrayRecord, "bad arrays").items()}
-        self._open[group] = _Open(plan, plan.about(told_content(content)), clips_of(arrays, plan))
-        told = ConfigRecord({**plan.record(), "seed": self.federation.settings.seed})
-        return RecordDict({**content, MASKED_SUM: told})
+        arrays = {k: view(a) for k, a in start.items()}
+        self._open[group] = _Open(plan, plan.about(told_content(common)), clips_of(arrays, plan))
+        if plan.noisy_grid is not None:
+            if counters := sorted(key for key, array in arrays.items() if array.dtype.kind != "f"):
+                raise ValueError(
+                    f"secure_sum has noise, and the model counts in {counters[0]!r}; valid is a model "
+                    f"without counters: {NO_COUNTERS}"
+                )
+            # Whether it is answered or not: a server of another mind may have got the sum.
+            self.releases.count(members, plan.noisy_grid.rho(self._open[group].clips.size))
+        return ConfigRecord({**plan.record(), "seed": self.federation.settings.seed})
 
     def book_shares(self, server_round: int, reply: Reply) -> None:
         """Book on the modelled link what a masked reply holds beside its array."""
         at = reply.node.partition_id
         carried = payload_bytes(reply.content[SHARES])
-        self.federation.ledger.book(server_round, self.up_link, at, self._group_of[at], 0, carried)
+        self.book(server_round, at, carried, down=False)
 
     def note_left_out(self) -> None:
         """Count who was left out in the exchange that was just opened."""
-        self.federation.report.rejected += self._left_out
+        self.report.rejected += self._left_out
 
     # Replies.
 
@@ -349,6 +443,11 @@ class SecureSums:
                 self._excluded |= set(bad)
             return None
         told = self._open[group]
+        if (noisy := one.plan.noisy_grid) is not None:
+            count = len(one.survivors)
+            weight = MetricRecord({self.federation.settings.weighted_by_key: float(count)})
+            mean = noisy.decode(total) / count
+            return SummedUpdate(mean, float(count), RecordDict({"metrics": weight}), one.survivors)
         values = one.plan.grid.decode(total, told.clips)
         size = values.size - one.plan.extras
         shares = values[size]
@@ -357,7 +456,7 @@ class SecureSums:
             return None
         metrics = MetricRecord(
             {
-                one.plan.weighted_by: float(shares * one.plan.max_weight),
+                self.federation.settings.weighted_by_key: float(shares * one.plan.max_weight),
                 "clipped": float(values[size + 1] / shares),
             }
         )
@@ -375,7 +474,7 @@ class SecureSums:
     def enough(self) -> bool:
         """Return whether a round got its minimum; one in which no group had enough nodes has none."""
         able = not any(count for reason, count in self._left_out.items() if reason != TOO_SMALL)
-        return self.federation.enough() and (self.federation.report.accepted > 0 or able)
+        return self.federation.enough() and (self.report.accepted > 0 or able)
 
     def lose(self, update: SummedUpdate, reason: str) -> None:
         """Count the survivors of a sum as lost after all."""
@@ -383,8 +482,8 @@ class SecureSums:
 
     def _lose(self, reason: str, count: int) -> None:
         if count:
-            self.federation.report.accepted -= count
-            self.federation.report.rejected[reason] += count
+            self.report.accepted -= count
+            self.report.rejected[reason] += count
 
     def _ask(
         self,
@@ -403,13 +502,13 @@ class SecureSums:
         for node, content in contents.items():
             at, carried = node.partition_id, payload_bytes(content)
             federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
-            federation.ledger.book(server_round, self.down_link, self._group_of[at], at, 0, carried)
+            self.book(server_round, at, carried, down=True)
             timeout = federation.timeout
             messages.append(Message(content, node.node_id, message_type, ttl=timeout, group_id=group_id))
         replies = collect(self._grid, messages, federation.timeout) if messages else ()
         for reply in exchange.accept(replies):
             at, carried = reply.node.partition_id, payload_bytes(reply.content)
             federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
-            federation.ledger.book(server_round, self.up_link, at, self._group_of[at], 0, carried)
+            self.book(server_round, at, carried, down=False)
             yield reply
         federation.judge(exchange)

@@ -8,15 +8,19 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from inspect import Parameter, signature
+from logging import INFO
 from typing import Any, Self, get_args, get_type_hints
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from hedgerow.strategies.exchange import ExchangeReport
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
+from hedgerow.strategies.secure_sums import SecureSums
+from hedgerow.strategies.sum_noise import SumPrivacyReport
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.checks import did_you_mean, int_at_least
 from hedgerow.wire.clock import Clock
@@ -69,6 +73,9 @@ class FederatedStrategy(Strategy):
     A method gives ``configure_train``, ``aggregate_train``, ``summary``, ``iterations``, and three parts of
     its state: ``_forget`` sets it as before a run, ``_state`` returns it, ``_restore`` takes it back.
     """
+
+    # The sums of a method whose means can be secure sums; None where they are not.
+    sums: SecureSums | None = None
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Raise TypeError, before any class on the way can, for an option that the class does not take."""
@@ -159,13 +166,20 @@ class FederatedStrategy(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the next round depends on."""
-        return {**self.federation.state_dict(), **self._state()}
+        sums = {} if self.sums is None else self.sums.state_dict()
+        return {**self.federation.state_dict(), **self._state(), **sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round."""
         self.federation.load_state_dict(state)
         self._forget()
         self._restore(state)
+        if self.sums is not None:
+            self.sums.load_state_dict(state)
+
+    def sum_privacy(self) -> SumPrivacyReport | None:
+        """Return what sums with noise promise the node of which most was told; None where there are none."""
+        return None if self.sums is None else self.sums.privacy_report()
 
     # Flower's interface.
 
@@ -197,9 +211,12 @@ class FederatedStrategy(Strategy):
             self._forget()
         with one_blas_thread():
             arrays = self._set_up(initial_arrays, grid)
-            return run_rounds(
+            result = run_rounds(
                 self, grid, arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
+        if (report := self.sum_privacy()) is not None:
+            log(INFO, "Privacy: %s", report)
+        return result
 
     def _begin_round(self, server_round: int) -> None:
         """Forget an earlier run, where a caller of its own goes back to round 1."""

@@ -43,6 +43,7 @@ __all__ = [
     "promoted",
     "rand_k",
     "record_payload",
+    "summed_arrays",
     "unpack_update",
     "validate_compressor",
 ]
@@ -395,12 +396,10 @@ def parse_compressor(text: str) -> Compressor:
 
 
 def validate_compressor(text: str) -> None:
-    """Raise ValueError unless ``text`` names a compressor that is the same in all rounds."""
-    if isinstance(parse_compressor(text), RandK):
-        raise ValueError(
-            f"compressor is {text!r}; valid is 'identity', 'sign', 'ternary' or 'topk(0.01)': here nothing "
-            "draws anew each round what 'randk' keeps, as Compressed does"
-        )
+    """Raise ValueError unless ``text`` names a compressor of all rounds; ``randk`` draws anew in each."""
+    compressor = parse_compressor(text)
+    if isinstance(compressor, RandK) and compressor.round is not None:
+        raise ValueError(f"compressor is {text!r}; valid is 'randk(0.1)', whose rounds a run counts")
 
 
 def in_round(compressor: Compressor, round: int) -> Compressor:
@@ -536,6 +535,32 @@ def unpack_update(
         for key, dtype in zip(rest.keys, rest.dtypes, strict=True)
     }
     return compressor.decode(payload, compressed_part(layout).size), values
+
+
+def summed_arrays(compressor: Compressor, sent: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what the arrays of a node's answer are changes of, where answers are added up.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        ``Identity``, whose answer is a whole model, or ``RandK`` of a round, whose answer is an update.
+    sent : Mapping[str, NDArray]
+        The model that the node was sent.
+
+    Raises
+    ------
+    ValueError
+        If it is another, of which each node sends other entries.
+    """
+    if isinstance(compressor, Identity):
+        return dict(sent)
+    if not isinstance(compressor, RandK):
+        raise ValueError(
+            f"compressor is {str(compressor)!r}; valid within a sum is 'identity' or 'randk(0.1)'"
+        )
+    layout = Layout.of(to_record(sent))
+    values = np.zeros(compressor.kept(compressed_part(layout).size), np.float32)
+    return {"values": values, **{key: sent[key] for key in dense_part(layout).keys}}
 
 
 def promoted(layout: Layout, record: ArrayRecord) -> ArrayRecord:

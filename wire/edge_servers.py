@@ -2,14 +2,18 @@
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", eqs. (3) and (5). A strategy that emulates edge servers and a node that is one
-take the same sums, in the same order and in float64: their bits are the same.
+take the same sums, in the same order and in float64: their bits are the same. Where edge servers are nodes,
+one may lie to its neighbours: L. He, S. P. Karimireddy, M. Jaggi, "Byzantine-Robust Decentralized Learning
+via ClippedGossip", 2022, Algorithm 1.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hedgerow.wire.robust_means import Aggregation, cut
 
 __all__ = [
     "CLIENT",
@@ -18,11 +22,14 @@ __all__ = [
     "MODEL",
     "MODELS",
     "OWN",
+    "RULE",
     "WEIGHTS",
     "Column",
     "cluster_means",
     "columns",
     "gossip",
+    "robust_mean",
+    "robust_step",
     "weighted_sum",
 ]
 
@@ -33,6 +40,8 @@ CLIENT, EDGE = "client", "edge"
 MODELS, WEIGHTS, OWN = "models", "weights", "own"
 # The key of the one vector of a reply, or of ``OWN``; and what a reply says of a state that is not there.
 MODEL, LACKS = "model", "lacks"
+# The key of the rule in a config, as ``parse_aggregation`` reads it; absent: the paper's sums.
+RULE = "aggregation"
 
 # Gossip mixes each coordinate by itself: 16k doubles a node stay in the cache over all steps.
 _CHUNK = 1 << 14
@@ -65,6 +74,44 @@ def cluster_means(replies: Iterable[tuple[int, float, NDArray[Any]]], previous: 
     for server, total in totals.items():
         models[server] = total / weights[server]
     return models
+
+
+def robust_mean(own: NDArray[Any], models: Sequence[NDArray[Any]], rule: Aggregation) -> NDArray[Any]:
+    """Return what an edge server takes by a rule of models (M,) that were learnt from its own (M,)."""
+    before = own.astype(np.float64)
+    updates = np.stack([model - before for model in models])
+    mean: NDArray[Any] = (before + rule.combined(updates, np.ones(len(updates)))).astype(own.dtype)
+    return mean
+
+
+def robust_step(
+    server: int, models: Mapping[int, NDArray[np.float64]], weights: Mapping[int, float], rule: Aggregation
+) -> NDArray[np.float64]:
+    """Return one server's model after a gossip step in which neighbours may lie (M,).
+
+    ``clipped(tau)`` is w_d + sum_j p_{j,d} clip(w_j - w_d, tau) over its neighbours j, which is eq. (5) where
+    tau is large: a neighbour that lies moves it by p_{j,d} tau at most. The median and the trimmed mean are
+    of its model and theirs, entry by entry, and mind no p.
+
+    Parameters
+    ----------
+    server : int
+        d.
+    models : Mapping[int, NDArray[float64]]
+        Its own and its neighbours', by server, ascending.
+    weights : Mapping[int, float]
+        p_{j,d}, by server.
+    rule : Aggregation
+        Of ``neighbourhood_rule``, and not the mean.
+    """
+    if rule.name != "clipped":
+        return rule.combined(np.stack(list(models.values())), np.ones(len(models)))
+    own, (tau,) = models[server], rule.arguments
+    step = np.zeros_like(own)
+    for j, model in models.items():
+        if j != server:
+            step += weights[j] * cut(model - own, tau)
+    return own + step
 
 
 def columns(matrix: NDArray[np.float64]) -> list[Column]:

@@ -1,14 +1,16 @@
 """The privacy of Gaussian mechanisms, exact, and how it adds up: what the server reports and a node keeps.
 
 Papers: Gaussian DP (J. Dong, A. Roth, W. Su, 2022, Corollary 2.13 and section 3.2), which needs no numerical
-composition where nothing is subsampled; zero-concentrated DP (M. Bun, T. Steinke, 2016).
+composition where nothing is subsampled; zero-concentrated DP (M. Bun, T. Steinke, 2016), with the conversion
+of C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy" (NeurIPS 2020),
+Corollary 13.
 """
 
 import math
 
 from hedgerow.wire.extras import needed
 
-__all__ = ["gaussian_delta", "gaussian_epsilon", "zcdp", "zcdp_epsilon"]
+__all__ = ["gaussian_delta", "gaussian_epsilon", "optimal_zcdp_epsilon", "zcdp", "zcdp_epsilon"]
 
 
 def zcdp(multiplier: float) -> float:
@@ -19,6 +21,26 @@ def zcdp(multiplier: float) -> float:
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Return an epsilon of rho-zCDP at delta, rho + 2 sqrt(rho ln(1 / delta))."""
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+
+
+def optimal_zcdp_epsilon(rho: float, delta: float) -> float:
+    """Return the least known epsilon of rho-zCDP at delta, rho > 0.
+
+    The least over alpha > 1 of alpha rho + ln(1 - 1 / alpha) - ln(alpha delta) / (alpha - 1); any alpha
+    holds.
+    """
+
+    # Unimodal in ln(alpha - 1); the simple formula's is where the search begins.
+    def at(log: float) -> float:
+        above = math.exp(log)
+        return (1 + above) * rho - math.log1p(1 / above) - math.log((1 + above) * delta) / above
+
+    middle = 0.5 * math.log(math.log(1 / delta) / rho)
+    low, high, golden = middle - 5.0, middle + 5.0, (math.sqrt(5) - 1) / 2
+    for _ in range(100):
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, right) if at(left) <= at(right) else (left, high)
+    return max(at((low + high) / 2), 0.0)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

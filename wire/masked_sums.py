@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import sha256
-from math import ceil, floor, isfinite, log2
+from math import ceil, floor, isfinite, isqrt, log2, sqrt
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from hedgerow.wire.discrete_gaussian import MAX_DEVIATION, CoinFlips, concentration, discrete_gaussian
 from hedgerow.wire.records import PayloadError, view
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 from hedgerow.wire.secret_shares import MAX_SHARES, combined_shares, secret_shares
@@ -53,6 +54,7 @@ __all__ = [
     "SHARES",
     "Grid",
     "MaskedSum",
+    "NoisyGrid",
     "SumPlan",
     "Unmasking",
     "clips_of",
@@ -123,9 +125,14 @@ class SumPlan:
     max_weight : float
         W, > 0: a member's weight is at most W.
     weighted_by : str
-        The metric that is a member's weight.
+        The metric that is a member's weight; empty where all weigh 1.
     metrics : tuple of str
         Metrics that are averaged within the sum, clipped to [-1024, 1024].
+    norm, multiplier : float (default: 0, 0)
+        With noise: C and z of ``NoisyGrid``, both > 0. All members then weigh the same, and no metric is
+        told.
+    noise_source : {"entropy", "seed"} (default: "entropy")
+        Where a member draws noise: from the operating system, or from the run's seed.
 
     Raises
     ------
@@ -142,6 +149,9 @@ class SumPlan:
     max_weight: float
     weighted_by: str
     metrics: tuple[str, ...] = ()
+    norm: float = 0.0
+    multiplier: float = 0.0
+    noise_source: str = "entropy"
 
     def __post_init__(self) -> None:
         n = len(self.members)
@@ -159,9 +169,14 @@ class SumPlan:
             (isfinite(self.clip) and self.clip > 0, f"clip is {self.clip}; valid is > 0"),
             (isfinite(self.max_weight) and self.max_weight > 0, f"max weight is {self.max_weight}"),
             (len(self.metrics) <= _MOST_METRICS, f"{len(self.metrics)} metrics"),
+            (self.norm == 0 or (isfinite(self.norm) and self.norm > 0), f"norm is {self.norm}"),
+            (bool(self.norm) == bool(self.multiplier), f"norm {self.norm}, multiplier {self.multiplier}"),
+            (not self.norm or not (self.metrics or self.weighted_by), "weights or metrics beside noise"),
+            (self.noise_source in ("entropy", "seed"), f"noise source {self.noise_source!r}"),
         ):
             if not right:
                 raise ValueError(f"masked sum: {what}")
+        _ = self.noisy_grid  # Its parts are in range.
 
     def record(self) -> ConfigRecord:
         """Return the plan as it travels."""
@@ -176,6 +191,9 @@ class SumPlan:
                 "max-weight": self.max_weight,
                 "weighted-by": self.weighted_by,
                 "metrics": "\n".join(self.metrics),
+                "norm": self.norm,
+                "multiplier": self.multiplier,
+                "noise-source": self.noise_source,
             }
         )
 
@@ -184,7 +202,8 @@ class SumPlan:
         """Return the plan of a record; ValueError if it is none."""
         kinds = {
             "number": int, "members": list, "introductions": bytes, "threshold": int, "neighbours": int,
-            "clip": float, "max-weight": float, "weighted-by": str, "metrics": str,
+            "clip": float, "max-weight": float, "weighted-by": str, "metrics": str, "norm": float,
+            "multiplier": float, "noise-source": str,
         }  # fmt: skip
         for key, kind in kinds.items():
             if type(record.get(key)) is not kind:
@@ -203,6 +222,9 @@ class SumPlan:
             told["max-weight"],
             told["weighted-by"],
             tuple(filter(None, told["metrics"].split("\n"))),
+            told["norm"],
+            told["multiplier"],
+            told["noise-source"],
         )
 
     def packed(self) -> bytes:
@@ -221,7 +243,8 @@ class SumPlan:
         """Return 32 bytes that stand for the sum and what its members were sent, see ``told_content``."""
         parts = [
             self.number, self.members, b"".join(self.introductions).hex(), self.threshold, self.neighbours,
-            self.clip.hex(), self.max_weight.hex(), self.weighted_by, self.metrics, content.hex(),
+            self.clip.hex(), self.max_weight.hex(), self.weighted_by, self.metrics, self.norm.hex(),
+            self.multiplier.hex(), self.noise_source, content.hex(),
         ]  # fmt: skip
         return sha256(_PROTOCOL + json.dumps(parts).encode()).digest()
 
@@ -230,10 +253,18 @@ class SumPlan:
         """What its numbers are rounded to."""
         return Grid(len(self.members))
 
+    @cached_property
+    def noisy_grid(self) -> "NoisyGrid | None":
+        """What its numbers are rounded to where it is with noise; ValueError if there is no such grid."""
+        return NoisyGrid(len(self.members), self.needed, self.norm, self.multiplier) if self.norm else None
+
     @property
     def extras(self) -> int:
-        """How many numbers stand behind those of the update: weight, share clipped, two for each metric."""
-        return 2 + 2 * len(self.metrics)
+        """How many numbers stand behind those of the update: weight, share clipped, two for each metric.
+
+        None with noise: all that depends on a member's data is in the update.
+        """
+        return 0 if self.norm else 2 + 2 * len(self.metrics)
 
     @property
     def needed(self) -> int:
@@ -352,8 +383,97 @@ class Grid:
         return 2 * half * clip / (shares - half)
 
 
+@dataclass(frozen=True)
+class NoisyGrid:
+    """The grid of a sum with noise: multiples of C / D, added modulo 2^32, D as large as can be.
+
+    A member scales its update to a norm of C at most, rounds it towards zero, so that it stays within a norm
+    of D whole steps (held in integers, without rounding), and adds discrete Gaussian noise. The noise of h
+    members together has a deviation of z C at least. The sum of n of them, noise up to 12 deviations
+    included, is within +-(2^31 - 1); what is beyond wraps, which costs a number and no privacy.
+
+    Parameters
+    ----------
+    members : int
+        n, >= 1.
+    noisy : int
+        h, 1 to n: the members whose noise is counted on.
+    norm : float
+        C, > 0.
+    multiplier : float
+        z, > 0.
+
+    Raises
+    ------
+    ValueError
+        If a member's noise would not be between 2 and 2^24 steps wide.
+    """
+
+    members: int
+    noisy: int
+    norm: float
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        if self.largest < 1 or not 2 <= self.deviation <= MAX_DEVIATION:
+            raise ValueError(f"masked sum: multiplier is {self.multiplier}; valid is about 1e-3 to 1e6")
+
+    @cached_property
+    def largest(self) -> int:
+        """D, the steps of C."""
+        n, h, z = self.members, self.noisy, self.multiplier
+        fits = (_LARGEST - 13 * sqrt(n)) / (n + 12 * z * sqrt(n / h))
+        return floor(min(fits, (MAX_DEVIATION - 1) * sqrt(h) / z))
+
+    @cached_property
+    def deviation(self) -> int:
+        """Sigma of one member's noise in steps: the least integer with h sigma^2 >= (z D)^2."""
+        return ceil(self.multiplier * self.largest / sqrt(self.noisy) * (1 + 1e-12))
+
+    def encode(self, update: NDArray[np.float64], flips: CoinFlips) -> Words:
+        """Return a finite update (d,) within the norm C on the grid, with noise."""
+        steps = self._within(update)
+        return (steps + discrete_gaussian(self.deviation, steps.size, flips)).astype(np.uint32)
+
+    def _within(self, update: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return an update in whole steps, of a norm of ``largest`` at most."""
+        # Scaled by its largest number first: squares of finite numbers may be none.
+        most = float(np.abs(update).max(initial=0.0))
+        if most == 0:
+            return np.zeros(update.size, np.int64)
+        relative: NDArray[np.float64] = update / most
+        length = float(np.linalg.norm(relative))
+        steps = relative * (self.largest * min(most / self.norm, 1 / length))
+        while _norm(whole := np.trunc(steps).astype(np.int64)) > self.largest:
+            steps *= 1 - 1e-9  # What floating point added.
+        return whole
+
+    def decode(self, total: Words) -> NDArray[np.float64]:
+        """Return what a sum on the grid stands for."""
+        return total.view(np.int32).astype(np.float64) * (self.norm / self.largest)
+
+    def rho(self, size: int) -> float:
+        """Return rho of the zero-concentrated DP of the sum of d numbers, one member's update replaced.
+
+        Another update of that member moves the sum by a norm of 2 D at most.
+        """
+        return concentration(2 * self.largest, self.deviation, self.noisy, size)
+
+
+def _norm(whole: NDArray[np.int64]) -> int:
+    """Return the norm of integers below 2^31, rounded up, without rounding on the way."""
+    high, low = whole >> 16, whole & 0xFFFF
+    square = (int(high @ high) << 32) + (int(high @ low) << 17) + int(low @ low)
+    return isqrt(square - 1) + 1 if square else 0
+
+
 def clips_of(arrays: Mapping[str, NDArray[Any]], plan: SumPlan) -> NDArray[np.float64]:
-    """Return what each number of a sum is clipped to: the update (M,), weight, share clipped, metrics."""
+    """Return what each number of a sum is clipped to: the update (M,), weight, share clipped, metrics.
+
+    With noise there is no more than the update, and its norm is clipped.
+    """
+    if plan.norm:
+        return np.full(sum(array.size for array in arrays.values()), plan.norm)
     parts = [
         np.full(array.size, plan.clip if array.dtype.kind == "f" else COUNTER_CLIP)
         for array in arrays.values()

@@ -28,6 +28,7 @@ __all__ = [
     "SUM_SHARES",
     "UNMASK",
     "UPDATE",
+    "UPLOAD",
     "WHOAMI",
 ]
 
@@ -44,8 +45,8 @@ INTRA, GOSSIP = "train.intra", "train.gossip"
 HELLO, PUBLISH, MONITOR = "query.hello", "query.publish", "query.monitor"
 # Gossip: the communication step. HSGD: the local steps of an interval.
 UPDATE = "train.update"
-# HSGD: whose people a party has; the encodings of a batch.
-PAIR, EXCHANGE = "query.pair", "train.exchange"
+# HSGD: whose people a party has; the encodings of a batch; within a secure sum, what the steps made.
+PAIR, EXCHANGE, UPLOAD = "query.pair", "train.exchange", "train.upload"
 # HSGD on own data: sums of features and what devices lack of labels; the masks of devices' sums; what was
 # agreed on; encodings of people who do not train, and how well they are told.
 POOL, UNMASK, SETUP = "query.pool", "query.unmask", "query.setup"

@@ -215,7 +215,7 @@ class HadamardSensing(Sensing):
 
     def columns(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Return Phi[:, indices], (d, len(indices)) in column-major order."""
-        chosen = self._diagonal[self._rows ^ indices[:, None]].astype(np.float64)
+        chosen: NDArray[np.float64] = self._diagonal[self._rows ^ indices[:, None]].astype(np.float64)
         chosen *= self._first[indices, None]
         return chosen.T
 
@@ -224,7 +224,8 @@ class HadamardSensing(Sensing):
         spread = np.zeros(self.size, np.float32)
         spread[self._rows] = h
         correlated = _transformed(_transformed(spread) * self._second) * self._first
-        return correlated[: self.n].astype(np.float64) / math.sqrt(self.size)
+        found: NDArray[np.float64] = correlated[: self.n].astype(np.float64) / math.sqrt(self.size)
+        return found
 
 
 def _signs(rng: np.random.Generator, count: int) -> NDArray[np.int8]:

@@ -11,21 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
 from hedgerow.clients.app import Answer, BatchClientApp, each, together
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
-from hedgerow.clients.fedmud.frozen_base import Bases
+from hedgerow.clients.fedmud.frozen_base import Bases, held_base
 from hedgerow.clients.fedmud.methods import Instruction, Method, Work
 from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.masking import SumPart, masked_sum_handlers
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import MERGE
-from hedgerow.wire.records import to_record
+from hedgerow.wire.records import finite_views, to_record
 
 __all__ = ["fedmud_client"]
 
@@ -52,7 +53,9 @@ def fedmud_client(
     ``"<key>:alpha"`` (``fedbat``), and all that is not compressed. Neither base nor frozen factors are ever
     sent. Its ``metrics`` are ``num-examples``, ``num-batches`` (of one epoch), ``train-loss``,
     ``base-version`` and ``need-base``: 1, with no arrays and no examples, where the node cannot come by the
-    base. ``query.merge`` takes updates and config alone, and gives metrics alone.
+    base. An instruction of a secure sum is answered with a masked update of factors and of all that is not
+    compressed, see ``masked_sum_handlers``. ``query.merge`` takes updates and config alone, and gives metrics
+    alone.
 
     Parameters
     ----------
@@ -78,11 +81,27 @@ def fedmud_client(
         return each(lambda call: _listen(call, task(call.context), bases))(calls)
 
     handlers: dict[str, BatchHandler] = {
-        "train": train,
+        **masked_sum_handlers(train, part_of=lambda call: _part(call, task(call.context))),
         MERGE: listen,
         **task_handlers(task),
     }
     return BatchClientApp(handlers)
+
+
+def _part(call: Call, task: LocalTask) -> SumPart:
+    """Return what a node's part in a sum is of: the base that it holds, however it came by it."""
+    instruction = Instruction.of(call, task)
+    method = instruction.method()
+    (name,) = call.content.config_records
+    told = {key: value for key, value in instruction.config.items() if key != "from-version"}
+    common: dict[str, ArrayRecord | ConfigRecord] = {name: ConfigRecord(told)}
+    for key in ("arrays", "factors"):
+        if key in call.content.array_records:
+            common[key] = call.content.array_records[key]
+    if method.evolution is not None:
+        common["base"] = held_base(call)
+    rest = finite_views(call.content.array_records["arrays"])
+    return SumPart(RecordDict({**common}), method.summed_arrays(rest))
 
 
 @dataclass(frozen=True)

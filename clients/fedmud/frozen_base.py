@@ -26,7 +26,7 @@ from hedgerow.wire.records import (
     view,
 )
 
-__all__ = ["Bases", "Evolution"]
+__all__ = ["Bases", "Evolution", "held_base"]
 
 _RECORD = "base"  # in context.state
 
@@ -130,6 +130,12 @@ class Bases:
         if id(base) not in self._checksums:
             self._checksums[id(base)] = _checksum(to_record(base)), base
         return self._checksums[id(base)][0]
+
+
+def held_base(call: Call) -> ArrayRecord:
+    """Return the base from which a node has just trained: the message's, or what its context holds."""
+    sent = call.content.array_records.get("base")
+    return call.context.state.array_records[_RECORD] if sent is None else sent
 
 
 @dataclass(frozen=True)

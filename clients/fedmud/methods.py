@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.fedmud.ef21p import moved_by_largest, random_values
@@ -188,6 +189,12 @@ class Method(Protocol):
     def sent(self, state: State, base: State) -> State:
         """Return what travels of the trained state."""
 
+    def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return what that is a change of, in the order of the keys, where replies are added up.
+
+        ``rest`` is what came as it is. ValueError for a method whose replies cannot be.
+        """
+
 
 class _Dense:
     """The model as it is: FedAvg."""
@@ -204,6 +211,9 @@ class _Dense:
 
     def sent(self, state: State, base: State) -> State:
         return state
+
+    def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return dict(sorted(rest.items()))
 
 
 class _Factored:
@@ -225,6 +235,10 @@ class _Factored:
     def sent(self, state: State, base: State) -> State:
         return self.model.factors_of(state) | self.model.rest_of(state)
 
+    def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        factors = {key: value.numpy() for key, value in self.instruction.factors(self.plan).items()}
+        return dict(sorted({**factors, **rest}.items()))
+
     def _merged(self, base: State, version: int, factors: Mapping[str, Tensor]) -> State:
         self.plan.check(factors)
         return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
@@ -241,6 +255,11 @@ class _MovingWeights:
         self.compressed = instruction.compressed_shapes()
         self.evolution = Evolution(
             self.compressed, "updates", lambda base, version, update: move(base, update)
+        )
+
+    def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        raise ValueError(
+            "method sends other entries of each node, or signs; valid within a sum is 'factored'"
         )
 
 

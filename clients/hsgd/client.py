@@ -13,11 +13,13 @@ from typing import Protocol, TypeVar
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.guard import tells_nothing
 from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, config_of
 from hedgerow.clients.hsgd.own import own_party, party_of
 from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import NotOpenedError, introduction_of
+from hedgerow.clients.hsgd.sums import sum_handlers
 from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
@@ -52,6 +54,8 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
                      device    t, steps, eta0, eta-period, mu; head, zeta1          device
                      edge      t, steps, eta0, eta-period, mu, ids, upload; head,   device +
                                zeta1
+    train.upload     all       t; head, hospital or device; ``masked-sum``          within a sum, head and
+                                                                                    hospital, or device
     ===============  ========  ===================================================  =======================
 
     - ``*`` where a round starts, and there alone: the node takes the model as that of iteration t. Without
@@ -71,6 +75,9 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
       ``introduction`` and ``pinned`` too.
     - ``upload-clip`` bounds the L2 norm of the change of what is uploaded, ``upload-noise-multiplier`` times
       it is the deviation of the noise on it; then no loss is told.
+    - ``summed``: the answer to an update has no model and no loss; the node keeps them for ``train.upload``,
+      whose arrays are the model that the interval, or of hospitals and edges the round, started from. Both
+      are asked for within a secure sum (``hedgerow.wire.masked_sums``); weights are the people of a party.
     - ``clip`` bounds each encoding's L2 norm before it leaves the node, and ``noise-multiplier`` times it is
       the deviation of the Gaussian noise that is added then; ``noise-source`` is ``seed`` (absent), where
       the noise comes from (``seed`` of this config or of the run's, t, partition), for simulations, or
@@ -93,6 +100,7 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
         return party_of(context) if own(context) else load(context)
 
     def pair(call: Call) -> RecordDict:
+        tells_nothing()  # Of records: whose they are is told.
         told = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
         config = call.content.config_records.get("config", ConfigRecord())
         about = told.config_records["pair"]
@@ -113,6 +121,7 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
             EXCHANGE: _handler(party, ExchangeRequest.of, Exchange.of, encode_all),
             UPDATE: _handler(party, UpdateRequest.of, update_of, step_all),
             **own_handlers(),
+            **sum_handlers(party),
         }
     )
 

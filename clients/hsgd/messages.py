@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.clients.gradient_noise import noise, noise_root
+from hedgerow.clients.guard import check_privacy, check_release
 from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import PayloadError, finite_views, to_record, view
@@ -24,6 +25,7 @@ __all__ = [
     "ProtectedUpload",
     "Release",
     "UpdateRequest",
+    "Vector",
     "config_of",
     "has_arrays",
     "received",
@@ -82,9 +84,8 @@ class Release:
         clipped = rows * np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(rows.dtype).tiny))
         if not self.noise_multiplier:
             return np.asarray(clipped, rows.dtype)
-        noisy: Vector = (clipped + _drawn(rows.shape, self.noise_multiplier * self.clip, t, call)).astype(
-            rows.dtype
-        )
+        noise = _drawn(rows.shape, self.clip, self.noise_multiplier, t, call)
+        noisy: Vector = (clipped + noise).astype(rows.dtype)
         return noisy
 
 
@@ -141,14 +142,21 @@ class ProtectedUpload:
         scale = np.where(longest > 0, longest, 1.0)
         norms = scale * np.linalg.norm(change / scale, axis=1, keepdims=True)
         change *= np.minimum(1.0, self.clip / np.maximum(norms, np.finfo(np.float64).tiny))
-        change += _drawn(change.shape, self.noise_multiplier * self.clip, _UPLOADS + t, call)
+        change += _drawn(change.shape, self.clip, self.noise_multiplier, _UPLOADS + t, call)
         ends = np.cumsum([block.shape[-1] for block in blocks])[:-1]
         parts = zip(arrays.items(), np.split(change, ends, axis=1), strict=True)
         return {key: (start[key] + part.reshape(own.shape)).astype(own.dtype) for (key, own), part in parts}
 
 
-def _drawn(shape: tuple[int, ...], deviation: float, index: int, call: Call) -> Vector:
+def _drawn(shape: tuple[int, ...], clip: float, multiplier: float, index: int, call: Call) -> Vector:
+    """Return the noise of one release, which the node's ledger then has.
+
+    Another record moves what is clipped by 2 ``clip`` at most; of rows, each is of another record.
+    """
+    check_privacy("sound", multiplier / 2, clip)
     root = noise_root(config_of(call), call.context.node_config, _run_seed(call))
+    check_release(root, index, multiplier / 2)
+    deviation = multiplier * clip
     return noise(root, call.partition_id, index, int(np.prod(shape)), deviation**2).reshape(shape)
 
 
@@ -198,6 +206,8 @@ class UpdateRequest:
     mu: float
     upload: bool
     protected: ProtectedUpload | None = None
+    # Whether what is made is kept, to be told within a sum.
+    summed: bool = False
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "UpdateRequest":
@@ -208,7 +218,10 @@ class UpdateRequest:
         rates = tuple(eta0 * 0.5 ** (k // period) if period else eta0 for k in range(t, t + steps))
         mu = nonnegative(config, "mu") if "mu" in config else 0.0
         upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
-        return cls(t, _ids(config), rates, mu, upload, protected)
+        summed = flag(config, "summed", default=False)
+        if upload and summed:
+            raise ValueError("upload and summed are true in the message's config; valid is one of them")
+        return cls(t, _ids(config), rates, mu, upload, protected, summed)
 
 
 def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
@@ -293,6 +306,8 @@ class Memory:
         Whether every pair has its own model.
     start : Mapping[str, NDArray] (default: none)
         The blocks (n,) that the round started from, where the upload is to be protected.
+    loss : float or None (default: None)
+        A hospital's mean loss, where it is to be told within a sum.
     """
 
     t: int
@@ -300,6 +315,7 @@ class Memory:
     ids: tuple[str, ...] = ()
     pairs: bool = False
     start: Mapping[str, Vector] = field(default_factory=dict)
+    loss: float | None = None
 
     @classmethod
     def at(cls, context: Context, t: int) -> "Memory":
@@ -322,13 +338,18 @@ class Memory:
         views = finite_views(kept)
         start = {key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)}
         arrays = {key: one for key, one in views.items() if not key.startswith(_START)}
-        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start)
+        loss = about.get("loss")
+        told = loss if isinstance(loss, float) else None
+        return cls(t, arrays, tuple(ids), about.get("pairs") is True, start, told)
 
     def keep(self, context: Context) -> None:
         """Put it into ``context.state``."""
         start = {_START + key: block for key, block in self.start.items()}
         context.state[_STATE] = to_record({**self.arrays, **start})
-        context.state[_STATE_AT] = ConfigRecord({"t": self.t, "ids": list(self.ids), "pairs": self.pairs})
+        about = ConfigRecord({"t": self.t, "ids": list(self.ids), "pairs": self.pairs})
+        if self.loss is not None:
+            about["loss"] = self.loss
+        context.state[_STATE_AT] = about
 
     @staticmethod
     def forget(context: Context) -> None:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch.func import functional_call
 
 from hedgerow.clients.app import each
+from hedgerow.clients.guard import tells_nothing
 from hedgerow.clients.hsgd.messages import Release, config_of, received
 from hedgerow.clients.hsgd.own import (
     OwnParty,
@@ -182,6 +183,7 @@ def _setup(call: Call) -> RecordDict:
     except ValueError:
         call.context.state = before
         raise
+    tells_nothing()
     return RecordDict({"ready": ConfigRecord({"encoding": party.encoding})})
 
 

@@ -17,6 +17,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.clients.guard import check_privacy, tells_nothing
 from hedgerow.clients.hsgd.messages import (
     ExchangeRequest,
     Memory,
@@ -36,6 +37,7 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
+from hedgerow.clients.hsgd.sums import check_kept, mean_of_rows
 from hedgerow.clients.instructions import flag
 from hedgerow.wire.calls import Call
 
@@ -66,6 +68,9 @@ class Exchange:
         """Prepare one call."""
         ids = _ids_of(party, request.ids)
         channel = Channel.of(call, config_of(call))
+        check_kept(call, sealed=channel is not None, summed=True)
+        if party.role == "hospital" and not has_arrays(call):
+            check_privacy("none")  # The head that it tells has learnt since, and has no noise.
         x, _ = party.rows(ids)
         if party.role == "device" or has_arrays(call):
             model = _sent_model(call, party)
@@ -215,12 +220,14 @@ class DeviceUpdate(_Update[DeviceStack]):
     def answer(self) -> RecordDict:
         """Return a device's model; keep an edge's, or return its mean where the round ends."""
         theta = self.after[0].cpu().numpy()  # (a, n2)
+        if self.party.role == "device" and self.request.summed:
+            return _answered(self, {"device": theta[0]}, {})
         if self.party.role == "device":
             Memory.forget(self.call.context)
             told = MetricRecord({"num-examples": 1})
             return _kept(self, RecordDict({**reply(_protected(self, {"device": theta[0]})), "metrics": told}))
         keeps_all = self.pairs and not self.request.upload
-        return _answered(self, {"device": theta if keeps_all else _mean(theta)}, {})
+        return _answered(self, {"device": theta if keeps_all else mean_of_rows(theta)}, {})
 
 
 Update = HospitalUpdate | DeviceUpdate
@@ -228,6 +235,8 @@ Update = HospitalUpdate | DeviceUpdate
 
 def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
     """Prepare one call of ``train.update``."""
+    sealed = flag(config_of(call), "sealed", default=False)
+    check_kept(call, sealed=sealed, summed=request.summed)
     kind = HospitalUpdate if party.role == "hospital" else DeviceUpdate
     return kind.of(call, party, request)
 
@@ -275,11 +284,15 @@ def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[s
 def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float]) -> RecordDict:
     """Keep the model at iteration t + Q, or send it and forget it; with the metrics."""
     context, request = job.call.context, job.request
-    told = MetricRecord({"num-examples": len(job.ids), **metrics})
+    told = MetricRecord({"num-examples": len(job.ids), **({} if request.summed else metrics)})
     if request.upload:
         Memory.forget(context)
         return _kept(job, RecordDict({**reply(_protected(job, arrays)), "metrics": told}))
-    Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, job.start).keep(context)
+    start = job.start if request.protected is not None else {}
+    loss = metrics.get("loss") if request.summed else None
+    Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss).keep(context)
+    if "loss" not in told:
+        tells_nothing()
     return _kept(job, RecordDict({"metrics": told}))
 
 
@@ -298,15 +311,6 @@ def _protected(job: Update, arrays: dict[str, Vector]) -> dict[str, Vector]:
 
 def _kept(job: Update, content: RecordDict) -> RecordDict:
     return content if job.channel is None else job.channel.kept(content)
-
-
-def _mean(theta: Vector) -> Vector:
-    """Return (1), summed in the order of ids, which is the order of whoever averages devices elsewhere."""
-    total = np.zeros(theta.shape[1:])
-    for own in theta:
-        total += own
-    mean: Vector = (total / len(theta)).astype(theta.dtype)
-    return mean
 
 
 def _ids_of(party: Party, ids: tuple[str, ...] | None) -> tuple[str, ...]:

@@ -3,16 +3,18 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", Algorithm 1. Differs: in Flower nodes talk to the server only, so what clients
 and neighbours tell an edge server is relayed. Between two messages it keeps its model, in ``context.state``.
+In place of both sums it may take what some liars among its clients, and among its neighbours, cannot ruin.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import each
-from hedgerow.clients.instructions import choice, only_config, whole
+from hedgerow.clients.instructions import choice, only_config, string, whole
 from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
 from hedgerow.wire.edge_servers import (
     CLIENT,
@@ -21,12 +23,16 @@ from hedgerow.wire.edge_servers import (
     MODEL,
     MODELS,
     OWN,
+    RULE,
     WEIGHTS,
     cluster_means,
+    robust_mean,
+    robust_step,
     weighted_sum,
 )
 from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import finite_views, lazy_array
+from hedgerow.wire.robust_means import Aggregation, neighbourhood_rule
 
 __all__ = ["edge_server_handlers", "role_of"]
 
@@ -74,6 +80,10 @@ def edge_server_handlers() -> dict[str, BatchHandler]:
     - The reply is the new model (M,), as ``model`` of the one ArrayRecord. It is kept as that of ``token``.
     - A gossip step starts from the model that came of the instruction ``builds-on``. An edge server that has
       another one, or none, replies with ``lacks`` in a ConfigRecord, and is sent ``own`` with the next try.
+    - ``aggregation`` in the config (absent: the mean) is the rule that it takes of its clients' updates, and
+      of its model and its neighbours': ``median``, ``trimmed-mean(b)`` or ``clipped(tau)``. Then
+      ``train.intra`` has ``builds-on`` or ``own`` too, for the model that its clients were sent, and weights
+      |S_i| do not count.
     - ``columns`` are starts and ends of what is mixed, [start, end, start, end, …]; the rest (running
       statistics) stays. ``dtype`` is that of the result: between two steps it is float64.
     """
@@ -84,6 +94,13 @@ def _intra(call: Call) -> RecordDict:
     models, weights = _told(call)
     if models.keys() != weights.keys() or min(weights.values(), default=0.0) <= 0:
         raise ValueError(f"weights is {weights}; valid is a number > 0 for each of {sorted(models)}")
+    rule = _rule(call)
+    if not rule.is_mean:
+        own = _own(call)
+        if own is None:
+            return _lacks(call)
+        _check_sizes({**models, -1: own})
+        return _keep(call, robust_mean(own, list(models.values()), rule))
     first = next(iter(models.values()))
     replies = ((0, weights[sender], model) for sender, model in models.items())
     return _keep(call, cluster_means(replies, first[None])[0])  # (3)
@@ -95,17 +112,56 @@ def _gossip(call: Call) -> RecordDict:
     server, dtype = whole(config, "server", 0), choice(config, "dtype", _DTYPES)
     own = _own(call)
     if own is None:
-        return RecordDict({"edge": ConfigRecord({LACKS: whole(config, "builds-on", 0)})})
+        return _lacks(call)
     models[server] = own
-    if models.keys() != weights.keys() or len({len(model) for model in models.values()}) != 1:
-        sizes = {sender: len(model) for sender, model in models.items()}
-        raise ValueError(f"models have the sizes {sizes}; valid is one size, for each of {sorted(weights)}")
+    if models.keys() != weights.keys():
+        raise ValueError(f"models are of {sorted(models)}; valid is one for each of {sorted(weights)}")
+    _check_sizes(models)
+    slices, rule = _slices(config, len(own)), _rule(call)
+    if not rule.is_mean:
+        return _keep(call, _robustly_mixed(server, models, weights, slices, rule).astype(dtype))
     mixed = own.astype(np.float64)
-    for here in _slices(config, len(own)):
+    for here in slices:
         out = mixed[here]
         terms = ((weight, models[sender][here]) for sender, weight in weights.items())
         weighted_sum(terms, out, np.empty_like(out))  # (5)
     return _keep(call, mixed.astype(dtype))
+
+
+def _robustly_mixed(
+    server: int,
+    models: Mapping[int, Vector],
+    weights: Mapping[int, float],
+    slices: Sequence[slice],
+    rule: Aggregation,
+) -> NDArray[np.float64]:
+    """Return the server's model after a step of a rule on what is mixed; a norm is of all of that."""
+    result = models[server].astype(np.float64)
+    parts = {
+        sender: np.concatenate([np.zeros(0), *(models[sender][here].astype(np.float64) for here in slices)])
+        for sender in weights
+    }
+    mixed, start = robust_step(server, parts, weights, rule), 0
+    for here in slices:
+        size = here.stop - here.start
+        result[here] = mixed[start : start + size]
+        start += size
+    return result
+
+
+def _lacks(call: Call) -> RecordDict:
+    return RecordDict({"edge": ConfigRecord({LACKS: whole(only_config(call), "builds-on", 0)})})
+
+
+def _rule(call: Call) -> Aggregation:
+    config = only_config(call)
+    return neighbourhood_rule(string(config, RULE) if RULE in config else "mean")
+
+
+def _check_sizes(models: Mapping[int, Vector]) -> None:
+    if len({len(model) for model in models.values()}) != 1:
+        sizes = {sender: len(model) for sender, model in models.items()}
+        raise ValueError(f"models have the sizes {sizes}; valid is one size for all")
 
 
 def _told(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:

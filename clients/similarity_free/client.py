@@ -32,14 +32,15 @@ from hedgerow.clients.instructions import (
 )
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.masking import SumPart, masked_sum_handlers
 from hedgerow.clients.similarity_free.probes import Probe, probe, probe_stream
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.compress import Compressor, Identity, parse_compressor
+from hedgerow.wire.compress import Compressor, Identity, parse_compressor, summed_arrays
 from hedgerow.wire.message_types import PROBE
-from hedgerow.wire.records import to_record
+from hedgerow.wire.records import finite_views, only_record, to_record
 
 __all__ = ["similarity_free_client"]
 
@@ -64,6 +65,7 @@ def similarity_free_client(
     - ``probe`` (absent: false): also estimate ``curvature`` and ``gradient-variance`` at x^k.
 
     The reply holds the model as ``arrays``, or its compressed change as ``update``, and ``metrics``.
+    An instruction of a secure sum is answered with a masked update, see ``masked_sum_handlers``.
     ``query.probe`` takes a model and ``round-index``, ``batch-size`` and ``seed``, and gives the estimates.
 
     Parameters
@@ -86,11 +88,23 @@ def similarity_free_client(
         return RecordDict({"metrics": MetricRecord({**metrics})})
 
     handlers: dict[str, BatchHandler] = {
-        "train": together(lambda call: _Round.of(call, task(call.context), loss), answers),
+        **masked_sum_handlers(
+            together(lambda call: _Round.of(call, task(call.context), loss), answers), part_of=_part
+        ),
         **task_handlers(task),
         PROBE: each(answer_probe),
     }
     return BatchClientApp(handlers)
+
+
+def _part(call: Call) -> SumPart:
+    """Return what a worker's part in a sum is of: all but which of its updates the server absorbed last."""
+    (name,) = call.content.config_records
+    config = only_config(call)
+    told = ConfigRecord({key: value for key, value in config.items() if key != "acknowledged"})
+    sent = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
+    start = summed_arrays(parse_compressor(string(config, "compressor")), sent)
+    return SumPart(RecordDict({**call.content, name: told}), start)
 
 
 @dataclass(frozen=True)

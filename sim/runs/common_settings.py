@@ -30,6 +30,7 @@ __all__ = [
     "RUN_SETTINGS",
     "SEED",
     "STACK_SETTINGS",
+    "SUM_NOISE_SETTINGS",
     "SUM_SETTINGS",
     "WEIGHT_BOUND",
     "aggregation_setting",
@@ -81,7 +82,7 @@ SEED = Setting(0, whole(0, MAX_INT64), "keys everything that is drawn")
 # What one node can do to a run at most.
 _RATIO = number("0, or a number from 1 to 1e+30", lambda v: v == 0 or 1 <= v <= LARGEST)
 WEIGHT_BOUND = Setting(
-    100.0,
+    10.0,
     _RATIO,
     "a node counts at most so many times the median of the examples that nodes claim (0: no bound)",
 )
@@ -121,6 +122,28 @@ SUM_SETTINGS: Mapping[str, Setting] = {
         "a sum of which no more than this share of the nodes survive is none",
     ),
     "sum-min-nodes": Setting(3, whole(3, 255), "nodes without which there is no sum"),
+}
+
+# Noise on such sums: differential privacy of whole nodes.
+SUM_NOISE_SETTINGS: Mapping[str, Setting] = {
+    "upload-clip": Setting(
+        0.0,
+        number("0, or a number up to 1e+30", lambda v: 0 <= v <= 1e30),
+        "with `secure-sum`: largest norm of a node's update; with its noise both > 0, or both 0 for none",
+    ),
+    "upload-noise-multiplier": Setting(
+        0.0,
+        number("0, or a number from 0.001 to 1e+06", lambda v: v == 0 or 1e-3 <= v <= 1e6),
+        "the deviation of the noise on a sum of updates over that norm (docs/privacy.md)",
+    ),
+    "noise-delta": Setting(
+        1e-5, in_range(0.0, 1.0, open_below=True, open_above=True), "delta at which epsilon is told"
+    ),
+    "noise-source": Setting(
+        "entropy",
+        choice("entropy", "seed"),
+        "`entropy`: from the operating system; `seed`: for simulations that must repeat, no protection",
+    ),
 }
 
 

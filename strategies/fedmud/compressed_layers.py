@@ -9,7 +9,7 @@ partition ids, cast once.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any, Required, Self, Unpack, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import nn
 
-from hedgerow.strategies.exchange import Node
+from hedgerow.strategies.exchange import Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.layer_method import (
     CompressedModel,
@@ -27,18 +27,29 @@ from hedgerow.strategies.fedmud.layer_method import (
     Method,
     Reconstructing,
     Scalar,
+    Summable,
 )
 from hedgerow.strategies.fedmud.participants import Participants
-from hedgerow.strategies.fedmud.replies import UP, ReplyReader, Uplink, Weighting, mean_iterations
-from hedgerow.strategies.fedmud.sending import DOWN, Sending
+from hedgerow.strategies.fedmud.replies import (
+    UP,
+    ReplyReader,
+    Uplink,
+    Weighting,
+    check_base,
+    mean_iterations,
+)
+from hedgerow.strategies.fedmud.sending import ALL, DOWN, Sending
 from hedgerow.strategies.fedmud.split_model import SplitModel
+from hedgerow.strategies.fedmud.sums import LayerSums
 from hedgerow.strategies.fedmud.sync import Download, Sync
 from hedgerow.strategies.robust import parse_aggregation
+from hedgerow.strategies.secure_sums import SecureSum, parse_secure_sum
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.compress import record_payload
 from hedgerow.wire.lowrank import LayerShape, layers_of
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.records import PayloadError, to_record
 
 __all__ = [
     "DOWN",
@@ -62,6 +73,7 @@ class TrainingOptions(FederationOptions, total=False):
     local_epochs: int
     batch_size: int
     aggregation: str
+    secure_sum: bool | SecureSum
 
 
 class CompressedLayers(FederatedStrategy):
@@ -99,7 +111,13 @@ class CompressedLayers(FederatedStrategy):
         What the server takes of the replies: the mean, as in the paper, or a rule that some lying nodes
         cannot ruin, see ``parse_aggregation``. A rule is taken of whole updates, those that the coded layers'
         replies stand for and that of the rest as one vector: K of them are in memory, 8 bytes a parameter
-        each. In a round of too few replies for it the model stays.
+        each. In a round of too few replies for it their median is taken.
+    secure_sum : bool or SecureSum (default: False)
+        Whether the server sees the sum of the participants' updates alone (``SecureSum`` for other settings
+        than the defaults), as in SD-FEEL: for methods whose factors are averaged one by one, and for the
+        dense one. The base that a node holds is part of what its masks are made of: who replays merges to
+        other bits than the server is left out, for which ``sync="dense"`` is the remedy. With
+        ``SecureSum(noise=...)`` all nodes weigh the same.
     **options
         See ``FederationOptions``; ``min_available_nodes`` is the number of nodes N.
 
@@ -125,6 +143,7 @@ class CompressedLayers(FederatedStrategy):
         local_epochs: int = 3,
         batch_size: int = 64,
         aggregation: str = "mean",
+        secure_sum: bool | SecureSum = False,
         **options: Unpack[FederationOptions],
     ) -> None:
         self.aggregation = parse_aggregation(aggregation)
@@ -151,7 +170,20 @@ class CompressedLayers(FederatedStrategy):
                 f"aggregation is {aggregation!r}; valid is one of at most {most} updates, the nodes of a "
                 f"round, and it needs {self.aggregation.least}"
             )
+        if (summed := parse_secure_sum(secure_sum)) is not None:
+            self._check_sums(summed, most)
+            self.sums = LayerSums(summed, federation, weighting, batch_size)
         super().__init__(federation)
+
+    def _check_sums(self, settings: SecureSum, most: int) -> None:
+        if not self.aggregation.is_mean:
+            raise ValueError(
+                f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
+            )
+        if self.method.no_sums:
+            raise ValueError(f"secure_sum is set; valid is False with this method: {self.method.no_sums}")
+        if most < settings.min_nodes:
+            raise ValueError(f"secure_sum needs {settings.min_nodes} nodes in a round; there are {most}")
 
     @classmethod
     def for_model(cls, model: nn.Module, **parameters: Any) -> Self:
@@ -218,6 +250,8 @@ class CompressedLayers(FederatedStrategy):
         self._model = SplitModel(self.federation, self.method)
         self._sending = Sending(self.federation, self._model, self.sync)
         self._iterations = 0.0
+        if self.sums is not None:
+            self.sums.forget()
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -255,7 +289,8 @@ class CompressedLayers(FederatedStrategy):
         told = {**config, **self._instructions(server_round)}
         check = partial(self._read, server_round)
         chosen = partial(self.participants, server_round)
-        return self._sending.messages(server_round, grid, chosen, told, self.nominal_bits, check)
+        summed = (self.sums, self._start()) if self.sums is not None else ()
+        return self._sending.messages(server_round, grid, chosen, told, self.nominal_bits, check, *summed)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -264,6 +299,8 @@ class CompressedLayers(FederatedStrategy):
 
         The model does not change, and None is returned, if fewer than ``min_train_nodes`` replies are valid.
         """
+        if self.sums is not None:
+            return self._summed(cast(LayerSums, self.sums), server_round, replies)
         contents = list[RecordDict]()
 
         def uplinks() -> Iterator[tuple[float, Uplink]]:
@@ -291,6 +328,8 @@ class CompressedLayers(FederatedStrategy):
         log(INFO, "\t├──> Sent each way: %.4f of the dense model", self.ratio)
         log(INFO, "\t├──> Downlink: %s | weights: %s", self.sync, self.reader.weighting)
         log(INFO, "\t├──> Aggregation: %s", self.aggregation)
+        if self.sums is not None:
+            log(INFO, "\t├──> Secure sums: %s", self.sums.settings)
         log(INFO, "\t├──> Nodes a round: %d of %d", self.chosen.count or self.num_clients, self.num_clients)
         log(
             INFO,
@@ -324,11 +363,61 @@ class CompressedLayers(FederatedStrategy):
         for weight, uplink in uplinks:
             updates.append(np.concatenate([uplink.rest - before, method.update(uplink.coded)]))
             weights.append(weight)
-        if len(updates) < self.aggregation.least:
-            log(WARNING, "The model stays: %d replies for %s.", len(updates), self.aggregation)
+        if not updates:
             return None, None
-        moved = self.aggregation.combined(np.stack(updates), np.array(weights))
+        moved = self.federation.combined(self.aggregation, np.stack(updates), np.array(weights))
         return before + moved[: before.size], method.taken(moved[before.size :])
+
+    def _start(self) -> ArrayRecord:
+        """Return what replies to a sum are changes of, in the order of the keys."""
+        start = {**cast(Summable, self.method).start(), **record_payload(self._model.rest_record())}
+        return to_record(dict(sorted(start.items())))
+
+    def _summed(
+        self, sums: LayerSums, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Move by the mean of the participants' changes, of which the sum alone is known."""
+
+        def booked() -> Iterator[Reply]:
+            for reply in self.federation.accept(self._sending.of_participants(replies)):
+                self.reader.book(server_round, reply, self.nominal_bits)
+                sums.book_shares(server_round, reply)
+                yield reply
+
+        update = sums.unmask(server_round, booked()).get(ALL)
+        self._sending.note_listeners(server_round)
+        metrics = MetricRecord()
+        if update is not None:
+            change, at = dict[str, NDArray[np.float64]](), 0
+            for key, array in record_payload(self._start()).items():
+                change[key] = update.mean[at : at + array.size]
+                at += array.size
+            rest = self._model.known_rest()
+            moves = [change[key] for key in self._model.rest_layout.keys]
+            rest_mean = rest + np.concatenate([np.zeros(0), *moves])
+            mean = cast(Summable, self.method).summed(change)
+            try:
+                self._hold(rest_mean, mean)
+            except PayloadError as error:
+                sums.lose(update, error.reason)
+                update = None
+        if not sums.enough():
+            return None, None
+        if update is not None:
+            self._iterations += self.local_epochs * sums.mean_batches(update.survivors)
+            metrics = self.reader.metrics([update.metrics])
+            for name, value in self._model.move(server_round, rest_mean, mean).items():
+                metrics[name] = value
+        metrics.update(sums.metrics())
+        self.federation.completed = server_round
+        return self.current_arrays(), metrics
+
+    def _hold(self, rest: NDArray[np.float64], mean: Any) -> None:
+        """Raise PayloadError for a mean that moves too far."""
+        self.federation.check_update(rest, self._model.known_rest(), "rest")
+        moved, coded = self.method.moved(mean[0])
+        if coded.size and self.settings.max_update_norm_ratio:
+            self.federation.bound("coded").check(moved, coded)
 
     def _instructions(self, server_round: int) -> dict[str, Scalar]:
         return {
@@ -345,7 +434,12 @@ class CompressedLayers(FederatedStrategy):
             **self.method.instructions(),
         }
 
-    def _read(self, server_round: int, node: Node, content: RecordDict) -> Uplink:
+    def _read(self, server_round: int, node: Node, content: RecordDict) -> Any:
+        if self.sums is not None:
+            check_base(self._sending.downlink, node, content)
+            masked = self.sums.checked(node, content)
+            self._sending.downlink.acknowledge(node.partition_id)
+            return masked
         uplink = self.reader.read(self._model, self._sending.downlink, server_round, node, content)
         if not self.aggregation.is_mean:
             # Finite factors may have a product that is not.

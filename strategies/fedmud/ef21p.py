@@ -73,6 +73,7 @@ class BroadcastIterate:
     """
 
     update_record = "updates"
+    no_sums = "each node sends other entries, so that masks on all of them save nothing"
     only_mean = "each node sends other entries: most of what a rule would compare are zeros that none sent"
 
     def __init__(self, layers: Sequence[LayerShape], ratio: float, scale: bool, seed: int) -> None:

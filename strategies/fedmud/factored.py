@@ -106,6 +106,7 @@ class SingularValues:
 
     update_record = "merges"
     only_mean = ""
+    no_sums = "the mean is of what each reply's factors multiply to, which no sum of factors gives"
 
     def __init__(self, plan: Factorisation) -> None:
         self.plan = plan

@@ -78,6 +78,7 @@ class SignUpdates:
     """
 
     update_record = "updates"
+    no_sums = "nodes send signs, and a sum of masked ones is as large as one of weights"
     only_mean = "entries are signs drawn by chance, of which the mean alone is near what the nodes learnt"
 
     def __init__(self, layers: Sequence[LayerShape], seed: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hedgerow.strategies.fedmud.sync import UpdateLog
 from hedgerow.wire.lowrank import Factorisation, LayerShape
 
-__all__ = ["CompressedModel", "Compression", "Method", "Reconstructing", "Scalar"]
+__all__ = ["CompressedModel", "Compression", "Method", "Reconstructing", "Scalar", "Summable"]
 
 Scalar = str | int | float | bool
 
@@ -83,7 +83,8 @@ class Method(Protocol):
 
     ``update_record`` is the name of the ArrayRecord in which the updates of the base travel; ``log`` holds
     them, and with them the base's version. ``bits`` is the paper's count of one direction. ``only_mean`` says
-    why no rule but the mean is for the method; it is empty where every rule is.
+    why no rule but the mean is for the method; it is empty where every rule is. ``no_sums`` says why the
+    server must see each reply; it is empty where a sum is enough.
     """
 
     update_record: str
@@ -91,6 +92,7 @@ class Method(Protocol):
     log: UpdateLog
     bits: int
     only_mean: str
+    no_sums: str
 
     def begin(self, weights: Mapping[str, Tensor]) -> None:
         """Start from the dense weights of the compressed layers, float32."""
@@ -127,6 +129,16 @@ class Method(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
+
+
+class Summable(Method, Protocol):
+    """A method for which a sum of what nodes sent is enough: one whose ``no_sums`` is empty."""
+
+    def start(self) -> Mapping[str, NDArray[Any]]:
+        """Return what nodes start from of what they send, by key."""
+
+    def summed(self, change: Mapping[str, NDArray[np.float64]]) -> Any:
+        """Return what ``move`` takes to go on from a mean change of that, by key, flat."""
 
 
 class Reconstructing(Method, Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Exchange, Node
@@ -12,13 +12,17 @@ from hedgerow.strategies.federation import Chosen, Federation
 from hedgerow.strategies.fedmud.replies import check_base
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, Sync
+from hedgerow.strategies.secure_sums import SecureSums
 from hedgerow.wire.ledger import NODE_TO_HUB
+from hedgerow.wire.masked_sums import MASKED_SUM
 from hedgerow.wire.message_types import MERGE
 from hedgerow.wire.records import payload_bytes, to_record
 
-__all__ = ["DOWN", "Sending"]
+__all__ = ["ALL", "DOWN", "Sending"]
 
 DOWN = "server->client"
+# The server's one sum.
+ALL = 0
 # Sent to nodes that do not train, where every node hears every update.
 
 Check = Callable[[Node, RecordDict], Any]
@@ -53,6 +57,8 @@ class Sending:
         config: Mapping[str, Any],
         nominal_bits: int,
         check: Check,
+        sums: SecureSums | None = None,
+        start: ArrayRecord | None = None,
     ) -> list[Message]:
         """Return a round's messages, and book them; nodes that lack the same share one content.
 
@@ -70,21 +76,30 @@ class Sending:
             The paper's count of an instruction; it does not count nodes that only listen.
         check : Callable[[Node, RecordDict], Any]
             Reads a participant's reply.
+        sums : SecureSums or None (default: None)
+            What adds the replies up.
+        start : ArrayRecord or None (default: None)
+            Of a sum: what replies are changes of.
         """
         nodes, offline = self.federation.online(grid, participants)
+        if sums is not None:
+            nodes = sums.members(server_round, grid, {ALL: nodes} if nodes else {})
         self.downlink.num_clients = self.federation.num_clients
         listeners = self._behind(grid, nodes)
-        post, start = self._post(config), self.downlink.start
-        contents = [(node, post.instruction(start(node.partition_id))) for node in nodes]
-        news = [(node, post.news(start(node.partition_id))) for node in listeners]
+        plan = None
+        if sums is not None and start is not None and nodes:
+            plan = sums.plan_for(ALL, self._common(config), start)
+        post, first = self._post(config, plan), self.downlink.start
+        contents = [(node, post.instruction(first(node.partition_id))) for node in nodes]
+        news = [(node, post.news(first(node.partition_id))) for node in listeners]
         trained, informed = ([node.partition_id for node in group] for group in (nodes, listeners))
-        self.downlink.book(trained, informed, Download.of(*post.own.values()), Download.of(post.base))
+        self.downlink.book(trained, informed, Download.of(*post.arrays), Download.of(post.base))
         self._book(server_round, contents, nominal_bits)
         self._book(server_round, news, 0)
-        return [
-            *self.federation.instruct(server_round, contents, check, offline=offline),
-            *self._broadcast(server_round, news),
-        ]
+        messages = self.federation.instruct(server_round, contents, check, offline=offline)
+        if sums is not None:
+            sums.note_left_out()
+        return [*messages, *self._broadcast(server_round, news)]
 
     def of_participants(self, replies: Iterable[Message]) -> Iterator[Message]:
         """Yield what participants replied; put aside what nodes replied that only listened."""
@@ -101,9 +116,19 @@ class Sending:
             self.federation.ledger.book(server_round, NODE_TO_HUB, client, 0, 0, size)
             self.downlink.heard(client)
 
-    def _post(self, config: Mapping[str, Any]) -> Post:
+    def _common(self, config: Mapping[str, Any]) -> RecordDict:
+        """Return what participants have in common: with the base that each comes by in its own way."""
         settings, method = self.federation.settings, self.model.method
-        own = {settings.arrayrecord_key: self.model.rest_record(), **method.down()}
+        base = {"base": to_record(method.base())} if method.base() else {}
+        told = {settings.configrecord_key: ConfigRecord({**config})}
+        return RecordDict(
+            {settings.arrayrecord_key: self.model.rest_record(), **method.down(), **base, **told}
+        )
+
+    def _post(self, config: Mapping[str, Any], plan: ConfigRecord | None) -> Post:
+        settings, method = self.federation.settings, self.model.method
+        own: dict[str, ArrayRecord | ConfigRecord] = {settings.arrayrecord_key: self.model.rest_record()}
+        own |= method.down() | ({} if plan is None else {MASKED_SUM: plan})
         told = (settings.configrecord_key, config)
         return Post(own, to_record(method.base()), method.update_record, method.log, told)
 
@@ -128,6 +153,8 @@ class Sending:
         for node, content in contents:
             if id(content) not in sizes:
                 arrays = sum(payload_bytes(record) for record in content.array_records.values())
-                sizes[id(content)] = arrays, payload_bytes(content)
+                # The plan of a sum travels on the modelled link too.
+                plan = payload_bytes(content[MASKED_SUM]) if MASKED_SUM in content else 0
+                sizes[id(content)] = arrays + plan, payload_bytes(content)
             size = sizes[id(content)]
             self.federation.book_down(server_round, DOWN, 0, node.partition_id, bits, size)

@@ -83,6 +83,7 @@ class FactorAveraging:
             else f"both factors of {plan.variant!r} are trained, and what a rule takes of their products is "
             "no such product; other rules are for variants with +f or +aad"
         )
+        self.no_sums = "measure_bias reconstructs what each reply stands for" if measure_bias else ""
         self._keys = tuple(layer.key for layer in plan.layers)
         self._base: dict[str, Tensor] = {}
         self._factors: dict[str, Tensor] = {}
@@ -125,6 +126,15 @@ class FactorAveraging:
             if self.measure_bias:
                 updates.add(weight, self._update(split(vector, self.plan.shapes)))
         return factors.value, updates.value
+
+    def start(self) -> Mapping[str, NDArray[Any]]:
+        """Return the factors, those that nodes draw after a reset too."""
+        return arrays(self._factors)
+
+    def summed(self, change: Mapping[str, NDArray[np.float64]]) -> Any:
+        """Return the factors (C,) after a mean change of them."""
+        moves = [change[key] for key in self.plan.shapes]
+        return joined(self._factors, self.plan.shapes) + np.concatenate([np.zeros(0), *moves]), None
 
     def update(self, read: NDArray[np.float32]) -> NDArray[Any]:
         """Return the change of the weights (D,) that a node's factors are for."""

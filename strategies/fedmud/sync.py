@@ -230,7 +230,7 @@ class Post:
 
     Parameters
     ----------
-    own : Mapping[str, ArrayRecord]
+    own : Mapping[str, ArrayRecord or ConfigRecord]
         What every participant is sent, by the records' names.
     base : ArrayRecord
         The current base, sent as ``base``.
@@ -244,7 +244,7 @@ class Post:
 
     def __init__(
         self,
-        own: Mapping[str, ArrayRecord],
+        own: Mapping[str, ArrayRecord | ConfigRecord],
         base: ArrayRecord,
         updates: str,
         log: UpdateLog,
@@ -257,6 +257,11 @@ class Post:
         self._config_key, self._config = config
         self._missing: dict[int | None, dict[str, ArrayRecord]] = {}
         self._contents: dict[tuple[int | None, bool], RecordDict] = {}
+
+    @property
+    def arrays(self) -> list[ArrayRecord]:
+        """The arrays of ``own``."""
+        return [record for record in self.own.values() if isinstance(record, ArrayRecord)]
 
     def instruction(self, start: int | None) -> RecordDict:
         """Return what a participant is sent, from the version on that ``Downlink.start`` gives for it."""

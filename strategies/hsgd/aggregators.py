@@ -5,10 +5,13 @@ E-health with Horizontal and Vertical Data Partitioning", (1), (2) and lines 10 
 Differs: devices are averaged before groups are, over the set that just trained: (2) needs (1) of that
 iteration, which the printed order has not computed yet.
 
+A rule that some lying parties cannot ruin may stand in place of either mean; it is taken of updates, each of
+which is one: no device counts more than another, nor any group for the people that it tells of.
+
 Only an edge touches encodings. The cloud has no way to take one: it is handed models and group sizes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +22,11 @@ from hedgerow.strategies.hsgd.messages import Encodings, Heads, SealedForAll, pi
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.records import Layout
 
-__all__ = ["Blocks", "CloudAggregator", "EdgeAggregator", "Theta", "mean_of"]
+__all__ = ["Blocks", "CloudAggregator", "Combine", "EdgeAggregator", "Theta", "mean_of", "moved"]
 
 Vector = NDArray[Any]
+# Returns what a rule makes of updates (n, d), n >= 1, in float64.
+Combine = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 class Theta(NamedTuple):
@@ -83,14 +88,20 @@ class EdgeAggregator:
         theta_2 of the round's start (n2,).
     pairs : bool (default: False)
         Whether each device keeps its own model until the end of the round (JFL).
+    combine : Combine or None (default: None)
+        The rule in place of the mean of devices; None for the mean.
     """
 
-    def __init__(self, group: Group, theta: Vector, pairs: bool = False) -> None:
+    def __init__(
+        self, group: Group, theta: Vector, pairs: bool = False, combine: Combine | None = None
+    ) -> None:
         self.group = group
         self.pairs = pairs
+        self._combine = combine
         self.ids: list[str] = []
         self._theta = theta
         self._own: dict[str, Vector] = {}  # theta_{2,m,n} of the devices that trained
+        # What an edge node averaged, or devices whose models the server did not see.
         self._uploaded: Vector | None = None
         self.forget_encodings()
 
@@ -194,9 +205,13 @@ class EdgeAggregator:
             self._theta = self._mean([self._own[person] for person in self.ids if person in self._own])
         self.forget_encodings()
 
+    def take_sum(self, theta_2: Vector) -> None:
+        """Take the mean of devices whose models only they know: theta_2 from here on."""
+        self._theta = self._uploaded = theta_2
+
     def model(self) -> Vector:
         """Return theta_{2,m}: what the last ``aggregate`` left, of JFL the mean over the pairs."""
-        if not self.pairs or self.group.hosted:
+        if not self.pairs or self.group.hosted or self._uploaded is not None:
             return self._theta
         return self._mean([self.model_for([person]) for person in self.ids])
 
@@ -209,6 +224,8 @@ class EdgeAggregator:
         return float(sum(draw @ draw for draw in draws)), len(draws)
 
     def _mean(self, models: Sequence[Vector]) -> Vector:
+        if self._combine is not None:
+            return moved(self._combine, self._theta, models)
         mean = WeightedMean()
         for model in models:
             mean.add(1.0, model)
@@ -236,6 +253,13 @@ class CloudAggregator:
         if self._dtype is None:
             return None
         return Theta(*(value.astype(self._dtype) for value in values if value is not None))
+
+
+def moved(combine: Combine, start: Vector, models: Sequence[Vector]) -> Vector:
+    """Return a model (d,) after what a rule makes of its updates, which led to ``models``, one at least."""
+    before = start.astype(np.float64)
+    model: Vector = (before + combine(np.stack(models) - before)).astype(start.dtype)
+    return model
 
 
 def mean_of(models: Mapping[int, tuple[int, Theta]]) -> Theta | None:

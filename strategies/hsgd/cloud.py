@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hedgerow.strategies.hsgd.aggregators import Theta, mean_of
+from hedgerow.strategies.hsgd.aggregators import Combine, Theta, mean_of, moved
 
 __all__ = ["Cloud"]
 
@@ -23,12 +24,16 @@ class Cloud:
         The initial model.
     aggregate : bool
         False: every group goes on from its own model.
+    combine : Combine or None (default: None)
+        The rule in place of the weighted mean of groups, whose three blocks it takes as one vector; None for
+        that mean. Groups that are kept apart have none.
     """
 
-    def __init__(self, theta: Theta, aggregate: bool) -> None:
+    def __init__(self, theta: Theta, aggregate: bool, combine: Combine | None = None) -> None:
         # The global model; of groups that are kept apart, the mean weighted by their people.
         self.theta = theta
         self.aggregate = aggregate
+        self._combine = combine if aggregate else None
         self._first = theta
         self._own: dict[int, Theta] = {}
         self._sizes: dict[int, int] = {}
@@ -52,9 +57,22 @@ class Cloud:
             self._sizes |= sizes
             self._own |= {m: models.get(m, self.start(m)) for m in sizes}
             models, sizes = self._own, self._sizes
+        if self._combine is not None:
+            whole = [np.concatenate(models[m]) for m in sorted(models)]
+            self.theta = self._split(moved(self._combine, np.concatenate(self.theta), whole))
+            return
         mean = mean_of({m: (sizes[m], model) for m, model in models.items()})
         assert mean is not None
         self.theta = mean
+
+    def take_sums(self, head_and_hospital: NDArray[Any], device: NDArray[Any]) -> None:
+        """Take the means of groups whose models only they know: head and hospital's encoder, and theta_2."""
+        self.theta = self._split(np.concatenate([head_and_hospital, device]))
+
+    def _split(self, flat: NDArray[Any]) -> Theta:
+        ends = np.cumsum([len(block) for block in self.theta])[:-1]
+        parts = zip(np.split(flat, ends), self.theta, strict=True)
+        return Theta(*(part.astype(block.dtype) for part, block in parts))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the models, for a checkpoint."""
@@ -66,9 +84,9 @@ class Cloud:
         return state
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], aggregate: bool) -> Self:
+    def restored(cls, state: Mapping[str, Any], aggregate: bool, combine: Combine | None = None) -> Self:
         """Return what ``state_dict`` was of."""
-        cloud = cls(_theta(state["theta"]), aggregate)
+        cloud = cls(_theta(state["theta"]), aggregate, combine)
         cloud._own = {int(m): _theta(model) for m, model in state["models"].items()}
         if not aggregate:
             cloud._first = _theta(state.get("first", state["theta"]))

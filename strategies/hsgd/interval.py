@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
 from hedgerow.strategies.exchange import Reply
-from hedgerow.strategies.hsgd.aggregators import EdgeAggregator, Theta
+from hedgerow.strategies.hsgd.aggregators import Combine, EdgeAggregator, Theta, moved
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.messages import (
@@ -63,6 +63,8 @@ class Terms:
         What all messages tell of noise on uploads.
     links : SealedLinks or None
         The links on which hospital and devices talk past the server; None where it reads along.
+    summed : bool
+        Whether parties keep what their steps make until it goes into a sum, see ``sums.py``.
     extra : Mapping[str, Any]
         The train config of the run.
     """
@@ -77,6 +79,7 @@ class Terms:
     noise: Mapping[str, Scalar] = field(default_factory=dict)
     uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)
     links: SealedLinks | None = None
+    summed: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def exchange(self, **more: Scalar | list[str]) -> ConfigRecord:
@@ -87,7 +90,17 @@ class Terms:
         """Return the config of an update."""
         schedule = {"eta0": self.eta0, "eta-period": self.eta_period, "mu": self.mu}
         told = {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise}
-        return ConfigRecord({**self.extra, **told, **more})
+        return ConfigRecord({**self.extra, **told, **({"summed": True} if self.summed else {}), **more})
+
+    def upload(self) -> ConfigRecord:
+        """Return the config of an upload within sums, the same for all members."""
+        told = {"t": self.t + self.steps, "sealed": True, **self.uploads_noise}
+        return ConfigRecord({**self.extra, **told})
+
+    @property
+    def told(self) -> bool:
+        """Whether replies tell the model at the end of a round."""
+        return self.uploads and not self.summed
 
 
 class GroupRound:
@@ -101,14 +114,21 @@ class GroupRound:
         The model at the round's start.
     pairs : bool (default: False)
         Whether every pair has its own model.
+    combine : Combine or None (default: None)
+        The rule in place of means of devices, and of the pairs' models at the hospital.
     """
 
-    def __init__(self, group: Group, start: Theta, pairs: bool = False) -> None:
+    def __init__(
+        self, group: Group, start: Theta, pairs: bool = False, combine: Combine | None = None
+    ) -> None:
         self.group = group
         self.start = start
-        self.edge = EdgeAggregator(group, start.device, pairs)
+        self.edge = EdgeAggregator(group, start.device, pairs, combine)
         self.lost = ""
         self.loss: float | None = None
+        # The nodes of the last interval's devices whose steps count.
+        self.trained: list[int] = []
+        self._combine = combine
         self._uploaded: tuple[Vector, Vector] | None = None
 
     @property
@@ -118,7 +138,12 @@ class GroupRound:
 
     def upload(self, head: Vector, hospital: Vector) -> None:
         """Take what the hospital uploads, of JFL a row a pair, for which its mean over pairs is taken."""
-        if head.ndim == 2:
+        if head.ndim == 2 and self._combine is not None:
+            whole = np.concatenate([head, hospital], axis=1)
+            start = np.concatenate([self.start.head, self.start.hospital])
+            both = moved(self._combine, start, list(whole))
+            head, hospital = both[: head.shape[1]], both[head.shape[1] :]
+        elif head.ndim == 2:
             head, hospital = (_row_mean(block) for block in (head, hospital))
         self._uploaded = head, hospital
 
@@ -189,7 +214,7 @@ class LocalInterval:
         self.terms = terms
         self.schema = schema
         self._books = books
-        self._round = server_round
+        self.server_round = server_round
         self._of = {partition: run for run in self.runs for partition in run.group.partitions}
         self._asked: dict[int, list[str]] = {}
         self.contents: list[RecordDict] = []
@@ -248,9 +273,9 @@ class LocalInterval:
             instruction(terms.exchange(**common, **self._linked(run, group.hospital)), **start),
         )
         if terms.starts:
-            self._books.from_cloud(self._round, group.number)
+            self._books.from_cloud(self.server_round, group.number)
         if terms.starts or not self._keeps_models(group):
-            self._books.model_to_devices(self._round, group.number, len(run.ids))
+            self._books.model_to_devices(self.server_round, group.number, len(run.ids))
         asked = edge.asked()
         self._asked.update(asked)
         if group.hosted:
@@ -302,11 +327,11 @@ class LocalInterval:
             if told.head is not None:
                 run.edge.take_hospital(told.head, told.rows)
                 seals = self._seals(run, hospital=True, edge=True)
-                self._books.head_and_encodings_to_edge(self._round, run.group.number, len(ids), seals)
+                self._books.head_and_encodings_to_edge(self.server_round, run.group.number, len(ids), seals)
             else:
                 run.edge.take_device_encodings(ids, told.rows)
                 seals = self._seals(run, ids, hospital=False, edge=False)
-                self._books.encodings_to_edge(self._round, run.group.number, len(ids), seals)
+                self._books.encodings_to_edge(self.server_round, run.group.number, len(ids), seals)
         for run in self.runs:
             if run.lost:
                 continue
@@ -349,15 +374,15 @@ class LocalInterval:
     def _update_of(self, run: GroupRound) -> Iterator[tuple[int, RecordDict]]:
         group, edge, terms = run.group, run.edge, self.terms
         a = len(run.ids)
-        batch: dict[str, Any] = {"ids": list(run.ids), "upload": terms.uploads}
+        batch: dict[str, Any] = {"ids": list(run.ids), "upload": terms.told}
         self._books.encodings_to_hospital(
-            self._round, group.number, a, self._seals(run, hospital=False, edge=True)
+            self.server_round, group.number, a, self._seals(run, hospital=False, edge=True)
         )
         self._asked[group.hospital] = list(run.ids)
         config = terms.update(**batch, **self._coding(run, group.hospital))
         yield group.hospital, instruction(config, zeta2=edge.for_hospital())
         self._books.head_and_encodings_to_devices(
-            self._round, group.number, a, self._seals(run, hospital=True, edge=False)
+            self.server_round, group.number, a, self._seals(run, hospital=True, edge=False)
         )
         for partition, ids in edge.asked().items():
             self._asked[partition] = ids
@@ -391,13 +416,13 @@ class LocalInterval:
         if _told(content) != count:
             raise PayloadError("bad weight", f"num-examples={_told(content)}, expected {count}")
         if partition == group.hospital:
-            loss, head, hospital = self.schema.hospital_update(content, count, self.terms.uploads)
-            if self.terms.uploads:
+            loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
+            if self.terms.told:
                 start = self._of[partition].start
                 self._hold(head, start.head, "head")
                 self._hold(hospital, start.hospital, "hospital")
             return Updated(True, loss, (head, hospital), refused)
-        device = self.schema.device_update(content, self.terms.uploads or not group.hosted)
+        device = self.schema.device_update(content, self._tells_device(group))
         if device.size:
             self._hold(device, self._of[partition].edge.model_for(self._asked[partition]), "device")
         return Updated(False, None, (device,), refused)
@@ -410,9 +435,15 @@ class LocalInterval:
         names = {name for those in refused.values() for name in those}
         return [p for p in self._asked[partition] if links.names.get(run.group.hosts[p]) in names]
 
+    def _tells_device(self, group: Group) -> bool:
+        """Return whether a device, or an edge, tells its model after these steps."""
+        return self.terms.told if group.hosted else not self.terms.summed
+
     def updated(self, replies: Sequence[Reply]) -> None:
         """Take the replies: average the devices, and note what hospitals upload."""
         unread = self._read(replies)
+        for run in self.runs:
+            run.trained = []
         answered = set()
         for reply in replies:
             partition, made = reply.node.partition_id, reply.value
@@ -422,17 +453,10 @@ class LocalInterval:
             answered.add(partition)
             if made.hospital:
                 self._note_hospital(run, made.loss, made.blocks)
-                self.contents.append(reply.metrics)
-                continue
-            if any((run.group.number, person) in unread for person in self._asked[partition]):
-                continue
-            if self.terms.uploads or not run.group.hosted:
-                run.edge.take_device_model(self._asked[partition], made.blocks[0])
-            if self.terms.uploads or not self._keeps_models(run.group):
-                counted = self.terms.uploads or not self.schema.pairs
-                self._books.models_to_edge(
-                    self._round, run.group.number, len(self._asked[partition]), counted
-                )
+                if not self.terms.summed:
+                    self.contents.append(reply.metrics)
+            elif not any((run.group.number, person) in unread for person in self._asked[partition]):
+                self._note_device(run, partition, made)
         for run in self.runs:
             if run.lost:
                 continue
@@ -442,8 +466,21 @@ class LocalInterval:
             if gone := [p for p in run.ids if (run.group.number, p) in unread]:
                 run.edge.leave_out(gone)
             run.edge.aggregate()
-            if self.terms.uploads and not run.lost:
-                self._books.to_cloud(self._round, run.group.number, len(run.ids))
+            if self.terms.told and not run.lost:
+                self._books.to_cloud(self.server_round, run.group.number, len(run.ids))
+
+    def _note_device(self, run: GroupRound, partition: int, made: Updated) -> None:
+        """Take what a device, or an edge, made; where it goes into a sum, note that there is something."""
+        run.trained.append(partition)
+        if self._tells_device(run.group):
+            run.edge.take_device_model(self._asked[partition], made.blocks[0])
+        elif not run.group.hosted:
+            return
+        if self.terms.uploads or not self._keeps_models(run.group):
+            counted = self.terms.uploads or not self.schema.pairs
+            self._books.models_to_edge(
+                self.server_round, run.group.number, len(self._asked[partition]), counted
+            )
 
     def _read(self, replies: Sequence[Reply]) -> set[tuple[int, str]]:
         """Note what parties could not open, and return the people whose encodings a hospital could not."""
@@ -464,7 +501,7 @@ class LocalInterval:
 
     def _note_hospital(self, run: GroupRound, loss: float | None, blocks: tuple[Vector, ...]) -> None:
         run.loss = loss
-        if self.terms.uploads:
+        if self.terms.told:
             run.upload(*blocks)
 
     def _lose(self, run: GroupRound, reason: str) -> None:

@@ -16,6 +16,7 @@ train.update     hospital  t, steps, eta0, eta-period, mu, ids, upload; zeta2   
                  device    t, steps, eta0, eta-period, mu; head, zeta1          device
                  edge      t, steps, eta0, eta-period, mu, ids, upload; head,   device +
                            zeta1
+train.upload     all       t, sealed; head, hospital or device; masked-sum      masked numbers, shares
 ===============  ========  ===================================================  ==============================
 
 ``*`` only where a round starts: these arrays say so, for t counts iterations from the start of the run, and
@@ -36,6 +37,9 @@ are lists with a share for each peer, a device or the group's edge. A share of `
 pairs' heads or, where all have one, with the key and the digest of ``head``, which is sealed once. ``peers``
 in the config names the other ends, and a record ``introductions`` has the keys of those that are new. Who is
 refused is in the record ``refused`` of an answer, by reason; a share that is withheld is empty.
+
+Within secure sums (``summed`` in the config of an update) no answer to an update has a model or a loss: nodes
+keep both for ``train.upload``, which asks a sum's members with one content, see ``sums.py``.
 
 With ``upload-clip`` and ``upload-noise-multiplier`` in the config of exchange and update, a party clips the
 change of what it uploads, since the server told it, to a norm of ``upload-clip``, adds normal noise of

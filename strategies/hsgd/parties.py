@@ -1,6 +1,7 @@
 """Who is known of the parties of a run, which come, go, come back, and start again.
 
-What a party is stands for the run: its role and its group are those that it told first. One that gives no
+What a party is stands for the run: its role and its group are those that it told first, and where a registry
+says them (``registry.py``, the group as the text of its number) no other than those. One that gives no
 valid introduction, or cannot go by what was agreed on, is left out and asked again after 2, 4, 8, … 64
 rounds, and at once when it comes back under another node id.
 """
@@ -13,6 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
 from hedgerow.strategies.hsgd.waves import Waves
@@ -102,7 +104,7 @@ class Parties:
                 break
             for reply in waves.ask(grid, PAIR, contents, lambda _, one: self._read(one), timeout):
                 told.add(reply.node.partition_id)
-                self._take(reply.node.partition_id, reply.node.node_id, reply.value)
+                self._take(reply.node.partition_id, reply.node, reply.value)
         if silent := waiting - told:
             present = self.present(grid)
             for i in silent & present.keys():
@@ -116,7 +118,11 @@ class Parties:
             )
         return told & self._known.keys()
 
-    def _take(self, partition: int, node_id: int, one: OwnIntroduction) -> None:
+    def _take(self, partition: int, node: Node, one: OwnIntroduction) -> None:
+        node_id = node.node_id
+        if (reason := _mismatch(node, one, self._federation)) is not None:
+            self.leave_out(partition, reason, node_id)
+            return
         if self._claims.setdefault(partition, (one.role, one.group)) != (one.role, one.group):
             self.leave_out(partition, "left-out-another-role", node_id)
             return
@@ -143,3 +149,13 @@ class Parties:
         self._outside[partition] = self._federation.completed + rounds, node_id, reason
         self._known.pop(partition, None)
         self._node_ids.pop(partition, None)
+
+
+def _mismatch(node: Node, one: OwnIntroduction, federation: Federation) -> str | None:
+    """Return which claim of a party is not what was registered, or what the node said when it came."""
+    if federation.settings.registry is None:
+        return None
+    for what, claimed in (("role", one.role), ("group", str(one.group))):
+        if getattr(node, what) not in ("", claimed):
+            return f"left-out-another-{what}-than-registered"
+    return None

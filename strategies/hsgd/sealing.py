@@ -14,6 +14,7 @@ from flwr.common import log
 
 from hedgerow.strategies.gossip.introductions import Introductions
 from hedgerow.strategies.hsgd.messages import REFUSED, LinkIntroduction
+from hedgerow.wire.limits import MAX_PLACES
 from hedgerow.wire.sealed import REASONS
 
 __all__ = ["Refused", "SealedLinks", "refusals"]
@@ -76,7 +77,8 @@ class SealedLinks:
 
     def take(self, i: int, told: LinkIntroduction | None) -> None:
         """Take a party's own introduction; without one, or under another's name, it takes no part."""
-        if told is None or self._of_name.get(told.name, i) != i or self.names.get(i, told.name) != told.name:
+        claimed = told is None or self._of_name.get(told.name, i) != i or _is_anothers(told.name, i)
+        if told is None or claimed or self.names.get(i, told.name) != told.name:
             log(WARNING, "Partition %d told no introduction, or one under another name.", i)
             return
         if i in self.names:  # Who tells it anew may have forgotten whom it knew.
@@ -122,3 +124,11 @@ class SealedLinks:
             "unopened": sum(self.unopened.values()),
             **counts,
         }
+
+
+def _is_anothers(name: str, i: int) -> bool:
+    """Return whether a name is that of another place: nodes are called by their partition ids.
+
+    The number of a node that has a name alone is no place's.
+    """
+    return name.isascii() and name.isdigit() and int(name) < MAX_PLACES and int(name) != i

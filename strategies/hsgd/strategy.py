@@ -19,10 +19,10 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.exchange import ExchangeReport
+from hedgerow.strategies.exchange import ExchangeReport, Reply, collect
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.hsgd.adaptive import Adaptive
-from hedgerow.strategies.hsgd.aggregators import Blocks, Theta
+from hedgerow.strategies.hsgd.aggregators import Blocks, Combine, Theta
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.cloud import Cloud
 from hedgerow.strategies.hsgd.costs import PAPER_RATES, Method, require_intervals
@@ -30,6 +30,7 @@ from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw
 from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
 from hedgerow.strategies.hsgd.matching import Matching
+from hedgerow.strategies.hsgd.means import Means
 from hedgerow.strategies.hsgd.messages import Schema, introduction
 from hedgerow.strategies.hsgd.noise import HEADS, SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
@@ -38,9 +39,11 @@ from hedgerow.strategies.hsgd.parties import question
 from hedgerow.strategies.hsgd.probes import Prober, Seen
 from hedgerow.strategies.hsgd.sealing import SealedLinks
 from hedgerow.strategies.hsgd.setup import DealtSetup
+from hedgerow.strategies.hsgd.sums import PartySums
 from hedgerow.strategies.hsgd.system import System
 from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.strategies.rounds import EvaluateFn
+from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.clock import Rates
@@ -103,6 +106,20 @@ class HSGD(FederatedStrategy):
         Whether hospital and devices seal what they tell each other (``hedgerow.wire.sealed``). Metrics then
         tell how many parties are ``pinning`` their peers' keys and what was refused: ``withheld`` shares, and
         ``unopened`` ones, with ``unopened-<reason>`` for each reason.
+    aggregation : str (default: "mean")
+        What the cloud takes of the groups' models: the mean, (2), or a rule that some lying groups cannot
+        ruin, see ``parse_aggregation``. Under a rule every group counts as one, whatever people it tells of.
+        Where a round leaves fewer than the rule wants, it takes their median (``rule-fell-back``).
+    device_aggregation : str or None (default: None)
+        The same of a group's devices, (1), and in JFL of the pairs' models at a hospital; None for
+        ``aggregation``. The mean of devices that an edge node hosts is that node's own.
+    secure_sum : bool or SecureSum (default: False)
+        Whether the server sees means alone, of a batch's devices, of hospitals and of edges (``SecureSum``
+        for other settings than the defaults): parties must answer ``train.upload``, ``query.sum_keys`` and
+        ``query.sum_shares``, as those of ``hsgd_client`` do. Only with ``sealed``. A round is two exchanges
+        longer, and with devices as nodes each of its intervals. Where too few of a batch's devices survive,
+        theta_2 of the group stays; where too few hospitals or edges do, the round is repeated.
+        ``max_update_norm_ratio`` is then held against means, and K_m of (2) is how many people a party has.
     adaptive : Adaptive or None (default: None)
         When rho, delta and F0 are estimated, and P, Q and eta chosen anew.
     compute_seconds : float (default: 0.0)
@@ -144,6 +161,9 @@ class HSGD(FederatedStrategy):
         noise: EmbeddingNoise | None = None,
         upload_noise: UploadNoise | None = None,
         sealed: bool = False,
+        aggregation: str = "mean",
+        device_aggregation: str | None = None,
+        secure_sum: bool | SecureSum = False,
         adaptive: Adaptive | None = None,
         compute_seconds: float = 0.0,
         rates: Rates = PAPER_RATES,
@@ -182,13 +202,19 @@ class HSGD(FederatedStrategy):
                     raise ValueError(f"upload_noise has {key} {ours!r}; valid is that of noise, {theirs!r}")
         if upload_noise is not None and adaptive is not None:
             raise ValueError("adaptive is set; valid is None with upload_noise: estimates are of exact steps")
+        self.means = Means.of(aggregation, device_aggregation, secure_sum)
+        self.means.check(self.system, num_groups, sealed=sealed, adaptive=adaptive is not None)
         self.noise = noise
         self.upload_noise = upload_noise
         self.sealed = sealed
         self.adaptive = adaptive
         self.own = own
         self._asked_pace = Pace(global_interval, local_interval, learning_rate, halving_period)
-        super().__init__(Federation(**options))
+        federation = Federation(**options)
+        self._sums: PartySums | None = None
+        if (sums := self.means.sums) is not None:
+            self._sums = PartySums(sums, federation, upload_noise is None, federation.check_update)
+        super().__init__(federation)
 
     # State.
 
@@ -252,10 +278,14 @@ class HSGD(FederatedStrategy):
         # Of people, by group; 0 of one that sat out so far.
         self._sizes: list[int] = []
         self._cloud: Cloud | None = None
+        # By group, the most people that were there.
+        self._most: dict[int, int] = {}
         self._iterations = 0
         self._pacer = Pacer(self._asked_pace, self.adaptive)
         self._exposure = Exposure()
         self._links = SealedLinks(self.settings.seed) if self.sealed else None
+        if self._sums is not None:
+            self._sums.forget()
         # Under which node id, or in which answer, each party told its introduction.
         self._greeted: dict[int, Any] = {}
         self._waves = Waves(self.federation, 0)
@@ -274,7 +304,7 @@ class HSGD(FederatedStrategy):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._cloud = Cloud.restored(state, self.aggregate)
+        self._cloud = Cloud.restored(state, self.aggregate, self._combine)
         self._pacer.load_state_dict(state)
         self._iterations = int(state["iterations"])
         self._sizes = [int(size) for size in state["group-sizes"]]
@@ -300,9 +330,11 @@ class HSGD(FederatedStrategy):
         if self.groups:
             self._replan(server_round, config, grid)
         cloud = self._known_cloud()
-        self._runs = [GroupRound(g, cloud.start(g.number), self.system.pairs) for g in self.groups]
+        combine = self.means.combine(self.means.devices, self.federation)
+        self._runs = [GroupRound(g, cloud.start(g.number), self.system.pairs, combine) for g in self.groups]
         self._contents = []
         self.federation.begin_bounds(server_round)
+        self.federation.fell_back = 0
         first, P, Q = self._iterations, self.pace.P, self.pace.Q
         for t in range(first, first + P, Q):
             self._choose(t, starts=t == first)
@@ -311,10 +343,17 @@ class HSGD(FederatedStrategy):
                 self._runs, terms, self._schema(), self._books(), server_round, self.federation.check_update
             )
             self._exchange(interval, grid)
-            if not terms.uploads:
+            if not terms.told:
                 self._update(interval, grid)
                 self._contents += interval.contents
+            if self._sums is not None and not terms.uploads:
+                self._sum_devices(self._sums, interval, terms, grid)
         self._interval = interval
+        if self._sums is not None:
+            told = terms.upload()
+            return self._sums.open(
+                server_round, grid, self._waves, self._runs, told, cloud.theta, self._people()
+            )
         return self._waves.open(grid, UPDATE, self._asked_to_upload(interval), interval.check_update)
 
     def aggregate_train(
@@ -324,15 +363,12 @@ class HSGD(FederatedStrategy):
         interval = self._interval
         if interval is None:
             raise RuntimeError("No round is open: configure_train comes first.")
-        interval.updated(self._waves.close(replies))
-        self._contents += interval.contents
         P, Q, *_ = self.pace
         self._advance(P, Q)
-        there = {run.group.number: run.model for run in self._runs if run.model is not None}
-        if len(there) < max(1, min(self.settings.min_train_nodes, len(self.groups))):
+        groups = self._averaged(interval, self._waves.close(replies), server_round)
+        if not groups:
             return None, None
-        self._known_cloud().take(there, {group.number: group.size for group in self.groups})
-        metrics = self._metrics(server_round, len(there))
+        metrics = self._metrics(server_round, groups)
         self._iterations += P
         metrics["iterations"] = self._iterations
         self.federation.completed = server_round
@@ -358,11 +394,55 @@ class HSGD(FederatedStrategy):
             log(INFO, "\t├──> Privacy: %s", report)
         if self.sealed:
             log(INFO, "\t├──> Links of hospital and devices are sealed")
+        log(INFO, "\t├──> Means: %s", self.means)
         if self.adaptive is not None:
             log(INFO, "\t├──> Adaptive: %s", self.adaptive)
         if self.groups:
             log(INFO, "\t├──> %d groups of %s people", len(self.groups), [g.size for g in self.groups][:10])
         self.federation.log_keys()
+
+    # What becomes of the groups' models.
+
+    @property
+    def _combine(self) -> Combine | None:
+        """The rule in place of the mean of groups."""
+        return self.means.combine(self.means.groups, self.federation)
+
+    def _averaged(self, interval: LocalInterval, replies: list[Reply], server_round: int) -> int:
+        """Let the cloud average the groups that are left, (2); return how many, 0 where they are too few."""
+        least = max(1, min(self.settings.min_train_nodes, len(self.groups)))
+        if self._sums is not None:
+            mean = self._sums.close(server_round, replies, self._runs, self._books())
+            if mean is None or mean.groups < least:
+                return 0
+            self._known_cloud().take_sums(mean.head_and_hospital, mean.device)
+            self._contents.append(mean.metrics)
+            return mean.groups
+        interval.updated(replies)
+        self._contents += interval.contents
+        there = {run.group.number: run.model for run in self._runs if run.model is not None}
+        if len(there) < least:
+            return 0
+        self._known_cloud().take(there, {group.number: group.size for group in self.groups})
+        return len(there)
+
+    def _people(self) -> dict[int, float]:
+        """Return how many people a group's parties may count by: all that were matched, held out or not.
+
+        With dealt data those that nobody else has too, which a party counts: at most as many again.
+        """
+        held = {} if self._matching is None else self._matching.held_out
+        for group in self.groups:
+            m, matched = group.number, group.size + (held[group.number].size if group.number in held else 0)
+            told = self._most.get(m, 0) if self._dealt is None else self._dealt.sizes.get(m, 0)
+            self._most[m] = max(matched, min(told, 2 * matched))
+        return {m: float(most) for m, most in self._most.items()}
+
+    def _sum_devices(self, sums: PartySums, interval: LocalInterval, terms: Terms, grid: Grid) -> None:
+        """Have the means of devices between two intervals of a round."""
+        messages = sums.open(interval.server_round, grid, self._waves, self._runs, terms.upload())
+        replies = self._waves.close(collect(grid, messages, self.federation.timeout) if messages else ())
+        sums.close(interval.server_round, replies, self._runs, self._books())
 
     # Set-up.
 
@@ -376,7 +456,7 @@ class HSGD(FederatedStrategy):
         if self._cloud is None:
             vector = self.federation.vector(arrays)
             theta = Blocks(self.federation.known_layout()).split(vector)
-            self._cloud = Cloud(theta, self.aggregate)
+            self._cloud = Cloud(theta, self.aggregate, self._combine)
         if not self.groups and self.own is None:
             self._pair(grid)
         return arrays
@@ -395,6 +475,8 @@ class HSGD(FederatedStrategy):
             raise PairingError(
                 f"{len(matching.groups)} hospitals; valid is one in {self.system.method}, or aggregate=False"
             )
+        if trained is None:
+            self._check_groups(matching)
         self._take_part(matching, self._setup)
         self._take_links(self._setup, grid)
         if self._links is not None:
@@ -407,7 +489,7 @@ class HSGD(FederatedStrategy):
         if trained is None:
             return built
         self.federation.vector(built)
-        self._cloud = Cloud.restored(trained, self.aggregate)
+        self._cloud = Cloud.restored(trained, self.aggregate, self._combine)
         if [len(block) for block in self._cloud.theta] != [*Blocks(self.federation.known_layout()).sizes]:
             raise ValueError("trained is the state of another model; valid is one of this run's")
         return self._record(self._cloud.theta)
@@ -530,6 +612,7 @@ class HSGD(FederatedStrategy):
             raise PairingError(
                 f"{len(matching.groups)} hospitals; valid is one in {self.system.method}, or aggregate=False"
             )
+        self._check_groups(matching)
         self._dealt = dealt
         self._hear(dealt, matching, set(dealt.parties.known), grid)
         if self._links is not None:
@@ -548,6 +631,10 @@ class HSGD(FederatedStrategy):
         self._unmatched = dealt.counts
         if matching is not None:
             self._take_part(matching, dealt)
+
+    def _check_groups(self, matching: Matching) -> None:
+        batches = [(group, self._count(group)) for group in matching.groups]
+        self.means.check_groups(batches, self.system, whole=self.pace.P == self.pace.Q)
 
     def _move_raw_data(self) -> None:
         if self.system.raw_bytes:
@@ -580,7 +667,7 @@ class HSGD(FederatedStrategy):
         protection = {} if self.upload_noise is None else self.upload_noise.instructions(seed)
         return Terms(
             t, steps, starts, uploads, self.pace.eta0, self.pace.period, self.mu, noise, protection,
-            self._links, dict(config),
+            self._links, self._sums is not None, dict(config),
         )  # fmt: skip
 
     def _choose(self, t: int, starts: bool) -> None:
@@ -648,7 +735,8 @@ class HSGD(FederatedStrategy):
         return batch_size(self.participation, group.size)
 
     def _schema(self, plain: bool = False) -> Schema:
-        protected = self.upload_noise is not None
+        # Beside what is noisy, or goes into a sum, no loss is told.
+        protected = self.upload_noise is not None or self._sums is not None
         theta = self._known_cloud().theta
         return self.system.schema(theta, self.encodings, plain, sealed=self.sealed, protected=protected)
 

@@ -125,12 +125,15 @@ class ClusteredStrategy(FederatedStrategy):
         the model that is trained.
     aggregation : str (default: "mean")
         What an edge server takes of its clients' models: ``mean``, eq. (3), or a rule that some lying nodes
-        cannot ruin, see ``parse_aggregation``. A server that got too few models for its rule keeps its own.
+        cannot ruin, see ``parse_aggregation``. Under a rule every client counts as one, whatever number of
+        examples it claims, and clusters weigh by their clients. A server that got too few models for its
+        rule takes their median.
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees of each cluster the sum of its clients' updates alone (``SecureSum`` for other
         settings than the defaults): clients must answer ``query.sum_keys`` and ``query.sum_shares``, as those
         of ``hedgerow.clients.sd_feel_client`` do. A round is one exchange longer. A cluster with too few
-        clients for a sum, or too few that survive, keeps its model. ``max_update_norm_ratio`` is then held
+        clients for a sum, or too few that survive, keeps its model. With ``SecureSum(noise=...)`` clients of
+        a cluster weigh the same. ``max_update_norm_ratio`` is then held
         against a cluster's mean, ``max_weight_ratio`` kept by the clients themselves.
     edge_nodes : bool (default: False)
         Whether the servers are nodes; a method that says so gives ``exchanged`` for them.
@@ -173,10 +176,6 @@ class ClusteredStrategy(FederatedStrategy):
     ) -> None:
         int_at_least(1, num_servers=num_servers, local_steps=local_steps)
         self.aggregation = parse_aggregation(aggregation)
-        if edge_nodes and not self.aggregation.is_mean:
-            raise ValueError(
-                f"aggregation is {aggregation!r}; valid is 'mean' where edge servers are nodes, which average"
-            )
         summed = parse_secure_sum(secure_sum)
         if summed is not None and not self.aggregation.is_mean:
             raise ValueError(
@@ -192,7 +191,9 @@ class ClusteredStrategy(FederatedStrategy):
         self._chosen_clusters = clusters
         num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         # Where edge servers are nodes of their own; None where they are emulated.
-        self.edges = EdgeFederation(num_clients, num_servers, **options) if edge_nodes else None
+        self.edges = (
+            EdgeFederation(num_clients, num_servers, self.aggregation, **options) if edge_nodes else None
+        )
         federation = self.edges or Federation(num_clients, **options)
         links = {"down_link": self.down_link, "up_link": self.up_link}
         self.sums = None if summed is None else SecureSums(summed, federation, **links)
@@ -297,7 +298,14 @@ class ClusteredStrategy(FederatedStrategy):
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
-        """Samples of each cluster (D,); a client whose size is not known yet counts as the mean client."""
+        """Samples of each cluster (D,); a client whose size is not known yet counts as the mean client.
+
+        Under a robust rule, which believes no claim of samples, clients of each cluster.
+        """
+        if not self.aggregation.is_mean:
+            return np.bincount(
+                [s for s in self.clusters if s != _NO_SERVER], minlength=self.num_servers
+            ).astype(np.float64)
         known = [self.federation.weight_of(client) for client in self.federation.sizes]
         typical = sum(known) / len(known) if known else 1.0
         sizes = np.zeros(self.num_servers)
@@ -321,11 +329,14 @@ class ClusteredStrategy(FederatedStrategy):
     def current_arrays(self) -> ArrayRecord | None:
         """Return u, the data-weighted mean of the servers' models; None before the first round.
 
-        No single server owns u unless the servers agree.
+        No single server owns u unless the servers agree. Of servers that are nodes and may lie it is what the
+        rule takes of their models.
         """
         if self._models is None:
             return None
-        return self._models.layout.unflatten(self._models.mean(self.server_weights))
+        if self.edges is None or self.aggregation.is_mean:
+            return self._models.layout.unflatten(self._models.mean(self.server_weights))
+        return self._models.layout.unflatten(self._models.robust_mean(self.server_weights, self.aggregation))
 
     def consensus_error(self) -> float:
         """Return the data-weighted mean squared distance of the servers' models to u."""
@@ -409,6 +420,8 @@ class ClusteredStrategy(FederatedStrategy):
             self.clock.advance(self._round_seconds(server_round))
         metrics = self.federation.train_metrics(contents)
         metrics["consensus-error"] = self.consensus_error()
+        if self.sums is not None:
+            metrics.update(self.sums.metrics())
         return self.current_arrays(), metrics
 
     def summary(self) -> None:
@@ -605,18 +618,10 @@ class ClusteredStrategy(FederatedStrategy):
             replies.setdefault(server, []).append((weight, model))
         models = previous.copy()
         for server, told in sorted(replies.items()):
-            if len(told) < self.aggregation.least:
-                log(
-                    WARNING,
-                    "Server %d keeps its model: %d replies for %s.",
-                    server,
-                    len(told),
-                    self.aggregation,
-                )
-                continue
             before = previous[server].astype(np.float64)
             updates = np.stack([model - before for _, model in told])
-            models[server] = before + self.aggregation.combined(updates, np.array([w for w, _ in told]))
+            weights = np.array([weight for weight, _ in told])
+            models[server] = before + self.federation.combined(self.aggregation, updates, weights)
         return models
 
     def _round_seconds(self, server_round: int) -> float:

@@ -3,10 +3,11 @@
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data", Algorithm 1, eqs. (3) and (5). Differs: what an edge server gets goes through
 Flower's hub, one exchange for the clients' models and one for each gossip step; an edge server that is lost
-in a round sits the round's gossip out, which the paper leaves open.
+in a round sits the round's gossip out, which the paper leaves open; edge servers may take robust means.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
 from typing import Any, Unpack
 
 import networkx as nx
@@ -15,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
+from hedgerow.strategies.bounds import TOO_LARGE, norm_of
 from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Roster, RosterError, collect
 from hedgerow.strategies.federation import Chosen, Federation, FederationOptions, only_arrays
 from hedgerow.strategies.roster import placed
@@ -27,6 +29,7 @@ from hedgerow.wire.edge_servers import (
     MODEL,
     MODELS,
     OWN,
+    RULE,
     WEIGHTS,
     Column,
     columns,
@@ -34,10 +37,13 @@ from hedgerow.wire.edge_servers import (
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, payload_bytes
+from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
 
-__all__ = ["EdgeFederation", "gossip_transfers"]
+__all__ = ["EdgeFederation", "check_edge_rule", "gossip_transfers"]
 
 Vector = NDArray[Any]
+# Of what an edge server's model may move by: what its rounding takes, relative to that and to the model.
+_ROUNDING, _MODEL_ROUNDING = 1e-3, 1e-6
 
 
 class EdgeFederation(Federation):
@@ -54,12 +60,21 @@ class EdgeFederation(Federation):
     model of before, and its edges move their weight to their ends (``Mixing.without_edge``), which leaves
     consensus and the weighted mean alone. A gossip step in which one is lost is taken again without it.
 
+    One that lies is bounded by what it was sent: its model moves no further than the updates of its clients,
+    or the differences of its neighbours' models from its own, allow by the rule that it was to take. A reply
+    beyond is refused, as ``edge update too large``; ``max_update_norm_ratio`` = 0 takes the bound away.
+    Weights and clusters' sizes are the strategy's, capped and told with each message. What stays within is
+    for a rule: ``aggregation`` is then what each edge server takes of its clients' updates, as where it is
+    emulated, and of its own and its neighbours' models in gossip.
+
     Parameters
     ----------
     clients : int or None
         C; None for what the options say.
     num_servers : int
         D, >= 1.
+    aggregation : Aggregation (default: the mean)
+        Of ``neighbourhood_rule``; others raise ValueError with the reason.
     **options
         See ``FederationOptions``. A round's deadline is that of each of its exchanges.
 
@@ -71,9 +86,16 @@ class EdgeFederation(Federation):
     """
 
     def __init__(
-        self, clients: int | None, num_servers: int, /, **options: Unpack[FederationOptions]
+        self,
+        clients: int | None,
+        num_servers: int,
+        aggregation: Aggregation | None = None,
+        /,
+        **options: Unpack[FederationOptions],
     ) -> None:
         super().__init__(clients, **options)
+        self.aggregation = aggregation or Aggregation("mean")
+        _check_rule(self.aggregation)
         if self.places is None:
             raise ValueError("num_clients is 0; valid with edge servers that are nodes is how many clients")
         self._clients = self.places
@@ -144,7 +166,11 @@ class EdgeFederation(Federation):
             for d, models in sorted(bundles.items())
             if d not in self._lost
         }
-        answers = self._ask(server_round, INTRA, contents, previous.shape[1], previous.dtype)
+        if not self.aggregation.is_mean:
+            for d, content in contents.items():
+                self._add_rule(d, content, previous[d])
+        most = {d: self._most_of_mean(bundles[d], previous[d]) for d in contents}
+        answers = self._ask_twice(server_round, INTRA, contents, previous, most, previous.dtype)
         self._lost |= contents.keys() - answers.keys()
         if bundles and not answers:
             return None
@@ -176,12 +202,15 @@ class EdgeFederation(Federation):
         """
         bounds = np.flatnonzero(np.diff(mixed.astype(np.int8), prepend=0, append=0)).tolist()
         now: list[Vector] = list(models)
+        whole = slice(None) if mixed.all() else mixed
         mixing = _without(mixing, self._lost)
         sent: list[ServerTransfer] = []
         for step in range(1, alpha + 1):
             dtype = models.dtype if step == alpha else np.dtype(np.float64)
             while alive := [d for d in range(self._servers) if d not in self._lost]:
-                answers = self._step(server_round, now, columns(mixing.matrix), alive, bounds, dtype)
+                receivers = columns(mixing.matrix)
+                most = {d: self._most_of_step(d, now, receivers[d], whole) for d in alive}
+                answers = self._step(server_round, now, receivers, most, bounds, dtype)
                 if gone := set(alive) - answers.keys():
                     self._lost |= gone
                     mixing = _without(mixing, gone)
@@ -213,46 +242,93 @@ class EdgeFederation(Federation):
         server_round: int,
         now: Sequence[Vector],
         receivers: Sequence[Column],
-        alive: Sequence[int],
+        most: Mapping[int, float],
         bounds: list[int],
         dtype: np.dtype[Any],
     ) -> dict[int, Vector]:
-        """Take one gossip step at the edge servers; those that lost their model are sent it."""
+        """Take one gossip step at the edge servers, those of ``most``, which says what each may move by."""
         self._token += 1
-        size, contents = now[0].size, {}
-        for d in alive:
+        contents = {}
+        for d in most:
             config = ConfigRecord({"token": self._token, "server": d, "dtype": str(dtype), "columns": bounds})
             contents[d] = _content(config, {j: (p, now[j] if j != d else None) for j, p in receivers[d]})
-            if (token := self._held.get(d)) is None:
-                contents[d][OWN] = _vectors({MODEL: now[d]})
-            else:
-                config["builds-on"] = token
-        answers = self._ask(server_round, GOSSIP, contents, size, dtype)
+            self._add_own(d, contents[d], now[d])
+            if not self.aggregation.is_mean:
+                config[RULE] = str(self.aggregation)
+        return self._ask_twice(server_round, GOSSIP, contents, now, most, dtype)
+
+    def _add_rule(self, d: int, content: RecordDict, own: Vector) -> None:
+        content.config_records["config"][RULE] = str(self.aggregation)
+        self._add_own(d, content, own)
+
+    def _add_own(self, d: int, content: RecordDict, own: Vector) -> None:
+        """Let an edge server begin with a model: by name where it has it, else it is sent."""
+        if (token := self._held.get(d)) is None:
+            content[OWN] = _vectors({MODEL: own})
+        else:
+            content.config_records["config"]["builds-on"] = token
+
+    def _most_of_mean(self, models: Sequence[tuple[float, Vector]], before: Vector) -> float:
+        """Return how far a mean of models can be from the one that they were learnt from."""
+        return self._furthest([norm_of(model - before) for _, model in models])
+
+    def _most_of_step(self, d: int, now: Sequence[Vector], receiver: Column, mixed: Any) -> float:
+        """Return how far a gossip step can move the model of an edge server."""
+        apart = {j: norm_of((now[j] - now[d])[mixed]) for j, _ in receiver if j != d}
+        if self.aggregation.name not in ("mean", "clipped"):
+            return self._furthest(apart.values())
+        return sum(abs(p) * self._furthest([apart[j]]) for j, p in receiver if j != d)
+
+    def _furthest(self, norms: Iterable[float]) -> float:
+        """Return the largest norm that some vectors of such norms can have together under the rule."""
+        norms = list(norms)
+        if self.aggregation.name in ("median", "trimmed-mean"):  # Each entry is within theirs.
+            return sqrt(sum(norm**2 for norm in norms))
+        longest = max(norms, default=0.0)
+        return min(longest, *self.aggregation.arguments) if self.aggregation.arguments else longest
+
+    def _ask_twice(
+        self,
+        server_round: int,
+        message_type: str,
+        contents: Mapping[int, RecordDict],
+        models: Sequence[Vector] | Vector,
+        most: Mapping[int, float],
+        dtype: DTypeLike,
+    ) -> dict[int, Vector]:
+        """Return the edge servers' replies (M,); those that lost the model to begin with are sent it."""
+        answers = self._ask(server_round, message_type, contents, models, most, dtype)
         again = {
-            d: RecordDict({**contents[d], OWN: _vectors({MODEL: now[d]})}) for d in sorted(self._forgetful)
+            d: RecordDict({**contents[d], OWN: _vectors({MODEL: models[d]})}) for d in sorted(self._forgetful)
         }
-        return answers | self._ask(server_round, GOSSIP, again, size, dtype) if again else answers
+        if not again:
+            return answers
+        return answers | self._ask(server_round, message_type, again, models, most, dtype)
 
     def _ask(
         self,
         server_round: int,
         message_type: str,
         contents: Mapping[int, RecordDict],
-        size: int,
+        before: Sequence[Vector] | Vector,
+        most: Mapping[int, float],
         dtype: DTypeLike,
     ) -> dict[int, Vector]:
         """Make an exchange with edge servers, and return the valid models (M,) of their replies."""
         if self._grid is None:
             raise RuntimeError("No round is open: configure_train comes first.")
         bits, group = self.model_bits, f"{server_round}-{message_type}-{self._token}"
-        layout = Layout((MODEL,), ((size,),), (str(np.dtype(dtype)),))
+        layout = Layout((MODEL,), ((before[0].size,),), (str(np.dtype(dtype)),))
         self._forgetful = set()
 
         def check(node: Node, content: RecordDict) -> Vector:
             if any(LACKS in config for config in content.config_records.values()):
                 self._forgetful.add(node.partition_id - self._clients)
                 raise PayloadError("no state", "the edge server has not the model to go on from")
-            return layout.flatten(only_arrays(content), dtype)
+            model = layout.flatten(only_arrays(content), dtype)
+            d = node.partition_id - self._clients
+            self._check_move(model, before[d], most[d])
+            return model
 
         exchange = Exchange([self._edges[d] for d in contents], group, check)
         messages = []
@@ -274,11 +350,42 @@ class EdgeFederation(Federation):
             self.edge_report.rejected[f"edge {reason}"] += count
         return answers
 
+    def _check_move(self, model: Vector, before: Vector, most: float) -> None:
+        """Raise PayloadError where an edge server's model moved further than what it was sent allows."""
+        if not self.settings.max_update_norm_ratio:
+            return
+        moved, most = norm_of(model - before), most * (1 + _ROUNDING)
+        if not moved <= most + _MODEL_ROUNDING * (norm_of(before) + most):
+            raise PayloadError(TOO_LARGE, f"norm {moved:.3g}, expected at most {most:.3g}")
+
     def _in_its_role(self, node: Node) -> str | None:
         due = CLIENT if node.partition_id < self._clients else EDGE
         if node.role in ("", due):
             return placed(node)
         return f"role is not {due}"
+
+
+def _check_rule(aggregation: Aggregation) -> None:
+    try:
+        neighbourhood_rule(str(aggregation))
+    except ValueError:
+        raise ValueError(
+            f"aggregation is {str(aggregation)!r}; valid where edge servers are nodes is "
+            f"{NEIGHBOURHOOD_RULES}: in gossip each has few models, and no majority of them to follow"
+        ) from None
+
+
+def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
+    """Raise ValueError where a rule of medians cuts nothing of the smallest neighbourhood of a graph."""
+    if aggregation.is_mean or aggregation.name == "clipped" or len(graph) == 1:
+        return
+    models = 1 + min(degree for _, degree in graph.degree)
+    share = 0.5 if aggregation.name == "median" else aggregation.arguments[0]
+    if models < 3 or int(share * models) < 1:
+        raise ValueError(
+            f"aggregation is {str(aggregation)!r}, which leaves no liar out of the {models} models that an "
+            "edge server of this topology has in gossip; valid is clipped(tau), or a graph with more edges"
+        )
 
 
 def gossip_transfers(graph: nx.Graph, models: Sequence[Vector]) -> list[ServerTransfer]:

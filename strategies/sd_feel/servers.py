@@ -13,7 +13,9 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from hedgerow.wire.compress import compressed_keys
+from hedgerow.wire.edge_servers import robust_step
 from hedgerow.wire.records import Layout, payload_bytes
+from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["ServerModels", "ServerTransfer"]
 
@@ -57,6 +59,19 @@ class ServerModels:
         for weight, model in zip(weights, self.vectors, strict=True):
             total += weight * model
         return total.astype(self.vectors.dtype)
+
+    def robust_mean(self, weights: NDArray[np.float64], rule: Aggregation) -> NDArray[Any]:
+        """Return what a rule of ``neighbourhood_rule`` takes of the models (M,), some of which may be lies.
+
+        ``clipped(tau)`` cuts what differs from their median, entry by entry, and weighs the rest as the mean.
+        """
+        models = {d: vector.astype(np.float64) for d, vector in enumerate(self.vectors)}
+        if rule.name == "clipped":
+            centre = {-1: np.median(self.vectors.astype(np.float64), axis=0)}
+            u = robust_step(-1, {**centre, **models}, dict(enumerate(weights)), rule)
+        else:
+            u = rule.combined(np.stack(list(models.values())), weights)
+        return u.astype(self.vectors.dtype)
 
     def consensus_error(self, weights: NDArray[np.float64]) -> float:
         """Return the weighted mean squared distance of the models to u."""

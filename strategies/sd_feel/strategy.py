@@ -18,7 +18,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
-from hedgerow.strategies.sd_feel.relayed import gossip_transfers
+from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
@@ -64,7 +64,9 @@ class SDFeel(ClusteredStrategy):
         to C + D - 1, which answer ``train.intra`` and ``train.gossip``
         (``hedgerow.clients.sd_feel_client`` does). Models, modelled traffic and simulated seconds are the
         same, bit for bit. A round with gossip is then 2 + alpha exchanges, each with the round's deadline;
-        see ``hedgerow.strategies.sd_feel.relayed.EdgeFederation``, also for edge servers that are lost.
+        see ``hedgerow.strategies.sd_feel.relayed.EdgeFederation``, also for edge servers that are lost, and
+        those that lie: ``aggregation`` is then also what each takes in gossip, and the models of the two
+        levels differ under a rule.
     **options
         Participation, seed, Flower's FedAvg names, clock, callbacks: see ``ClusteredStrategy``, also for
         **what the ClientApp must do**.
@@ -108,6 +110,8 @@ class SDFeel(ClusteredStrategy):
         self._mixing: Mixing | None = None
         self.exact_if_complete = exact_if_complete
         self.graph = as_graph(topology, num_servers, self.settings.seed)
+        if self.edges is not None:
+            check_edge_rule(self.aggregation, self.graph)
 
     @property
     def gossip_steps(self) -> int:

@@ -7,7 +7,7 @@ n and the missing worker counts as one that did not move, which keeps the virtua
 such a round is repeated instead, and then the run stops.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, Literal, Self, Unpack
@@ -18,25 +18,33 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Node
+from hedgerow.strategies.exchange import Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.schedules import Schedule
+from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
+    RandK,
     compressed_part,
+    dense_part,
+    in_round,
     parse_compressor,
     record_payload,
+    summed_arrays,
     unpack_update,
 )
-from hedgerow.wire.records import only_record, payload_bytes
+from hedgerow.wire.masked_sums import MASKED_SUM
+from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record
 
 __all__ = ["InnerSolver", "SimilarityFree"]
 
 UP, DOWN = "worker->server", "server->worker"
+# The server's one sum.
+_ALL = 0
 
 # Metrics of single workers whose mean says nothing.
 _TOTALS = ("memory-lost", "payload-bits")
@@ -101,7 +109,7 @@ class SimilarityFree(FederatedStrategy):
     operator : {"gradient", "prox"} (default: "gradient")
         ``local_iters`` steps of SGD (FedAvg), or one proximal step (FedProx).
     compressor : str or Compressor (default: "identity")
-        ``identity``, ``topk(0.01)``, ``sign`` or ``ternary``, see ``hedgerow.wire.compress``.
+        ``identity``, ``topk(0.01)``, ``randk(0.1)``, ``sign`` or ``ternary``, see ``hedgerow.wire.compress``.
     error_feedback : bool (default: True)
         Whether a worker keeps what its compressor cut off. Without a compressor it keeps nothing.
     schedule_drives : {"local", "round"} (default: "local")
@@ -118,7 +126,13 @@ class SimilarityFree(FederatedStrategy):
     aggregation : str (default: "mean")
         What the server takes of the workers' updates, decoded where they are compressed: the mean, as in the
         paper, or a rule that some lying nodes cannot ruin, see ``parse_aggregation``. Under a rule a worker
-        that did not answer does not count, and error feedback keeps no virtual iterate exact.
+        that did not answer does not count, and error feedback keeps no virtual iterate exact. Of a round of
+        too few replies for the rule their median is taken.
+    secure_sum : bool or SecureSum (default: False)
+        Whether the server sees the sum of the workers' updates alone (``SecureSum`` for other settings than
+        the defaults), as in SD-FEEL. Of the compressors ``identity`` and ``randk`` go with it: masks are on
+        every entry that is sent, so that all workers must send the same ones. With ``SecureSum(noise=...)``
+        all workers weigh the same.
     probe_rounds : int (default: 0)
         In the first so many rounds workers also estimate curvature and gradient variance, for the planner.
     **options
@@ -144,6 +158,7 @@ class SimilarityFree(FederatedStrategy):
         inner: InnerSolver | None = None,
         weighting: Literal["uniform", "examples"] = "uniform",
         aggregation: str = "mean",
+        secure_sum: bool | SecureSum = False,
         probe_rounds: int = 0,
         **options: Unpack[FederationOptions],
     ) -> None:
@@ -164,12 +179,38 @@ class SimilarityFree(FederatedStrategy):
         self.weighting = weighting
         self.probe_rounds = probe_rounds
         self.aggregation = parse_aggregation(aggregation)
-        if (least := self.aggregation.least) > options["min_train_nodes"]:
+        federation = Federation(**options)
+        workers = federation.places or federation.quorum
+        if (least := self.aggregation.least) > workers:
             raise ValueError(
-                f"aggregation is {aggregation!r}; valid is one of at most min_train_nodes = "
-                f"{options['min_train_nodes']} updates, and it needs {least}"
+                f"aggregation is {aggregation!r}; valid is one of at most {workers} updates, the workers', "
+                f"and it needs {least}"
             )
-        super().__init__(Federation(**options))
+        self.sums = self._sums(parse_secure_sum(secure_sum), federation, workers)
+        super().__init__(federation)
+
+    def _sums(self, settings: SecureSum | None, federation: Federation, workers: int) -> SecureSums | None:
+        """Return the sums of a run; ValueError where what workers send cannot be in one."""
+        if settings is None:
+            return None
+        if not self.aggregation.is_mean:
+            raise ValueError(
+                f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
+            )
+        if not isinstance(self.compressor, Identity | RandK):
+            raise ValueError(
+                f"compressor is '{self.compressor}'; valid with secure_sum is 'identity' or 'randk(0.1)': "
+                "masks are on every entry, so that where each worker chooses its own, or sends signs, "
+                "nothing is saved"
+            )
+        if self.probe_rounds:
+            raise ValueError(
+                f"probe_rounds is {self.probe_rounds}; valid with secure_sum is 0: they are each worker's"
+            )
+        if workers < settings.min_nodes:
+            raise ValueError(f"secure_sum needs {settings.min_nodes} workers; there are {workers}")
+        by = None if self.weighting == "examples" else ""
+        return SecureSums(settings, federation, down_link=DOWN, up_link=UP, weighted_by=by)
 
     @classmethod
     def named(cls, algorithm: str, **parameters: Any) -> Self:
@@ -212,8 +253,11 @@ class SimilarityFree(FederatedStrategy):
     def _forget(self) -> None:
         self._x: NDArray[Any] | None = None
         self._acknowledged: dict[int, int] = {}
-        # The workers of the round at hand.
+        # The workers of the round at hand, and how they compress.
         self._sent_to: list[int] = []
+        self._codec = self.compressor
+        if self.sums is not None:
+            self.sums.forget()
 
     def _state(self) -> dict[str, Any]:
         acknowledged = {str(worker): k for worker, k in sorted(self._acknowledged.items())}
@@ -235,18 +279,29 @@ class SimilarityFree(FederatedStrategy):
         model = self.federation.known_layout().unflatten(self._x)
         nodes, offline = self.federation.online(grid)
         self._sent_to = [node.partition_id for node in nodes]
+        self._codec = in_round(self.compressor, server_round - 1)
         told = {**config, **self._instructions(server_round)}
+        names = self.settings.arrayrecord_key, self.settings.configrecord_key
+        shared: dict[str, ArrayRecord | ConfigRecord] = {names[0]: model}
+        if self.sums is not None:
+            nodes = self.sums.members(server_round, grid, {_ALL: nodes} if nodes else {})
+            if nodes:
+                common = RecordDict({names[0]: model, names[1]: ConfigRecord({**told})})
+                start = to_record(summed_arrays(self._codec, record_payload(model)))
+                shared[MASKED_SUM] = self.sums.plan_for(_ALL, common, start)
         contents = []
         for node in nodes:
             acknowledged = self._acknowledged.get(node.partition_id, -1)
             own = ConfigRecord({**told, "acknowledged": acknowledged})
-            content = RecordDict({self.settings.arrayrecord_key: model, self.settings.configrecord_key: own})
-            contents.append((node, content))
-        bits, size = self.federation.model_bits, payload_bytes(model)
+            contents.append((node, RecordDict({**shared, names[1]: own})))
+        bits, size = self.federation.model_bits, sum(map(payload_bytes, shared.values()))
         for node, content in contents:
             whole = payload_bytes(content)
             self.federation.book_down(server_round, DOWN, 0, node.partition_id, bits, (size, whole))
-        return self.federation.instruct(server_round, contents, self._checked, offline=offline)
+        messages = self.federation.instruct(server_round, contents, self._checked, offline=offline)
+        if self.sums is not None:
+            self.sums.note_left_out()
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -256,6 +311,8 @@ class SimilarityFree(FederatedStrategy):
         Nothing changes, and None is returned, if fewer than ``min_train_nodes`` replies are valid: the
         workers' updates are then not acknowledged, and come back with the next ones.
         """
+        if self.sums is not None:
+            return self._summed(self.sums, server_round, replies)
         x = self._model()
         total = np.zeros(x.shape, np.float64)
         updates: list[NDArray[np.float64]] = []
@@ -276,19 +333,72 @@ class SimilarityFree(FederatedStrategy):
         if self.aggregation.is_mean or not updates:
             self._x = self._moved(x, total, arrived)
         else:
-            move = self.aggregation.combined(
-                np.stack(updates).astype(np.float64), np.array([*arrived.values()])
+            move = self.federation.combined(
+                self.aggregation, np.stack(updates).astype(np.float64), np.array([*arrived.values()])
             )
             self._x = (x + move).astype(x.dtype)
         self._acknowledged |= dict.fromkeys(arrived, server_round - 1)
         self.federation.completed = server_round
         return self.current_arrays(), self._train_metrics(contents)
 
+    def _summed(
+        self, sums: SecureSums, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Move x^k by the mean of the workers' moves, of which the sum alone is known."""
+        x = self._model()
+        update = sums.unmask(server_round, self._booked(sums, server_round, replies)).get(_ALL)
+        if update is not None:
+            change = self._change(update.mean)
+            try:
+                self.federation.check_update(x + change, x)
+            except PayloadError as error:
+                sums.lose(update, error.reason)
+                update = None
+        if not sums.enough():
+            return None, None
+        metrics = MetricRecord()
+        if update is not None:
+            lost = [i for i in self._sent_to if i not in update.survivors]
+            typical = update.weight / len(update.survivors)
+            stayed = sum(self._weight(i, self.federation.sizes.get(i, typical)) for i in lost)
+            self._x = (x + change * (update.weight / (update.weight + stayed))).astype(x.dtype)
+            self._acknowledged |= dict.fromkeys(update.survivors, server_round - 1)
+            metrics = self._train_metrics([update.metrics])
+        metrics.update(sums.metrics())
+        self.federation.completed = server_round
+        return self.current_arrays(), metrics
+
+    def _booked(self, sums: SecureSums, server_round: int, replies: Iterable[Message]) -> Iterator[Reply]:
+        """Yield the valid replies, booking them."""
+        bits = self._codec.bits(self.federation.num_parameters)
+        for reply in self.federation.accept(replies):
+            worker, arrays = reply.node.partition_id, only_arrays(reply.content)
+            self.federation.book_up(server_round, UP, worker, 0, bits, arrays, reply)
+            sums.book_shares(server_round, reply)
+            yield reply
+
+    def _change(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the change of the model (M,) that a sum's numbers stand for."""
+        if not self.compressed:
+            return numbers
+        layout = self.federation.known_layout()
+        part, rest = compressed_part(layout), dense_part(layout)
+        change, kept = np.zeros(self._model().size), numbers.size - rest.size
+        values = {"values": numbers[:kept].astype(np.float32)}
+        update = self._codec.decode(values, part.size)
+        for key, where in part.slices.items():
+            change[layout.slices[key]] = update[where]
+        for key, where in rest.slices.items():
+            change[layout.slices[key]] = numbers[kept:][where]
+        return change
+
     def summary(self) -> None:
         """Log the settings."""
         memory = "error feedback" if self.error_feedback and self.compressed else "no error feedback"
         log(INFO, "\t├──> Workers: %d, weights: %s", self.num_workers, self.weighting)
         log(INFO, "\t├──> Aggregation: %s", self.aggregation)
+        if self.sums is not None:
+            log(INFO, "\t├──> Secure sums: %s", self.sums.settings)
         log(INFO, "\t├──> Operator: %s | local iterations: %d", self.operator, self.local_iters)
         log(INFO, "\t├──> Step size: %s, drives the %s step", self.schedule, self.schedule_drives)
         log(INFO, "\t├──> Uplink: %s, %s", self.compressor, memory)
@@ -316,7 +426,7 @@ class SimilarityFree(FederatedStrategy):
             "local-iters": self.local_iters,
             "batch-size": self.batch_size,
             "seed": self.settings.seed,
-            "compressor": str(self.compressor),
+            "compressor": str(in_round(self.compressor, k)),
             "error-feedback": self.error_feedback,
             "probe": k < self.probe_rounds,
         }
@@ -324,8 +434,10 @@ class SimilarityFree(FederatedStrategy):
             instructions |= self.inner.instructions()
         return instructions
 
-    def _checked(self, node: Node, content: RecordDict) -> "_Uplink":
-        """Read a worker's model, or its compressed change."""
+    def _checked(self, node: Node, content: RecordDict) -> Any:
+        """Read a worker's model, or its compressed change, or its masked one."""
+        if self.sums is not None:
+            return self.sums.checked(node, content)
         x, layout = self._model(), self.federation.known_layout()
         arrays = only_arrays(content)
         weight = self.federation.checked_weight(content)
@@ -333,7 +445,7 @@ class SimilarityFree(FederatedStrategy):
             model = layout.flatten(arrays, x.dtype)
             self.federation.check_update(model, x)
             return _Uplink(weight, model, self.federation.model_bits)
-        update, dense = unpack_update(self.compressor, layout, arrays)
+        update, dense = unpack_update(self._codec, layout, arrays)
         part = compressed_part(layout)
         change = np.zeros_like(x)
         for key, where in part.slices.items():
@@ -342,10 +454,10 @@ class SimilarityFree(FederatedStrategy):
             change[layout.slices[key]] = values.ravel() - x[layout.slices[key]]
         self.federation.bound().check(change, x)
         payload = {key: values for key, values in record_payload(arrays).items() if key not in dense}
-        return _Uplink(weight, change, self.compressor.bits(part.size, payload))
+        return _Uplink(weight, change, self._codec.bits(part.size, payload))
 
     def _weight(self, worker: int, told: float) -> float:
-        if self.weighting != "examples":
+        if self.weighting != "examples" or (self.sums is not None and not self.sums.weighted_by):
             return 1.0
         self.federation.sizes.setdefault(worker, told)
         return self.federation.weight_of(worker)

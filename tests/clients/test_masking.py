@@ -235,6 +235,91 @@ def test_a_guarded_node_tells_its_shares_once_though_asked_twice_at_once(
     assert '"what": "sum"' in (tmp_path / "hedgerow-ledger.jsonl").read_text()
 
 
+def guarded(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> Nodes:
+    """Nodes each of which has this policy, and a ledger of its own."""
+    monkeypatch.setattr("hedgerow.clients.policy.is_simulated", lambda: False)
+    monkeypatch.setattr("hedgerow.wire.simulated._open", 0)
+    nodes = Nodes()
+    for i, context in enumerate(nodes.contexts):
+        file = folder / f"policy{i}.toml"
+        file.write_text(f'{text}\nledger = "ledger{i}.jsonl"\n')
+        context.node_config["policy"] = str(file)
+    return nodes
+
+
+def test_a_policy_may_want_nothing_but_sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nodes = guarded(monkeypatch, tmp_path, 'secure-sums = "required"')
+    plain = instruction(nodes.plan())
+    del plain[MASKED_SUM]
+    with pytest.raises(Refusal, match="secure-sum: the privacy is weaker"):
+        nodes.ask(0, "train", plain)
+    assert MASKED in nodes.train(0, nodes.plan())
+
+
+NOISY = {"weighted_by": "", "norm": 1.0, "multiplier": 8.0}
+
+
+def test_a_policy_with_noise_is_content_with_noisy_sums_and_keeps_a_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    budget = "privacy = 'sound'\nmin-noise-multiplier = 4.0\nmax-clip = 1.0\nmax-epsilon = 1.8\ndelta = 1e-5"
+    nodes = guarded(monkeypatch, tmp_path, budget)
+    for weaker in ({}, {**NOISY, "multiplier": 7.9}, {**NOISY, "norm": 1.1}):
+        with pytest.raises(Refusal, match=r"weaker than .* owner allows|only what it has put noise on"):
+            nodes.train(0, nodes.plan(**weaker))  # type: ignore[arg-type]
+    # At 1e-5 one release of multiplier 4 is 0.93, two are 1.36, three 1.70, four 1.99.
+    for number in (2, 3, 4):
+        plan = nodes.plan(number=number, **NOISY)
+        told = {i: nodes.train(i, plan) for i in range(N)}
+        assert nodes.shares(0, plan, list(range(N)), told)
+    with pytest.raises(Refusal, match="budget is spent"):
+        nodes.train(0, nodes.plan(number=5, **NOISY))
+    assert (tmp_path / "ledger0.jsonl").read_text().count('"what": "release"') == 3
+
+
+def test_a_node_adds_fresh_noise_from_the_operating_system_unless_a_simulation_says_seed(
+    nodes: Nodes,
+) -> None:
+    def told(number: int, **parts: Any) -> Any:
+        """Return two members' numbers, less their masks: what each added."""
+        plan = nodes.plan(number=number, **{**NOISY, **parts})
+        answers = {i: nodes.train(i, plan) for i in range(N)}
+        words = {i: view(one[MASKED][MASKED]) for i, one in answers.items()}
+        content = instruction(plan)
+        about = plan.about(told_content(RecordDict({key: content[key] for key in ("arrays", "config")})))
+        commitments = {i: one["shares"]["commitments"] for i, one in answers.items()}
+        solving = Unmasking(plan, about, words, commitments)
+        for i in range(N):
+            solving.take(i, solving.check(i, nodes.shares(i, plan, list(range(N)), answers)))
+        total, _ = solving.total()
+        assert total is not None
+        return total
+
+    assert not np.array_equal(told(1), told(2))
+    seeded = told(3, noise_source="seed")
+    assert not np.array_equal(seeded, told(4, noise_source="seed"))
+    again = Nodes()
+    nodes.contexts, nodes.keys = again.contexts, again.keys
+    np.testing.assert_array_equal(seeded, told(3, noise_source="seed"))
+    # An owner that wants no noise of a seed gets none.
+    careful = Nodes(**{"noise-source": "entropy"})
+    nodes.contexts, nodes.keys = careful.contexts, careful.keys
+    assert not np.array_equal(seeded, told(3, noise_source="seed"))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"norm": 1.0}, {"norm": -1.0, "multiplier": 1.0}, {"norm": 1.0, "multiplier": 1e-9},
+        {**NOISY, "weighted_by": "num-examples"}, {**NOISY, "metrics": ("train-loss",)},
+        {**NOISY, "noise_source": "dice"},
+    ],
+)  # fmt: skip
+def test_plans_whose_noise_is_none_are_no_plans(parts: dict[str, Any], nodes: Nodes) -> None:
+    with pytest.raises(ValueError, match="masked sum"):
+        nodes.plan(**parts)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -43,3 +43,16 @@ def test_a_wrong_ca_and_an_unknown_key_are_refused_with_a_reason_and_the_run_goe
     # The SuperLink does not tell whoever asks whether a key is unknown or its node is online already.
     assert "[code: 2004] Failed to activate SuperNode" in unknown
     assert run.story == [{}]
+
+
+def test_a_node_that_claims_anothers_place_in_the_registry_is_refused_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    # Its key is that of partition 2, and it says 1, whose node is there.
+    claims = [{}, {}, {"partition-id": 1}]
+    config = f"{CONFIG} num-clients=3 min-available-nodes=2"
+    with trial(APPS / "sd-feel", 3, config, tmp_path / "out", tls=True, node_config=claims) as one:
+        run = one.end()
+    assert run.lost[0]["another partition than registered"] == 1
+    assert all(lost["offline"] == 1 for lost in run.lost)
+    assert [record["accepted"] for record in run.rounds[1:]] == [2, 2]

@@ -131,10 +131,14 @@ class Trial:
         return found
 
 
+# Of nodes that were left out, which were sent nothing.
+_LEFT_OUT = ("quarantined", "another partition than registered")
+
+
 def _unaccounted(record: Record) -> int:
     """Return how many instructions of a round were neither answered nor counted as lost."""
     meant = record["sent"] + record["rejected"].get("offline", 0)
-    lost = sum(record["rejected"].values()) - record["rejected"].get("quarantined", 0)
+    lost = sum(count for reason, count in record["rejected"].items() if reason not in _LEFT_OUT)
     return int(meant - record["accepted"] - lost)
 
 
@@ -146,7 +150,7 @@ def trial(
     out: Path,
     *,
     tls: bool = False,
-    node_config: Sequence[Mapping[str, str]] | None = None,
+    node_config: Sequence[Mapping[str, str | int]] | None = None,
 ) -> Iterator[Trial]:
     """Run an app on SuperNodes of its own; after it, nothing of them may be left."""
     with Deployment(app, num_nodes, tls=tls, node_config=node_config) as deployment:

@@ -119,6 +119,12 @@ def losses(rounds: list[dict[str, Any]]) -> list[float]:
 
 
 _SUMS = {"secure-sum": "yes", "sum-clip": 0.0, "sum-threshold": 0.5, "sum-min-nodes": 2}
+_SUM_NOISE = {
+    "upload-clip": -1.0,
+    "upload-noise-multiplier": 1e-4,
+    "noise-delta": 1.0,
+    "noise-source": "dice",
+}
 
 SD_FEEL = AppCase(
     name="sd_feel",
@@ -139,6 +145,7 @@ SD_FEEL = AppCase(
         "exact-if-complete": 1,
         "edge-servers": "balloons",
         **_SUMS,
+        **_SUM_NOISE,
         "learning-rate": 0.0,
         "latency-preset": "hopeful",
     },
@@ -165,6 +172,8 @@ SIMILARITY_FREE = AppCase(
     bad={
         **_TRAINING,
         "aggregation": "krum(-1)",
+        **_SUMS,
+        **_SUM_NOISE,
         "algorithm": "sgd",
         "num-rounds": 0,
         "local-iters": 0,
@@ -204,6 +213,8 @@ FEDMUD = AppCase(
     bad={
         **_TRAINING,
         "aggregation": "krum(-1)",
+        **_SUMS,
+        **_SUM_NOISE,
         "method": "sgd",
         "num-rounds": 0,
         "clients-per-round": 0,
@@ -334,6 +345,9 @@ HSGD = AppCase(
         "halving-period": -1,
         "mu": -1.0,
         "sealed": 1,
+        "aggregation": "krum(-1)",
+        "device-aggregation": "clipped(0)",
+        **{key: _SUMS[key] for key in ("secure-sum", "sum-clip", "sum-threshold", "sum-min-nodes")},
         "upload-clip": -1.0,
         "upload-noise-multiplier": -1.0,
         "clip": -1.0,

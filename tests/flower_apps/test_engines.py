@@ -157,10 +157,18 @@ def test_sealed_links_move_no_bit_on_either_engine(tmp_path: Path) -> None:
             assert ("unopened" in records[-1]["train"]) == (sealed == "true")
 
 
+_SUMMED = {
+    "sd_feel": "num-servers=2 participation=1.0",
+    "similarity_free": "compressor=randk(0.1)",
+    "fedmud": "clients-per-round=4",
+}
+
+
 @pytest.mark.slow
-def test_secure_sums_are_the_same_on_either_engine_whatever_their_masks(tmp_path: Path) -> None:
-    job = next(job for job in JOBS if job.app == "sd_feel")
-    config = f"{job.brief} num-servers=2 participation=1.0 secure-sum=true"
+@pytest.mark.parametrize("app", _SUMMED)
+def test_secure_sums_are_the_same_on_either_engine_whatever_their_masks(app: str, tmp_path: Path) -> None:
+    job = next(job for job in JOBS if job.app == app)
+    config = f"{job.brief} {_SUMMED[app]} secure-sum=true"
     for engine in ("inprocess", "flower"):
         finish(start(job, tmp_path / engine, "--engine", engine, config=config))
     assert_same_bits(tmp_path / "inprocess", tmp_path / "flower")

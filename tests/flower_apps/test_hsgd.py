@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from tests.clients.hsgd.federation import half_square, parties, scalar_model, tanh_model
 from tests.flower_apps.cases import HSGD as CASE
@@ -21,14 +21,18 @@ from tests.oracles.hsgd import run as oracle
 from tests.oracles.test_hsgd_oracle import CENTRAL_1, FINALS, START, TOY, flat, network, shrinking, subsets
 from tests.strategies.hsgd.nodes import Spy
 from tests.strategies.hsgd.nodes import run as play
+from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.clients import Party, hsgd_client
+from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.strategies import HSGD
 from hedgerow.strategies.hsgd import strategy as module
 from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
 from hedgerow.tasks import DatasetNotFound, evaluate_split, split_loss
+from hedgerow.wire.records import to_record, to_state_dict, view
 from hsgd import settings
+from hsgd.client_app import app
 from hsgd.evaluation import SplitMetrics
 from hsgd.parties import Parties as Dealt
 from hsgd.parties import deal, node_party
@@ -420,3 +424,91 @@ def test_an_adaptive_run_ends_with_the_iterations_that_it_was_planned_for(adapti
     assert rounds[1]["train"]["Q"] == P
     assert 40 <= rounds[-1]["iterations"] < 40 + P
     assert len(rounds) - 1 == -(-40 // P)
+
+
+DEFAULTS = {key: setting.default for key, setting in settings.SETTINGS.items()}
+SUMS: dict[str, Any] = {"secure-sum": True}
+OFF = "valid is 'off' with secure-sum, or an aggregation but 'mean'"
+DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
+BAD_MEANS: list[tuple[dict[str, Any], str]] = [
+    ({"aggregation": "krum(1)"}, "aggregation = 'krum(1)'; valid with num-groups = 4 is a rule of so many"),
+    ({"aggregation": "median", "adaptive": "observe"}, OFF),
+    (SUMS | {"adaptive": "observe"}, OFF),
+    (SUMS | {"device-aggregation": "median"}, "valid with secure-sum is 'mean': a sum gives no other"),
+    (SUMS | {"sealed": False}, "sealed = False; valid with secure-sum is True"),
+    (SUMS | {"method": "tdcd", "num-clients": 2}, "method = 'tdcd'; valid with secure-sum is"),
+    (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes = 3; valid is at most num-groups = 2"),
+    (SUMS | DEVICES | {"method": "jfl"}, "layout = 'devices' is local-interval = 2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BAD_MEANS)
+def test_means_that_cannot_be_are_refused_with_their_keys(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        settings.read({**DEFAULTS, **changes})
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"participation": 0.1, "secure-sum": True},
+            "batches of 3 to 255 devices, not of 2 to 2: a device has one",
+        ),
+        (
+            {"device-aggregation": "krum(1)"},
+            "is a rule of at most 4 models, the smallest batch, and it needs 5",
+        ),
+    ],
+)
+def test_batches_are_held_against_rules_and_sums_before_the_run(changes: dict[str, Any], says: str) -> None:
+    read = settings.read({**DEFAULTS, **DEVICES, **changes})
+    with pytest.raises(SettingsError, match=says):
+        settings.check_size(read, deal(read))
+
+
+class Liars(RecordingGrid):
+    """Two of ten hospitals, and their gateways, upload what they learnt times some number."""
+
+    def __init__(self, times: float, nodes: int, values: dict[str, Any]) -> None:
+        super().__init__(app, nodes, run_config=values)
+        self.times, self.start = times, dict[int, RecordDict]()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == "train.exchange" and "arrays" in message.content:
+                self.start[self.partitions[message.metadata.dst_node_id]] = message.content
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        pulled = super().pull_messages(message_ids)
+        for message in pulled:
+            i, kind = self.partitions[message.metadata.src_node_id], message.metadata.message_type
+            if i % 10 < 2 and kind == "train.update" and "arrays" in message.content:
+                was = {key: view(array) for key, array in self.start[i].array_records["arrays"].items()}
+                told = message.content.array_records["arrays"]
+                lies = {key: one + self.times * (view(told[key]) - one) for key, one in was.items()}
+                message.content["arrays"] = to_record({k: v.astype(np.float32) for k, v in lies.items()})
+        return pulled
+
+
+@pytest.mark.slow
+def test_a_fifth_of_lying_groups_ruins_the_mean_and_no_rule() -> None:
+    """At most three points of accuracy to where nobody lies; the table of the README."""
+
+    def accuracy(rule: str, times: float) -> float:
+        size = {"num-groups": 10, "num-clients": 20, "iterations": 200, "max-loss-ratio": 0.0}
+        values = settings.read({**DEFAULTS, **size, "aggregation": rule})
+        parties, start = deal(values), deal(values).model.state_dict()
+        strategy = settings.build_strategy(values)
+        with flower_identity(1):
+            grid = Liars(times, parties.num_nodes, dict(values))
+            result = strategy.start(grid, to_record(start), num_rounds=50, timeout=60.0)
+        return SplitMetrics(parties)(to_state_dict(result.arrays))["accuracy"]
+
+    honest = accuracy("mean", 1.0)
+    assert accuracy("mean", -4.0) < honest - 0.2
+    for rule in ("median", "trimmed-mean(0.2)", "krum(2)", "multi-krum(2,5)", "geometric-median"):
+        assert accuracy(rule, -4.0) > honest - 0.03, rule

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.flower_apps.cases import HSGD as CASE
 from tests.flower_apps.hsgd_own import SECRET, Played, files, people, play, prepared, rewrite
 from typer.testing import CliRunner
@@ -441,3 +441,60 @@ def test_sealing_moves_no_bit_and_no_score_of_people_held_out(layout: str, tmp_p
     assert "evaluated-zeta2" in {
         key for content in told if "sealed" in content.config_records for key in content["sealed"]
     }
+
+
+@pytest.mark.parametrize("layout", ["edges", "devices"])
+def test_parties_that_have_a_name_alone_train_the_same_model(layout: str, tmp_path: Path) -> None:
+    """No partition-id in any node config, in a sealed run and within secure sums."""
+    configs = files(tmp_path, 6, 3, layout)
+    options: dict[str, Any] = {"holdout": 0.0, "secure-sum": True}
+    numbered = play(configs, 1, **options)
+    named = prepared([{**one, "name": f"ward-{i:02}"} for i, one in enumerate(configs)], **options)
+    for node in named.grid._nodes.values():
+        del node.config["partition-id"]
+    with flower_identity(1):
+        result = named.strategy.start(named.grid, ArrayRecord(), num_rounds=1, timeout=60.0)
+    assert named.ends[-1].rejected == {}
+    assert named.ends[-1].train["groups"] == 3
+    assert {key: array.numpy().tolist() for key, array in result.arrays.items()} == {
+        key: array.tolist() for key, array in numbered.arrays.items()
+    }
+
+
+def test_secure_sums_of_own_data_end_at_the_plain_runs_model(tmp_path: Path) -> None:
+    configs = files(tmp_path, 6, 3)
+    plain, summed = (play(configs, 2, **{"holdout": 0.0, "secure-sum": one}) for one in (False, True))
+    for key, array in plain.arrays.items():
+        assert array == pytest.approx(summed.arrays[key], abs=1e-6)
+
+
+def test_in_a_sum_groups_of_own_data_count_by_all_their_matched_people(tmp_path: Path) -> None:
+    """Held-out ones too: a node knows no more of who trains."""
+    configs = files(tmp_path, 12, 3)
+    for config in (configs[0], configs[3]):
+        rewrite(config["data"], lambda header, rows: (header, sorted(rows)[:6]))
+    played = play(configs, 1, **{"holdout": 0.4, "secure-sum": True})
+    plans = [c["masked-sum"] for kind, _, c in played.grid.sent if kind == "train.upload"]
+    assert {plan["max-weight"] for plan in plans} == {12.0}
+    assert played.ends[-1].rejected == {}
+
+
+def test_nodes_that_want_noise_take_part_with_their_own_data(tmp_path: Path) -> None:
+    """No sums of features, labels at both sides, and noise on all that they tell."""
+    configs = files(tmp_path, 8, 1)
+    with Path(configs[0]["data"]).open(newline="") as lines:
+        labels = {row["id"]: row["label"] for row in csv.DictReader(lines)}
+    rewrite(
+        configs[1]["data"],
+        lambda header, rows: ([*header, "label"], [[*row, labels[row[header.index("id")]]] for row in rows]),
+    )
+    for i, config in enumerate(configs):
+        (tmp_path / f"{i}.toml").write_text(f'privacy = "sound"\nledger = "{i}.jsonl"\n')
+        config["policy"] = str(tmp_path / f"{i}.toml")
+    noise = {"clip": 1.0, "noise-multiplier": 8.0, "upload-clip": 1.0, "upload-noise-multiplier": 8.0}
+    intervals = {"global-interval": 2, "local-interval": 2}
+    played = play(configs, 2, standardise="none", holdout=0.0, **noise, **intervals)
+    assert played.ends[-1].rejected == {}
+    assert np.isfinite(played.ends[-1].train["epsilon"])
+    told = [json.loads(line)["what"] for line in (tmp_path / "1.jsonl").read_text().splitlines()]
+    assert told == ["release"] * 4

@@ -1,14 +1,17 @@
 """A fifth of the nodes collude in whole apps on real images: the mean fails, and the right rule holds."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from benchmarks.poison import APPS, NO_ATTACK, Job, accuracy, liars_of, with_numbers
+from benchmarks import poison
+from benchmarks.poison import APPS, NO_ATTACK, Job, accuracy, kept, liars_of, measured, table, with_numbers
 
 ROUNDS = 5
 
 
-@pytest.mark.parametrize("app", APPS)
+@pytest.mark.parametrize("app", ["sd-feel", "similarity-free", "fedmud"])
 def test_a_fifth_of_colluding_nodes_ruins_the_mean_and_not_the_right_rule(app: str) -> None:
     job = Job(app, "iid", "sign-flip", "mean", 0.2, 0)
     honest = accuracy(replace(job, attack=NO_ATTACK), rounds=ROUNDS)
@@ -18,8 +21,66 @@ def test_a_fifth_of_colluding_nodes_ruins_the_mean_and_not_the_right_rule(app: s
     assert accuracy(replace(job, rule=rule), rounds=ROUNDS) > honest - 0.03
 
 
+@pytest.mark.slow
+def test_neighbours_that_collude_cost_the_nodes_of_ceps_more_under_the_mean_than_under_a_rule() -> None:
+    job = Job("ceps", "iid", "sign-flip", "mean", 0.2, 0)
+    honest = accuracy(replace(job, attack=NO_ATTACK), rounds=ROUNDS)
+    assert accuracy(job, rounds=ROUNDS) < honest - 0.1
+    assert accuracy(replace(job, rule="trimmed-mean(0.3)"), rounds=ROUNDS) > honest - 0.05
+
+
 def test_liars_are_as_many_as_asked_and_spread_over_both_clusters() -> None:
     for share, count in ((0.1, 2), (0.2, 4), (0.3, 6)):
         liars = liars_of(share)
         assert len(set(liars)) == count
         assert sum(i < 10 for i in liars) == count / 2
+
+
+def test_a_sweep_goes_on_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+
+    class Workers:
+        def __enter__(self) -> "Workers":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def imap_unordered(self, work: object, jobs: list[Job], chunksize: int) -> list[tuple[Job, float]]:
+            asked.extend(jobs)
+            return [(job, math.nan if job.attack == "ipm" else 0.5) for job in jobs]
+
+    class Processes:
+        def __init__(self, start: str) -> None:
+            pass
+
+        def Pool(self, jobs: int, begin: object) -> Workers:
+            return Workers()
+
+    monkeypatch.setattr(poison, "get_context", Processes)
+    file = tmp_path / "runs.jsonl"
+    jobs = [Job("fedmud", "iid", attack, "mean", 0.2, 0) for attack in ("ipm", "alie", "scaling")]
+    measured(jobs[:2], 1, file)
+    # It was stopped in the middle of a line.
+    file.write_text(file.read_text() + file.read_text()[:30])
+    found = measured(jobs, 1, file)
+    assert asked == jobs
+    assert math.isnan(found[jobs[0]])
+    assert [found[job] for job in jobs[1:]] == [0.5, 0.5]
+    assert len(kept(file)) == 3
+    # Another setting is another run.
+    monkeypatch.setitem(APPS, "fedmud", replace(APPS["fedmud"], settings="another"))
+    measured(jobs[:1], 1, file)
+    assert asked == [*jobs, jobs[0]]
+
+
+def test_a_table_has_means_half_ranges_and_runs_that_ended() -> None:
+    found = {
+        Job("fedmud", "iid", attack, "mean", 0.2 * (attack != NO_ATTACK), seed): value
+        for attack, values in ((NO_ATTACK, (0.9, 0.88)), ("ipm", (0.5, math.nan)), ("alie", (math.nan,) * 2))
+        for seed, value in enumerate(values)
+    }
+    rows = {line.split(" | ")[0]: line for line in table("fedmud", "iid", 0.2, found)}
+    assert rows["| none"] == "| none | 89.0 ± 1.0 | +0.0 |"
+    assert rows["| ipm"].startswith("| ipm | 50.0 (ended: 1) | ")
+    assert rows["| alie"].startswith("| alie | ended | ")

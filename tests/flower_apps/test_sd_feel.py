@@ -52,19 +52,17 @@ def test_settings_that_do_not_fit_together_are_in_one_error() -> None:
 
 
 def test_secure_sums_need_clusters_that_hide_their_clients_and_the_mean() -> None:
-    first, second, third = problems(
+    second, first, third = problems(
         SD_FEEL, **{"secure-sum": True, "num-servers": 10, "aggregation": "median", "edge-servers": "nodes"}
     )
     assert first == "aggregation = 'median'; valid with secure-sum is 'mean': a sum gives no other"
     assert second == "edge-servers = 'nodes'; valid with secure-sum is 'emulated'"
-    assert third == (
-        "sum-min-nodes = 3; valid is at most 2, the clients that the smallest cluster has in a round"
-    )
+    assert third == ("sum-min-nodes = 3; valid is at most 2, the nodes that the smallest sum has in a round")
 
 
 def test_a_secure_sum_has_so_many_members_at_most() -> None:
     (problem,) = problems(SD_FEEL, **{"secure-sum": True, "num-clients": 1021})
-    assert problem == "secure-sum = True; valid with at most 255 clients in a cluster, not 256"
+    assert problem == "secure-sum = True; valid with at most 255 nodes in a sum, not 256"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -105,6 +105,12 @@ def test_dp_accounting_says_the_same_where_it_is_installed(
     assert "dp-accounting" in str(report)
 
 
+def test_more_releases_than_can_be_composed_are_accounted_for_exactly_alone() -> None:
+    report = Privacy("sound").report(10**9, numerical=True)
+    assert report.numerical_epsilon is None
+    assert math.isfinite(report.epsilon)
+
+
 def test_without_dp_accounting_the_exact_epsilon_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     report = Privacy("sound").report(3, numerical=True)

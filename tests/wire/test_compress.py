@@ -438,8 +438,9 @@ def test_only_the_values_of_rand_k_travel() -> None:
 def test_rand_k_without_a_round_is_refused() -> None:
     with pytest.raises(ValueError, match="which names no round"):
         RandK(0.1).encode(np.ones(10))
-    with pytest.raises(ValueError, match="draws anew each round"):
-        validate_compressor("randk(0.1)")
+    validate_compressor("randk(0.1)")
+    with pytest.raises(ValueError, match="whose rounds a run counts"):
+        validate_compressor("randk(0.1,round=3)")
     assert in_round(RandK(0.1), 4) == RandK(0.1, round=4)
     assert in_round(TopK(0.1), 4) == TopK(0.1)
 

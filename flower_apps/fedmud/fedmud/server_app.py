@@ -12,6 +12,7 @@ from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
+from hedgerow.strategies.sum_settings import check_noise
 from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
 
@@ -49,6 +50,7 @@ def _experiment(
     strategy = partial(settings.build_strategy, values, model, roster=roster)
     with as_settings_errors():
         strategy()
+        check_noise(values, model.state_dict())
     check_work(f"local-epochs = {values['local-epochs']}", values["local-epochs"], most_samples)
     data = "own data" if values["partition"] == OWN else values["dataset"]
     return Experiment(

@@ -13,6 +13,8 @@ from hedgerow.sim.runs.common_settings import (
     RUN_SETTINGS,
     SEED,
     STACK_SETTINGS,
+    SUM_NOISE_SETTINGS,
+    SUM_SETTINGS,
     WEIGHT_BOUND,
     aggregation_setting,
     registry_setting,
@@ -22,10 +24,14 @@ from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, fla
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
+from hedgerow.strategies.fedmud.ef21p import BroadcastIterate
+from hedgerow.strategies.fedmud.factored import SingularValues
+from hedgerow.strategies.fedmud.fedbat import SignUpdates
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS
 
@@ -43,6 +49,12 @@ _VARIANTS = {
 # More than any network has.
 _MAX_LAYERS = 2**16
 METHODS = (*_VARIANTS, "fedlmt", "fedpara", "fedhm", "ef21-p", "fedbat")
+# Whose server must see each reply.
+_NO_SUMS = {
+    "fedhm": SingularValues.no_sums,
+    "ef21-p": BroadcastIterate.no_sums,
+    "fedbat": SignUpdates.no_sums,
+}
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("fedmud+bkd+aad", choice(*METHODS), "a row of the table at the top of README.md"),
@@ -97,6 +109,8 @@ SETTINGS: Mapping[str, Setting] = {
     "min-available-nodes": QUORUM,
     "registry": registry_setting(Registry.named),
     "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
+    **SUM_SETTINGS,
+    **SUM_NOISE_SETTINGS,
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
     "seed": SEED,
@@ -113,12 +127,18 @@ SETTINGS: Mapping[str, Setting] = {
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between settings that are each valid."""
-    return at_most(
+    problems = at_most(
         values,
         ("clients-per-round", "num-clients"),
         ("min-replies", "clients-per-round"),
         ("min-available-nodes", "num-clients"),
     )
+    if values["secure-sum"]:
+        if reason := _NO_SUMS.get(values["method"]):
+            problems.append(f"secure-sum = True; valid with method = {values['method']!r} is False: {reason}")
+        if values["measure-bias"]:
+            problems.append("measure-bias = True; valid with secure-sum is False: it reads every update")
+    return problems + sum_problems(values, values["clients-per-round"], values["clients-per-round"])
 
 
 read = reader(SETTINGS, _problems)
@@ -162,6 +182,7 @@ def build_strategy(
         "num_clients": values["num-clients"],
         "on_round_end": on_round_end,
         "aggregation": values["aggregation"],
+        "secure_sum": secure_sum_of(values),
         "max_weight_ratio": values["max-weight-ratio"],
         "max_update_norm_ratio": values["max-update-norm-ratio"],
         "quarantine_after": values["quarantine-after"],

@@ -15,6 +15,8 @@ from hedgerow.sim.runs.common_settings import (
     QUORUM,
     RUN_SETTINGS,
     SEED,
+    SUM_SETTINGS,
+    aggregation_setting,
     registry_setting,
 )
 from hedgerow.sim.runs.generations import load_newest
@@ -39,10 +41,13 @@ from hedgerow.strategies.hsgd import OwnData
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.registry import Registry
+from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.rounds import RoundCallback
+from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
 from hedgerow.tasks.own_data import parse_standardise
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.masked_sums import MAX_MEMBERS
 from hedgerow.wire.records import to_record
 from hsgd.parties import Parties, deal, is_own, merges
 
@@ -76,6 +81,15 @@ def _weights(value: str) -> str | tuple[float, ...]:
     if not all(0 < weight < LARGEST for weight in weights):
         raise ValueError(f"class-weights = {value!r}; valid are numbers > 0")
     return weights
+
+
+def _validate_device_rule(rule: str) -> None:
+    if rule:
+        parse_aggregation(rule)
+
+
+# Sums of HSGD have no noise of their own: uploads have.
+_SUM_KEYS = ("secure-sum", "sum-clip", "sum-threshold", "sum-min-nodes")
 
 
 def _power(value: UserConfigValue) -> int:
@@ -120,6 +134,16 @@ SETTINGS: Mapping[str, Setting] = {
         "hospital and devices seal heads and encodings for each other: the server only relays them. Moves no "
         "bit of a simulation; 28 bytes a message, and 64 with a head",
     ),
+    "aggregation": replace(
+        aggregation_setting(AGGREGATIONS, parse_aggregation),
+        help="what becomes of the groups' models: their mean (2), or what lying groups cannot ruin",
+    ),
+    "device-aggregation": Setting(
+        "",
+        text(f"empty, or {AGGREGATIONS}", _validate_device_rule),
+        "the same of a batch's devices (1), if they are nodes, and of JFL's pairs (empty: as `aggregation`)",
+    ),
+    **{key: SUM_SETTINGS[key] for key in _SUM_KEYS},
     "upload-clip": Setting(
         0.0,
         NOT_NEGATIVE,
@@ -249,10 +273,59 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
     ]
     if values["upload-clip"] and values["adaptive"] != "off":
         problems.append(f"adaptive = {values['adaptive']!r}; valid is 'off' with upload-clip > 0")
+    problems += _mean_problems(values)
     if values["predict"] and not is_own(values):
         problems.append(f"predict = {values['predict']!r}; valid is empty unless partition = 'own'")
     if values["adaptive"] != "off" and values["method"] in ("tdcd", "c-tdcd") and not merges(values):
         problems.append(f"adaptive = {values['adaptive']!r}; valid is 'off' with tdcd = 'isolated'")
+    return problems
+
+
+def _rules(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the rules of groups and of devices."""
+    return values["aggregation"], values["device-aggregation"] or values["aggregation"]
+
+
+def _mean_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what speaks against rules and secure sums in place of means."""
+    problems, rules = [], [parse_aggregation(rule) for rule in _rules(values)]
+    one_model = values["method"] not in ("tdcd", "c-tdcd")
+    if one_model and values["num-groups"] < rules[0].least:
+        problems.append(
+            f"aggregation = {values['aggregation']!r}; valid with num-groups = {values['num-groups']} is a "
+            f"rule of so many groups, and it needs {rules[0].least}"
+        )
+    robust = [str(rule) for rule in rules if not rule.is_mean]
+    if values["adaptive"] != "off" and (robust or values["secure-sum"]):
+        problems.append(
+            f"adaptive = {values['adaptive']!r}; valid is 'off' with secure-sum, or an aggregation but 'mean'"
+        )
+    if not values["secure-sum"]:
+        return problems
+    if robust:
+        problems.append(f"aggregation = {robust[0]!r}; valid with secure-sum is 'mean': a sum gives no other")
+    if not values["sealed"]:
+        problems.append(
+            "sealed = False; valid with secure-sum is True: heads and encodings that the server reads tell "
+            "what a sum hides"
+        )
+    if not one_model:
+        problems.append(
+            f"method = {values['method']!r}; valid with secure-sum is one with groups and a cloud: of a "
+            "hospital alone in it a sum hides nothing"
+        )
+    if values["sum-min-nodes"] > values["num-groups"]:
+        problems.append(
+            f"sum-min-nodes = {values['sum-min-nodes']}; valid is at most num-groups = "
+            f"{values['num-groups']}: hospitals are in a sum"
+        )
+    longer = values["global-interval"] > values["local-interval"]
+    if values["method"] == "jfl" and values["layout"] == "devices" and longer:
+        problems.append(
+            f"global-interval = {values['global-interval']}; valid with secure-sum, method = 'jfl' and "
+            f"layout = 'devices' is local-interval = {values['local-interval']}: between intervals the "
+            "server hands each device its own model"
+        )
     return problems
 
 
@@ -265,6 +338,26 @@ def check_size(values: Mapping[str, Any], parties: Parties) -> None:
         M = len(parties.groups)
         what = f"{M} hospitals and {parties.num_nodes - M} {parties.layout}"
         refuse([_wrong_size(values, parties.num_nodes, what)])
+    batches = [batch_size(values["participation"], len(group)) for group in parties.groups]
+    least = parse_aggregation(_rules(values)[1]).least
+    if (values["layout"] == "devices" or values["method"] == "jfl") and min(batches) < least:
+        refuse(
+            [
+                f"device-aggregation = {_rules(values)[1]!r}; valid is a rule of at most {min(batches)} "
+                f"models, the smallest batch, and it needs {least}"
+            ]
+        )
+    fewest = values["sum-min-nodes"]
+    if not values["secure-sum"] or values["layout"] != "devices":
+        return
+    if min(batches) < fewest or max(batches) > MAX_MEMBERS:
+        refuse(
+            [
+                f"participation = {values['participation']}; valid with secure-sum and layout = 'devices' is "
+                f"what makes batches of {fewest} to {MAX_MEMBERS} devices, not of {min(batches)} to "
+                f"{max(batches)}: a device has one person, whose features a sum tells that it is alone in"
+            ]
+        )
 
 
 def _wrong_size(values: Mapping[str, Any], due: int, what: str) -> str:
@@ -295,6 +388,10 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         noise=_noise(values),
         upload_noise=_upload_noise(values),
         sealed=values["sealed"],
+        aggregation=values["aggregation"],
+        device_aggregation=values["device-aggregation"] or None,
+        secure_sum=values["secure-sum"]
+        and SecureSum(values["sum-clip"], values["sum-threshold"], values["sum-min-nodes"]),
         adaptive=_adaptive(values),
         compute_seconds=values["compute-seconds"],
         **raw,

@@ -10,6 +10,7 @@ from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
+from hedgerow.strategies.sum_settings import check_noise
 from hedgerow.tasks import OWN, CentralMetrics, count_parameters, forward_macs, num_features
 from hedgerow.wire.records import to_record
 from sd_feel import settings
@@ -73,6 +74,7 @@ def _experiment(
             roster=roster,
         )
         strategy()
+        check_noise(values, model.state_dict())
     steps = settings.local_steps(values)
     check_work(f"tau1 = {values['tau1']}", steps, min(values["batch-size"], most_samples))
     data = "own data" if values["partition"] == OWN else values["dataset"]

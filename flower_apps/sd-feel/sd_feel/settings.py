@@ -11,6 +11,7 @@ from hedgerow.sim.runs.common_settings import (
     RUN_SETTINGS,
     SEED,
     STACK_SETTINGS,
+    SUM_NOISE_SETTINGS,
     SUM_SETTINGS,
     WEIGHT_BOUND,
     aggregation_setting,
@@ -27,10 +28,9 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
-from hedgerow.strategies.secure_sums import SecureSum
+from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
-from hedgerow.wire.masked_sums import MAX_MEMBERS
 
 __all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
 
@@ -76,6 +76,7 @@ SETTINGS: Mapping[str, Setting] = {
     "registry": registry_setting(Registry.named),
     "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
     **SUM_SETTINGS,
+    **SUM_NOISE_SETTINGS,
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
     "seed": SEED,
@@ -127,29 +128,15 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
 
 def _sum_problems(values: Mapping[str, Any]) -> list[str]:
     """Return what speaks against sums that hide their nodes."""
-    if not values["secure-sum"]:
-        return []
     problems = []
-    if not parse_aggregation(values["aggregation"]).is_mean:
-        problems.append(
-            f"aggregation = {values['aggregation']!r}; valid with secure-sum is 'mean': a sum gives no other"
-        )
-    if values["edge-servers"] == "nodes":
+    if values["secure-sum"] and values["edge-servers"] == "nodes":
         problems.append("edge-servers = 'nodes'; valid with secure-sum is 'emulated'")
-    members = largest = values["clients-per-round"] if values["method"] == "feel" else values["num-clients"]
-    if values["method"] in ("sd-feel", "hierfavg") and values["clusters"] == "contiguous":
-        members //= values["num-servers"]
-        largest = -(-largest // values["num-servers"])
-    if largest > MAX_MEMBERS and values["clusters"] == "contiguous":
-        problems.append(
-            f"secure-sum = True; valid with at most {MAX_MEMBERS} clients in a cluster, not {largest}"
-        )
-    if members < values["sum-min-nodes"]:
-        problems.append(
-            f"sum-min-nodes = {values['sum-min-nodes']}; valid is at most {members}, the clients that the "
-            "smallest cluster has in a round"
-        )
-    return problems
+    smallest = largest = values["clients-per-round"] if values["method"] == "feel" else values["num-clients"]
+    if values["method"] in ("sd-feel", "hierfavg"):
+        smallest, largest = smallest // values["num-servers"], -(-smallest // values["num-servers"])
+    if values["clusters"] == "group":  # How large clusters are, the nodes that come say.
+        smallest, largest = values["num-clients"], 0
+    return problems + sum_problems(values, smallest, largest)
 
 
 read = reader(SETTINGS, _problems)
@@ -211,8 +198,7 @@ def build_strategy(
         "system": system,
         "on_round_end": on_round_end,
         "aggregation": values["aggregation"],
-        "secure_sum": values["secure-sum"]
-        and SecureSum(values["sum-clip"], values["sum-threshold"], values["sum-min-nodes"]),
+        "secure_sum": secure_sum_of(values),
         "max_weight_ratio": values["max-weight-ratio"],
         "max_update_norm_ratio": values["max-update-norm-ratio"],
         "quarantine_after": values["quarantine-after"],

@@ -10,6 +10,7 @@ from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
+from hedgerow.strategies.sum_settings import check_noise
 from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
 from similarity_free import settings
@@ -49,6 +50,7 @@ def _experiment(
     strategy = partial(settings.build_strategy, values, roster=roster)
     with as_settings_errors():
         strategy()
+        check_noise(values, model.state_dict())
     for key in ("local-iters", "inner-steps"):
         check_work(f"{key} = {values[key]}", values[key], min(values["batch-size"], most_samples))
     data = "own data" if values["partition"] == OWN else values["dataset"]

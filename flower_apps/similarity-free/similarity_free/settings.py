@@ -11,6 +11,8 @@ from hedgerow.sim.runs.common_settings import (
     RUN_SETTINGS,
     SEED,
     STACK_SETTINGS,
+    SUM_NOISE_SETTINGS,
+    SUM_SETTINGS,
     WEIGHT_BOUND,
     aggregation_setting,
     registry_setting,
@@ -24,7 +26,8 @@ from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
-from hedgerow.wire.compress import validate_compressor
+from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
+from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_compressor
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 
 __all__ = ["SETTINGS", "build_schedule", "build_strategy", "read"]
@@ -46,9 +49,10 @@ SETTINGS: Mapping[str, Setting] = {
     "batch-size": Setting(32, whole(1, MAX_SAMPLES), "samples of a mini-batch"),
     "compressor": Setting(
         "topk(0.01)",
-        text("'identity', 'topk(0.01)', 'topk(100)', 'sign' or 'ternary'", validate_compressor),
+        text("'identity', 'topk(0.01)', 'topk(100)', 'randk(0.1)', 'sign' or 'ternary'", validate_compressor),
         "`topk(fraction)`, `topk(count)`, either with `,packed` before the bracket (bit-packed indices), "
-        "`sign`, `ternary`, `identity`",
+        "`randk(fraction)`, the same entries of all workers, drawn anew each round, `sign`, `ternary`, "
+        "`identity`",
     ),
     "schedule": Setting(
         "fixed",
@@ -102,6 +106,8 @@ SETTINGS: Mapping[str, Setting] = {
     "min-available-nodes": QUORUM,
     "registry": registry_setting(Registry.named),
     "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
+    **SUM_SETTINGS,
+    **SUM_NOISE_SETTINGS,
     "max-weight-ratio": WEIGHT_BOUND,
     **BOUND_SETTINGS,
     "seed": SEED,
@@ -116,7 +122,21 @@ SETTINGS: Mapping[str, Setting] = {
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong between settings that are each valid."""
-    return at_most(values, ("min-replies", "num-clients"), ("min-available-nodes", "num-clients"))
+    problems = at_most(values, ("min-replies", "num-clients"), ("min-available-nodes", "num-clients"))
+    if values["secure-sum"]:
+        if _ALGORITHMS[values["algorithm"]][1] and not isinstance(
+            parse_compressor(values["compressor"]), Identity | RandK
+        ):
+            problems.append(
+                f"compressor = {values['compressor']!r}; valid with secure-sum is 'identity' or "
+                "'randk(0.1)': masks are on every entry, so that where each worker chooses its own, or sends "
+                "signs, nothing is saved"
+            )
+        if values["probe-rounds"]:
+            problems.append(
+                f"probe-rounds = {values['probe-rounds']}; valid with secure-sum is 0: they are each worker's"
+            )
+    return problems + sum_problems(values, values["num-clients"], values["num-clients"])
 
 
 read = reader(SETTINGS, _problems)
@@ -170,6 +190,7 @@ def build_strategy(
         registry=Registry.named(values["registry"]),
         on_round_end=on_round_end,
         aggregation=values["aggregation"],
+        secure_sum=secure_sum_of(values),
         max_weight_ratio=values["max-weight-ratio"],
         max_update_norm_ratio=values["max-update-norm-ratio"],
         quarantine_after=values["quarantine-after"],

@@ -179,6 +179,36 @@ def test_the_result_has_the_dtype_that_was_asked_for() -> None:
         assert model(step(context(), own=np.float32([1, 2]), dtype=dtype)).dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("median", [3, 4]),
+        # Beside its own 0.25 and 1.25 of the differences to [1, 2] and [3, 4], cut to the norm 1.
+        ("clipped(1)", [10 - 0.25 * 9 / 20.1246118 - 1.25 * 7 / 17.4642492, None]),
+    ],
+)
+def test_a_step_of_a_rule_is_of_the_models_of_the_neighbourhood(rule: str, expected: list[Any]) -> None:
+    node = context()
+    intra(node, {"0": np.float32([10, 20])}, {"0": 3.0})
+    got = model(step(node, aggregation=rule))
+    assert got[0] == pytest.approx(expected[0], rel=1e-6)
+    assert expected[1] is None or got[1] == expected[1]
+
+
+def test_a_rule_within_a_cluster_is_of_updates_and_minds_no_weights() -> None:
+    models = {"0": np.float32([1, 2]), "1": np.float32([2, 2]), "2": np.float32([1e9, -1e9])}
+    weights = {"0": 1.0, "1": 1.0, "2": 2.0**53}
+    own = np.float32([0, 2])
+    node = context()
+    lacking = ask(node, "train.intra", models, weights, token=1, aggregation="median", **{"builds-on": 3})
+    assert isinstance(lacking, RecordDict)
+    assert dict(lacking["edge"]) == {"lacks": 3}
+    told = ask(node, "train.intra", models, weights, own, token=1, aggregation="median")
+    np.testing.assert_array_equal(model(told), [2, 2])
+    told = ask(context(), "train.intra", models, weights, own, token=1, aggregation="clipped(3)")
+    np.testing.assert_allclose(model(told), [1 + np.sqrt(0.5), 2 - np.sqrt(0.5)], rtol=1e-6)
+
+
 @pytest.mark.parametrize("case", ["nothing", "another token", "another run"])
 def test_a_node_without_the_model_to_go_on_from_says_so_and_keeps_what_it_has(case: str) -> None:
     node = context()
@@ -202,6 +232,9 @@ def test_a_node_without_the_model_to_go_on_from_says_so_and_keeps_what_it_has(ca
         {"server": -1},
         {"server": 3},
         {"token": 0},
+        {"aggregation": "krum(0)"},
+        {"aggregation": "clipped(0)"},
+        {"aggregation": 2},
         {"dtype": "int64"},
         {"dtype": "float16"},
         {"columns": 3},

@@ -54,7 +54,8 @@ def test_the_nearest_factors_are_an_orthogonal_projection_onto_what_factors_give
 def test_a_rule_that_leaves_all_as_it_is_comes_to_what_the_mean_of_factors_comes_to(
     make: Any, more: dict[str, Any]
 ) -> None:
-    plain, _ = run(make(**more), LinearFederation(), 4)
+    # Under a rule each node counts as one.
+    plain, _ = run(make(weighting="uniform", **more), LinearFederation(), 4)
     ruled, _ = run(make(aggregation="clipped(1e9)", **more), LinearFederation(), 4)
     for key, values in plain.items():
         assert ruled[key] == pytest.approx(values, rel=1e-3, abs=1e-4), key
@@ -113,14 +114,15 @@ def test_factors_whose_product_overflows_are_one_lost_reply_without_bounds_too()
     assert all(np.isfinite(values).all() for values in final.values())
 
 
-def test_a_round_of_too_few_replies_for_the_rule_leaves_the_model() -> None:
+def test_of_a_round_of_too_few_replies_for_the_rule_the_median_is_taken() -> None:
     def silent(client: int, server_round: int, reply: RecordDict) -> RecordDict:
         return RecordDict({"metrics": reply["metrics"]}) if client < 2 else reply
 
-    start = run(fedmud(), LinearFederation(), 0)[0]
     final, ends = run(fedmud(aggregation="krum(1)"), LinearFederation(sabotage=silent), 2)
     assert ends[-1].accepted == 3
-    assert all((final[key] == values).all() for key, values in start.items())
+    assert [end.train["rule-fell-back"] for end in ends[1:]] == [1, 1]
+    median, _ = run(fedmud(aggregation="median"), LinearFederation(sabotage=silent), 2)
+    assert all((final[key] == values).all() for key, values in median.items())
 
 
 @pytest.mark.parametrize(

@@ -29,20 +29,25 @@ Attack = Callable[[str, int, RecordDict], RecordDict | None]
 
 @dataclass
 class World:
-    """Parties of two groups with half their people of each class, hospitals first."""
+    """Parties of some groups with half their people of each class, hospitals first."""
 
     layout: str
+    groups: int = GROUPS
+    people: int = PEOPLE
     parties: list[Party] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(5)
-        x1, x2 = (torch.tensor(rng.normal(size=(GROUPS, PEOPLE, n)), dtype=torch.float32) for n in FEATURES)
-        y = torch.tensor(np.array([rng.permutation([0, 1] * (PEOPLE // 2)) for _ in range(GROUPS)]))
-        ids = [[f"{m}-{n}" for n in range(PEOPLE)] for m in range(GROUPS)]
+        shape = (self.groups, self.people)
+        x1, x2 = (torch.tensor(rng.normal(size=(*shape, n)), dtype=torch.float32) for n in FEATURES)
+        classes = [0, 1] * (self.people // 2)
+        y = torch.tensor(np.array([rng.permutation(classes) for _ in range(self.groups)]))
+        ids = [[f"{m}-{n}" for n in range(self.people)] for m in range(self.groups)]
         self.x1, self.x2, self.y = x1, x2, y
-        self.parties = [Party("hospital", m, ids[m], x1[m], y[m], MODEL) for m in range(GROUPS)]
-        for m in range(GROUPS):
-            cuts = [slice(None)] if self.layout == "edges" else [slice(n, n + 1) for n in range(PEOPLE)]
+        self.parties = [Party("hospital", m, ids[m], x1[m], y[m], MODEL) for m in range(self.groups)]
+        for m in range(self.groups):
+            single = [slice(n, n + 1) for n in range(self.people)]
+            cuts = [slice(None)] if self.layout == "edges" else single
             role = "edge" if self.layout == "edges" else "device"
             self.parties += [Party(role, m, ids[m][cut], x2[m][cut], y[m][cut], MODEL) for cut in cuts]
 

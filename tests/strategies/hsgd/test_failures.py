@@ -8,11 +8,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from tests.oracles.hsgd import Group
 from tests.oracles.hsgd import run as oracle
 from tests.oracles.test_hsgd_oracle import START, TOY, ScalarModel, flat, tenth
-from tests.strategies.hsgd.nodes import Parties, run
+from tests.strategies.hsgd.nodes import Parties, Spy, run
 from tests.strategies.hsgd.test_strategy import LAYOUTS, final, hsgd, toy
 
+from hedgerow.sim.engine._compat import NodeInfo
 from hedgerow.strategies.hsgd.groups import PairingError
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
+from hedgerow.strategies.registry import Registered, Registry
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sparse_rows import row_bytes
@@ -405,3 +407,65 @@ def test_an_introduction_is_checked(change: dict[str, Any]) -> None:
     assert introduction(RecordDict({"pair": ConfigRecord(told)})) == Introduction("edge", 0, ("a",), 2)
     with pytest.raises(PayloadError, match="bad pair"):
         introduction(RecordDict({"pair": ConfigRecord({**told, **change})}))
+
+
+# Who may be what
+
+
+def registered() -> Registry:
+    """Return the registry of the toy's parties, each with its name, role and group."""
+    roles = ["hospital"] * 2 + ["device"] * 4
+    groups = [0, 1, 0, 0, 0, 1]
+    nodes = [
+        Registered(name=f"n{i}", partition=i, role=role, group=str(m))
+        for i, (role, m) in enumerate(zip(roles, groups, strict=True))
+    ]
+    return Registry(nodes)
+
+
+class Known(Spy):
+    """A grid that has the names under which keys were registered."""
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=i, name=f"n{at}") for i, at in self.partitions.items()]
+
+
+GROUP, ROLE = "left-out-another-group-than-registered", "left-out-another-role-than-registered"
+
+
+@pytest.mark.parametrize(
+    ("lie", "out", "counts"),
+    [
+        (Lie(2, group=1, ids=["g1p0"]), {2}, {GROUP: 1, "unmatched-hospital": 1}),
+        (Lie(3, role="edge", ids=G0), {3}, {ROLE: 1, "unmatched-hospital": 1}),
+        # A hospital as that of another group, with as many matches; and a device as one.
+        (Lie(0, group=1, ids=["g1p0"]), {0, 2, 3, 4}, {GROUP: 1, "left-out-no-group": 3}),
+        (
+            Lie(5, role="hospital", group=0, ids=G0),
+            {1, 5},
+            {ROLE: 1, "left-out-no-group": 1, "unmatched-hospital": 1},
+        ),
+    ],
+)
+def test_a_claim_that_is_not_what_was_registered_is_refused_and_counted(
+    lie: Lie, out: set[int], counts: dict[str, int]
+) -> None:
+    lie.asked = 0
+    parties = toy(sabotage=lie)
+    grid = Known(parties)
+    _, ends, _ = run(hsgd(parties, 1, 1, registry=registered()), parties, START, 2, grid=grid)
+    assert {p for kind, _, p, _, _ in parties.trace if kind == "update"} == set(range(6)) - out
+    assert left_out(ends[-1]) == counts
+    # It is asked again later, and taken in when it tells what was registered.
+    honest = toy(sabotage=Lie(lie.partition, until=1, **lie.told))
+    grid = Known(honest)
+    _, ends, _ = run(hsgd(honest, 1, 1, registry=registered()), honest, START, 4, grid=grid)
+    assert [bool(left_out(end)) for end in ends[1:]] == [True, True, False, False]
+
+
+def test_whose_claims_are_as_registered_takes_part() -> None:
+    parties = toy()
+    grid = Known(parties)
+    ended, ends, _ = run(hsgd(parties, 1, 1, registry=registered()), parties, START, 1, grid=grid)
+    assert left_out(ends[-1]) == {}
+    assert ended.tolist() == run(hsgd(other := toy(), 1, 1), other, START, 1)[0].tolist()

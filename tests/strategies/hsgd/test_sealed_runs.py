@@ -25,11 +25,13 @@ from tests.strategies.hsgd.real_nodes import (
 
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.strategies.hsgd.adaptive import Adaptive
+from hedgerow.strategies.hsgd.messages import LinkIntroduction
 from hedgerow.strategies.hsgd.noise import EmbeddingNoise
 from hedgerow.strategies.hsgd.probes import Probing
+from hedgerow.strategies.hsgd.sealing import SealedLinks
 from hedgerow.wire.calls import LINKS_RECORD, SECRET_RECORD
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES, SealingKey
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES, Identity, SealingKey
 
 __all__ = ["devices"]
 
@@ -363,3 +365,16 @@ def test_of_encodings_that_as_many_tell_those_go_first_that_fit_the_head(liar: i
 
 def test_the_model_is_that_of_the_app() -> None:
     assert MODEL.device_encoding < World("devices").x2.shape[-1]
+
+
+def test_nobody_is_called_by_anothers_place() -> None:
+    """Who told the hospital's name first would have its group left out."""
+    links = SealedLinks(0)
+    told = LinkIntroduction("0", Identity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
+    links.begin(1)
+    links.take(3, told)
+    assert links.names == {}
+    links.take(0, told)
+    named = LinkIntroduction(str(2**61), Identity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
+    links.take(3, named)
+    assert links.names == {0: "0", 3: str(2**61)}

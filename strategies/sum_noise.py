@@ -1,0 +1,179 @@
+"""Noise within secure sums, and what it promises each node: client-level differential privacy.
+
+Papers: P. Kairouz, Z. Liu, T. Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning
+with Secure Aggregation" (ICML 2021): each node clips its update and adds a share of the noise on the sum's
+grid of integers (``wire/discrete_gaussian.py``, ``wire/masked_sums.py``). M. Bun, T. Steinke (2016):
+zero-concentrated DP, which adds up over releases.
+Differs: updates are not rotated, and rounded towards zero instead of at random: 32-bit sums have steps so
+fine that neither matters, and a norm never grows. No amplification by subsampling is claimed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hedgerow.strategies.privacy import LOST_ROUNDS, SEEDED
+from hedgerow.wire.checks import in_range
+from hedgerow.wire.gaussian_dp import optimal_zcdp_epsilon
+
+__all__ = ["EVALUATION", "NO_COUNTERS", "OWN_DATA", "SumNoise", "SumPrivacyReport", "SumReleases"]
+
+# Paths on which something of a node's data is told without noise.
+EVALUATION, OWN_DATA = "evaluation", "own-data"
+
+REASONS = {
+    EVALUATION: "nodes tell losses of models on their own data",
+    OWN_DATA: "nodes of own data tell shapes, classes, or sums of features or scores without noise",
+    SEEDED: "noise is drawn from the run's seed, and whoever knows it takes the noise off",
+    LOST_ROUNDS: "the run was resumed, and nobody knows what was released after the checkpoint",
+}
+
+# Why a model that counts, as batch normalisation does, takes no noise.
+NO_COUNTERS = "noise on the running statistics of batch normalisation makes variances negative"
+
+COVERS = (
+    "all data of one node, replaced by any other, against whoever sees all sums and models and knows all "
+    "other updates: the server, listeners, and any one other node; not that a node takes part, when, or its "
+    "number of examples; members who tell the server their noise take off a share of it each"
+)
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """Clipping and noise of what a node adds to a sum.
+
+    Parameters
+    ----------
+    clip : float
+        C, > 0: the norm that a node's update has at most, all arrays together.
+    multiplier : float
+        z, about 1e-3 to 1e6: the standard deviation of the noise on a sum over C, however few of the members
+        survive, as long as there is a sum; with more of them it is a little larger. On a mean of s nodes it
+        is z C / s.
+    delta : float (default: 1e-5)
+        At which epsilon is told, in (0, 1); below one over the number of nodes.
+    source : {"entropy", "seed"} (default: "entropy")
+        Where nodes draw it: from the operating system; or from the run's seed, so that a simulation can be
+        repeated, and whoever knows the seed can take the noise off.
+    unprotected : tuple of str (default: ())
+        Paths beside the sums on which nodes tell of their data, keys of ``REASONS``.
+
+    Raises
+    ------
+    ValueError
+        If one is out of range.
+    """
+
+    clip: float
+    multiplier: float
+    delta: float = 1e-5
+    source: Literal["entropy", "seed"] = "entropy"
+    unprotected: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        in_range("clip", self.clip, 0.0, 1e30, open_below=True)
+        in_range("multiplier", self.multiplier, 1e-3, 1e6)
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta is {self.delta!r}; valid is a number in (0, 1)")
+        if self.source not in ("entropy", "seed"):
+            raise ValueError(f"source is {self.source!r}; valid is 'entropy' or 'seed'")
+        if not set(self.unprotected) <= REASONS.keys():
+            raise ValueError(f"unprotected is {self.unprotected!r}; valid are {sorted(REASONS)}")
+
+    def of_plan(self) -> dict[str, Any]:
+        """Return the settings as those of a ``SumPlan``."""
+        return {
+            "norm": float(self.clip),
+            "multiplier": float(self.multiplier),
+            "noise_source": self.source,
+        }
+
+
+class SumReleases:
+    """How many noisy sums each node was asked for, and what they add up to.
+
+    A sum that was lost, or whose round is repeated, counts: a server of another mind may have got it.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[int, float]] = {}
+        self._resumed = False
+
+    def count(self, members: Iterable[int], rho: float) -> None:
+        """Count one sum of these nodes, of zero-concentrated DP rho."""
+        for member in members:
+            made, spent = self._made.get(member, (0, 0.0))
+            self._made[member] = made + 1, spent + rho
+
+    def report(self, noise: SumNoise, unprotected: Iterable[str] = ()) -> "SumPrivacyReport":
+        """Return what was told of the node of which most was."""
+        paths = {*noise.unprotected, *unprotected}
+        if noise.source == "seed":
+            paths.add(SEEDED)
+        elif self._resumed:  # Noise of a seed comes out the same again.
+            paths.add(LOST_ROUNDS)
+        made, rho = max(self._made.values(), key=lambda one: one[1], default=(0, 0.0))
+        alone = optimal_zcdp_epsilon(rho, noise.delta) if rho else 0.0
+        return SumPrivacyReport(
+            math.inf if paths else alone, noise.delta, made, rho, alone, tuple(sorted(paths))
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, for a checkpoint."""
+        return {str(member): [made, rho] for member, (made, rho) in sorted(self._made.items())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the counts of a checkpoint of a run that goes on."""
+        self._made = {int(member): (int(made), float(rho)) for member, (made, rho) in state.items()}
+        self._resumed = True
+
+
+@dataclass(frozen=True)
+class SumPrivacyReport:
+    """What noisy sums promise the node of which most was told.
+
+    Parameters
+    ----------
+    epsilon : float
+        At delta; infinite where something was told without noise.
+    delta : float
+        Its delta.
+    releases : int
+        Sums that the node was asked for.
+    rho : float
+        What they add up to, of zero-concentrated DP.
+    releases_epsilon : float
+        What epsilon would be if these sums were all that is told, and nobody could take their noise off.
+    unprotected : tuple of str
+        The paths that make it infinite, keys of ``REASONS``.
+    covers : str
+        Whom it protects, against whom, and what it leaves out.
+    """
+
+    epsilon: float
+    delta: float
+    releases: int
+    rho: float
+    releases_epsilon: float
+    unprotected: tuple[str, ...] = ()
+    covers: str = COVERS
+
+    def metrics(self) -> dict[str, float]:
+        """Return the report for a round's record: with a flag for each path that is not protected."""
+        told = {"epsilon": self.epsilon, "delta": self.delta}
+        counted = {"releases": self.releases, "releases-epsilon": self.releases_epsilon}
+        return {**told, **counted, **{f"unprotected-{path}": 1 for path in self.unprotected}}
+
+    def __str__(self) -> str:
+        """Return the report in one line."""
+        if self.unprotected:
+            reasons = "; ".join(REASONS[path] for path in self.unprotected)
+            return (
+                f"no guarantee, epsilon = infinity: {reasons} (noise alone: {self.releases_epsilon:.4g}; "
+                f"{self.releases} releases)"
+            )
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.3g})-DP over {self.releases} releases (zCDP: rho = "
+            f"{self.rho:.4g}); covers {self.covers}"
+        )

@@ -1,0 +1,235 @@
+"""Secure sums of every method that has them, with its real client: as the plain run, losses, refusals."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.strategies.summed_methods import (
+    METHODS,
+    N,
+    distance,
+    fedmud,
+    grid_of,
+    model,
+    run,
+    similarity_free,
+    task,
+)
+from tests.strategies.summing import LossyGrid
+
+from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients.fedmud import fedmud_client
+from hedgerow.strategies import EF21P, Compressed, FedBAT, FedHM, TooFewRepliesError
+from hedgerow.strategies.secure_sums import SecureSum
+from hedgerow.wire.calls import Call
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.masked_sums import MASKED, Grid
+from hedgerow.wire.message_types import SUM_SHARES, WHOAMI
+from hedgerow.wire.records import payload_bytes, to_record, view
+
+# Within a sum models are cast to float32 once a round, in a plain run too.
+FLOAT32 = 2**-23
+
+
+def rounding(rounds: int) -> float:
+    """Return how far rounding moves float32 models, where training does not make small differences large."""
+    return rounds * (4 * Grid(N).error(SecureSum().clip, N, 0.5 * N) + 4 * FLOAT32)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_is_the_plain_one_within_the_rounding(name: str) -> None:
+    make = METHODS[name][0]
+    plain, before = run(make(), grid_of(name))
+    summed, ends = run(make(secure_sum=True), grid_of(name))
+    assert 0 < distance(summed, plain) < rounding(3)
+    assert [(end.accepted, end.rejected) for end in ends] == [(N, {})] * 3
+    assert ends[-1].iterations == before[-1].iterations
+    if name in ("sd-feel", "fedavg by examples", "fedmud", "fedlmt"):
+        assert ends[-1].train["train-loss"] == pytest.approx(before[-1].train["train-loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+bkd"])
+def test_serialising_every_message_moves_no_bit(name: str) -> None:
+    make = METHODS[name][0]
+    plain, _ = run(make(secure_sum=True), grid_of(name))
+    strict, _ = run(make(secure_sum=True), grid_of(name, strict=True))
+    assert distance(strict, plain) == 0.0
+
+
+@pytest.mark.parametrize("phase", ["train", SUM_SHARES])
+@pytest.mark.parametrize("name", ["fedavg", "ef-fedavg", "fedmud+aad", "fedmud dense"])
+def test_nodes_that_are_lost_in_a_phase(name: str, phase: str) -> None:
+    make = METHODS[name][0]
+    options = {"min_train_nodes": 4}
+
+    def lost(kind: str, node: int, time: int) -> bool:
+        return kind == phase and node in (1,) and time == 1
+
+    summed, ends = run(make(secure_sum=True, **options), grid_of(name, lost))
+    # A plain run that loses the same: who is lost after its numbers came is in the sum.
+    without = grid_of(name, lost if phase == "train" else lambda *told: False)
+    plain, before = run(make(**options), without)
+    assert distance(summed, plain) < rounding(3)
+    assert [end.accepted for end in ends] == [end.accepted for end in before]
+    assert [end.accepted for end in ends] == [N, N - (phase == "train"), N]
+
+
+@pytest.mark.parametrize("phase", ["train", SUM_SHARES])
+@pytest.mark.parametrize("name", ["fedavg", "ef-fedavg", "fedmud"])
+def test_below_the_threshold_the_round_is_repeated_and_the_run_goes_on(name: str, phase: str) -> None:
+    make = METHODS[name][0]
+    grid = grid_of(name, lambda kind, node, time: kind == phase and node < 3 and time == 1)
+    summed, ends = run(make(secure_sum=True, min_train_nodes=3), grid)
+    plain, _ = run(make(), grid_of(name))
+    assert distance(summed, plain) < rounding(3)
+    assert [end.accepted for end in ends] == [N] * 3
+    assert sum(kind == "train" for kind, _, _ in grid.sent) == 4 * N
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedmud"])
+def test_always_below_the_threshold_ends_the_run_with_the_reason(name: str) -> None:
+    grid = grid_of(name, lambda kind, node, time: kind == "train" and node < 3)
+    with pytest.raises(TooFewRepliesError, match="3 x sum below threshold"):
+        run(METHODS[name][0](secure_sum=True, min_train_nodes=1), grid)
+
+
+@pytest.mark.parametrize("sync", ["catchup", "dense", "broadcast"])
+def test_nodes_that_were_away_catch_up_and_are_in_one_sum_with_the_others(sync: str) -> None:
+    options = {"variant": "mud+bkd", "num_clients_per_round": 4, "sync": sync}
+    plain, _ = run(fedmud(**options), grid_of("fedmud"), rounds=6)
+    grid = grid_of("fedmud")
+    summed, ends = run(fedmud(secure_sum=True, **options), grid, rounds=6)
+    assert distance(summed, plain) < rounding(6)
+    assert [(end.accepted, end.rejected) for end in ends] == [(4, {})] * 6
+    if sync == "catchup":  # Members of one sum were sent the base, or what they lack of it.
+        contents = [set(c.array_records) for kind, _, c in grid.sent if kind == "train"]
+        assert {"arrays", "base"} in contents
+        assert {"arrays", "merges"} in contents
+
+
+def test_a_node_that_lost_its_base_says_so_and_is_sent_it() -> None:
+    client = fedmud_client(task)
+    train = client.batch_handler("train")
+    assert train is not None
+
+    def forgetful(calls: Sequence[Call]) -> Sequence[Any]:
+        for call in calls:
+            if call.partition_id == 2 and call.content["config"]["server-round"] == 2:
+                call.context.state.array_records.pop("base", None)
+        return train(calls)
+
+    grid = LossyGrid(N, client=BatchClientApp({**client._handlers, "train": forgetful}))
+    _, ends = run(fedmud(variant="mud", secure_sum=True, min_train_nodes=4), grid)
+    assert [(end.accepted, end.rejected) for end in ends] == [(6, {}), (5, {"need base": 1}), (6, {})]
+
+
+@pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+bkd"])
+def test_a_server_that_sends_one_member_another_model_learns_nothing(name: str) -> None:
+    class Partial(LossyGrid):
+        def push_messages(self, messages: Any) -> Any:
+            for message in messages:
+                meta = message.metadata
+                if meta.message_type == "train" and self.partitions[meta.dst_node_id] == 2:
+                    arrays = {key: view(array) + 0.5 for key, array in message.content["arrays"].items()}
+                    message.content = message.content.copy()
+                    message.content["arrays"] = to_record(arrays)
+            return super().push_messages(messages)
+
+    make, client = METHODS[name]
+    _, ends = run(make(secure_sum=True, min_train_nodes=4), Partial(N, client=client(task)), rounds=1)
+    # Nobody can open what that member sealed, nor it what the others did: it is left out.
+    assert ends[0].accepted == N - 1
+    assert ends[0].rejected == {"bad sum shares": 1}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ef-fedavg", "fedmud"])
+def test_a_server_reads_every_update_of_a_plain_run_and_none_of_a_summed_one(name: str) -> None:
+    make = METHODS[name][0]
+    plain, summed = grid_of(name), grid_of(name)
+    run(make(), plain, rounds=1)
+    run(make(secure_sum=True), summed, rounds=1)
+    told = {
+        node: np.concatenate([view(a).ravel() for r in c.array_records.values() for a in r.values()])
+        for kind, node, c in plain.replies
+        if kind == "train"
+    }
+    # What a plain run tells is the node's own model, another of each.
+    assert len({one.tobytes() for one in told.values()}) == N
+    masked = {node: view(c[MASKED][MASKED]) for kind, node, c in summed.replies if kind == "train"}
+    for node, words in masked.items():
+        # Uniform words: each bit is a coin, within five deviations, and no two nodes' are alike.
+        bits = np.unpackbits(words.view(np.uint8))
+        assert abs(bits.mean() - 0.5) < 5 * 0.5 / math.sqrt(bits.size)
+        assert all(np.mean(words == other) < 0.05 for at, other in masked.items() if at != node)
+    for kind, _, content in summed.replies:
+        if kind == "train":
+            metrics = {key for record in content.metric_records.values() for key in record}
+            assert metrics <= {"num-steps", "base-version", "need-base"}
+            assert set(content) == {MASKED, "shares", "metrics"}
+
+
+@pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+bkd"])
+def test_what_is_booked_is_what_passed(name: str) -> None:
+    grid, strategy = grid_of(name), METHODS[name][0](secure_sum=True)
+    run(strategy, grid, rounds=2)
+    links = strategy.ledger.by_link()
+    for leg, messages in ((HUB_TO_NODE, grid.sent), (NODE_TO_HUB, grid.replies)):
+        passed = sum(payload_bytes(c) for kind, _, c in messages if kind != WHOAMI)
+        assert links[leg].payload_bytes == passed
+
+
+def test_only_the_entries_that_all_keep_travel() -> None:
+    grid = grid_of("ef-fedavg")
+    run(similarity_free(compressor="randk(0.3)", secure_sum=True), grid, rounds=1)
+    words = {view(c[MASKED][MASKED]).size for kind, _, c in grid.replies if kind == "train"}
+    parameters = 8 * 16 + 16 + 16 * 16 + 16 + 16 * 3 + 3
+    # And weight, share clipped, the loss, and that there is one.
+    assert words == {int(0.3 * parameters) + 4}
+
+
+def test_a_run_that_goes_on_ends_like_one_that_did_not_stop() -> None:
+    for name in ("fedavg", "fedmud+bkd"):
+        make = METHODS[name][0]
+        whole, _ = run(make(secure_sum=True), grid_of(name), rounds=4)
+        grid, first = grid_of(name), make(secure_sum=True)
+        run(first, grid, rounds=2)
+        second = make(secure_sum=True)
+        second.load_state_dict(first.state_dict())
+        rest, _ = run(second, grid, rounds=4)
+        assert distance(rest, whole) == 0.0
+
+
+# Refusals
+
+LAYERED: dict[str, Any] = {"ef21-p": EF21P, "fedbat": FedBAT, "fedhm": FedHM}
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_methods_whose_server_needs_each_reply_refuse(name: str) -> None:
+    with pytest.raises(ValueError, match="secure_sum is set; valid is False with this method"):
+        LAYERED[name].for_model(model(), min_available_nodes=N, secure_sum=True)
+
+
+def test_masked_updates_are_not_compressed() -> None:
+    with pytest.raises(ValueError, match="strategy is SimilarityFree with secure_sum; valid is one without"):
+        Compressed(similarity_free(secure_sum=True), "topk(0.1)")
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "match"),
+    [
+        (fedmud, {"measure_bias": True}, "measure_bias reconstructs"),
+        (fedmud, {"aggregation": "median", "variant": "mud+aad"}, "valid with secure_sum is 'mean'"),
+        (fedmud, {"num_clients_per_round": 2}, "secure_sum needs 3 nodes in a round; there are 2"),
+        (similarity_free, {"aggregation": "median"}, "valid with secure_sum is 'mean'"),
+        (similarity_free, {"compressor": "topk(0.1)"}, "valid with secure_sum is 'identity' or 'randk"),
+        (similarity_free, {"compressor": "sign"}, "compressor is 'sign'; valid with secure_sum"),
+        (similarity_free, {"probe_rounds": 2}, "probe_rounds is 2; valid with secure_sum is 0"),
+        (similarity_free, {"min_available_nodes": 2}, "secure_sum needs 3 workers; there are 2"),
+    ],
+)
+def test_options_that_do_not_fit(make: Any, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make(secure_sum=True, **options)

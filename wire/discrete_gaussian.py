@@ -1,0 +1,159 @@
+"""Discrete Gaussian noise: exact in integers, from a cryptographic stream, and what a sum of it promises.
+
+Papers: C. Canonne, G. Kamath, T. Steinke, "The Discrete Gaussian for Differential Privacy" (NeurIPS 2020),
+Algorithms 1 to 3; P. Kairouz, Z. Liu, T. Steinke, "The Distributed Discrete Gaussian Mechanism for Federated
+Learning with Secure Aggregation" (ICML 2021), Theorem 1.
+Differs: many numbers are drawn at once, each by the same coin flips as the paper's loop; the scale of the
+discrete Laplace proposals is sigma instead of floor(sigma) + 1, which the algorithm allows; proposals beyond
+100 sigma, of a probability below e^-100, are rejected, so that 64 bits hold all that is computed.
+"""
+
+import os
+from collections.abc import Callable
+from math import exp, pi, sqrt
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+__all__ = ["KEY_BYTES", "MAX_DEVIATION", "CoinFlips", "concentration", "discrete_gaussian"]
+
+KEY_BYTES = 32
+MAX_DEVIATION = 2**24
+_FURTHEST = 100
+
+Whole = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+class CoinFlips:
+    """Uniform integers from the key stream of ChaCha20.
+
+    Parameters
+    ----------
+    key : bytes or None (default: None)
+        32 bytes; None has the operating system draw them.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        # A key is of one stream, so that its nonce can be any.
+        cipher = Cipher(ChaCha20(os.urandom(KEY_BYTES) if key is None else key, bytes(16)), mode=None)
+        self._stream = cipher.encryptor()
+
+    def below(self, bound: int, count: int) -> Whole:
+        """Return ``count`` integers, uniform in 0, …, bound - 1; 1 <= bound <= 2^62."""
+        if bound == 1:
+            return np.zeros(count, np.int64)
+        mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
+        drawn = self._words(count) & mask
+        while (above := np.flatnonzero(drawn >= np.uint64(bound))).size:
+            drawn[above] = self._words(above.size) & mask
+        return drawn.astype(np.int64)
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._stream.update(bytes(8 * count)), "<u8")
+
+
+def discrete_gaussian(deviation: int, count: int, flips: CoinFlips) -> Whole:
+    """Return ``count`` integers y, each of a probability ~ exp(-y^2 / (2 sigma^2)), Algorithm 3.
+
+    Parameters
+    ----------
+    deviation : int
+        sigma, 1 to 2^24.
+    count : int
+        How many, >= 0.
+    flips : CoinFlips
+        What they are drawn from.
+
+    Raises
+    ------
+    ValueError
+        If sigma is out of range.
+    """
+    if not 1 <= deviation <= MAX_DEVIATION:
+        raise ValueError(f"deviation is {deviation!r}; valid is an integer from 1 to {MAX_DEVIATION}")
+
+    def propose(number: int) -> Whole:
+        y = _collected(lambda more: _laplace(deviation, more, flips), number)
+        y = y[np.abs(y) <= _FURTHEST * deviation]
+        # exp(-(|y| - sigma)^2 / (2 sigma^2)), as so many flips of exp(-1) and one of the rest.
+        ones, rest = np.divmod((np.abs(y) - deviation) ** 2, 2 * deviation**2)
+        accepted = _exponential(rest, 2 * deviation**2, flips)
+        left = np.flatnonzero(accepted & (ones > 0))
+        while left.size:
+            heads = _exponential(np.ones(left.size, np.int64), 1, flips)
+            accepted[left[~heads]] = False
+            ones[left] -= 1
+            left = left[heads & (ones[left] > 0)]
+        return y[accepted]
+
+    return _collected(propose, count)
+
+
+def _laplace(scale: int, number: int, flips: CoinFlips) -> Whole:
+    """Return what ``number`` tries give: integers y of a probability ~ exp(-|y| / scale), Algorithm 2."""
+    u = flips.below(scale, number)
+    u = u[_exponential(u, scale, flips)]
+    v = np.zeros(u.size, np.int64)
+    left = np.arange(u.size)
+    while left.size:
+        left = left[_exponential(np.ones(left.size, np.int64), 1, flips)]
+        v[left] += 1
+    magnitudes = u + scale * v
+    negative = flips.below(2, u.size) == 1
+    # Zero has one sign.
+    kept = ~(negative & (magnitudes == 0))
+    y: Whole = np.where(negative, -magnitudes, magnitudes)[kept]
+    return y
+
+
+def _exponential(numerators: Whole, denominator: int, flips: CoinFlips) -> Flags:
+    """Return a coin for each number x that is heads with probability exp(-x / denominator), Algorithm 1.
+
+    0 <= x <= denominator.
+    """
+    heads = np.zeros(numerators.size, bool)
+    left, k = np.arange(numerators.size), 1
+    while left.size:
+        going = flips.below(denominator, left.size) < numerators[left]
+        if k > 1:
+            going &= flips.below(k, left.size) == 0
+        if k % 2:
+            heads[left[~going]] = True
+        left, k = left[going], k + 1
+    return heads
+
+
+def _collected(tries: Callable[[int], Whole], count: int) -> Whole:
+    """Return the first ``count`` numbers that tries give; how many of them do depends on no number."""
+    found: list[Whole] = []
+    missing = count
+    while missing > 0:
+        some = tries(2 * missing + 16)[:missing]
+        found.append(some)
+        missing -= some.size
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def concentration(sensitivity: float, deviation: int, shares: int, size: int) -> float:
+    """Return rho of the zero-concentrated DP of a sum to which members added discrete Gaussian noise.
+
+    Theorem 1 of Kairouz et al. in its last form: the sum of ``shares`` such noises is not quite discrete
+    Gaussian, which costs tau = 10 sum_k exp(-2 pi^2 sigma^2 k / (k + 1)), nothing where sigma is 2 or more.
+
+    Parameters
+    ----------
+    sensitivity : float
+        How far a member moves the sum at most, in the 2-norm.
+    deviation : int
+        sigma of one member's noise, >= 1, in the same unit.
+    shares : int
+        How many members' noise is counted on, >= 1.
+    size : int
+        Numbers d of the sum.
+    """
+    tau = 10 * sum(exp(-2 * pi**2 * deviation**2 * k / (k + 1)) for k in range(1, shares))
+    epsilon = sensitivity / (sqrt(shares) * deviation) + tau * sqrt(size)
+    return epsilon**2 / 2

@@ -1,0 +1,217 @@
+"""Means that some lying nodes cannot ruin: what may be taken in place of the weighted mean of updates.
+
+Papers: D. Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018
+(median, trimmed mean); P. Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+Descent", 2017 (Krum, Multi-Krum); K. Pillutla et al., "Robust Aggregation for Federated Learning", 2022
+(geometric median by the smoothed Weiszfeld algorithm); S. P. Karimireddy et al., "Learning from History for
+Byzantine Robust Optimization", 2021 (centred clipping).
+Trimmed mean and the selection of Krum are Flower's own functions. Differs: no rule but the mean weighs an
+update by the examples that its node claims, as Pillutla et al. do: nobody can check the claim, and whoever
+claims more than all others together owns a weighted geometric median.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from flwr.serverapp.strategy.multikrum import select_multikrum
+from numpy.typing import NDArray
+
+from hedgerow.wire.records import lazy_array
+
+__all__ = [
+    "AGGREGATIONS",
+    "NEIGHBOURHOOD_RULES",
+    "Aggregation",
+    "cut",
+    "neighbourhood_rule",
+    "parse_aggregation",
+]
+
+# As an error or a setting's help says what is valid.
+AGGREGATIONS = (
+    "mean, median, trimmed-mean(b), krum(f), multi-krum(f,m), geometric-median or clipped(tau), with "
+    "0 <= b < 0.5, integers f >= 0 and m >= 1, and tau > 0"
+)
+# Those of them that few models have, a node's own and its neighbours'.
+NEIGHBOURHOOD_RULES = "mean, median, trimmed-mean(b) or clipped(tau), with 0 <= b < 0.5 and tau > 0"
+# Of the smoothed Weiszfeld algorithm: iterations at most, and the relative change of the objective at which
+# it stops.
+_ITERATIONS, _TOLERANCE = 100, 1e-10
+
+Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
+
+
+def cut(vector: Vector, tau: float) -> Vector:
+    """Return a vector (d,) shortened to the norm tau > 0 where it is longer."""
+    norm = float(np.linalg.norm(vector))
+    return vector if norm <= tau else vector * (tau / norm)
+
+
+def _weighted_mean(updates: Matrix, weights: Vector) -> Vector:
+    total = np.zeros(updates.shape[1])
+    for weight, update in zip(weights, updates, strict=True):
+        total += weight * update
+    mean: Vector = total / weights.sum()
+    return mean
+
+
+def _mean(updates: Matrix) -> Vector:
+    return _weighted_mean(updates, np.ones(len(updates)))
+
+
+def _median(updates: Matrix) -> Vector:
+    return np.median(updates, axis=0)
+
+
+def _trimmed(updates: Matrix, share: float) -> Vector:
+    return np.asarray(trim_mean(updates, share), np.float64)
+
+
+def _multi_krum(updates: Matrix, liars: float, kept: float = 1) -> Vector:
+    contents = [RecordDict({"updates": ArrayRecord({"update": lazy_array(row)})}) for row in updates]
+    chosen = {id(content) for content in select_multikrum(contents, int(liars), int(kept))}
+    rows = [i for i, content in enumerate(contents) if id(content) in chosen]
+    return updates[rows[0]] if len(rows) == 1 else _mean(updates[rows])
+
+
+def _geometric_median(updates: Matrix) -> Vector:
+    """Return where the sum of distances is least, up to the smoothing of distances near zero."""
+    center = np.median(updates, axis=0)
+    smallest = max(1e-6 * float(np.median(np.linalg.norm(updates - center, axis=1))), 1e-300)
+    before = math.inf
+    for _ in range(_ITERATIONS):
+        distances = np.maximum(np.linalg.norm(updates - center, axis=1), smallest)
+        if (objective := float(distances.sum())) >= before * (1 - _TOLERANCE):
+            break
+        before = objective
+        center = _weighted_mean(updates, 1 / distances)
+    return center
+
+
+def _clipped(updates: Matrix, tau: float) -> Vector:
+    return _mean(np.stack([cut(update, tau) for update in updates]))
+
+
+_RULES: Mapping[str, Callable[..., Vector]] = {
+    "median": _median,
+    "trimmed-mean": _trimmed,
+    "krum": _multi_krum,
+    "multi-krum": _multi_krum,
+    "geometric-median": _geometric_median,
+    "clipped": _clipped,
+}
+_ARGUMENTS = {"trimmed-mean": 1, "krum": 1, "multi-krum": 2, "clipped": 1}
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """One of the rules: ``parse_aggregation`` makes them.
+
+    ``mean`` weighs replies by their nodes' examples; for all others each reply is one, whatever its node
+    claims. Where nodes' data differ much, rules that leave replies out leave out what those nodes alone know.
+
+    Parameters
+    ----------
+    name : str
+        The rule.
+    arguments : tuple[float, ...]
+        Its numbers: b of ``trimmed-mean``, the share that is cut off at each end; f of ``krum``, the liars
+        that it withstands; f and m of ``multi-krum``, which averages m updates; tau of ``clipped``, to which
+        norm an update is cut.
+    """
+
+    name: str
+    arguments: tuple[float, ...] = ()
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the plain weighted mean."""
+        return self.name == "mean"
+
+    @property
+    def least(self) -> int:
+        """Fewest updates that it works on: 2 f + 3 for Krum, as its proof wants, and m of them to keep."""
+        if self.name not in ("krum", "multi-krum"):
+            return 1
+        liars = int(self.arguments[0])
+        return max(2 * liars + 3, liars + int(self.arguments[-1]) if self.name == "multi-krum" else 0)
+
+    def for_count(self, updates: int) -> "Aggregation":
+        """Return the rule that so many updates have: the median, entry by entry, below ``least``.
+
+        Fewer than half of those that are left cannot ruin it, and no node keeps a model where it is by
+        being silent.
+        """
+        return self if updates >= self.least else Aggregation("median")
+
+    def combined(self, updates: Matrix, weights: Vector) -> Vector:
+        """Return what becomes of some updates, (d,) in float64.
+
+        Parameters
+        ----------
+        updates : NDArray[float64]
+            One a row (n, d), n >= ``least``, in a fixed order.
+        weights : NDArray[float64]
+            The replies' weights (n,), > 0. The mean alone minds them.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer than ``least``.
+        """
+        if len(updates) < self.least:
+            raise ValueError(f"{len(updates)} updates for {self}; valid is at least {self.least}")
+        if self.is_mean:
+            return _weighted_mean(updates, weights)
+        return _RULES[self.name](updates, *self.arguments)
+
+    def __str__(self) -> str:
+        # Every digit: a rule may travel as its text.
+        numbers = ",".join(repr(one).removesuffix(".0") for one in self.arguments)
+        return f"{self.name}({numbers})" if numbers else self.name
+
+
+def parse_aggregation(text: str) -> Aggregation:
+    """Return the rule of a text, ``mean``, ``krum(2)``, ``multi-krum(2,5)``, ….
+
+    Raises
+    ------
+    ValueError
+        If it is none, or its numbers are out of range.
+    """
+    found = re.fullmatch(r"([a-z-]+)(?:\(([0-9.eE+,\s-]+)\))?", text.strip())
+    try:
+        name = found[1] if found else ""
+        numbers = tuple(float(one) for one in found[2].split(",")) if found and found[2] else ()
+    except ValueError:
+        name, numbers = "", ()
+    known = name == "mean" or name in _RULES
+    valid = known and len(numbers) == _ARGUMENTS.get(name, 0) and all(map(math.isfinite, numbers))
+    if valid and name == "trimmed-mean":
+        valid = 0 <= numbers[0] < 0.5
+    elif valid and name == "clipped":
+        valid = numbers[0] > 0
+    elif valid and numbers:
+        valid = (
+            all(one == int(one) for one in numbers) and numbers[0] >= 0 and numbers[-1] >= len(numbers) - 1
+        )
+    if not valid:
+        raise ValueError(f"aggregation is {text!r}; valid is {AGGREGATIONS}")
+    return Aggregation(name, numbers)
+
+
+def neighbourhood_rule(text: str) -> Aggregation:
+    """Return the rule of a text that neighbourhoods have; ValueError if it is none."""
+    try:
+        rule = parse_aggregation(text)
+    except ValueError:
+        rule = None
+    if rule is None or rule.name not in ("mean", "median", "trimmed-mean", "clipped"):
+        raise ValueError(f"aggregation is {text!r}; valid is {NEIGHBOURHOOD_RULES}")
+    return rule
