@@ -1,0 +1,607 @@
+"""A channel between orchestrators: ServerApps that tell each other numbers, with nobody between them.
+
+Flower connects a server with its nodes and not with another server. Here each orchestrator listens on an
+address of its own and calls its neighbours' over gRPC. A message has a topic, a round and a stage of it, so
+that both sides know which exchange it belongs to whenever it comes: one that is early waits in a buffer of
+two, one that is late or comes twice is refused. With credentials both ends prove by a certificate which
+orchestrator they are (mutual TLS). Nothing is unpickled, and nothing is read before it is known whose it is.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from hedgerow.wire.checks import int_at_least, positive
+
+__all__ = ["Exchange", "PeerChannel", "PeerCredentials", "Topic", "certified_name"]
+
+_SERVICE = "hedgerow.Peers"
+_CHUNK = 1 << 20
+_LARGEST_HEADER = 1 << 12
+_LARGEST_CALL = 1 << 16
+# What a neighbour may send ahead of its receiver: the exchange at hand, and the next one.
+_BUFFERED = 2
+# Calls of one neighbour that are handled at once: one held back, the one before it, and two questions.
+_AT_ONCE = 4
+# Seconds between two attempts to reach a neighbour that does not listen.
+_PAUSE = 0.1
+# Bytes a second below which a message is no message but a way to hold a thread.
+_SLOWEST = 1 << 14
+# What a message that is there already is refused with: to its sender that it arrived.
+_REPEATED = "repeated"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", _CHUNK + _LARGEST_CALL),
+    ("grpc.max_send_message_length", _CHUNK + _LARGEST_CALL),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A host that is gone without a word is noticed in 15 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+
+class Topic(NamedTuple):
+    """Which exchange a message belongs to; topics are ordered."""
+
+    round: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class PeerCredentials:
+    """The files with which an orchestrator proves who it is.
+
+    Parameters
+    ----------
+    ca : Path
+        The certificate that all orchestrators' are signed with.
+    certificate, key : Path
+        This one's; the certificate is for the name ``certified_name(me)``.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Return CA, certificate and key; OSError if one cannot be read."""
+        return self.ca.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
+
+
+def certified_name(peer: int) -> str:
+    """Return the name that the certificate of an orchestrator is for."""
+    return f"edge-{peer}"
+
+
+@dataclass
+class Traffic:
+    """What was sent to one neighbour and taken by it: messages, bytes, and seconds until it said so."""
+
+    messages: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Exchange(NamedTuple):
+    """What came of an exchange.
+
+    Parameters
+    ----------
+    received : dict of bytes
+        By neighbour, ascending.
+    taken : set of int
+        The neighbours that said they have what was sent to them.
+    """
+
+    received: dict[int, bytes]
+    taken: set[int]
+
+    @property
+    def both_ways(self) -> set[int]:
+        """The neighbours with which it worked both ways."""
+        return self.taken & self.received.keys()
+
+
+class _RefusedError(Exception):
+    """A message that is not taken, with the reason that is counted and told."""
+
+
+@dataclass
+class _Box:
+    """What came from one neighbour and was not asked for yet."""
+
+    messages: dict[Topic, bytes] = field(default_factory=dict)
+    passed: Topic = field(default_factory=lambda: Topic(-1, -1))  # The last exchange that is over.
+    active: int = 0  # Its calls that are being handled.
+
+
+class PeerChannel:
+    """One orchestrator's end of the channel.
+
+    Parameters
+    ----------
+    me : int
+        Which of the orchestrators this is, >= 0.
+    addresses : Sequence[str]
+        ``host:port`` of each, its own too, by number.
+    neighbours : Iterable[int]
+        Whom it talks to; nobody else's messages are taken.
+    run, layout : str
+        The same at all of them: what the run is called, and what says that models have the same entries in
+        the same order. Who says otherwise is refused.
+    largest : int
+        Bytes that a message may have, >= 1.
+    credentials : PeerCredentials or None (default: None)
+        None is plain text, which goes over loopback alone.
+    listen : str (default: "")
+        Where it listens, if not at its own address: ``0.0.0.0:9500`` behind a router.
+    answer : Callable[[int, dict], dict] or None (default: None)
+        Answers ``call`` of a neighbour, in a thread of the channel's.
+    comes : Callable[[int, Topic], bool] or None (default: None)
+        Says, in such a thread, whether this one means to send a neighbour something of a topic that is not
+        over; None: always. A neighbour that waits asks, so that it does not wait for nothing.
+    lost_after : float (default: 15.0)
+        Seconds after which a neighbour that does not listen is given up in an exchange, > 0.
+
+    Attributes
+    ----------
+    refused : Counter
+        Messages that came and were not taken, by reason.
+    traffic : dict
+        What each neighbour took.
+
+    Raises
+    ------
+    ValueError
+        If a number or an address is not valid, or addresses that are not loopback have no credentials.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        addresses: Sequence[str],
+        neighbours: Iterable[int],
+        *,
+        run: str,
+        layout: str,
+        largest: int,
+        credentials: PeerCredentials | None = None,
+        listen: str = "",
+        answer: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
+        comes: Callable[[int, Topic], bool] | None = None,
+        lost_after: float = 15.0,
+    ) -> None:
+        int_at_least(1, largest=largest)
+        positive(lost_after=lost_after)
+        if not 0 <= me < len(addresses):
+            raise ValueError(f"me is {me!r}; valid is 0 to {len(addresses) - 1}, as there are addresses")
+        for address in (*addresses, *([listen] if listen else ())):
+            _check_address(address, plain=credentials is None)
+        if twice := [address for address, count in Counter(addresses).items() if count > 1]:
+            raise ValueError(f"an address of a peer is {twice[0]!r} twice; valid is one for each")
+        self.me = me
+        self.addresses = list(addresses)
+        self.neighbours = sorted(set(neighbours))
+        if any(peer == me or not 0 <= peer < len(addresses) for peer in self.neighbours):
+            raise ValueError(
+                f"neighbours are {self.neighbours}; valid is 0 to {len(addresses) - 1}, not {me}"
+            )
+        self.run, self.layout, self.largest = run, layout, largest
+        self.credentials, self.lost_after = credentials, lost_after
+        self._listen = listen or addresses[me]
+        self._answer, self._comes = answer, comes
+        self.refused: Counter[str] = Counter()
+        self.traffic = {peer: Traffic() for peer in self.neighbours}
+        self._boxes = {peer: _Box() for peer in self.neighbours}
+        self._changed = threading.Condition()
+        # Neighbours that the exchange at hand need not wait for.
+        self._given_up: set[int] = set()
+        self._server: grpc.Server | None = None
+        self._channels: dict[int, grpc.Channel] = {}
+
+    # The life of a channel.
+
+    def __enter__(self) -> Self:
+        """Listen.
+
+        Raises
+        ------
+        OSError
+            If the address cannot be listened on, or a file of the credentials cannot be read.
+        """
+        # A sender that is ahead holds a thread until there is room for what it sends.
+        threads = ThreadPoolExecutor((_AT_ONCE + 1) * len(self.neighbours) + 1, thread_name_prefix="peers")
+        server = grpc.server(threads, options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        handlers = {
+            "Deliver": grpc.stream_unary_rpc_method_handler(self._deliver),
+            "Call": grpc.unary_unary_rpc_method_handler(self._called),
+            "Comes": grpc.unary_unary_rpc_method_handler(self._asked_whether),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        try:
+            if self.credentials is None:
+                server.add_insecure_port(self._listen)
+            else:
+                ca, certificate, key = self.credentials.read()
+                proof = grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+                server.add_secure_port(self._listen, proof)
+        except RuntimeError as error:
+            raise OSError(f"peers cannot be listened for on {self._listen}: {error}") from error
+        server.start()
+        self._server = server
+        self._channels = {peer: self._channel(peer) for peer in self.neighbours}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening, after what neighbours are just sending or at most five seconds."""
+        for channel in self._channels.values():
+            channel.close()
+        if self._server is not None:
+            self._server.stop(grace=5.0).wait()
+
+    def _channel(self, peer: int) -> grpc.Channel:
+        if self.credentials is None:
+            return grpc.insecure_channel(self.addresses[peer], options=_OPTIONS)
+        ca, certificate, key = self.credentials.read()
+        # The certificate says who it is, wherever it is.
+        named = [*_OPTIONS, ("grpc.ssl_target_name_override", certified_name(peer))]
+        return grpc.secure_channel(
+            self.addresses[peer], grpc.ssl_channel_credentials(ca, key, certificate), options=named
+        )
+
+    # Exchanges.
+
+    def exchange(self, topic: Topic, payloads: Mapping[int, bytes | memoryview], timeout: float) -> Exchange:
+        """Send to neighbours what they are to have of a topic, and return what they sent of it.
+
+        Sends before it waits, and waits for those it sends to and for nobody else. One that listens and
+        means to send is waited for until the time is up, one that does not listen for ``lost_after`` seconds.
+        Afterwards the topic is over: what comes later is refused.
+
+        Parameters
+        ----------
+        topic : Topic
+            After all topics of before.
+        payloads : Mapping[int, bytes or memoryview]
+            By neighbour, of at most ``largest`` bytes.
+        timeout : float
+            Seconds, > 0.
+        """
+        end = time.monotonic() + timeout
+        taken: set[int] = set()
+        with self._changed:
+            given_up = self._given_up = set()
+            for peer in payloads:  # What nobody asked for makes room.
+                self._forget(peer, topic)
+            self._changed.notify_all()
+
+        def send(peer: int) -> None:
+            sent = self._send(peer, topic, payloads[peer], end)
+            with self._changed:
+                if sent:
+                    taken.add(peer)
+                self._changed.notify_all()
+            if not sent or not self._listens(peer, topic, end):
+                with self._changed:
+                    given_up.add(peer)
+                    self._changed.notify_all()
+
+        threads = [
+            threading.Thread(target=send, args=(peer,), name=f"to peer {peer}", daemon=True)
+            for peer in payloads
+        ]
+        for thread in threads:
+            thread.start()
+        with self._changed:
+
+            def over() -> bool:
+                return all(
+                    peer in given_up or (peer in taken and self._told(peer, topic)) for peer in payloads
+                )
+
+            self._changed.wait_for(over, max(end - time.monotonic(), 0.0))
+            received = {}
+            for peer in sorted(payloads):
+                box = self._boxes[peer]
+                if (message := box.messages.pop(topic, None)) is not None:
+                    received[peer] = message
+                box.passed = max(box.passed, topic)
+            self._changed.notify_all()
+            return Exchange(received, set(taken))
+
+    def leave_out(self, peer: int, until: Topic) -> None:
+        """Take nothing of a neighbour up to a topic, and let it know when it sends or asks."""
+        with self._changed:
+            self._forget(peer, until._replace(stage=until.stage + 1))
+            self._boxes[peer].passed = max(self._boxes[peer].passed, until)
+            self._changed.notify_all()
+
+    def _forget(self, peer: int, before: Topic) -> None:
+        box = self._boxes[peer]
+        box.messages = {topic: kept for topic, kept in box.messages.items() if topic >= before}
+
+    def forsake(self, peer: int) -> None:
+        """Let an exchange at hand not wait for a neighbour any longer: it was started again, say."""
+        with self._changed:
+            self._given_up.add(peer)
+            self._changed.notify_all()
+
+    def _send(self, peer: int, topic: Topic, payload: bytes | memoryview, end: float) -> bool:
+        view = memoryview(payload).cast("B")
+        header = json.dumps({**self._about(), "topic": topic, "length": len(view)}).encode()
+        deliver = self._channels[peer].stream_unary(f"/{_SERVICE}/Deliver")
+        lost = time.monotonic() + self.lost_after
+        while (left := end - time.monotonic()) > 0:
+            start = time.monotonic()
+            try:
+                deliver(_chunks(header, view), timeout=left)
+            except grpc.RpcError as error:
+                # Whose answer got lost on its way sends again, and hears that the message is there.
+                if error.details() != _REPEATED:
+                    if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > lost:
+                        return False
+                    time.sleep(min(_PAUSE, max(end - time.monotonic(), 0.0)))
+                    continue
+            except ValueError:  # The channel was closed.
+                return False
+            one = self.traffic[peer]
+            one.messages += 1
+            one.bytes += len(header) + len(view)
+            one.seconds += time.monotonic() - start
+            return True
+        return False
+
+    def _told(self, peer: int, topic: Topic) -> bool:
+        """Return whether a neighbour's message has come, or none will: it is at a later one already."""
+        box = self._boxes[peer]
+        return box.passed >= topic or any(other >= topic for other in box.messages)
+
+    def _listens(self, peer: int, topic: Topic, end: float) -> bool:
+        """Wait for a neighbour's message; return whether it came, or may have come until the end."""
+        heard, pause = time.monotonic(), min(_PAUSE, self.lost_after / 4)
+        while (now := time.monotonic()) < end:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._told(peer, topic), min(pause, end - now)):
+                    return True
+            pause = min(2 * pause, self.lost_after / 4)
+            comes = self._asks_whether(peer, topic)
+            if comes is False:
+                # It may have sent just before it said so.
+                with self._changed:
+                    return self._told(peer, topic)
+            if comes:
+                heard = time.monotonic()
+            elif time.monotonic() - heard >= self.lost_after:
+                return False
+        return True
+
+    def _asks_whether(self, peer: int, topic: Topic) -> bool | None:
+        """Return whether a neighbour means to send something of a topic; None if it does not answer."""
+        ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Comes")
+        try:
+            return bool(ask(json.dumps({**self._about(), "topic": topic}).encode(), timeout=self.lost_after))
+        except grpc.RpcError as error:
+            return False if error.code() == grpc.StatusCode.FAILED_PRECONDITION else None
+        except ValueError:  # The channel was closed.
+            return False
+
+    def call(self, peer: int, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | None:
+        """Ask a neighbour something outside of any exchange; None if it does not answer, or refuses.
+
+        Parameters
+        ----------
+        peer : int
+            A neighbour.
+        request : Mapping[str, Any]
+            Of JSON values.
+        timeout : float
+            Seconds, > 0.
+        """
+        asked = json.dumps({**self._about(), "request": dict(request)}).encode()
+        ask = self._channels[peer].unary_unary(f"/{_SERVICE}/Call")
+        try:
+            answer = json.loads(ask(asked, timeout=timeout))
+        except (grpc.RpcError, ValueError, RecursionError):
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def _about(self) -> dict[str, Any]:
+        return {"run": self.run, "layout": self.layout, "from": self.me}
+
+    # What neighbours call. Whoever reaches the port may: nothing is believed before it is checked.
+
+    def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with self._handled(context) as certified:
+            with self._in_time(context, self.lost_after):
+                header = _read(next(chunks, b""), _LARGEST_HEADER)
+            peer = self._known(header, certified)
+            topic, length = _topic(header.get("topic")), header.get("length")
+            if not isinstance(length, int) or not 0 <= length <= self.largest:
+                raise _RefusedError("wrong size")
+            self._make_room(peer, topic, context)
+            parts, size = [], 0
+            with self._in_time(context, self.lost_after + length / _SLOWEST):
+                for chunk in chunks:
+                    parts.append(chunk)
+                    size += len(chunk)
+                    if size > length:
+                        break
+            if size != length:
+                raise _RefusedError("wrong size")
+            payload = b"".join(parts)
+            with self._changed:
+                self._check_due(peer, topic)
+                self._boxes[peer].messages[topic] = payload
+                self._changed.notify_all()
+        return b""
+
+    @contextmanager
+    def _in_time(self, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
+        """Refuse what a caller takes longer for to send, also where it sends nothing at all."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            context.cancel()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except grpc.RpcError:
+            raise _RefusedError("too slow" if late.is_set() else "cut off") from None
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise _RefusedError("too slow")
+
+    def _make_room(self, peer: int, topic: Topic, context: grpc.ServicerContext) -> None:
+        """Hold a sender that is more than two exchanges ahead, for as long as it waits."""
+        with self._changed:
+            box = self._boxes[peer]
+            self._check_due(peer, topic)
+            while len(box.messages) >= _BUFFERED:
+                if not context.is_active():
+                    raise _RefusedError("too early")
+                self._changed.wait(1.0)
+            self._check_due(peer, topic)
+
+    def _check_due(self, peer: int, topic: Topic) -> None:
+        box = self._boxes[peer]
+        if topic <= box.passed:
+            raise _RefusedError("late")
+        if topic in box.messages:
+            raise _RefusedError(_REPEATED)
+
+    def _called(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        answer: dict[str, Any] = {}
+        with self._handled(context) as certified:
+            header = _read(request, _LARGEST_CALL)
+            peer = self._known(header, certified)
+            asked = header.get("request")
+            if self._answer is None or not isinstance(asked, dict):
+                raise _RefusedError("unreadable")
+            try:
+                answer = self._answer(peer, asked)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                raise _RefusedError("unreadable") from None
+        return json.dumps(answer).encode()
+
+    def _asked_whether(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """Answer a neighbour that waits: a byte if something may come, nothing if not."""
+        with self._handled(context) as certified:
+            header = _read(request, _LARGEST_HEADER)
+            peer, topic = self._known(header, certified), _topic(header.get("topic"))
+            with self._changed:
+                over = topic <= self._boxes[peer].passed
+            return b"" if over or not (self._comes is None or self._comes(peer, topic)) else b"\x01"
+        raise AssertionError  # A refusal ends the call.
+
+    def _known(self, header: Mapping[str, Any], certified: int | None) -> int:
+        """Return whose message it is."""
+        peer = header.get("from")
+        if not isinstance(peer, int) or peer not in self._boxes:
+            raise _RefusedError("not a neighbour")
+        if certified is not None and peer != certified:
+            raise _RefusedError("another certificate")
+        for key, own in (("run", self.run), ("layout", self.layout)):
+            if header.get(key) != own:
+                raise _RefusedError(f"another {key}")
+        return peer
+
+    @contextmanager
+    def _handled(self, context: grpc.ServicerContext) -> Iterator[int | None]:
+        """Count a refusal and tell its reason; yield who the certificate says it is, None without one."""
+        peer = None
+        try:
+            if self.credentials is not None:
+                names = context.auth_context().get("x509_subject_alternative_name", [])
+                peer = next((one for one in self.neighbours if certified_name(one).encode() in names), None)
+                if peer is None:
+                    raise _RefusedError("not a neighbour")
+            with self._taking_part(peer):
+                yield peer
+        except _RefusedError as error:
+            with self._changed:
+                self.refused[str(error)] += 1
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    @contextmanager
+    def _taking_part(self, peer: int | None) -> Iterator[None]:
+        """Let no neighbour hold the threads that others' messages need."""
+        if peer is None:
+            yield
+            return
+        box = self._boxes[peer]
+        with self._changed:
+            if box.active >= _AT_ONCE:
+                raise _RefusedError("too many at once")
+            box.active += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                box.active -= 1
+
+
+def _chunks(header: bytes, payload: memoryview) -> Iterator[bytes]:
+    yield header
+    for start in range(0, len(payload), _CHUNK):
+        yield bytes(payload[start : start + _CHUNK])
+
+
+def _read(text: bytes, largest: int) -> dict[str, Any]:
+    if len(text) > largest:
+        raise _RefusedError("unreadable")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _RefusedError("unreadable") from None
+    if not isinstance(header, dict):
+        raise _RefusedError("unreadable")
+    return header
+
+
+def _topic(told: object) -> Topic:
+    match told:
+        case [int(number), int(stage)] if 0 <= number < 2**53 and 0 <= stage < 2**53:
+            return Topic(number, stage)
+    raise _RefusedError("unreadable")
+
+
+def _check_address(address: str, *, plain: bool) -> None:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise ValueError(f"an address of a peer is {address!r}; valid is host:port")
+    if plain and not _is_loopback(host.strip("[]")):
+        raise ValueError(
+            f"an address of a peer is {address!r}; valid without certificates is one of this machine: give "
+            "each peer a certificate"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,229 @@
+"""SD-FEEL as one edge server runs it: an orchestrator of its own that gossips with its neighbours (level E3).
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), which has no coordinator and no cloud.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from logging import INFO
+from typing import Any, Unpack
+
+import networkx as nx
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from hedgerow.strategies.peers import PeerChannel, PeerCredentials
+from hedgerow.strategies.rounds import EvaluateFn
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
+from hedgerow.strategies.sd_feel.direct import DirectGossip
+from hedgerow.strategies.sd_feel.relayed import check_edge_rule
+from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
+from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.topology import as_graph
+from hedgerow.wire.checks import int_at_least, positive
+from hedgerow.wire.records import Layout
+
+__all__ = ["EdgeServerSDFeel"]
+
+
+class EdgeServerSDFeel(ClusteredStrategy):
+    """One of the D edge servers of SD-FEEL, with its own clients; the others run the same elsewhere.
+
+    Its clients are the nodes of its own Flower federation. Partition ids are theirs among all clients of all
+    servers, so that a client learns the same whatever server it has. Where every server and client is there
+    all along, servers end with the models of ``SDFeel``, bit for bit.
+
+    Parameters
+    ----------
+    edge : int
+        Which of the servers this is, 0 to D - 1.
+    peers : Sequence[str]
+        ``host:port`` of each server, its own too, for what servers tell each other.
+    topology : str, networkx.Graph or edge list (default: "ring")
+        The servers' graph, as of ``SDFeel``.
+    tau1, tau2, alpha, exact_if_complete
+        As of ``SDFeel``, the same at all servers.
+    credentials : PeerCredentials or None (default: None)
+        With which servers prove who they are; None on one machine alone.
+    listen : str (default: "")
+        Where neighbours are listened for, if not at the server's own address.
+    peer_timeout : float (default: 600.0)
+        Seconds that a neighbour which is there and late is waited for in each step of an exchange, > 0.
+    lost_after : float (default: 15.0)
+        Seconds after which one that does not listen is left out, > 0.
+    **options
+        As of ``ClusteredStrategy``; ``num_clients`` absent, as many clients take part as come.
+
+    Notes
+    -----
+    A neighbour that is gone is left out, its weight kept where it is; one that comes back is taken in at the
+    next exchange, and goes on from there. ``train`` of a round with an exchange has ``servers`` (which were
+    reached), ``zeta`` of their matrix, ``gossip-seconds`` and ``lost-links-…`` by reason.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, naming it, its value and what is valid.
+    OSError
+        When the run starts, if its address cannot be listened on.
+    """
+
+    scheme = Scheme.SD_FEEL
+
+    def __init__(
+        self,
+        *,
+        edge: int,
+        peers: Sequence[str],
+        topology: str | nx.Graph | Iterable[tuple[int, int]] = "ring",
+        tau1: int = 1,
+        tau2: int = 1,
+        alpha: int = 1,
+        exact_if_complete: bool = False,
+        credentials: PeerCredentials | None = None,
+        listen: str = "",
+        peer_timeout: float = 600.0,
+        lost_after: float = 15.0,
+        **options: Unpack[ClusteredOptions],
+    ) -> None:
+        int_at_least(1, tau2=tau2)
+        int_at_least(0, alpha=alpha)
+        positive(peer_timeout=peer_timeout)
+        if not 0 <= edge < len(peers):
+            raise ValueError(f"edge is {edge!r}; valid is 0 to {len(peers) - 1}, as peers has {len(peers)}")
+        options.setdefault("num_clients", 0)
+        super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
+        self.edge, self.peers = edge, list(peers)
+        self.tau2, self.alpha = tau2, alpha
+        self.exact_if_complete = exact_if_complete
+        self.graph = as_graph(topology, len(peers), self.settings.seed)
+        check_edge_rule(self.aggregation, self.graph)
+        self._credentials, self._listen = credentials, listen
+        self._peer_timeout, self._lost_after = peer_timeout, lost_after
+        self._gossip: DirectGossip | None = None
+        # A channel that is opened for nothing but to find what is wrong with it.
+        self._channel("", 1)
+
+    def _channel(self, layout: str, largest: int) -> PeerChannel:
+        def answer(peer: int, request: dict[str, Any]) -> dict[str, Any]:
+            return self._gossip.answer(peer, request) if self._gossip is not None else {}
+
+        return PeerChannel(
+            self.edge,
+            self.peers,
+            self.graph.neighbors(self.edge),
+            run=self._settings_digest(),
+            layout=layout,
+            largest=largest,
+            credentials=self._credentials,
+            listen=self._listen,
+            answer=answer,
+            lost_after=self._lost_after,
+        )
+
+    def _settings_digest(self) -> str:
+        """Return what is the same at servers that make one run."""
+        told = {
+            "tau1": self.local_steps,
+            "tau2": self.tau2,
+            "alpha": self.alpha,
+            "seed": self.settings.seed,
+            "aggregation": str(self.aggregation),
+            "exact-if-complete": self.exact_if_complete,
+            "edges": sorted(sorted(edge) for edge in self.graph.edges),
+            "servers": len(self.graph),
+        }
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+    # The run.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``."""
+        layout = Layout.of(initial_arrays)
+        digest = hashlib.sha256(json.dumps([layout.keys, layout.shapes, layout.dtypes]).encode()).hexdigest()
+        # What servers say of each other; or a digest, and a model in float64.
+        largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
+        with self._channel(digest, largest) as channel:
+            self._gossip = DirectGossip(
+                self.graph,
+                channel,
+                period=self.tau2,
+                steps=self.alpha,
+                rule=self.aggregation,
+                exact_if_complete=self.exact_if_complete,
+                timeout=self._peer_timeout,
+            )
+            reached = self._gossip.join(self.completed_rounds, self.settings.max_wait)
+            if reached > self.completed_rounds:
+                log(INFO, "The other servers have completed round %d: this one goes on there.", reached)
+                self.federation.completed = reached
+            return super().start(
+                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+            )
+
+    @property
+    def gossip_steps(self) -> int:
+        """Alpha."""
+        return self.alpha
+
+    def exchange_due(self, server_round: int) -> bool:
+        """Return whether tau2 divides the round."""
+        return server_round % self.tau2 == 0
+
+    def exchanged(self, server_round: int, models: ServerModels) -> tuple[NDArray[Any], list[ServerTransfer]]:
+        """Return this server's model (1, M) after gossip with its neighbours, and what it sent them."""
+        gossip = self._gossip
+        if gossip is None:
+            raise RuntimeError("No neighbours: start comes first.")
+        before = {peer: (one.messages, one.bytes) for peer, one in gossip.channel.traffic.items()}
+        size = float(self.cluster_sizes.sum())
+
+        def between(vectors: NDArray[Any]) -> NDArray[Any]:
+            return gossip.exchanged(server_round, vectors[0], size)[None]
+
+        vectors = models.after(between)
+        transfers = [
+            ServerTransfer("edge->edge", self.edge, peer, one.bytes - before[peer][1])
+            for peer, one in gossip.channel.traffic.items()
+            if one.messages > before[peer][0]
+        ]
+        return vectors, transfers
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the cluster, eq. (3), gossip if due, eq. (5), and return this server's model."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if metrics is not None:
+            # There is one model here; how far it is from the others' nobody knows.
+            metrics.pop("consensus-error", None)
+            if self._gossip is not None and self.exchange_due(server_round):
+                metrics.update(self._gossip.report.metrics())
+        return arrays, metrics
+
+    def check_num_rounds(self, num_rounds: int) -> None:
+        """Raise ValueError unless tau2 divides the number of rounds."""
+        super().check_num_rounds(num_rounds)
+        whole_blocks(num_rounds, self.tau2)
+
+    def summary(self) -> None:
+        """Log the settings."""
+        log(INFO, "\t├──> Gossip:")
+        log(INFO, "\t│\t├── Edge server %d of %d, level E3", self.edge, len(self.graph))
+        log(INFO, "\t│\t├── Neighbours: %s", sorted(self.graph.neighbors(self.edge)))
+        log(INFO, "\t│\t└── tau1 = %d | tau2 = %d | alpha = %d", self.local_steps, self.tau2, self.alpha)
+        super().summary()

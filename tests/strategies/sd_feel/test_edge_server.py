@@ -1,0 +1,161 @@
+"""Edge servers that are orchestrators of their own: the models of emulated ones, and what breaks."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from tests.strategies.changing_grid import ChangingGrid
+from tests.strategies.quadratic import Quadratics
+
+from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.strategies import SDFeel
+from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
+
+C = 7
+CLUSTERS = (0, 0, 1, 2, 2, 2, 3)
+SIZES = (30, 20, 10, 20, 15, 5, 8)
+PROBLEM = Quadratics(SIZES, centres=range(1, C + 1), curvatures=[1, 0.5, 2, 1, 0.25, 4, 0.7])
+
+
+def addresses(count: int) -> list[str]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+def strategies(servers: int = 4, **options: Any) -> list[EdgeServerSDFeel]:
+    peers = addresses(servers)
+    defaults = {"topology": "ring", "tau1": 2, "tau2": 2, "alpha": 1, "seed": 3, "fraction_evaluate": 0.0}
+    return [
+        EdgeServerSDFeel(
+            edge=d,
+            peers=peers,
+            min_available_nodes=CLUSTERS.count(d),
+            **{**defaults, "max_wait": 20.0, **options},
+        )
+        for d in range(servers)
+    ]
+
+
+def run(servers: Sequence[EdgeServerSDFeel], arrays: ArrayRecord, num_rounds: int) -> dict[int, Any]:
+    """Run each server in a thread with a grid of its own clients; return models, or what was raised."""
+    done: dict[int, Any] = {}
+
+    def serve(strategy: EdgeServerSDFeel) -> None:
+        others = [i for i, server in enumerate(CLUSTERS) if server != strategy.edge]
+        grid = ChangingGrid(PROBLEM.client_app(), C, away=others)
+        try:
+            done[strategy.edge] = strategy.start(grid, arrays, num_rounds=num_rounds, timeout=60.0).arrays
+        except Exception as error:
+            done[strategy.edge] = error
+
+    with flower_identity(1):
+        threads = [threading.Thread(target=serve, args=(one,)) for one in servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return dict(sorted(done.items()))
+
+
+@pytest.mark.parametrize(
+    ("topology", "alpha", "participation"), [("path", 1, 1.0), ("ring", 2, 0.6), ("complete", 3, 1.0)]
+)
+def test_servers_of_their_own_end_with_the_bits_of_emulated_ones(
+    topology: str, alpha: int, participation: float
+) -> None:
+    options: dict[str, Any] = {"topology": topology, "alpha": alpha, "participation": participation}
+    arrays = ArrayRecord({"w": Array(np.random.default_rng(1).standard_normal(300).astype(np.float32))})
+    emulated = SDFeel(
+        num_servers=4, clusters=CLUSTERS, tau1=2, tau2=2, seed=3, fraction_evaluate=0.0, **options
+    )
+    with flower_identity(1):
+        emulated.start(PROBLEM.grid(), arrays, num_rounds=6, timeout=60.0)
+    expected = [record["w"].numpy() for record in emulated.server_models()]
+    found = run(strategies(**options), arrays, 6)
+    for server, one in found.items():
+        assert one["w"].numpy().tobytes() == expected[server].tobytes()
+
+
+class _StoppedError(Exception):
+    """A server that was killed, as far as others can tell."""
+
+
+def stops_after(number: int) -> Callable[[Any], None]:
+    def stop(end: Any) -> None:
+        if end.round == number:
+            raise _StoppedError
+
+    return stop
+
+
+def scalar(value: float = 0.0) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.full(3, value))})
+
+
+def gossip_rounds(strategy: EdgeServerSDFeel) -> list[dict[str, Any]]:
+    """Have what each round told be kept."""
+    ends: list[dict[str, Any]] = []
+    strategy.on_round_end = [
+        *strategy.on_round_end,
+        lambda end: ends.append({"round": end.round, **end.train}),
+    ]
+    return ends
+
+
+def test_a_server_that_never_comes_is_left_out_and_the_others_keep_their_mean() -> None:
+    servers = strategies(max_wait=1.0, lost_after=1.0, topology="ring", alpha=2)[:3]
+    told = [gossip_rounds(one) for one in servers]
+    found = run(servers, scalar(), 4)
+    assert all(isinstance(model, ArrayRecord) for model in found.values()), found
+    # Servers 0, 1 and 2 are what is left of the ring, a path.
+    assert [end["servers"] for end in told[0] if "servers" in end] == [[0, 1, 2]] * 2
+
+
+def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> None:
+    servers = strategies(max_wait=5.0, lost_after=1.0, topology="complete")
+    told = [gossip_rounds(one) for one in servers]
+    servers[3].on_round_end.append(stops_after(2))
+    states: list[dict[str, Any]] = []
+    back = servers[3]
+
+    def serve_again(end: Any) -> None:
+        """Start the dead one again while the others are in round 5, and do not run away from it."""
+        if end.round > 4:
+            time.sleep(0.3)
+        if end.round == 4:
+            again = EdgeServerSDFeel(
+                edge=3, peers=back.peers, topology="complete", tau1=2, tau2=2, seed=3, fraction_evaluate=0.0,
+                min_available_nodes=1, max_wait=5.0, lost_after=1.0,
+            )  # fmt: skip
+            again.load_state_dict(states[0])
+            told.append(gossip_rounds(again))
+            thread = threading.Thread(target=lambda: found.update({"back": run([again], scalar(), 12)[3]}))
+            thread.start()
+            threads.append(thread)
+
+    found: dict[Any, Any] = {}
+    threads: list[threading.Thread] = []
+    servers[3].on_round_end.insert(
+        0, lambda end: states.append(back.state_dict()) if end.round == 2 else None
+    )
+    servers[0].on_round_end.append(serve_again)
+    found |= run(servers, scalar(), 12)
+    for thread in threads:
+        thread.join()
+    assert isinstance(found[3], _StoppedError)
+    there = [end["servers"] for end in told[0] if "servers" in end]
+    assert there[0] == [0, 1, 2, 3]
+    assert there[1] == [0, 1, 2]
+    assert there[-1] == [0, 1, 2, 3]
+    rounds = [end["round"] for end in told[-1]]
+    assert rounds[0] > 3
+    assert rounds[-1] == 12
