@@ -125,13 +125,17 @@ def runs_to_the_end(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job],
     return run
 
 
+# Their messages pass through the same code as the others'.
+LONG = ("fedmud", "similarity_free")
+
+
 def named(job: Job) -> str:
     return job.app
 
 
 @pytest.mark.parametrize(
     "job",
-    [pytest.param(job, marks=[pytest.mark.slow] if job.app == "fedmud" else []) for job in JOBS],
+    [pytest.param(job, marks=[pytest.mark.slow] if job.app in LONG else []) for job in JOBS],
     ids=named,
 )
 def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path) -> None:
@@ -183,9 +187,7 @@ def test_secure_sums_are_the_same_on_either_engine_whatever_their_masks(app: str
     ("job", "signum"),
     [
         *(
-            pytest.param(
-                job, signal.SIGKILL, id=job.app, marks=[pytest.mark.slow] if job.app == "fedmud" else []
-            )
+            pytest.param(job, signal.SIGKILL, id=job.app, marks=[pytest.mark.slow] if job.app in LONG else [])
             for job in JOBS
         ),
         pytest.param(JOBS[0], signal.SIGTERM, id="SIGTERM"),

@@ -176,8 +176,11 @@ def test_keeping_every_entry_gives_the_strategys_own_arrays(make: Callable[[], S
         np.testing.assert_allclose(whole[key].numpy(), plain[key].numpy(), rtol=1e-4, atol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("compressor", ["topk(0.1)", "topk(0.1,packed)", "sign", "ternary"])
-@pytest.mark.parametrize("make", [flowers, sd_feel], ids=["FedAvg", "SDFeel"])
+@pytest.mark.parametrize(
+    ("make", "compressor"),
+    [*((flowers, name) for name in ("topk(0.1)", "topk(0.1,packed)", "sign", "ternary")), (sd_feel, "sign")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_it_learns(make: Callable[[], Strategy], compressor: str) -> None:
     net = model()
     before, _ = accuracy_and_loss(net)
