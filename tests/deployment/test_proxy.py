@@ -1,4 +1,4 @@
-"""Who may submit runs: nodes reach their part of the SuperLink by a proxy with nothing else, operators by SSH."""
+"""Who may submit runs: nodes reach their part of the SuperLink by a proxy, operators by an SSH tunnel."""
 
 import getpass
 import os
