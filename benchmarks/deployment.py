@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from flwr.app import Message
+from reports import report
 
 from hedgerow.sim.deploy.launcher import Deployment, SuperNode
 from hedgerow.sim.engine.grid import InProcessGrid
@@ -119,6 +120,10 @@ def compare(nodes: int, rounds: int, repeats: int) -> None:
             values = [value for run in runs for value in run["phases"][why]]
             print(f"    {statistics.median(values):5.2f} s ({max(values):5.2f} at most)  {why}")
     print(f"\nratio, stock to shipped: {medians['stock'] / medians['shipped']:.2f}")
+    report(
+        f"a round of {nodes} SuperNodes on loopback", medians["shipped"], "s",
+        medians["stock"] / medians["shipped"], "stock Flower",
+    )  # fmt: skip
     print(f"load at the end {os.getloadavg()[0]:.1f}")
 
 

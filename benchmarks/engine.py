@@ -24,6 +24,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from processes import Measured, measure
+from reports import report
 
 from hedgerow.sim.runs.launch import Records, load_app, plan_run, run_app
 from hedgerow.sim.runs.recorder import read_rounds
@@ -43,6 +44,7 @@ def hedgerow(app_folder: Path, engine: str, config: str) -> Measured:
 def show(what: str, unit: str, flower: Sequence[float], ours: Sequence[float]) -> None:
     a, b = median(flower), median(ours)
     print(f"{what:<44} Flower {a:10.3f}   Hedgerow {b:10.3f} {unit:<9} ratio {a / b:6.1f}", flush=True)
+    report(what, b, unit, a / b, "Flower's engine")
 
 
 @app.command()
@@ -87,6 +89,7 @@ def recording(repeats: int) -> None:
         f"recording a message of another's app: {whole - bare:.4f} ms "
         f"({bare:.4f} without, {whole:.4f} with); meant to be at most 0.05"
     )
+    report("recording a message of another's app", whole - bare, "ms")
 
 
 def app_run(engine: str, config: str) -> tuple[Measured, float]:
@@ -116,6 +119,7 @@ def sd_feel(repeats: Repeats = 3) -> None:
     show("the whole process, 50 rounds", "s", whole["flower"], whole["inprocess"])
     floor, ours = median(floors), median(rounds["inprocess"])
     print(f"the same SGD steps as a bare loop: {floor:.3f} s; our round takes {ours / floor:.2f} of that")
+    report("a round of SD-FEEL, 50 nodes x 2 steps", ours, "s", floor / ours, "a bare loop of its SGD steps")
 
 
 def bare_loop_seconds(nodes: int, steps: int) -> float:
@@ -171,6 +175,7 @@ def workers(most: Annotated[int, typer.Option(min=2)] = 2, repeats: Repeats = 3)
             f"the process {b:6.2f} s, {median(whole[first]) / b:5.2f} times; load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
+        report(f"a round of SD-FEEL, {name}", a, "s", median(rounds[first]) / a, first)
 
 
 @app.command()

@@ -14,9 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from reports import report
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from hedgerow.clients.fedmud.factored_model import wrap
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stack import train_stack
@@ -39,10 +41,16 @@ def four_convolutions() -> nn.Module:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 7 * 7, 10))
 
 
+def factored(name: str) -> nn.Module:
+    return wrap(build_model(name, IMAGES, 10, 0), variant="mud+bkd+aad", ratio=1 / 32)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the batch
     "lenet": (lambda: build_model("lenet", IMAGES, 10, 0), 10),
     "cnn-431k": (lambda: build_model("cnn-431k", IMAGES, 10, 0), 64),
     "4 convolutions": (four_convolutions, 10),
+    "cnn4": (lambda: build_model("cnn4", IMAGES, 10, 0), 32),
+    "cnn4 factored": (lambda: factored("cnn4"), 32),
 }
 
 
@@ -144,6 +152,9 @@ def main() -> None:
                 peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
                 gib = size * bytes_a_node / 2**30
                 print(f"  {form:>8} {nodes:5d} nodes {rate:10,.0f} ({rate / loop:5.1f}x)", end="  ")
+                report(
+                    f"{title}, {nodes} nodes, {form}", rate, "steps/s", rate / loop, "the loop of 10 nodes"
+                )
                 print(f"stacks of {size}, estimated {gib:.2f} GiB, peak {peak:.2f} GiB", flush=True)
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)

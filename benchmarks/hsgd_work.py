@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from reports import report
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
@@ -115,6 +116,7 @@ def show(
         f"{title} {trained:>10,} {flops(step) / 1e6:>8.3f} MFLOP {flops(encode) / 1e6:>8.3f} MFLOP"
         f" {held / 1e6:>7.2f} MB"
     )
+    report(f"a step of {' '.join(title.split())}", flops(step) / 1e6, "MFLOP")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
+from reports import report
 from torch import Tensor
 
 from hedgerow.tasks import build_model, count_parameters
@@ -69,6 +70,11 @@ def main() -> None:
             f"{variant:<12} {together:>10.1f} {loop:>7} {merge / together:>6.1f}x   "
             f"{plan.count} / {plan.dense_count}"
         )
+        of = "the updates block by block" if looped else ""
+        report(
+            f"{options.model}, updates of {variant} and their gradients", together, "ms",
+            looped / together if looped else None, of,
+        )  # fmt: skip
 
 
 def measured(

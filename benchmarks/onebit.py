@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from reports import report
 
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.sensing import GaussianSensing, shared_sensing
@@ -82,6 +83,8 @@ def communication(nodes: int = 128, requesters: int = 16) -> None:
         f"\n{nodes} nodes, {nodes * requesters} decodes, n = 1000, s = 10, d = 500: draw and encode "
         f"{encoding:.2f} s; decode_many {once:.2f} s; one by one {each * requesters:.2f} s"
     )
+    what = f"{nodes * requesters} decodes, n = 1000, d = 500"
+    report(what, once, "s", each * requesters / once, "one by one")
 
 
 def noisy(draws: int) -> None:
@@ -130,6 +133,7 @@ def full_size(n: int, d: int, phi_kind: str, messages: int, memory_limit: int) -
             f"decode {decoding:.1f} s, error {error(decoded[0], w):.4f}, peak memory {peak:.0f} MiB",
             flush=True,
         )
+        report(f"a message decoded, n = {n}, d = {d}, {phi_kind}, {peak:.0f} MiB", decoding, "s")
 
 
 def main() -> None:

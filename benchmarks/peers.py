@@ -38,6 +38,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from peers.task import CLIENTS, MODELS, STEPS_A_ROUND
+from reports import report
 
 from hedgerow.tasks import build_model, federated
 
@@ -170,6 +171,9 @@ def show(model: str, rows: list[Measured]) -> None:
             f"accuracy {accuracy:.3f}   {row.versions}"
         )
         best[row.contender.library] = min(ratio, best.get(row.contender.library, ratio))
+    for name, ratio in best.items():
+        if name != "hedgerow":
+            report(f"a round of {model}", 1e3 * median(reference.seconds), "ms", ratio, name)
     print("  each library's fastest: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in best.items()))
 
 

@@ -26,8 +26,10 @@ CEPS less the mean of what honest nodes sent the last time:
 - ``lying-weight``: its own update, backwards, with 10^12 claimed examples.
 
 A run that a bound ends with an error is *ended* in the tables; numbers are means over the seeds, with half of
-their range. CEPS's is the accuracy of the mean of the honest nodes' models; it knows no examples that nodes
-could claim, and each node takes its rule of itself and its neighbours, of which there are four.
+their range. HSGD's ten groups, a hospital and an edge each, learn biopsies (455 people), and both nodes of a
+group lie, or none; ``skewed`` are other shares of the classes. CEPS's is the accuracy of the mean of the
+honest nodes' models; it knows no examples that nodes could claim, and each node takes its rule of itself and
+its neighbours, of which there are four.
 
 Rules without numbers get theirs from the size of the group that they work on (SD-FEEL: a cluster): up to 30 %
 of liars are provided for, and ``clipped`` cuts at the median norm of an honest run's updates.
@@ -65,7 +67,7 @@ from hedgerow.sim.runs.launch import load_app, plan_run
 from hedgerow.strategies.robust import Aggregation, parse_aggregation
 from hedgerow.tasks import build_model, federated
 from hedgerow.wire.calls import Batched, BatchHandler, Call
-from hedgerow.wire.message_types import PUBLISH, WHOAMI
+from hedgerow.wire.message_types import EXCHANGE, PUBLISH, UPDATE, WHOAMI
 from hedgerow.wire.records import records_of, to_state_dict, view
 
 HERE = Path(__file__).resolve().parent
@@ -127,6 +129,9 @@ class Case:
     rules: tuple[str, ...] = RULES
     # What it knows nothing of.
     immune: tuple[str, ...] = ()
+    # What all have in common; HSGD's parties have halves of tables instead of images.
+    common: str = _COMMON
+    skewed: str = DISTRIBUTIONS["skewed"]
 
 
 APPS = {
@@ -157,6 +162,17 @@ APPS = {
         NEIGHBOURS + 1,
         ("mean", "median", "trimmed-mean", "clipped"),
         ("lying-weight",),
+    ),
+    "hsgd": Case(
+        "hsgd",
+        f"num-groups={NODES // 2} dataset='breast-cancer' iterations={8 * ROUNDS} global-interval=8 "
+        "local-interval=4 participation=0.5",
+        lambda liars: import_module("hsgd.client_app").app,  # type: ignore[no-any-return]
+        NODES // 2,
+        RULES[:-1],
+        ("label-flip", "lying-weight"),
+        common=f"num-clients={NODES}",
+        skewed="rates(1.0)",
     ),
 }
 
@@ -213,6 +229,8 @@ class Poisoned(ClientApp):
     ----------
     published : list[NDArray]
         What honest nodes of CEPS told their neighbours the last time.
+    started : dict[str, NDArray]
+        What the hospitals of HSGD, and the edges, were sent at the start of the round.
     apart : list[float]
         How far each model that they told was from that of the node after.
     """
@@ -222,6 +240,7 @@ class Poisoned(ClientApp):
         self.attack, self.liars, self.seed = attack, frozenset(liars), seed
         self.honest = honest.client(self.liars if attack == "label-flip" else frozenset())
         self.published: list[Vector] = []
+        self.started: dict[str, Vector] = {}
         self.apart: list[float] = []
         self._times = 0
 
@@ -229,17 +248,17 @@ class Poisoned(ClientApp):
         """Return the honest handler with the liars' answers in place of their own."""
         assert isinstance(self.honest, Batched)
         handler = self.honest.batch_handler(message_type)
-        if handler is not None and message_type == PUBLISH:
-            return lambda calls: self._told(calls, handler(calls))
-        if handler is None or not self.liars or ATTACKS.get(self.attack) is None:
+        lies = {
+            "train": self._trained,
+            WHOAMI: self._introduced,
+            EXCHANGE: self._begun,
+            UPDATE: self._updated,
+        }
+        answer = self._told if message_type == PUBLISH else lies.get(message_type)
+        harmless = not self.liars or ATTACKS.get(self.attack) is None
+        if handler is None or answer is None or (harmless and message_type != PUBLISH):
             return handler
-        if message_type == "train":
-            return lambda calls: self._trained(calls, handler(calls))
-        if message_type == WHOAMI and self.attack == "lying-weight":
-            return lambda calls: [
-                self._claimed(call, answer) for call, answer in zip(calls, handler(calls), strict=True)
-            ]
-        return handler
+        return lambda calls: answer(calls, handler(calls))
 
     def _told(
         self, calls: Sequence[Call], answers: Sequence[RecordDict | Exception]
@@ -266,6 +285,50 @@ class Poisoned(ClientApp):
                 model = before + lie(Seen(models[at] - before, updates, len(self.liars), stream))
                 told[at] = RecordDict({"payload": ConfigRecord({"bytes": model.astype("<f8").tobytes()})})
         return told
+
+    def _begun(
+        self, calls: Sequence[Call], answers: Sequence[RecordDict | Exception]
+    ) -> Sequence[RecordDict | Exception]:
+        for call in calls:
+            if records_of(call.content, ArrayRecord):
+                sent = _arrays(call.content)
+                self.started[" ".join(sent)] = _flat(sent)
+        return answers
+
+    def _updated(
+        self, calls: Sequence[Call], answers: Sequence[RecordDict | Exception]
+    ) -> list[RecordDict | Exception]:
+        """Return what HSGD's hospitals and edges upload: liars of each kind know what its honest ones do."""
+        told, self._times = list(answers), self._times + 1
+        kinds: dict[str, list[int]] = {}
+        for at, answer in enumerate(answers):
+            if isinstance(answer, Exception):
+                raise answer
+            if records_of(answer, ArrayRecord):
+                kinds.setdefault(" ".join(_arrays(answer)), []).append(at)
+        for kind, places in kinds.items():
+            models = {at: _flat(_arrays(answers[at])) for at in places}  # type: ignore[arg-type]
+            honest = np.stack([m for at, m in models.items() if calls[at].partition_id not in self.liars])
+            before = self.started[kind]
+            for at, model in models.items():
+                call, answer = calls[at], answers[at]
+                if call.partition_id not in self.liars:
+                    continue
+                assert isinstance(answer, RecordDict)
+                stream = np.random.default_rng([self.seed, self._times, call.partition_id])
+                # A group is two nodes: so many of each kind lie.
+                seen = Seen(model - before, honest - before, len(self.liars) // 2, stream)
+                lie = ATTACKS[self.attack]
+                assert lie is not None
+                told[at] = RecordDict({**answer, "arrays": _shaped(before + lie(seen), _arrays(answer))})
+        return told
+
+    def _introduced(
+        self, calls: Sequence[Call], answers: Sequence[RecordDict | Exception]
+    ) -> Sequence[RecordDict | Exception]:
+        if self.attack != "lying-weight":
+            return answers
+        return [self._claimed(call, answer) for call, answer in zip(calls, answers, strict=True)]
 
     def _claimed(self, call: Call, answer: RecordDict | Exception) -> RecordDict | Exception:
         if call.partition_id in self.liars and not isinstance(answer, Exception):
@@ -318,15 +381,19 @@ def _flat(arrays: Mapping[str, NDArray[Any]]) -> Vector:
     return np.concatenate([array.ravel().astype(np.float64) for array in arrays.values()])
 
 
-def _with_update(call: Call, answer: RecordDict, update: Vector) -> RecordDict:
-    arrays, start, lied = _arrays(answer), 0, ArrayRecord()
-    sent = _sent(call, arrays)
-    for key, array in arrays.items():
-        values = sent[key] + update[start : start + array.size].reshape(array.shape)
-        lied[key] = Array(values.astype(array.dtype))
+def _shaped(vector: Vector, like: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return a vector as a record of the same arrays."""
+    start, record = 0, ArrayRecord()
+    for key, array in like.items():
+        record[key] = Array(vector[start : start + array.size].reshape(array.shape).astype(array.dtype))
         start += array.size
+    return record
+
+
+def _with_update(call: Call, answer: RecordDict, update: Vector) -> RecordDict:
+    arrays = _arrays(answer)
     (name,) = records_of(answer, ArrayRecord)
-    return RecordDict({**answer, name: lied})
+    return RecordDict({**answer, name: _shaped(_flat(_sent(call, arrays)) + update, arrays)})
 
 
 # Runs
@@ -363,7 +430,8 @@ class Job:
 def accuracy(job: Job, watching: Watching | None = None, rounds: int = ROUNDS) -> float:
     """Return the test accuracy after so many rounds; NaN where the run ended with an error."""
     case = APPS[job.app]
-    overrides = f"{_COMMON} {case.settings} partition='{DISTRIBUTIONS[job.distribution]}' seed={job.seed}"
+    dealt = case.skewed if job.distribution == "skewed" else DISTRIBUTIONS[job.distribution]
+    overrides = f"{case.common} {case.settings} partition='{dealt}' seed={job.seed}"
     loaded = load_app(HERE.parent / "flower_apps" / case.folder)
     plan = plan_run(loaded.spec, [f"{overrides} aggregation='{job.rule}'"])
     package = import_module(f"{case.folder.replace('-', '_')}.server_app")
@@ -479,12 +547,16 @@ def cost(rules: Iterable[str], nodes: int = 50, dim: int = 21_840, repeats: int 
         began = time.perf_counter()
         rule.combined(updates, weights)
         seconds[name].append(time.perf_counter() - began)
+    from reports import report  # Beside this script, not where tests import it.
+
     base = median(seconds["mean"][1:])
     yield f"\n**Cost of one aggregation of {nodes} updates of {dim:,} parameters, medians of {repeats}**\n"
     yield "| rule | ms | times the mean |"
     yield "|---|---:|---:|"
     for name, taken in seconds.items():
-        yield f"| {made[name]} | {1e3 * median(taken[1:]):.1f} | {median(taken[1:]) / base:.1f} |"
+        ms = 1e3 * median(taken[1:])
+        report(f"{made[name]} of {nodes} updates", ms, "ms", base / median(taken[1:]), "the mean")
+        yield f"| {made[name]} | {ms:.1f} | {median(taken[1:]) / base:.1f} |"
 
 
 def chosen(names: str, known: Iterable[str], option: str) -> list[str]:
@@ -580,7 +652,9 @@ def measured(work: Sequence[Job], jobs: int, cache: Path | None = None) -> dict[
 
 def _settings(job: Job) -> str:
     """Return what a run is, beside its job: a cached one is no other's."""
-    return f"{_COMMON} {APPS[job.app].settings} {DISTRIBUTIONS[job.distribution]} rounds={ROUNDS}"
+    case = APPS[job.app]
+    dealt = case.skewed if job.distribution == "skewed" else DISTRIBUTIONS[job.distribution]
+    return f"{case.common} {case.settings} {dealt} rounds={ROUNDS}"
 
 
 if __name__ == "__main__":

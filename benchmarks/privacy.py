@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import typer
 from flwr.app import ArrayRecord, ConfigRecord
+from reports import report
 from torch import nn
 
 from hedgerow.clients.ceps.client import ceps_client
@@ -78,6 +79,7 @@ def sealed(repeats: Repeats = 5) -> None:
             f"{protected / plain:.3f}; {before:,} and {after:,} bytes between nodes",
             flush=True,
         )
+        report(f"CEPS, {codec}, sealed links", protected, "s", plain / protected, "plain links")
 
 
 @app.command()
@@ -106,6 +108,7 @@ def sums(
         f"{protected:.3f} by secure sums{' with noise' if noise else ''}, ratio {protected / plain:.2f}; "
         f"the first round {first:.2f} and {first_protected:.2f}"
     )
+    report(f"a round of {method}, secure sums", protected, "s", plain / protected, "plain replies")
     for leg, before, after in zip(("up", "down"), carried[False], carried[True], strict=True):
         print(f"{leg}: {before / nodes:,.0f} bytes a node and round, {after / nodes:,.0f} by secure sums")
 

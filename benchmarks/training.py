@@ -1,21 +1,28 @@
 """Milliseconds a node-step of local SGD: the loop, each form of the stack, and one model on all the data.
 
     python benchmarks/training.py [--threads 2] [--repeats 5] [--only lenet]
+    python benchmarks/training.py --arithmetic --threads 1 [--batch 32]
 
 ``stack`` is the library's choice of form and chunks, ``vmap`` all nodes in one chunk by ``vmap``. The last
 column is the same samples once through one model. The first number of a pair is the best of all repeats, the
-second their median: what a machine under its present load gives.
+second their median: what a machine under its present load gives. ``--arithmetic`` compares the loop of
+FedMUD's network in float32 with bfloat16, compiled, and both, and with a stack of its nodes, one a thread.
 """
 
 import argparse
+import copy
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
+from reports import report
 from torch import nn
 
+from hedgerow.clients.fedmud.factored_model import wrap
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop, train_one
 from hedgerow.clients.training.stack import train_stack, train_stacks
 from hedgerow.clients.training.work import LocalWork, cross_entropy
@@ -62,6 +69,36 @@ def works_of(model: nn.Module, nodes: int, batch: int, steps: int) -> list[Local
     ]
 
 
+def arithmetics(threads: int, repeats: int, batch: int, only: str) -> None:
+    """Print a node's step of FedMUD's networks in every arithmetic, in turns in this one process."""
+    print(f"{threads} threads; best / median ms a node-step of batch {batch}, and the ratio to float32")
+    forms = {
+        "float32": FLOAT32,
+        "bf16": Arithmetic("bf16"),
+        "compiled": Arithmetic(compiled=batch),
+        "bf16, compiled": Arithmetic("bf16", batch),
+    }
+    for name in ("cnn4", "cnn4 factored"):
+        if only not in name:
+            continue
+        model = build_model("cnn4", IMAGES, 10, seed=0)
+        if "factored" in name:
+            model = wrap(model, variant="mud+bkd+aad", ratio=1 / 32)
+        works = works_of(model, threads, batch, steps=4)
+        runs: dict[str, Callable[[], object]] = {
+            form: partial(train_loop, copy.deepcopy(model), works, cross_entropy, None, arithmetic=how)
+            for form, how in forms.items()
+        }
+        runs["stack"] = partial(train_stacks, copy.deepcopy(model), works)
+        times = milliseconds(runs, repeats)
+        best, median = times["float32"]
+        for form, (own_best, own_median) in times.items():
+            cell = f"{own_best / 4 / threads:7.1f}/{own_median / 4 / threads:7.1f}"
+            print(
+                f"{name:>14} {form:>15} {cell}  {best / own_best:.2f} {median / own_median:.2f}", flush=True
+            )
+
+
 def milliseconds(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, float]]:
     """Return (best, median) of each run; they take turns, so that a machine's load falls on all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -79,8 +116,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5, help="at least 3")
     parser.add_argument("--only", default="", help="part of the model's name")
+    parser.add_argument("--arithmetic", action="store_true", help="precisions and torch.compile instead")
+    parser.add_argument("--batch", type=int, default=32, help="of --arithmetic, at least 2")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.arithmetic:
+        arithmetics(options.threads, max(options.repeats, 3), options.batch, options.only)
+        return
     print(f"{options.threads} threads; best / median ms a node-step; big = one model on all batches")
     print(f"{'model':>14} {'nodes':>5} {'batch':>5}", *(f"{c:>15}" for c in ("loop", "stack", "vmap", "big")))
     for name, nodes, batch, steps in CASES:
@@ -104,6 +146,9 @@ def main() -> None:
         )
         ratio = times["stack"][0] / times["big"][0]
         print(f"{name:>14} {nodes:>5} {batch:>5}", *cells, f"  stack/big {ratio:.2f}", flush=True)
+        stack = times["stack"][0]
+        report(f"{name}, {nodes} nodes, a step of batch {batch}", stack / nodes / steps, "ms",
+               times["loop"][0] / stack, "nodes one after the other")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,19 +5,32 @@ with one message and the handler sees a list of one; an engine that holds a whol
 ``batch_handler`` and hands over the round.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
 from hedgerow.clients.guard import guarded
 from hedgerow.clients.node_state import restore_state, tell_state
+from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import RESTORE, STATE, WHOAMI
 
-__all__ = ["Answer", "BatchClientApp", "each", "introduce", "introduced", "together", "whoami"]
+__all__ = [
+    "Answer",
+    "BatchClientApp",
+    "Sizes",
+    "Whoami",
+    "each",
+    "introduce",
+    "introduced",
+    "together",
+    "whoami",
+]
 
 Answer = RecordDict | Exception
 Job = TypeVar("Job")
@@ -25,6 +38,8 @@ Found = TypeVar("Found")
 Scalar = bool | float | int | str | None
 # What a node tells of itself beside its number of examples, by key.
 Told = Mapping[str, Any]
+# All nodes' numbers of examples by the run config, or None, see ``TellsSizes``.
+Sizes = Callable[[UserConfig], Sequence[int] | None]
 
 
 class BatchClientApp(ClientApp):
@@ -45,6 +60,7 @@ class BatchClientApp(ClientApp):
     def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
         super().__init__()
         own = {STATE: each(tell_state), RESTORE: each(restore_state), **handlers}
+        self._introduction = own.get(WHOAMI)
         self._handlers = {key: guarded(key, _on_one_blas_thread(handler)) for key, handler in own.items()}
         for message_type, handler in self._handlers.items():
             category, _, action = message_type.partition(".")
@@ -60,6 +76,13 @@ class BatchClientApp(ClientApp):
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the handler of a message type; None if there is none."""
         return self._handlers.get(message_type)
+
+    def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
+        """Return what all nodes would tell of their sizes, see ``hedgerow.wire.calls.TellsSizes``."""
+        if not isinstance(self._introduction, Whoami) or os.environ.get(POLICY_VARIABLE):
+            return None
+        sizes = self._introduction.sizes(run_config)
+        return sizes if sizes is None or all(sizes) else None
 
 
 def _on_one_blas_thread(handler: BatchHandler) -> BatchHandler:
@@ -117,8 +140,30 @@ def _outcome(read: Callable[[Call], Found], call: Call) -> Found | Exception:
         return error
 
 
+@dataclass(frozen=True)
+class Whoami:
+    """A handler that introduces nodes, and what it would tell of all of them.
+
+    Parameters
+    ----------
+    handler : BatchHandler
+        Introduces nodes.
+    sizes : Callable[[UserConfig], Sequence[int] or None]
+        As ``TellsSizes.sizes``.
+    """
+
+    handler: BatchHandler
+    sizes: Sizes
+
+    def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        """Introduce nodes."""
+        return self.handler(calls)
+
+
 def whoami(
-    num_examples: Callable[[Context], int], more: Callable[[Context], Told] = lambda _: {}
+    num_examples: Callable[[Context], int],
+    more: Callable[[Context], Told] = lambda _: {},
+    sizes: Sizes = lambda _: None,
 ) -> BatchHandler:
     """Return the handler that introduces a node to the strategy.
 
@@ -131,8 +176,13 @@ def whoami(
         Returns a node's number of training examples.
     more : Callable[[Context], Mapping[str, Any]] (default: nothing)
         Returns what else it tells: of data of its own ``input-shape``, ``num-classes`` and ``dtype``.
+    sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
+        Returns what ``num_examples`` returns for all nodes whose node config has nothing but their partition,
+        if ``more`` returns nothing then: an engine need not ask a million nodes one by one.
     """
-    return each(lambda call: _introduction(call.context, num_examples(call.context), more(call.context)))
+    return Whoami(
+        each(lambda call: _introduction(call.context, num_examples(call.context), more(call.context))), sizes
+    )
 
 
 def introduce(

@@ -3,15 +3,15 @@
 import torch
 from flwr.app import Context, MetricRecord, RecordDict
 
-from hedgerow.clients.app import each, whoami
+from hedgerow.clients.app import Sizes, each, whoami
 from hedgerow.clients.instructions import sent_state
-from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
+from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
 from hedgerow.clients.own_share import has_own, own_handlers, own_part, told_of_own
 from hedgerow.tasks import Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import WHOAMI
 
-__all__ = ["evaluate_on_part", "metrics_of", "num_examples", "task_handlers"]
+__all__ = ["evaluate_on_part", "known_sizes", "metrics_of", "num_examples", "task_handlers"]
 
 
 def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
@@ -22,9 +22,14 @@ def task_handlers(task: LocalTaskFn) -> dict[str, BatchHandler]:
     """
     return {
         "evaluate": each(lambda call: evaluate_on_part(call, task(call.context))),
-        WHOAMI: whoami(lambda context: num_examples(context, task), told_of_own),
+        WHOAMI: whoami(lambda context: num_examples(context, task), told_of_own, known_sizes(task)),
         **own_handlers(),
     }
+
+
+def known_sizes(task: LocalTaskFn) -> Sizes:
+    """Return what says how many samples each of all nodes learns from, where the run config tells."""
+    return dealt_sizes if task is local_task else lambda _: None
 
 
 def num_examples(context: Context, task: LocalTaskFn) -> int:

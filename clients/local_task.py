@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, UserConfig
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -35,6 +35,7 @@ __all__ = [
     "TASK_TEXTS",
     "LocalTask",
     "LocalTaskFn",
+    "dealt_sizes",
     "global_task",
     "initial_model",
     "known_or_import_path",
@@ -126,16 +127,25 @@ def initial_model(values: Mapping[str, Any], input_shape: tuple[int, ...], num_c
 def global_task(values: Mapping[str, Any]) -> tuple[nn.Module, FederatedData]:
     """Return the initial model and all data that a run's settings name, on their device."""
     device = resolve_device(values["device"])
-    data = federated(
-        values["dataset"],
-        values["partition"],
-        values["num-clients"],
-        values["seed"],
-        values["data-dir"] or None,
-        values["scaling"],
-    ).to(device)
+    data = _dealt(values).to(device)
     shape, classes = data.dataset.input_shape, data.dataset.num_classes
     return initial_model(values, shape, classes), data
+
+
+def dealt_sizes(run_config: UserConfig) -> list[int] | None:
+    """Return how many samples each client has of the data that the run config names; None for own data."""
+    return None if run_config["partition"] == OWN else _dealt(run_config).sizes
+
+
+def _dealt(values: Mapping[str, Any]) -> FederatedData:
+    return federated(
+        str(values["dataset"]),
+        str(values["partition"]),
+        int(values["num-clients"]),
+        int(values["seed"]),
+        str(values.get("data-dir", "")) or None,
+        str(values.get("scaling", "standard")),
+    )
 
 
 def local_task(context: Context) -> LocalTask:

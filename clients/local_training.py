@@ -7,6 +7,7 @@ from typing import cast
 from flwr.app import Context
 from torch import nn
 
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic, Precision
 from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy, local_sgd
 
 __all__ = ["LocalTraining"]
@@ -24,22 +25,31 @@ class LocalTraining:
         Loss of each sample.
     max_nodes : int or None (default: None)
         The most nodes that train at once, >= 1; None for what memory and caches hold.
+    arithmetic : Arithmetic (default: float32)
+        In which precision forward passes are made, and whether they are compiled.
     """
 
     mode: TrainingMode = "auto"
     loss: Loss = cross_entropy
     max_nodes: int | None = None
+    arithmetic: Arithmetic = FLOAT32
 
     @classmethod
     def of(cls, context: Context, mode: TrainingMode | None, loss: Loss = cross_entropy) -> "LocalTraining":
         """Return what a run asks for: its config has ``training-mode`` and ``stack-nodes``, 0 for None.
 
-        A mode that is given goes before the run config's, which is ``auto`` where it has none.
+        A mode that is given goes before the run config's, which is ``auto`` where it has none. ``precision``
+        and ``compile`` are float32 and false where it has none; batches of ``batch-size`` are compiled.
         """
         run_config = context.run_config
         mode = mode or cast(TrainingMode, run_config.get("training-mode", "auto"))
-        return cls(mode, loss, int(run_config.get("stack-nodes", 0)) or None)
+        precision = cast(Precision, run_config.get("precision", "float32"))
+        compiled = int(run_config["batch-size"]) if run_config.get("compile", False) else 0
+        arithmetic = Arithmetic(precision, compiled)
+        return cls(mode, loss, int(run_config.get("stack-nodes", 0)) or None, arithmetic)
 
     def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained]:
         """Train every node's model on its own batches."""
-        return local_sgd(model, works, self.loss, self.mode, max_nodes=self.max_nodes)
+        return local_sgd(
+            model, works, self.loss, self.mode, max_nodes=self.max_nodes, arithmetic=self.arithmetic
+        )

@@ -6,12 +6,13 @@ from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, Fed
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
 from hedgerow.strategies.own_data import OwnNodes
+from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import Router
-from hedgerow.strategies.sd_feel import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.sd_feel import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, SDFeel
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.sum_noise import SumNoise
@@ -30,6 +31,7 @@ __all__ = [
     "DFedAvgM",
     "DFedSAM",
     "DivergenceError",
+    "EdgeServerSDFeel",
     "EmbeddingNoise",
     "FedAvg",
     "FedBAT",
@@ -50,6 +52,7 @@ __all__ = [
     "OwnNodes",
     "PairingError",
     "PayloadSizes",
+    "PeerCredentials",
     "Privacy",
     "Probing",
     "Registry",

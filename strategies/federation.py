@@ -6,7 +6,7 @@ Flower's ``Strategy``.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
 from statistics import median
@@ -27,8 +27,9 @@ from hedgerow.strategies.exchange import (
     checked_metrics,
     weighted_metrics,
 )
+from hedgerow.strategies.known_roster import KnownRoster, KnownSizes, known_roster
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.roster import Roster, Shapes
+from hedgerow.strategies.roster import Admits, Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
@@ -186,7 +187,7 @@ class Federation:
         if said is None or (clients is not None and self.settings.num_clients is None):
             self.quorum = self.places or self.quorum
         # Says why a node with its place is left out, in some words that are counted; None if it is not.
-        self.admits: Callable[[Node], str | None] = lambda node: None
+        self.admits: Admits | None = None
         self.timeout = 3600.0
         self._loaded = False
         self.reset()
@@ -197,7 +198,7 @@ class Federation:
         self.clock = Clock()
         self.completed = 0
         self.layout: Layout | None = None
-        self.sizes: dict[int, float] = {}
+        self.sizes: MutableMapping[int, float] = {}
         # The most that a client counts, and of how many sizes that is the bound.
         self._most: tuple[int, float] = 0, float("inf")
         self._cap_told = False
@@ -258,11 +259,14 @@ class Federation:
             if self._rested:
                 self._roster.put_to_rest(self._rested)
                 self._roster.refresh(grid, self.timeout, self.completed)
+            if isinstance(self._roster, KnownRoster):
+                self.sizes = self._roster.sizes
+                return self._roster
             told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
-            self.sizes |= {client: float(size) for client, size in told.items() if size}
+            self.sizes = {**self.sizes, **{client: float(size) for client, size in told.items() if size}}
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
-            for node in self._roster.nodes:
+            for node in () if isinstance(self._roster, KnownRoster) else self._roster.nodes:
                 if node.num_examples and node.partition_id not in self.sizes:
                     self.sizes[node.partition_id] = float(node.num_examples)
         return self._roster
@@ -272,6 +276,10 @@ class Federation:
             roster = self.settings.roster.continued(self._names, self._shapes, self.admits)
             roster.refresh(grid, self.timeout, self.completed)
             return roster
+        if self.settings.registry is None and not self._names and self._shapes is None:
+            known = known_roster(grid, self.places, self.admits)
+            if known is not None:
+                return known
         return Roster.gather(
             grid,
             self.places,
@@ -403,12 +411,25 @@ class Federation:
 
     def weight_of(self, client: int) -> float:
         """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""
+        here: Sequence[Node] = []
+        if self._roster is not None and self.settings.registry is not None:
+            here = self._roster.nodes[client : client + 1]
+        registered = [float(node.max_examples) for node in here if node.max_examples is not None]
+        return min(self.sizes[client], self._cap(), *registered)
+
+    def weights(self, clients: int) -> NDArray[np.float64]:
+        """Return what each of the first clients counts (C,): as the mean one where that is not known."""
+        if isinstance(self.sizes, KnownSizes):
+            return np.minimum(self.sizes.array[:clients], self._cap())
+        known = {client: self.weight_of(client) for client in self.sizes}
+        typical = sum(known.values()) / len(known) if known else 1.0
+        return np.array([known.get(client, typical) for client in range(clients)])
+
+    def _cap(self) -> float:
         if self._most[0] != len(self.sizes):
             self._most = len(self.sizes), capped(self.sizes, self.settings.max_weight_ratio)
             self._warn_of_cap()
-        here = [] if self._roster is None else self._roster.nodes[client : client + 1]
-        registered = [float(node.max_examples) for node in here if node.max_examples is not None]
-        return min(self.sizes[client], self._most[1], *registered)
+        return self._most[1]
 
     def _warn_of_cap(self) -> None:
         """Say once that a claim is cut: it may be an honest one."""
@@ -485,7 +506,8 @@ class Federation:
             return []
         count = max(1, int(len(there) * self.settings.fraction_evaluate))
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.EVALUATION)
-        nodes = [roster.nodes[i] for i in sorted(stream.choice(there, count, replace=False).tolist())]
+        drawn = stream.choice(len(there), count, replace=False).tolist()
+        nodes = [roster.nodes[there[i]] for i in sorted(drawn)]
         config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({self.settings.arrayrecord_key: arrays, self.settings.configrecord_key: config})
         group = str(server_round)
@@ -556,7 +578,9 @@ class Federation:
                 "shapes": [list(shape) for shape in layout.shapes],
                 "dtypes": list(layout.dtypes),
             },
-            "sizes": {str(client): size for client, size in sorted(self.sizes.items())},
+            "sizes": self.sizes.array
+            if isinstance(self.sizes, KnownSizes)
+            else {str(client): size for client, size in sorted(self.sizes.items())},
             "ledger": self.ledger.state_dict(),
             "clock": self.clock.state_dict(),
         }
@@ -598,7 +622,12 @@ class Federation:
         self.layout = Layout(
             tuple(layout["keys"]), tuple(tuple(s) for s in layout["shapes"]), tuple(layout["dtypes"])
         )
-        self.sizes = {int(client): float(size) for client, size in state["sizes"].items()}
+        sizes = state["sizes"]
+        self.sizes = (
+            KnownSizes(sizes)
+            if isinstance(sizes, np.ndarray)
+            else {int(client): float(size) for client, size in sizes.items()}
+        )
         self.completed = int(state["round"])
         self.ledger.load_state_dict(state["ledger"])
         self.clock.load_state_dict(state["clock"])

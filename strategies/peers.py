@@ -24,9 +24,10 @@ from typing import Any, NamedTuple, Self
 
 import grpc
 
+from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, positive
 
-__all__ = ["Exchange", "PeerChannel", "PeerCredentials", "Topic", "certified_name"]
+__all__ = ["Exchange", "PeerChannel", "PeerCredentials", "Topic"]
 
 _SERVICE = "hedgerow.Peers"
 _CHUNK = 1 << 20
@@ -42,6 +43,7 @@ _PAUSE = 0.1
 _SLOWEST = 1 << 14
 # What a message that is there already is refused with: to its sender that it arrived.
 _REPEATED = "repeated"
+_TOO_MANY = "too many at once"
 _OPTIONS = [
     ("grpc.max_receive_message_length", _CHUNK + _LARGEST_CALL),
     ("grpc.max_send_message_length", _CHUNK + _LARGEST_CALL),
@@ -85,11 +87,6 @@ class PeerCredentials:
         return self.ca.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
 
 
-def certified_name(peer: int) -> str:
-    """Return the name that the certificate of an orchestrator is for."""
-    return f"edge-{peer}"
-
-
 @dataclass
 class Traffic:
     """What was sent to one neighbour and taken by it: messages, bytes, and seconds until it said so."""
@@ -110,7 +107,7 @@ class Exchange(NamedTuple):
         The neighbours that said they have what was sent to them.
     """
 
-    received: dict[int, bytes]
+    received: dict[int, bytes | bytearray]
     taken: set[int]
 
     @property
@@ -127,7 +124,7 @@ class _RefusedError(Exception):
 class _Box:
     """What came from one neighbour and was not asked for yet."""
 
-    messages: dict[Topic, bytes] = field(default_factory=dict)
+    messages: dict[Topic, bytes | bytearray] = field(default_factory=dict)
     passed: Topic = field(default_factory=lambda: Topic(-1, -1))  # The last exchange that is over.
     active: int = 0  # Its calls that are being handled.
 
@@ -319,7 +316,7 @@ class PeerChannel:
                 )
 
             self._changed.wait_for(over, max(end - time.monotonic(), 0.0))
-            received = {}
+            received: dict[int, bytes | bytearray] = {}
             for peer in sorted(payloads):
                 box = self._boxes[peer]
                 if (message := box.messages.pop(topic, None)) is not None:
@@ -400,7 +397,9 @@ class PeerChannel:
         try:
             return bool(ask(json.dumps({**self._about(), "topic": topic}).encode(), timeout=self.lost_after))
         except grpc.RpcError as error:
-            return False if error.code() == grpc.StatusCode.FAILED_PRECONDITION else None
+            if error.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                return None
+            return bool(error.details() == _TOO_MANY)
         except ValueError:  # The channel was closed.
             return False
 
@@ -438,16 +437,14 @@ class PeerChannel:
             if not isinstance(length, int) or not 0 <= length <= self.largest:
                 raise _RefusedError("wrong size")
             self._make_room(peer, topic, context)
-            parts, size = [], 0
+            payload = bytearray()
             with self._in_time(context, self.lost_after + length / _SLOWEST):
                 for chunk in chunks:
-                    parts.append(chunk)
-                    size += len(chunk)
-                    if size > length:
+                    payload += chunk
+                    if len(payload) > length:
                         break
-            if size != length:
+            if len(payload) != length:
                 raise _RefusedError("wrong size")
-            payload = b"".join(parts)
             with self._changed:
                 self._check_due(peer, topic)
                 self._boxes[peer].messages[topic] = payload
@@ -470,6 +467,11 @@ class PeerChannel:
             yield
         except grpc.RpcError:
             raise _RefusedError("too slow" if late.is_set() else "cut off") from None
+        except _RefusedError:
+            # What was cut off reads as nothing.
+            if late.is_set():
+                raise _RefusedError("too slow") from None
+            raise
         finally:
             timer.cancel()
         if late.is_set():
@@ -509,13 +511,14 @@ class PeerChannel:
 
     def _asked_whether(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer a neighbour that waits: a byte if something may come, nothing if not."""
+        comes = False
         with self._handled(context) as certified:
             header = _read(request, _LARGEST_HEADER)
             peer, topic = self._known(header, certified), _topic(header.get("topic"))
             with self._changed:
-                over = topic <= self._boxes[peer].passed
-            return b"" if over or not (self._comes is None or self._comes(peer, topic)) else b"\x01"
-        raise AssertionError  # A refusal ends the call.
+                comes = topic > self._boxes[peer].passed
+            comes = comes and (self._comes is None or self._comes(peer, topic))
+        return b"\x01" if comes else b""
 
     def _known(self, header: Mapping[str, Any], certified: int | None) -> int:
         """Return whose message it is."""
@@ -555,7 +558,7 @@ class PeerChannel:
         box = self._boxes[peer]
         with self._changed:
             if box.active >= _AT_ONCE:
-                raise _RefusedError("too many at once")
+                raise _RefusedError(_TOO_MANY)
             box.active += 1
         try:
             yield

@@ -8,7 +8,7 @@ reason, and asked again later.
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSet, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count
 from logging import INFO, WARNING
@@ -177,9 +177,9 @@ class Roster:
 
     Attributes
     ----------
-    nodes : list[Node]
+    nodes : Sequence[Node]
         One for each place, at its partition id; ``vacant`` where nobody came yet.
-    online : set[int]
+    online : MutableSet[int]
         The node ids of those that are there.
     places : int or None
         Places of the federation; None for as many as come.
@@ -190,9 +190,9 @@ class Roster:
     """
 
     def __init__(self, nodes: Sequence[Node], introduced: bool) -> None:
-        self.nodes = sorted(nodes, key=lambda node: node.partition_id)
+        self._nodes = sorted(nodes, key=lambda node: node.partition_id)
         self.introduced = introduced
-        self.online = {node.node_id for node in nodes if not node.vacant}
+        self.online: MutableSet[int] = {node.node_id for node in nodes if not node.vacant}
         self.places: int | None = len(nodes)
         self.names = {node.name: node.partition_id for node in nodes if node.name is not None}
         self.shapes = Shapes()
@@ -216,9 +216,19 @@ class Roster:
         return len(self.nodes)
 
     @property
-    def present(self) -> list[int]:
+    def nodes(self) -> Sequence[Node]:
+        """One for each place, at its partition id."""
+        return self._nodes
+
+    @property
+    def present(self) -> Sequence[int]:
         """The partition ids of those that are there, ascending."""
         return [node.partition_id for node in self.nodes if node.node_id in self.online]
+
+    @property
+    def node_ids(self) -> Mapping[int, int]:
+        """The node ids of those that are there, by partition id, ascending."""
+        return {node.partition_id: node.node_id for node in self.nodes if node.node_id in self.online}
 
     def take_refusals(self) -> Counter[str]:
         """Return how many nodes were left out since this was last asked, by reason.
@@ -329,7 +339,7 @@ class Roster:
         roster._grow(max(names.values(), default=-1) + 1)
         roster.names = dict(names)
         for name, at in names.items():
-            roster.nodes[at] = Node(at, _NOBODY, name=name)
+            roster._nodes[at] = Node(at, _NOBODY, name=name)
         welcome = [node for node, refused in told if refused is None]
         roster.shapes = _most_common(welcome) if shapes is None else shapes
         roster._take_in(told, 0)
@@ -502,20 +512,20 @@ class Roster:
             del self.names[old.name]
         if node.name is not None:
             self.names[node.name] = node.partition_id
-        self.nodes[node.partition_id] = node
+        self._nodes[node.partition_id] = node
         self.online.discard(old.node_id)
         self.online.add(node.node_id)
         self._outside.pop(node.node_id, None)
 
     def _grow(self, places: int) -> None:
-        self.nodes += [Node(i, _NOBODY) for i in range(len(self.nodes), places)]
+        self._nodes += [Node(i, _NOBODY) for i in range(len(self.nodes), places)]
 
     def refuse(self, node_id: int, reason: str, server_round: int) -> None:
         """Leave a node out, for a reason of some words that is counted; ask it again some rounds later."""
         for node in [node for node in self.nodes if node.node_id == node_id]:
             at = node.partition_id
             self.names = {name: place for name, place in self.names.items() if place != at}
-            self.nodes[at] = Node(at, _NOBODY)
+            self._nodes[at] = Node(at, _NOBODY)
             self.online.discard(node_id)
             self._told.pop(at, None)
             self._first_free = 0

@@ -1,6 +1,7 @@
 """A data set dealt to the nodes of a federation, as tensors."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .datasets import Dataset, load, resolve_data_dir
-from .partitions import partition
+from .partitions import DrawnParts, partition
 
 __all__ = ["FederatedData", "federated"]
 
@@ -28,7 +29,7 @@ class FederatedData:
         The training set, float32 (N, ...) and int64 (N,).
     x_test, y_test : Tensor
         The test set, which is not dealt.
-    parts : list of ndarray of int64
+    parts : sequence of ndarray of int64
         The training samples of each partition, as indices into ``x`` and ``y``.
     """
 
@@ -37,7 +38,7 @@ class FederatedData:
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-    parts: list[NDArray[np.int64]]
+    parts: Sequence[NDArray[np.int64]]
     _resident: "dict[torch.device, FederatedData]" = field(default_factory=dict, repr=False)
 
     @property
@@ -48,6 +49,8 @@ class FederatedData:
     @property
     def sizes(self) -> list[int]:
         """The number of training samples of each partition."""
+        if isinstance(self.parts, DrawnParts):
+            return [self.parts.num_samples] * len(self.parts)
         return [part.size for part in self.parts]
 
     def samples(self, partition_id: int) -> tuple[Tensor, Tensor]:
@@ -92,7 +95,7 @@ def federated(
     scheme : str
         A partition scheme, as for ``partition``.
     num_partitions : int
-        Number of partitions, 1..N.
+        Number of partitions, as for ``partition``.
     seed : int
         The run's seed, >= 0.
     data_dir : str or path or None (default: None)

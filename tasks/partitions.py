@@ -11,12 +11,20 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SCHEMES", "Scheme", "capped_dirichlet", "parse_scheme", "partition", "validate_scheme"]
+__all__ = [
+    "SCHEMES",
+    "DrawnParts",
+    "Scheme",
+    "capped_dirichlet",
+    "parse_scheme",
+    "partition",
+    "validate_scheme",
+]
 
 Indices = NDArray[np.int64]
 
@@ -24,6 +32,7 @@ _ATTEMPTS = 1_000
 _LEAST_ALPHA, _MOST_ALPHA = 1e-9, 1e9
 # Streams are keyed (seed, attempt, 0, purpose) as everywhere in the suite; 2 is the purpose "partition".
 _PURPOSE = 2
+_WITH_REPLACEMENT = "with-replacement"
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,43 @@ class Scheme:
         return self.name if self.argument is None else f"{self.name}({self.argument})"
 
 
-def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int) -> list[Indices]:
-    """Deal every sample to exactly one of the partitions, none of which is empty.
+@dataclass(frozen=True)
+class DrawnParts(Sequence[Indices]):
+    """Partitions of ``num_samples`` samples each, which are drawn when one is asked for, and not kept.
+
+    Parameters
+    ----------
+    most : int
+        Samples of the training set, >= 1.
+    num_partitions, num_samples : int
+        Partitions, and samples of each, >= 1.
+    seed : int
+        Keys the draws, a stream a partition.
+    """
+
+    most: int
+    num_partitions: int
+    num_samples: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.num_partitions
+
+    @overload
+    def __getitem__(self, at: int) -> Indices: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Indices]: ...
+    def __getitem__(self, at: int | slice) -> Indices | list[Indices]:
+        """Return a partition's sample indices, ascending; some of them may be there more than once."""
+        partitions = range(self.num_partitions)[at]
+        if isinstance(partitions, range):
+            return [self[i] for i in partitions]
+        rng = np.random.default_rng(np.random.SeedSequence([self.seed, 0, partitions, _PURPOSE]))
+        return np.sort(rng.integers(self.most, size=self.num_samples))
+
+
+def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int) -> Sequence[Indices]:
+    """Deal samples to partitions, none of which is empty, each sample to one but ``with-replacement``.
 
     Parameters
     ----------
@@ -68,16 +112,18 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
           holders of any two classes differ by one at most, and the holders of a class share it equally.
           Partition by partition, the least held classes are taken, ties at random from the seed: a stable
           order would give only a few distinct sets of classes.
+        - ``"with-replacement(n)"``, n >= 1: each partition is n samples drawn uniformly with replacement, by
+          itself and when it is asked for: for federations of more nodes than there are samples.
     labels : ndarray of int, (N,)
         The training labels.
     num_partitions : int
-        Number of partitions, 1..N.
+        Number of partitions, 1..N; any with replacement.
     seed : int
         The run's seed, >= 0. The same seed gives the same partition.
 
     Returns
     -------
-    list of ndarray of int64
+    sequence of ndarray of int64
         The sample indices of each partition, ascending.
 
     Raises
@@ -87,7 +133,10 @@ def partition(scheme: str, labels: NDArray[Any], num_partitions: int, seed: int)
     """
     parsed = parse_scheme(scheme)
     labels = np.asarray(labels)
-    _check_arguments(labels, num_partitions, seed)
+    _check_arguments(labels, num_partitions, seed, drawn=parsed.name == _WITH_REPLACEMENT)
+    if parsed.name == _WITH_REPLACEMENT:
+        assert isinstance(parsed.argument, int)
+        return DrawnParts(labels.size, num_partitions, parsed.argument, seed)
     deal, smallest = _DEALS[parsed.name], _SMALLEST.get(parsed.name, 1)
     for attempt in range(_ATTEMPTS if parsed.name in _REDRAWN else 1):
         rng = np.random.default_rng(np.random.SeedSequence([seed, attempt, 0, _PURPOSE]))
@@ -185,13 +234,18 @@ def _count(scheme: str, text: str | None) -> int:
     return int(text)
 
 
-def _check_arguments(labels: NDArray[Any], num_partitions: int, seed: int) -> None:
+def _check_arguments(labels: NDArray[Any], num_partitions: int, seed: int, *, drawn: bool) -> None:
     if labels.ndim != 1 or not labels.size or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}, must be a non-empty array of integers (N,)"
         )
-    if not 1 <= num_partitions <= labels.size:
-        raise ValueError(f"num_partitions = {num_partitions}, must be in 1..{labels.size} (one sample each)")
+    if drawn and num_partitions < 1:
+        raise ValueError(f"num_partitions = {num_partitions}, must be >= 1")
+    if not drawn and not 1 <= num_partitions <= labels.size:
+        raise ValueError(
+            f"num_partitions = {num_partitions}, must be in 1..{labels.size} (one sample each); "
+            f"partition = '{_WITH_REPLACEMENT}(n)' has no such limit"
+        )
     if seed < 0:
         raise ValueError(f"seed = {seed}, must be >= 0")
 
@@ -302,6 +356,7 @@ _ARGUMENTS: dict[str, Callable[[str, str | None], float | int | None]] = {
     "labels": _count,
     "ring": _count,
     "capped-dirichlet": _concentration,
+    _WITH_REPLACEMENT: _count,
 }
 _DEALS: dict[str, Callable[..., list[Indices]]] = {
     "iid": _deal_iid,
@@ -311,7 +366,15 @@ _DEALS: dict[str, Callable[..., list[Indices]]] = {
     "ring": _deal_ring,
     "capped-dirichlet": capped_dirichlet,
 }
-_FORMS = ("iid", "dirichlet(alpha)", "shards(k)", "labels(k)", "ring(k)", "capped-dirichlet(alpha)")
+_FORMS = (
+    "iid",
+    "dirichlet(alpha)",
+    "shards(k)",
+    "labels(k)",
+    "ring(k)",
+    "capped-dirichlet(alpha)",
+    f"{_WITH_REPLACEMENT}(n)",
+)
 # Schemes whose sizes are random, so that another draw may do what this one did not.
 _REDRAWN = {"dirichlet", "capped-dirichlet"}
 # Samples that a partition must have, where that is more than one.

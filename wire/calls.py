@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol, runtime_checkable
 
-from flwr.app import Context, RecordDict
+import numpy as np
+from flwr.app import Context, RecordDict, UserConfig
+from numpy.typing import NDArray
 
 __all__ = [
     "LINKS_RECORD",
@@ -20,6 +22,8 @@ __all__ = [
     "BatchHandler",
     "Batched",
     "Call",
+    "KnownNodes",
+    "TellsSizes",
 ]
 
 # Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and the run that they
@@ -77,3 +81,30 @@ class Batched(Protocol):
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the handler for a message type, or None where calls must be made one by one."""
+
+
+@runtime_checkable
+class TellsSizes(Protocol):
+    """A ClientApp that can say for all nodes of a simulation at once what each would tell of itself."""
+
+    def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
+        """Return the nodes' numbers of examples, >= 1, by partition id; None where nodes say more, or other.
+
+        More is anything beside ``partition-id`` and ``num-examples``: shapes of data of their own, names.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNodes:
+    """All nodes of a grid that knows who they are, and in which none comes or goes.
+
+    Parameters
+    ----------
+    node_ids : ndarray of uint64, (N,)
+        Their ids, by partition id.
+    sizes : Sequence[int]
+        Their numbers of examples, >= 1, by partition id.
+    """
+
+    node_ids: NDArray[np.uint64]
+    sizes: Sequence[int]

@@ -2,19 +2,21 @@
 
 The two numbers are booked side by side because they differ: a paper counts 32 bits a parameter, a
 serialised record carries headers and keys as well. The links of the modelled system
-(``client->edge``, ``edge->edge``, …) and the legs through Flower's hub that carry them in reality are
-booked under their own names, never one for the other.
+(``client->edge``, ``edge->edge``, …) and the legs that carry them in reality, through Flower's hub
+or from orchestrator to orchestrator, are booked under their own names, never one for the other.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "Ledger", "Traffic", "Transfer"]
+__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"]
 
 HUB_TO_NODE = "hub->node"
 NODE_TO_HUB = "node->hub"
-_HUB = (HUB_TO_NODE, NODE_TO_HUB)
+# What orchestrators send each other directly, all of it.
+PEER_TO_PEER = "peer->peer"
+_REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Ledger:
         """Return the run's total over one link, or over all links of the modelled system."""
         if link is not None:
             return self._totals.get(link, Traffic())
-        modelled = (traffic for name, traffic in self._totals.items() if name not in _HUB)
+        modelled = (traffic for name, traffic in self._totals.items() if name not in _REAL)
         return sum(modelled, Traffic())
 
     def state_dict(self) -> dict[str, Any]:

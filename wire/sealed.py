@@ -176,7 +176,7 @@ class SealingKey:
 
 
 # The caches are for engines that play all nodes; on a device a process is there for one message.
-@lru_cache(maxsize=2**14)
+@lru_cache(maxsize=2**15)
 def _simulated(of: bytes) -> SealingKey:
     return SealingKey(HKDF(SHA256(), KEY_BYTES, None, b"hedgerow simulated key").derive(of))
 

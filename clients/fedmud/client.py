@@ -174,7 +174,9 @@ def _trained(model: nn.Module, works: Sequence[Work], how: LocalTraining) -> lis
     """Return what nodes of one model learnt."""
     trained = iter(how.sgd(model, [work for work in works if isinstance(work, LocalWork)]))
     return [
-        train_binarised(model, work, how.loss) if isinstance(work, BinarisedWork) else next(trained)
+        train_binarised(model, work, how.loss, how.arithmetic)
+        if isinstance(work, BinarisedWork)
+        else next(trained)
         for work in works
     ]
 

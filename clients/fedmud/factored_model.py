@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hedgerow.clients.training.stacked_layers import Reparametrised
 from hedgerow.wire.lowrank import Factorisation, layers_of
 
 __all__ = ["FactoredModel", "plan_for", "wrap"]
@@ -59,7 +60,7 @@ def wrap(
     return wrapped
 
 
-class FactoredModel(nn.Module):
+class FactoredModel(Reparametrised):
     """A copy of a model whose compressed weights are W + Delta.
 
     Its trainable parameters are the factors and whatever of the model is not compressed. W and the frozen
@@ -160,6 +161,11 @@ class FactoredModel(nn.Module):
 
     # Reconstruction.
 
+    def plain_values(self, own: Mapping[str, Tensor]) -> State:
+        """Return the plain model's parameters and buffers, its compressed weights reconstructed."""
+        plain = {k.removeprefix(_PLAIN): value for k, value in own.items() if k.startswith(_PLAIN)}
+        return plain | self._reconstructed(own)
+
     def _weights(self) -> State:
         """Return the compressed layers' weights; in evaluation from memory, if nothing has changed."""
         own = dict(self.named_parameters())
@@ -175,7 +181,10 @@ class FactoredModel(nn.Module):
         trainable = {key: own[_FACTORS + key] for key in self.plan.shapes}
         frozen = {key.removeprefix(_FROZEN): v for key, v in own.items() if key.startswith(_FROZEN)}
         weights = {}
-        for key, delta in self.plan.deltas(trainable, frozen).items():
+        device = next(iter(own.values())).device
+        with torch.autocast(device.type, enabled=False):  # An update is small beside its base.
+            deltas = self.plan.deltas(trainable, frozen)
+        for key, delta in deltas.items():
             base = own[_PLAIN + key]
             weights[key] = base + delta.to(base.dtype) if self.plan.has_base else delta.to(base.dtype)
         return weights

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 
@@ -46,7 +47,12 @@ class BinarisedWork:
     stream: torch.Generator
 
 
-def train_binarised(model: nn.Module, work: BinarisedWork, loss: Loss = cross_entropy) -> Trained:
+def train_binarised(
+    model: nn.Module,
+    work: BinarisedWork,
+    loss: Loss = cross_entropy,
+    arithmetic: Arithmetic = FLOAT32,
+) -> Trained:
     """Train one node.
 
     Parameters
@@ -57,6 +63,8 @@ def train_binarised(model: nn.Module, work: BinarisedWork, loss: Loss = cross_en
         The node's.
     loss : Loss (default: cross_entropy)
         Loss of each sample.
+    arithmetic : Arithmetic (default: float32)
+        How forward passes are made; those through the binariser are not compiled.
 
     Returns
     -------
@@ -66,7 +74,8 @@ def train_binarised(model: nn.Module, work: BinarisedWork, loss: Loss = cross_en
     """
     sgd = work.sgd
     warm_up = math.ceil(len(sgd.batches) / 2)
-    first = train_one(model, LocalWork(sgd.start, sgd.x, sgd.y, sgd.batches[:warm_up], sgd.lr), loss)
+    warming = LocalWork(sgd.start, sgd.x, sgd.y, sgd.batches[:warm_up], sgd.lr)
+    first = train_one(model, warming, loss, arithmetic=arithmetic)
     base = {key: value.to(first.state[key]) for key, value in work.base.items()}
     update = {key: first.state[key] - value for key, value in base.items()}  # M
     start = {key: M.abs().mean() for key, M in update.items()}  # alpha_0
@@ -84,7 +93,9 @@ def train_binarised(model: nn.Module, work: BinarisedWork, loss: Loss = cross_en
     for batch in sgd.batches[warm_up:]:
         index = torch.as_tensor(batch).to(sgd.x.device)
         weights = {key: base[key] + S for key, S in binarised().items()}  # w + S(M, alpha)
-        mean = loss(functional_call(model, weights, (sgd.x[index],)), sgd.y[index]).mean()
+        with arithmetic.autocast(sgd.x.device):
+            outputs = functional_call(model, weights, (sgd.x[index],))
+        mean = loss(arithmetic.exact(outputs), sgd.y[index]).mean()
         gradients = torch.autograd.grad(mean, leaves, materialize_grads=True)
         with torch.no_grad():
             torch._foreach_add_(leaves, list(gradients), alpha=-sgd.lr)

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.app import BatchClientApp, Sizes, each, whoami
 from hedgerow.clients.guard import tells_nothing
 from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, config_of
 from hedgerow.clients.hsgd.own import own_party, party_of
@@ -23,6 +23,7 @@ from hedgerow.clients.hsgd.sums import sum_handlers
 from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
+from hedgerow.wire.records import records_of
 
 __all__ = ["hsgd_client"]
 
@@ -38,7 +39,9 @@ Job = TypeVar("Job", bound=_Job)
 LoadParty = Callable[[Context], Party]
 
 
-def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context: False) -> BatchClientApp:
+def hsgd_client(
+    load: LoadParty, own: Callable[[Context], bool] = lambda context: False, sizes: Sizes = lambda _: None
+) -> BatchClientApp:
     """Return the ClientApp of HSGD, C-HSGD, JFL, TDCD and C-TDCD, for every role.
 
     ===============  ========  ===================================================  =======================
@@ -59,7 +62,8 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
     ===============  ========  ===================================================  =======================
 
     - ``*`` where a round starts, and there alone: the node takes the model as that of iteration t. Without
-      it the node goes on from its state, and refuses if that is not of iteration t.
+      it the node goes on from its state, and refuses if that is not of iteration t, or of ``since`` before
+      it, where the group missed what lies between: steps that the server did not hear of are taken back.
     - ``+`` with ``upload``, which ends the node's part in the round: it forgets its state.
     - ``ids`` is the batch, in the order of the rows of zeta1 and zeta2; those of an update are a part of the
       exchange's. The records are ``config``, ``arrays``, and ``metrics`` in replies to updates, with
@@ -94,6 +98,8 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
     own : Callable[[Context], bool] (default: never)
         Whether a node learns from the files that its node config names; ``load`` is not asked then, and
         ``own_work.py`` has the messages that come before training.
+    sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
+        Returns how many people each party has, by partition id, see ``whoami``.
     """
 
     def party(context: Context) -> Party:
@@ -102,8 +108,8 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
     def pair(call: Call) -> RecordDict:
         tells_nothing()  # Of records: whose they are is told.
         told = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
-        config = call.content.config_records.get("config", ConfigRecord())
-        about = told.config_records["pair"]
+        config = records_of(call.content, ConfigRecord).get("config", ConfigRecord())
+        about = records_of(told, ConfigRecord)["pair"]
         return RecordDict({"pair": ConfigRecord({**about, **introduction_of(call, config)})})
 
     def people(context: Context) -> int:
@@ -116,7 +122,7 @@ def hsgd_client(load: LoadParty, own: Callable[[Context], bool] = lambda context
 
     return BatchClientApp(
         {
-            WHOAMI: whoami(people),
+            WHOAMI: whoami(people, sizes=sizes),
             PAIR: each(pair),
             EXCHANGE: _handler(party, ExchangeRequest.of, Exchange.of, encode_all),
             UPDATE: _handler(party, UpdateRequest.of, update_of, step_all),

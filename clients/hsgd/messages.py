@@ -16,7 +16,7 @@ from hedgerow.clients.gradient_noise import noise, noise_root
 from hedgerow.clients.guard import check_privacy, check_release
 from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.calls import Call
-from hedgerow.wire.records import PayloadError, finite_views, to_record, view
+from hedgerow.wire.records import PayloadError, finite_views, records_of, to_record, view
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
 __all__ = [
@@ -37,12 +37,14 @@ Vector = NDArray[Any]
 GROUPINGS = ("group", "pairs")
 _ARRAYS, _CONFIG, _PAYLOAD = "arrays", "config", "payload"
 _STATE, _STATE_AT = "hsgd", "hsgd-at"  # records in context.state
+# What it was before the last steps, which count for nothing if the server did not hear of them.
+_BEFORE, _BEFORE_AT = "hsgd-before", "hsgd-before-at"
 _START = "start-"  # before a block's name there
 
 
 def config_of(call: Call) -> ConfigRecord:
     """Return the message's ConfigRecord ``config``."""
-    config = call.content.config_records.get(_CONFIG)
+    config = records_of(call.content, ConfigRecord).get(_CONFIG)
     if config is None:
         raise ValueError(
             f"the message has the records {sorted(call.content)}; valid is a ConfigRecord 'config'"
@@ -177,6 +179,8 @@ class ExchangeRequest:
     release: Release
     # Whether the node keeps what it was told, to clip the change of it.
     keeps_start: bool = False
+    # The iteration whose model the node goes on from, where its group missed intervals; None for t.
+    since: int | None = None
 
     @classmethod
     def of(cls, config: ConfigRecord) -> "ExchangeRequest":
@@ -186,14 +190,10 @@ class ExchangeRequest:
         if compress and grouping == "pairs":
             raise ValueError("compress is true in the message's config with grouping 'pairs'; valid is false")
         keeps_start = ProtectedUpload.of(config) is not None
-        return cls(
-            whole(config, "t", 0),
-            _ids(config),
-            grouping == "pairs",
-            compress,
-            Release.of(config),
-            keeps_start,
-        )
+        t, since = whole(config, "t", 0), whole(config, "since", 0) if "since" in config else None
+        if since is not None and since >= t:
+            raise ValueError(f"since is {since} in the message's config; valid is below t, which is {t}")
+        return cls(t, _ids(config), grouping == "pairs", compress, Release.of(config), keeps_start, since)
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
 
 def has_arrays(call: Call) -> bool:
     """Return whether the message carries a model, as it does at the start of a global interval."""
-    return _ARRAYS in call.content.array_records
+    return _ARRAYS in records_of(call.content, ArrayRecord)
 
 
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:
@@ -259,12 +259,12 @@ def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector
     PayloadError
         If it is missing, or not of that shape, or not finite, or no numbers.
     """
-    payload = call.content.config_records.get(_PAYLOAD, ConfigRecord())
+    payload = records_of(call.content, ConfigRecord).get(_PAYLOAD, ConfigRecord())
     if key in payload:
         coded, count = payload[key], int(np.prod(shape[:-1], dtype=np.int64))
         rows = decode_rows(coded if isinstance(coded, list) else [coded], count, shape[-1])
         return rows.reshape(shape).astype(dtype, copy=False)
-    arrays = call.content.array_records.get(_ARRAYS, ArrayRecord())
+    arrays = records_of(call.content, ArrayRecord).get(_ARRAYS, ArrayRecord())
     if key not in arrays:
         raise PayloadError("missing key", f"{key!r}, as an array or as top-k rows")
     values = view(arrays[key])
@@ -308,6 +308,9 @@ class Memory:
         The blocks (n,) that the round started from, where the upload is to be protected.
     loss : float or None (default: None)
         A hospital's mean loss, where it is to be told within a sum.
+    made_at : int or None (default: None)
+        The iteration that the arrays were made in or sent for, where the group missed those up to t; None
+        for t.
     """
 
     t: int
@@ -316,6 +319,7 @@ class Memory:
     pairs: bool = False
     start: Mapping[str, Vector] = field(default_factory=dict)
     loss: float | None = None
+    made_at: int | None = None
 
     @classmethod
     def at(cls, context: Context, t: int) -> "Memory":
@@ -326,14 +330,40 @@ class Memory:
         ValueError
             If the node has none, or one that is not finite.
         """
-        about = context.state.config_records.get(_STATE_AT)
-        kept = context.state.array_records.get(_STATE)
+        about = records_of(context.state, ConfigRecord).get(_STATE_AT)
+        kept = records_of(context.state, ArrayRecord).get(_STATE)
         if about is None or kept is None or about.get("t") != t:
             there = "none" if about is None else f"that of iteration {about.get('t')!r}"
             raise ValueError(
                 f"t is {t} in the message's config; valid here is a message with a model: "
                 f"the node holds {there}"
             )
+        return cls._read(about, kept)
+
+    @classmethod
+    def made(cls, context: Context, since: int) -> "Memory":
+        """Return the memory whose model iteration ``since`` began with: the one at hand, or that before it.
+
+        Raises
+        ------
+        ValueError
+            If the node has none, or one that is not finite.
+        """
+        for where, at in ((_STATE, _STATE_AT), (_BEFORE, _BEFORE_AT)):
+            about, kept = (
+                records_of(context.state, ConfigRecord).get(at),
+                records_of(context.state, ArrayRecord).get(where),
+            )
+            if about is not None and kept is not None and about.get("made-at", about.get("t")) == since:
+                return cls._read(about, kept)
+        raise ValueError(
+            f"since is {since} in the message's config; valid here is a message with a model: the node holds "
+            "none of that iteration"
+        )
+
+    @classmethod
+    def _read(cls, about: ConfigRecord, kept: ArrayRecord) -> "Memory":
+        t: Any = about.get("t")
         ids: Any = about.get("ids", [])
         views = finite_views(kept)
         start = {key.removeprefix(_START): one for key, one in views.items() if key.startswith(_START)}
@@ -342,20 +372,35 @@ class Memory:
         told = loss if isinstance(loss, float) else None
         return cls(t, arrays, tuple(ids), about.get("pairs") is True, start, told)
 
-    def keep(self, context: Context) -> None:
-        """Put it into ``context.state``."""
+    def keep(self, context: Context, *, stepped: bool = False) -> None:
+        """Put it into ``context.state``, where what was there stays beside it as what was before steps.
+
+        Parameters
+        ----------
+        context : Context
+            The node's.
+        stepped : bool (default: False)
+            Whether these are the steps; without, the server has heard of all that was made before.
+        """
+        state = context.state
+        state.pop(_BEFORE, None)
+        state.pop(_BEFORE_AT, None)
+        if stepped and _STATE in state and _STATE_AT in state:
+            state[_BEFORE], state[_BEFORE_AT] = state[_STATE], state[_STATE_AT]
         start = {_START + key: block for key, block in self.start.items()}
-        context.state[_STATE] = to_record({**self.arrays, **start})
+        state[_STATE] = to_record({**self.arrays, **start})
         about = ConfigRecord({"t": self.t, "ids": list(self.ids), "pairs": self.pairs})
         if self.loss is not None:
             about["loss"] = self.loss
-        context.state[_STATE_AT] = about
+        if self.made_at is not None:
+            about["made-at"] = self.made_at
+        state[_STATE_AT] = about
 
     @staticmethod
     def forget(context: Context) -> None:
         """Take it out of ``context.state``."""
-        context.state.pop(_STATE, None)
-        context.state.pop(_STATE_AT, None)
+        for record in (_STATE, _STATE_AT, _BEFORE, _BEFORE_AT):
+            context.state.pop(record, None)
 
     def places(self, ids: Sequence[str]) -> list[int]:
         """Return where these ids stand in the batch.

@@ -76,11 +76,11 @@ class Exchange:
             model = _sent_model(call, party)
             known = Memory(request.t, model, start=model if request.keeps_start else {})
         else:
-            known = Memory.at(call.context, request.t)
+            known = _held(call, request)
             if known.pairs != request.pairs:
                 raise ValueError("grouping is not what the round began with; valid is the same in a round")
         arrays = known.of_pairs(ids) if request.pairs else known.arrays
-        memory = Memory(request.t, arrays, ids, request.pairs, known.start)
+        memory = Memory(request.t, arrays, ids, request.pairs, known.start, made_at=request.since)
         theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
         if party.role == "hospital" and not request.pairs:
             return cls(call, party, request, memory, theta[None], x[None], channel)
@@ -120,6 +120,13 @@ def encode_all(jobs: Sequence[Exchange]) -> None:
             raise ValueError(f"the encoder gives {tuple(zeta.shape[2:])}; valid is ({party.encoding},)")
         for job, rows in zip(stack, torch.split(zeta, [len(job.theta) for job in stack]), strict=True):
             job.zeta = rows
+
+
+def _held(call: Call, request: ExchangeRequest) -> Memory:
+    """Return the memory that an exchange goes on from."""
+    if request.since is None:
+        return Memory.at(call.context, request.t)
+    return Memory.made(call.context, request.since)
 
 
 @lru_cache(maxsize=64)
@@ -290,7 +297,8 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
         return _kept(job, RecordDict({**reply(_protected(job, arrays)), "metrics": told}))
     start = job.start if request.protected is not None else {}
     loss = metrics.get("loss") if request.summed else None
-    Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss).keep(context)
+    memory = Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
+    memory.keep(context, stepped=job.party.role != "device")  # A device is sent theta_2 each time.
     if "loss" not in told:
         tells_nothing()
     return _kept(job, RecordDict({"metrics": told}))

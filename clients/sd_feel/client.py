@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.clients.app import Answer, BatchClientApp, together, whoami
-from hedgerow.clients.evaluation import num_examples, task_handlers
+from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
@@ -57,6 +57,7 @@ def sd_feel_client(
         WHOAMI: whoami(
             lambda context: 0 if role_of(context) == EDGE else num_examples(context, task),
             lambda context: {} if role_of(context) == EDGE else told_of_own(context),
+            known_sizes(task),
         ),
         **edge_server_handlers(),
     }

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.threads import train_on_threads
 from hedgerow.clients.training.work import Correction, LocalWork, Loss, Trained, cross_entropy
 from hedgerow.tasks.layout import channels_last_on_cpu
@@ -20,6 +21,7 @@ def train_loop(
     correction: Correction | None,
     *,
     spread: bool = False,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
     """Train node by node, on a CPU as many at once as torch has threads, each on a copy of the model.
 
@@ -29,10 +31,12 @@ def train_loop(
     threads = min(torch.get_num_threads(), len(works))
     on_cpu = all(parameter.device.type == "cpu" for parameter in model.parameters())
     if not on_cpu or (spread and threads == 1):
-        return [train_one(model, work, loss, correction) for work in works]
+        return [train_one(model, work, loss, correction, arithmetic) for work in works]
     if threads > 1 and _draws(model, works):
         threads = 1
-    return train_on_threads(lambda own, work: train_one(own, work, loss, correction), model, works, threads)
+    return train_on_threads(
+        lambda own, work: train_one(own, work, loss, correction, arithmetic), model, works, threads
+    )
 
 
 def _draws(model: nn.Module, works: Sequence[LocalWork]) -> bool:
@@ -51,7 +55,11 @@ def _draws(model: nn.Module, works: Sequence[LocalWork]) -> bool:
 
 
 def train_one(
-    model: nn.Module, work: LocalWork, loss: Loss = cross_entropy, correction: Correction | None = None
+    model: nn.Module,
+    work: LocalWork,
+    loss: Loss = cross_entropy,
+    correction: Correction | None = None,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> Trained:
     """Train one node by the model's own forward pass: the oracle of every faster form."""
     model.load_state_dict(dict(work.start))
@@ -59,9 +67,10 @@ def train_one(
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters: list[Tensor] = list(trainable.values())
     start = {name: p.detach().clone()[None] for name, p in trainable.items()} if correction else {}
+    forward = arithmetic.forward(model)
     losses = []
     for index in _on_device(work):
-        mean = loss(model(work.x[index]), work.y[index]).mean()
+        mean = loss(forward(work.x[index]), work.y[index]).mean()
         losses.append(mean.detach())
         if not parameters:
             continue

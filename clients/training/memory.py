@@ -8,6 +8,8 @@ import torch
 from flwr.common import log
 from torch import Tensor, nn
 
+from hedgerow.tasks.modes import evaluating
+
 __all__ = ["chunk_size", "node_bytes"]
 
 # Per thread, as measured: smaller stacks lose time between operations, larger ones leave the caches.
@@ -46,7 +48,7 @@ def node_bytes(model: nn.Module, sample: Tensor, batch_size: int) -> int:
 
     hooks = [m.register_forward_hook(count) for m in model.modules() if not any(True for _ in m.children())]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):  # One sample alone has no batch statistics.
             model(sample)
     finally:
         for hook in hooks:

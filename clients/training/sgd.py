@@ -17,9 +17,10 @@ from typing import Literal
 import torch
 from torch import nn
 
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_loop
-from hedgerow.clients.training.stack import can_vmap, train_stacks
-from hedgerow.clients.training.stacked_layers import stacked_layers
+from hedgerow.clients.training.stack import can_vmap, takes_batch_statistics, train_stacks
+from hedgerow.clients.training.stacked_layers import Reparametrised, can_normalise, stacked_layers
 from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
 
 __all__ = [
@@ -48,6 +49,7 @@ def local_sgd(
     *,
     correction: Correction | None = None,
     max_nodes: int | None = None,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
     """Train every node's model on its own batches.
 
@@ -70,11 +72,15 @@ def local_sgd(
         The most nodes in one stack, >= 1; None takes what caches (CPU) or free memory (CUDA) hold. On
         CPUs the split does not change a bit of the result. On CUDA the kernels may depend on the number
         of nodes, and free memory on who else uses the device: fix it where a run must repeat there.
+    arithmetic : Arithmetic (default: float32)
+        In which precision forward passes are made, and whether they are compiled: then, and with ``bf16`` on
+        a CPU, ``auto`` takes the loop.
 
     Raises
     ------
     ValueError
-        If a work's start does not fit the model, or ``stack`` is asked for and the model cannot stack.
+        If a work's start does not fit the model, or ``stack`` is asked for and the model cannot stack, or
+        forward passes are to be compiled.
     RuntimeError
         If the device's memory does not hold a stack.
     """
@@ -88,35 +94,49 @@ def local_sgd(
     if not works:
         return []
     reason = stackable(model)
+    if arithmetic.compiled:
+        reason = reason or "a stack is not compiled"
     if mode == "stack" and reason is not None:
         raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
-    if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works)):
-        return train_stacks(model, works, loss, correction, max_nodes)
-    return train_loop(model, works, loss, correction, spread=mode == "auto")
+    if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works, arithmetic)):
+        return train_stacks(model, works, loss, correction, max_nodes, arithmetic)
+    return train_loop(model, works, loss, correction, spread=mode == "auto", arithmetic=arithmetic)
 
 
 def stackable(model: nn.Module) -> str | None:
     """Return why a model cannot be trained as a stack, or None if it can.
 
-    A stack assumes that a model treats each sample by itself, writes no buffers and draws nothing.
+    A stack assumes that a model draws nothing, and writes no buffers but those of batch normalisation.
     """
+    normalised = set()
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and (
-            isinstance(module, nn.modules.batchnorm._BatchNorm) or module.track_running_stats
-        ):
-            return f"{name!r} takes statistics over a batch, which a stack pads (GroupNorm stacks)"
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            return f"{name!r} drops units by the global generator, in another order than a loop over nodes"
-        if isinstance(module, nn.RNNBase) and module.dropout > 0:
-            return f"{name!r} drops units by the global generator, in another order than a loop over nodes"
-    if (buffer := next((name for name, _ in model.named_buffers()), None)) is not None:
+        if (reason := _unlike_alone(module)) is not None:
+            return f"{name!r} {reason}"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            normalised |= {id(buffer) for buffer in module.buffers()}
+    others = (name for name, buffer in model.named_buffers() if id(buffer) not in normalised)
+    if (buffer := next(others, None)) is not None:
         return f"buffer {buffer!r} would be shared between the nodes of a stack"
     if len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
         return "parameters shared between layers have two names in a state dict, and one value in a stack"
     return None
 
 
-def _prefers_stack(model: nn.Module, works: Sequence[LocalWork]) -> bool:
+def _unlike_alone(module: nn.Module) -> str | None:
+    """Return why a layer does something else in a stack than with a node alone."""
+    if isinstance(module, nn.SyncBatchNorm):
+        return "takes statistics over several processes"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and not can_normalise(module):
+        return "averages over all batches that it has seen (momentum None)"
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats:
+        return "keeps statistics of samples"
+    drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    if drops or (isinstance(module, nn.RNNBase) and module.dropout > 0):
+        return "drops units by the global generator, in another order than a loop over nodes"
+    return None
+
+
+def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Arithmetic) -> bool:
     """Decide by device, architecture and number of nodes, as ``benchmarks/training.py`` measures.
 
     Milliseconds a node-step on two CPU cores (medians), against one model on all nodes' batches (big):
@@ -140,13 +160,20 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork]) -> bool:
     With both cores also wanted by others, the loop of one node on two threads took up to 110 ms for lenet
     and the stack 5, so a small model is a stack also where it is alone; its bits are then also the same
     whether an engine sends one node a call or all. ``groupnorm`` and ``layernorm-mlp`` have no stacked
-    layers and are stacked by vmap. Nothing was measured on a GPU, where ``benchmarks/gpu.py`` does.
+    layers and are stacked by vmap. Networks with batch normalisation, whose loop lays its
+    convolutions out as a CPU's kernels are fastest with, are stacked on GPUs alone: ``cnn4`` with 8 nodes
+    and batches of 32 took 24 ms in a loop and 36 as a stack on one core, its factored form 26 and 34.
+    Nothing was measured on a GPU, where ``benchmarks/gpu.py`` does.
     """
     first = works[0]
     several = len(works) > 1
     small = sum(p.numel() for p in model.parameters()) < _SMALL
     on_cpu = first.x.device.type == "cpu"
-    if stacked_layers(model, first.x.dim() - 1) is not None:
+    if on_cpu and (takes_batch_statistics(model) or arithmetic.rounds):
+        return False
+    if not arithmetic.rounds and stacked_layers(model, first.x.dim() - 1) is not None:
+        if isinstance(model, Reparametrised):
+            return several and (small or not on_cpu)
         return several or (on_cpu and small)
     return several and (small or not on_cpu) and can_vmap(model, first)
 

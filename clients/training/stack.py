@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
 from hedgerow.clients.training.threads import train_on_threads
@@ -22,22 +23,25 @@ def train_stacks(
     loss: Loss = cross_entropy,
     correction: Correction | None = None,
     max_nodes: int | None = None,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
     """Train all nodes in stacks, as ``local_sgd`` describes.
 
-    A CPU's stacks hold only nodes whose batches are equally long, so that no padding enters a node's sums;
-    a GPU's are padded, and sorted so that little is.
+    A CPU's stacks hold only nodes whose batches are equally long, so that no padding enters a node's sums,
+    and so do those of models that normalise by batches; others on a GPU are padded, and sorted so that little
+    is.
     """
     device = works[0].x.device
     on_cpu = device.type == "cpu"
     longest = max((len(batch) for work in works for batch in work.batches), default=0)
     size = chunk_size(len(works), node_bytes(model, works[0].x[:1], longest), device, max_nodes)
-    chunks = split(works, size, pad=not on_cpu)
-    layers = stacked_layers(model, works[0].x.dim() - 1)
+    chunks = split(works, size, pad=not on_cpu and not takes_batch_statistics(model))
+    # The products of stacked layers are float32's.
+    layers = None if arithmetic.rounds else stacked_layers(model, works[0].x.dim() - 1)
 
     def train(own: nn.Module, chunk: list[int]) -> list[Trained]:
         try:
-            return train_stack(own, [works[i] for i in chunk], loss, correction, layers)
+            return train_stack(own, [works[i] for i in chunk], loss, correction, layers, arithmetic)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
@@ -60,7 +64,11 @@ def can_vmap(model: nn.Module, work: LocalWork) -> bool:
 
     It refuses draws from the global generator and a flow of control that depends on values.
     """
-    parameters = {name: torch.stack([p.detach()] * 2) for name, p in model.named_parameters()}
+    parameters = {
+        name: torch.stack([value.detach()] * 2)
+        for named in (model.named_parameters(), model.named_buffers())
+        for name, value in named
+    }
     x = torch.stack([work.x[: len(work.batches[0]) if work.batches else 1]] * 2)
     try:
         with torch.no_grad():
@@ -68,6 +76,11 @@ def can_vmap(model: nn.Module, work: LocalWork) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def takes_batch_statistics(model: nn.Module) -> bool:
+    """Return whether what a model makes of a sample depends on its batch."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
 def split(works: Sequence[LocalWork], size: int, *, pad: bool) -> list[list[int]]:
@@ -95,6 +108,7 @@ def train_stack(
     loss: Loss = cross_entropy,
     correction: Correction | None = None,
     layers: StackedLayers | None = None,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> list[Trained]:
     """Train one stack: nodes ordered by falling number of steps, so that those still training are a prefix.
 
@@ -110,13 +124,23 @@ def train_stack(
         Added to the gradients.
     layers : StackedLayers or None (default: None)
         The model's stacked form; None takes ``vmap`` over the model itself.
+    arithmetic : Arithmetic (default: float32)
+        How ``vmap`` computes; nothing is compiled.
     """
     steps = [len(work.batches) for work in works]
     device = works[0].x.device
     model.train()
-    stack = {
-        name: torch.stack([work.start[name] for work in works]).to(p)  # (nodes, *shape)
+    # What stays, and is one object for all nodes, takes the room of one.
+    shared = {
+        name
         for name, p in model.named_parameters()
+        if not p.requires_grad and all(work.start[name] is works[0].start[name] for work in works)
+    }
+    stack = {
+        name: works[0].start[name].to(value).expand(len(works), *value.shape)
+        if name in shared
+        else torch.stack([work.start[name] for work in works]).to(value)  # (nodes, *shape)
+        for name, value in model.state_dict().items()
     }
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     start = {name: stack[name].clone() for name in trainable} if correction else {}
@@ -126,7 +150,11 @@ def train_stack(
         )
         for name in trainable
     }
-    batches = _Batches.of(works, next(iter(stack.values())).dtype)
+    batches = _Batches.of(works, next(model.parameters()).dtype)
+    if any(batches.padded) and takes_batch_statistics(model):
+        raise ValueError(
+            "batches of a step differ in length; valid for statistics over a batch is one length"
+        )
     losses = []
     for step in range(max(steps, default=0)):
         active = sum(1 for n in steps if n > step)
@@ -135,7 +163,7 @@ def train_stack(
         if active < len(works):
             values = {name: value[:active] for name, value in stack.items()}
         values = values | {name: values[name].detach().requires_grad_() for name in trainable}
-        each = _forward(model, layers, loss, values, x, y)  # (active, batch)
+        each = _forward(model, layers, loss, values, x, y, arithmetic)  # (active, batch)
         mean = batches.mean(each, step)  # (active,)
         losses.append(nn.functional.pad(mean.detach(), (0, len(works) - active)))
         if not trainable:
@@ -159,13 +187,22 @@ def train_stack(
 
     total = torch.stack(losses).sum(0).tolist() if losses else [0.0] * len(works)
     return [
-        Trained({name: value[row] for name, value in stack.items()}, total[row] / max(steps[row], 1))
+        Trained(
+            {name: value[row].clone() if name in shared else value[row] for name, value in stack.items()},
+            total[row] / max(steps[row], 1),
+        )
         for row in range(len(works))
     ]
 
 
 def _forward(
-    model: nn.Module, layers: StackedLayers | None, loss: Loss, parameters: State, x: Tensor, y: Tensor
+    model: nn.Module,
+    layers: StackedLayers | None,
+    loss: Loss,
+    parameters: State,
+    x: Tensor,
+    y: Tensor,
+    arithmetic: Arithmetic,
 ) -> Tensor:
     """Return one loss a sample, (nodes, batch)."""
     if layers is not None:
@@ -173,7 +210,9 @@ def _forward(
         return loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(x.shape[:2])
 
     def node(parameters: State, x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(model, parameters, (x,)), y)
+        with arithmetic.autocast(x.device):
+            outputs = functional_call(model, parameters, (x,))
+        return loss(arithmetic.exact(outputs), y)
 
     return vmap(node, randomness="error")(parameters, x, y)
 

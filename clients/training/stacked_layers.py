@@ -2,9 +2,11 @@
 
 A sample's axes stay in torch's order, (nodes, channels, height, width, batch): a convolution is then one
 copy of long runs and a matrix product a node (torch's grouped convolution, which ``vmap`` takes, has no fast
-kernels for so many groups), a linear layer is a product without a transpose, and flattening is free.
+kernels for so many groups), a linear layer is a product without a transpose, flattening is free, and what
+batch normalisation takes its statistics over lies in one run.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -13,23 +15,55 @@ from torch import Tensor, nn
 
 from hedgerow.clients.training.products import aligned, aligned_empty, multiplied, product
 
-__all__ = ["StackedLayers", "stacked_layers"]
+__all__ = ["Reparametrised", "StackedLayers", "stacked_layers"]
 
 Parameters = Mapping[str, Tensor]
 Layer = Callable[[Parameters, Tensor], Tensor]
 
+# Parameters of a stack, by name, to those of the layers.
+Weights = Callable[[Parameters], Parameters]
+
 _ELEMENTWISE = (nn.Identity, nn.Sigmoid, nn.Tanh, nn.GELU, nn.Softplus)
+# By the number of a sample's axes.
+_BATCH_NORMS = {1: nn.BatchNorm1d, 3: nn.BatchNorm2d}
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 
 
-class StackedLayers:
-    """A sequence of known layers, as one function of all nodes' parameters and inputs."""
+class Reparametrised(nn.Module):
+    """A model that computes what another does, with weights that it makes of parameters of its own."""
 
-    def __init__(self, layers: list[Layer]) -> None:
+    plain: nn.Module
+
+    @abstractmethod
+    def plain_values(self, own: Parameters) -> dict[str, Tensor]:
+        """Return the other model's parameters and buffers by its names.
+
+        ``own`` has this model's, by its names; all may have the same leading axes more, the result then too.
+        """
+
+
+class StackedLayers:
+    """A sequence of known layers, as one function of all nodes' parameters and inputs.
+
+    Parameters
+    ----------
+    layers : list of Layer
+        The layers, in order.
+    weights : Weights or None (default: None)
+        What the layers' parameters are made by; None for those of the stack as they are.
+    """
+
+    def __init__(self, layers: list[Layer], weights: Weights | None = None) -> None:
         self._layers = layers
+        self._weights = weights
 
     def __call__(self, parameters: Parameters, x: Tensor) -> Tensor:
-        """Map x (nodes, batch, ...) by parameters (nodes, *shape) to outputs (nodes, batch, ...)."""
+        """Map x (nodes, batch, ...) by parameters (nodes, *shape) to outputs (nodes, batch, ...).
+
+        Buffers, among the parameters, are brought up to date in place.
+        """
+        if self._weights is not None:
+            parameters = self._weights(parameters)
         x = x.movedim(1, -1)  # (nodes, ..., batch)
         for layer in self._layers:
             x = layer(parameters, x)
@@ -39,16 +73,20 @@ class StackedLayers:
 def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
     """Return a model's stacked form, or None if it is no plain sequence of the layers known here.
 
-    Known are Conv2d (zero padding, no groups, no dilation), max and average pooling, Flatten, Linear on
-    vectors, ReLU and other elementwise activations, and sequences of these without hooks.
+    Known are Conv2d (zero padding, no groups, no dilation), max and average pooling, batch normalisation,
+    Flatten, Linear on vectors, ReLU and other elementwise activations, sequences of these without hooks, and
+    ``Reparametrised`` models of such.
 
     Parameters
     ----------
     model : nn.Module
-        Any model. Not changed, and not needed later.
+        Any model, in training mode. Not changed.
     sample_dims : int
         The number of axes of one sample: 3 for (C, H, W), 1 for features.
     """
+    if isinstance(model, Reparametrised):
+        inner = None if _has_hooks(model) else stacked_layers(model.plain, sample_dims)
+        return None if inner is None else StackedLayers(inner._layers, model.plain_values)
     layers: list[Layer] = []
     dims = sample_dims
     leaves = _leaves(model, "")
@@ -60,6 +98,8 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
             layer = _convolution(prefix, module)
         elif type(module) in _POOLS and dims == 3 and not getattr(module, "return_indices", False):
             layer = _pool(module)
+        elif type(module) is _BATCH_NORMS.get(dims) and can_normalise(module):
+            layer = _batch_norm(prefix, module)
         elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             layer, dims = _flatten, 1
         elif type(module) is nn.Linear and dims == 1:
@@ -76,8 +116,19 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
     return StackedLayers(layers)
 
 
+def can_normalise(module: nn.Module) -> bool:
+    """Return whether a stack can keep a batch normalisation's statistics: they move by a fixed share."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+        module.momentum is not None or not module.track_running_stats
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
 def _leaves(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]] | None:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+    if _has_hooks(module):
         return None
     if type(module) is not nn.Sequential:
         return [(prefix, module)]
@@ -118,6 +169,27 @@ def _flatten(parameters: Parameters, x: Tensor) -> Tensor:
 def _linear(prefix: str) -> Layer:
     weight, bias = f"{prefix}weight", f"{prefix}bias"
     return lambda parameters, x: product(parameters[weight], x, parameters.get(bias))
+
+
+def _batch_norm(prefix: str, module: nn.Module) -> Layer:
+    norm = cast(nn.modules.batchnorm._BatchNorm, module)
+    momentum, eps = norm.momentum or 0.0, norm.eps
+
+    def normalise(parameters: Parameters, x: Tensor) -> Tensor:
+        def flat(name: str) -> Tensor | None:
+            value = parameters.get(prefix + name)
+            return None if value is None else value.flatten(0, 1)
+
+        if (count := parameters.get(f"{prefix}num_batches_tracked")) is not None:
+            count.add_(1)
+        # A channel of a node is a channel of one long sample.
+        y = nn.functional.batch_norm(
+            x.contiguous().view(1, x.shape[0] * x.shape[1], -1),
+            flat("running_mean"), flat("running_var"), flat("weight"), flat("bias"), True, momentum, eps,
+        )  # fmt: skip
+        return y.view(x.shape)
+
+    return normalise
 
 
 def _convolution(prefix: str, module: nn.Conv2d) -> Layer:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -18,7 +19,20 @@ from hedgerow.sim.cli.options import (
     read_own_data,
 )
 
-__all__ = ["deploy_keys", "deploy_local", "deploy_split"]
+__all__ = ["Level", "deploy_keys", "deploy_local", "deploy_split"]
+
+
+class Level(StrEnum):
+    """Where edge servers are."""
+
+    E1 = "E1"
+    E2 = "E2"
+    E3 = "E3"
+
+    @property
+    def edge_servers(self) -> str:
+        """The app's word for it."""
+        return {"E1": "emulated", "E2": "nodes", "E3": "direct"}[self.value]
 
 
 def deploy_local(
@@ -29,6 +43,16 @@ def deploy_local(
     tls: Annotated[
         bool, typer.Option("--tls", help="Encrypt, and let in only SuperNodes whose key is registered.")
     ] = False,
+    level: Annotated[
+        Level | None,
+        typer.Option(
+            help="Where the app's edge servers are. E1: emulated. E2: nodes. E3: each has a SuperLink, "
+            "SuperNodes and a run of its own."
+        ),
+    ] = None,
+    edges: Annotated[
+        int | None, typer.Option(min=1, help="Number of edge servers: the app's key 'num-servers'.")
+    ] = None,
     run_config: RunConfig = None,
     node_config: NodeConfig = None,
     own_data: OwnData = None,
@@ -56,9 +80,13 @@ def deploy_local(
     from hedgerow.sim.runs.plan import plan_run, toml_value
     from hedgerow.sim.runs.split import readable_by_others
 
+    if level is Level.E3:
+        _deploy_edges(app_path, nodes, edges, run_config or [], node_config, own_data, out, tls, keep_logs)
     with bad_options():
         spec = find_app(app_path)
         overrides = [*(run_config or []), *([f"output-dir={toml_value(str(out))}"] if out else [])]
+        overrides += [f"edge-servers={level.edge_servers}"] if level else []
+        overrides += [f"num-servers={edges}"] if edges else []
         said, own = read_own_data(spec, own_data, nodes)
         plan = plan_run(spec, [*said, *overrides], num_nodes=nodes)
         if plan.faults is not None:
@@ -87,6 +115,60 @@ def deploy_local(
     raise typer.Exit(code)
 
 
+def _deploy_edges(
+    app_path: str,
+    nodes: int | None,
+    edges: int | None,
+    run_config: list[str],
+    node_config: list[str] | None,
+    own_data: Path | None,
+    out: Path | None,
+    tls: bool,
+    keep_logs: bool,
+) -> NoReturn:
+    from hedgerow.sim.deploy.edges import deploy_edges, edge_overrides
+    from hedgerow.sim.deploy.processes import StartError
+    from hedgerow.sim.runs.app import find_app
+    from hedgerow.sim.runs.plan import parse_overrides, plan_run
+    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+
+    with bad_options():
+        spec = find_app(app_path)
+        if own_data is not None:
+            raise ValueError("--own-data does not go with --level E3: servers would standardise each its own")
+        said = {**spec.config, **parse_overrides(run_config, spec.config)}
+        if edges is None and not isinstance(said.get("num-servers"), int):
+            raise ValueError("--edges: how many edge servers there are must be said")
+        number = edges or int(said["num-servers"])
+        # What is wrong with the settings is found before anything is started.
+        placeholders = [f"127.0.0.1:{d + 1}" for d in range(number)]
+        for d in range(number):
+            plan = plan_run(spec, [*run_config, *edge_overrides(d, placeholders)], num_nodes=nodes)
+        if plan.faults is not None:
+            raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
+        configs = read_node_configs(spec, node_config, plan.num_nodes)
+        data = plan.run_config.get("data-dir")
+        if data and isinstance(data, str):
+            configs = [{"data-dir": str(Path(data).expanduser().absolute()), **one} for one in configs]
+        servers = contiguous_clusters(plan.num_nodes, number)
+        partitions = [[i for i, server in enumerate(servers) if server == d] for d in range(number)]
+    try:
+        with interruptible(lambda: "Interrupted; all that was started is stopped"):
+            code = deploy_edges(
+                spec,
+                run_config,
+                partitions,
+                output_dir=str(out or said.get("output-dir", "")),
+                tls=tls,
+                node_config=configs,
+                keep_logs=keep_logs,
+            )
+    except StartError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
+    raise typer.Exit(code)
+
+
 def deploy_keys(
     folder: Annotated[Path, typer.Argument(help="Where they are written.")],
     nodes: Annotated[int, typer.Option(min=0, help="Number of SuperNodes.")],
@@ -95,16 +177,49 @@ def deploy_keys(
         typer.Option(help="Address or name of the SuperLink. Repeatable. Default: loopback only."),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="How long the certificates are valid.")] = 365,
+    edges: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Edge servers with a SuperLink each, SuperNodes dealt to them in order: a folder for each. "
+            "--host is then one for each of them, in their order.",
+        ),
+    ] = None,
 ) -> None:
     """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for machines you own."""
     from hedgerow.sim.deploy.certificates import LOOPBACK, make_credentials
 
+    if edges is not None:
+        _edge_keys(folder, nodes, edges, host or [], days)
+        return
     with bad_options():
         made = make_credentials(folder, nodes, hosts=[*LOOPBACK, *(host or [])], days=days)
     typer.echo(f"SuperLink: {made.ca} {made.server_certificate} {made.server_key}")
     for key in made.nodes:
         typer.echo(f"SuperNode: {made.ca} {key.private}; register {key.public}")
     typer.echo(f"Who is whom, for the run's key 'registry': {made.registry}")
+
+
+def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int) -> None:
+    from hedgerow.sim.deploy.certificates import LOOPBACK, make_edge_credentials
+    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+
+    with bad_options():
+        if len(hosts) not in (0, edges):
+            raise ValueError(
+                f"--host is given {len(hosts)} times; valid with --edges {edges} is one for each"
+            )
+        servers = contiguous_clusters(nodes, edges) if nodes else ()
+        own = [[i for i, server in enumerate(servers) if server == d] for d in range(edges)]
+        called = [[*LOOPBACK, host] for host in hosts] or None
+        made = make_edge_credentials(folder, own, hosts=called, days=days)
+    for d, one in enumerate(made):
+        superlink = one.superlink
+        typer.echo(f"Edge server {d}: {superlink.ca} {one.peer_certificate} {one.peer_key}")
+        typer.echo(f"  SuperLink: {superlink.ca} {superlink.server_certificate} {superlink.server_key}")
+        for key in superlink.nodes:
+            typer.echo(f"  SuperNode: {superlink.ca} {key.private}; register {key.public}")
+        typer.echo(f"  Who is whom, for the run's key 'registry': {superlink.registry}")
 
 
 def deploy_split(

@@ -145,7 +145,7 @@ def run(
             output_dir=output_dir,
             workers=workers,
         )
-        configs = read_node_configs(spec, node_config, plan.num_nodes, own)
+        configs = read_node_configs(spec, node_config, plan.num_nodes, own) if node_config or own else None
         if engine is Engine.FLOWER:
             _check_plan(spec.name, plan)
 

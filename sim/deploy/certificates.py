@@ -1,5 +1,8 @@
 """Keys and certificates of a deployment: a CA, the SuperLink's certificate, a key pair for each SuperNode.
 
+Of a deployment with edge servers that are orchestrators of their own each has all of that, of one CA, and a
+certificate by which the others know it.
+
 For machines that you own, for the length of an experiment: the CA's own key is not kept, so that nobody can
 issue another certificate later.
 """
@@ -24,7 +27,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["Credentials", "NodeKey", "make_credentials"]
+from hedgerow.wire.certified import certified_name
+
+__all__ = ["Credentials", "EdgeCredentials", "NodeKey", "make_credentials", "make_edge_credentials"]
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -60,6 +65,23 @@ class Credentials:
     registry: Path
 
 
+@dataclass(frozen=True)
+class EdgeCredentials:
+    """The files of one edge server with a SuperLink of its own.
+
+    Parameters
+    ----------
+    superlink : Credentials
+        Of its SuperLink and SuperNodes.
+    peer_certificate, peer_key : Path
+        With which it proves to other edge servers who it is.
+    """
+
+    superlink: Credentials
+    peer_certificate: Path
+    peer_key: Path
+
+
 def make_credentials(
     folder: Path, num_nodes: int, *, hosts: Sequence[str] = LOOPBACK, days: int = 30
 ) -> Credentials:
@@ -83,20 +105,82 @@ def make_credentials(
     FileExistsError
         If a key is there already: it may be one that a device relies on.
     """
-    for key, value, least in (("num_nodes", num_nodes, 0), ("days", days, 1)):
+    _check(hosts, num_nodes=(num_nodes, 0), days=(days, 1))
+    ca_key = generate_private_key(SECP384R1())
+    ca = _certificate_authority(ca_key, days)
+    return _written(folder, range(num_nodes), ca, ca_key, hosts, days)
+
+
+def make_edge_credentials(
+    folder: Path,
+    partitions: Sequence[Sequence[int]],
+    *,
+    hosts: Sequence[Sequence[str]] | None = None,
+    days: int = 30,
+) -> list[EdgeCredentials]:
+    """Write what ``make_credentials`` does for each of some edge servers, all of one CA, each to ``edge<d>``.
+
+    Parameters
+    ----------
+    folder : Path
+        Created with mode 0700 if need be.
+    partitions : Sequence[Sequence[int]]
+        The partition ids of each server's SuperNodes.
+    hosts : Sequence[Sequence[str]] or None (default: None)
+        Addresses and names by which each SuperLink is called, at least one; None for loopback.
+    days : int (default: 30)
+        As of ``make_credentials``.
+
+    Raises
+    ------
+    ValueError, FileExistsError
+        As ``make_credentials``.
+    """
+    called = hosts or [LOOPBACK] * len(partitions)
+    _check(min(called, key=len, default=[]), edges=(len(partitions), 1), days=(days, 1))
+    ca_key = generate_private_key(SECP384R1())
+    ca = _certificate_authority(ca_key, days)
+    made = []
+    for d, (own, names) in enumerate(zip(partitions, called, strict=True)):
+        home = folder / f"edge{d}"
+        superlink = _written(home, own, ca, ca_key, names, days)
+        key = generate_private_key(SECP384R1())
+        ways = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        name = certified_name(d)
+        signed = _signed("Hedgerow edge server", key.public_key(), ca, ca_key, [name], days, ways)
+        one = EdgeCredentials(superlink, home / "peer.pem", home / "peer.key")
+        _write(one.peer_certificate, signed.public_bytes(Encoding.PEM), 0o644)
+        _write(one.peer_key, _pem(key, PrivateFormat.PKCS8), 0o600)
+        made.append(one)
+    return made
+
+
+def _check(hosts: Sequence[str], **bounds: tuple[int, int]) -> None:
+    for key, (value, least) in bounds.items():
         if value < least:
             raise ValueError(f"{key} is {value!r}; valid is an integer >= {least}")
     if not hosts:
         raise ValueError("hosts is empty; valid is at least one address or name of the SuperLink")
+
+
+def _written(
+    folder: Path,
+    partitions: Sequence[int],
+    ca: x509.Certificate,
+    ca_key: EllipticCurvePrivateKey,
+    hosts: Sequence[str],
+    days: int,
+) -> Credentials:
+    """Write the files of one SuperLink and its nodes."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    ca_key, server_key = generate_private_key(SECP384R1()), generate_private_key(SECP384R1())
-    ca = _certificate_authority(ca_key, days)
-    server = _server_certificate(server_key.public_key(), ca, ca_key, hosts, days)
+    server_key = generate_private_key(SECP384R1())
+    ways = [ExtendedKeyUsageOID.SERVER_AUTH]
+    server = _signed("Hedgerow SuperLink", server_key.public_key(), ca, ca_key, hosts, days, ways)
     made = Credentials(
         folder / "ca.crt",
         folder / "server.pem",
         folder / "server.key",
-        [NodeKey(folder / f"node{i}", folder / f"node{i}.pub") for i in range(num_nodes)],
+        [NodeKey(folder / f"node{i}", folder / f"node{i}.pub") for i in partitions],
         folder / "nodes.toml",
     )
     _write(made.ca, ca.public_bytes(Encoding.PEM), 0o644)
@@ -107,7 +191,10 @@ def make_credentials(
         public = node_key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
         _write(node.private, _pem(node_key, PrivateFormat.OpenSSH), 0o600)
         _write(node.public, public, 0o644)
-    bound = (f'[[node]]\nkey = "{node.public.name}"\npartition = {i}\n' for i, node in enumerate(made.nodes))
+    bound = (
+        f'[[node]]\nkey = "{node.public.name}"\npartition = {i}\n'
+        for i, node in zip(partitions, made.nodes, strict=True)
+    )
     _write(made.registry, "\n".join(bound).encode(), 0o644)
     return made
 
@@ -134,21 +221,22 @@ def _certificate_authority(key: EllipticCurvePrivateKey, days: int) -> x509.Cert
     )
 
 
-def _server_certificate(
+def _signed(
+    subject: str,
     key: EllipticCurvePublicKey,
     ca: x509.Certificate,
     ca_key: EllipticCurvePrivateKey,
     hosts: Sequence[str],
     days: int,
+    ways: Sequence[x509.ObjectIdentifier],
 ) -> x509.Certificate:
     names = x509.SubjectAlternativeName([_host(host) for host in hosts])
-    server_auth = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     return (
-        _builder(_name("Hedgerow SuperLink"), ca.subject, key, days)
+        _builder(_name(subject), ca.subject, key, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
-        .add_extension(server_auth, critical=False)
+        .add_extension(x509.ExtendedKeyUsage(ways), critical=False)
         .add_extension(issuer, critical=False)
         .sign(ca_key, hashes.SHA384())
     )

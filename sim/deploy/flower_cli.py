@@ -82,17 +82,25 @@ class FlowerRun:
         The connection's name in the home's config.toml; empty: Flower's default.
     echo : bool (default: True)
         Print the lines.
+    prefix : str (default: "")
+        What each line that is printed begins with.
     """
 
     def __init__(
-        self, arguments: Sequence[str], env: dict[str, str], *, superlink: str = "", echo: bool = True
+        self,
+        arguments: Sequence[str],
+        env: dict[str, str],
+        *,
+        superlink: str = "",
+        echo: bool = True,
+        prefix: str = "",
     ) -> None:
         self.run_id: int | None = None
         self.lines: list[str] = []
         self._began = time.time()
         self._env = env
         self._superlink = [superlink] if superlink else []
-        self._echo = echo
+        self._echo, self._prefix = echo, prefix
         self._process = subprocess.Popen(
             [program("flwr"), "run", *arguments, "--stream"],
             env=env,
@@ -105,6 +113,12 @@ class FlowerRun:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, as its log names it; None if it has not."""
+        found = (named for line in reversed(self.lines) if (named := _FOLDER.search(line)))
+        return next((Path(one[1]) for one in found), None)
 
     @property
     def following(self) -> bool:
@@ -179,7 +193,8 @@ class FlowerRun:
             for line in lines:
                 self.lines.append(line)
                 if self._echo:
-                    print(line, end="", flush=True)
+                    # In one piece: several runs may be followed at once.
+                    print(f"{self._prefix}{line}", end="", flush=True)
                 if started := _STARTED.search(line):
                     self.run_id = int(started[1])
 
@@ -198,18 +213,17 @@ class FlowerRun:
 
     def _witness(self) -> RunEnd | None:
         """Return that the run completed if the folder that its log names says so, and since it began."""
-        for line in reversed(self.lines):
-            if named := _FOLDER.search(line):
-                summary = Path(named[1]) / "summary.json"
-                try:
-                    completed = json.loads(summary.read_bytes())["status"] == "completed"
-                    # A resumed run's folder may hold the summary of before, until it goes on.
-                    of_this_run = summary.stat().st_mtime >= self._began
-                except (OSError, ValueError, LookupError, TypeError):
-                    return None
-                details = f"Flower did not answer; {summary} tells"
-                return RunEnd(self.run_id, _COMPLETED, details) if completed and of_this_run else None
-        return None
+        if self.folder is None:
+            return None
+        summary = self.folder / "summary.json"
+        try:
+            completed = json.loads(summary.read_bytes())["status"] == "completed"
+            # A resumed run's folder may hold the summary of before, until it goes on.
+            of_this_run = summary.stat().st_mtime >= self._began
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        details = f"Flower did not answer; {summary} tells"
+        return RunEnd(self.run_id, _COMPLETED, details) if completed and of_this_run else None
 
     def _flwr(self, *arguments: str) -> str:
         command = [program("flwr"), *arguments]

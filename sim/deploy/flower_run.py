@@ -80,6 +80,7 @@ def submit(
     *,
     superlink: str = "",
     echo: bool = True,
+    prefix: str = "",
 ) -> FlowerRun:
     """Submit a run with a run config, whose ``output-dir`` is made absolute, and return at once.
 
@@ -91,7 +92,7 @@ def submit(
         Every key of the app with its value.
     file : Path
         Where it is written for Flower.
-    env, superlink, echo
+    env, superlink, echo, prefix
         As for ``FlowerRun``; with ``echo`` the command is printed too.
     """
     arguments = list(arguments)
@@ -99,8 +100,8 @@ def submit(
         file.write_text(toml_text(absolute_output(run_config)), encoding="utf-8")
         arguments += ["--run-config", str(file)]
     if echo:
-        print("$", shlex.join(["flwr", "run", *arguments, "--stream"]), flush=True)
-    return FlowerRun(arguments, env, superlink=superlink, echo=echo)
+        print(f"{prefix}$", shlex.join(["flwr", "run", *arguments, "--stream"]), flush=True)
+    return FlowerRun(arguments, env, superlink=superlink, echo=echo, prefix=prefix)
 
 
 def follow(run: FlowerRun) -> int:

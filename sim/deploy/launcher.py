@@ -63,10 +63,12 @@ class Deployment:
         The app: its folder, or a module inside it.
     num_nodes : int
         SuperNodes, >= 1; node i serves partition i.
-    tls : bool (default: False)
-        Encrypt with a certificate made for this deployment, and let only nodes in whose key was registered.
+    tls : bool or Credentials (default: False)
+        Encrypt with a certificate made for this deployment, or with given ones, and let only nodes in whose
+        key was registered.
     node_config : Sequence[Mapping] or None (default: None)
-        What each node's config says beside its partition, ``role`` or ``data-dir`` for example.
+        What each node's config says beside its partition, ``role`` or ``data-dir`` for example; or another
+        partition, where these are not all nodes of a run.
     env : Mapping[str, str] or None (default: None)
         Added to the environment of every program.
     superlink_options : Sequence[str] (default: ())
@@ -107,7 +109,7 @@ class Deployment:
         app: AppSpec | str | Path,
         num_nodes: int,
         *,
-        tls: bool = False,
+        tls: bool | Credentials = False,
         node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
         env: Mapping[str, str] | None = None,
         superlink_options: Sequence[str] = (),
@@ -125,7 +127,8 @@ class Deployment:
             raise ValueError(f"node_config has {len(extra)} entries; valid is one a node: {num_nodes}")
         self.spec = app if isinstance(app, AppSpec) else find_app(app)
         self.num_nodes = num_nodes
-        self.tls = tls
+        self.tls = bool(tls)
+        self._credentials = tls if isinstance(tls, Credentials) else None
         self._warm = warm
         self.patience = patience
         self.nodes: list[SuperNode] = []
@@ -186,7 +189,9 @@ class Deployment:
         self._find_users()
         for folder in (self.logs, self.home / "cli", self.home / "superlink"):
             folder.mkdir(mode=0o700, exist_ok=True)
-        keys = make_credentials(self.home / "keys", self.num_nodes) if self.tls else None
+        keys = self._credentials
+        if self.tls and keys is None:
+            keys = make_credentials(self.home / "keys", self.num_nodes)
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self._ca = keys.ca if keys else None
@@ -234,7 +239,10 @@ class Deployment:
             if keys:
                 give(keys.nodes[i].private, user)
             config, env = self._moved_in(name, config, env, user)
-        return SuperNode(i, config, arguments, env, self.logs / f"{name}.log", user)
+        return SuperNode(self._partition(i), config, arguments, env, self.logs / f"{name}.log", user)
+
+    def _partition(self, i: int) -> int:
+        return int(self._configs[i]["partition-id"])
 
     def _find_users(self) -> None:
         if self.no_users:
@@ -270,7 +278,7 @@ class Deployment:
 
     def _register(self, keys: Credentials) -> None:
         def register(i: int) -> tuple[int, str]:
-            key, name = str(keys.nodes[i].public), f"partition-{i}"
+            key, name = str(keys.nodes[i].public), f"partition-{self._partition(i)}"
             try:
                 shown = self.flwr(
                     "supernode", "register", key, CONNECTION, "--name", name, timeout=self.patience
@@ -282,7 +290,9 @@ class Deployment:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             for i, (code, shown) in enumerate(pool.map(register, range(self.num_nodes))):
                 if code:
-                    raise StartError(f"the key of partition {i} was not registered:\n{shown.strip()}")
+                    raise StartError(
+                        f"the key of partition {self._partition(i)} was not registered:\n{shown.strip()}"
+                    )
 
     # Where things are
 
@@ -328,7 +338,7 @@ class Deployment:
             raise ValueError("fault-*: a deployment plays no faults; use the engine inprocess")
         return plan
 
-    def submit(self, plan: Plan | None = None, *, echo: bool = True) -> FlowerRun:
+    def submit(self, plan: Plan | None = None, *, echo: bool = True, prefix: str = "") -> FlowerRun:
         """Submit a run and return at once; it is followed until the deployment ends.
 
         Parameters
@@ -337,6 +347,8 @@ class Deployment:
             From ``plan``. None: the app's defaults.
         echo : bool (default: True)
             Print the run's log as it comes.
+        prefix : str (default: "")
+            What each of its lines begins with.
         """
         run_config = (plan or self.plan()).run_config
         if self._registry is not None and run_config.get("registry") == "":
@@ -348,6 +360,7 @@ class Deployment:
             self._env("cli"),
             superlink=CONNECTION,
             echo=echo,
+            prefix=prefix,
         )
         self._runs.append(run)
         return run

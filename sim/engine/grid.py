@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict, UserConfig
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from hedgerow.sim.engine._compat import (
     ErrorCode,
@@ -30,6 +31,7 @@ from hedgerow.sim.engine._compat import (
     delivered,
     empty_run,
     give_identity_back,
+    has_wrappers,
     lend_identity,
     log,
     set_message_id,
@@ -41,6 +43,8 @@ from hedgerow.sim.engine.handlers import App, Handlers, Job, Node
 from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
+from hedgerow.wire.calls import KnownNodes, TellsSizes
+from hedgerow.wire.message_types import WHOAMI
 
 __all__ = ["InProcessGrid"]
 
@@ -149,6 +153,8 @@ class InProcessGrid(Grid):
         self._run = empty_run(run_id=1 + seed)
         self._handlers = Handlers(client_app, run_config or {}, strict=strict)
         self._faults = faults
+        self._app = client_app
+        self._run_config = dict(run_config or {})
         self._strict = strict
         self._seed = seed
         self._max_in_flight = max_in_flight
@@ -161,16 +167,12 @@ class InProcessGrid(Grid):
         self._queue: list[tuple[float, int, Job]] = []
         self._replies: dict[str, tuple[Message, Job]] = {}
         self._waiting: dict[str, Job] = {}
-        extras = node_configs or [{} for _ in range(num_nodes)]
-        self._nodes = {
-            node_id: Node(
-                node_id=node_id,
-                partition_id=partition_id,
-                config={**extras[partition_id], "partition-id": partition_id, "num-partitions": num_nodes},
-                state=RecordDict(),
-            )
-            for partition_id, node_id in enumerate(draw_node_ids(num_nodes, seed))
-        }
+        self._extras = list(node_configs) if node_configs and any(node_configs) else None
+        self._num_nodes = num_nodes
+        self._take_ids(draw_node_ids(num_nodes, seed))
+        # What a checkpoint holds of each node, by partition id, and whose entry is to be made anew.
+        self._packed: dict[str, dict[str, Any]] = {}
+        self._changed: dict[int, Node] = {}
         lend_identity(self, self._run.run_id)
         count = workers or (1 if real_time else default_workers(client_app))
         self._workers = Workers(self._handlers, min(count, num_nodes)) if min(count, num_nodes) > 1 else None
@@ -243,11 +245,61 @@ class InProcessGrid(Grid):
             workers=workers,
         )
         out.set_run(grid.run)
-        nodes = list(out._nodes.values())
-        for node, node_id in zip(nodes, node_ids, strict=True):
-            node.node_id = node_id
-        out._nodes = {node.node_id: node for node in nodes}
+        out._take_ids(np.array(node_ids, np.uint64))
         return out
+
+    # Its nodes, each made when it is first asked for
+
+    def _take_ids(self, node_ids: NDArray[np.uint64]) -> None:
+        """Have nodes of these ids (N,), by partition id."""
+        self._ids, self._by_id = node_ids, np.argsort(node_ids)
+        self._ascending = node_ids[self._by_id]
+        self._made: dict[int, Node] = {}
+        self._all_made = False
+
+    @property
+    def _nodes(self) -> dict[int, Node]:
+        """All nodes by id, in the order of partitions, for whoever looks at each."""
+        if not self._all_made:
+            made = [self._made.get(i) or self._new(at, i) for at, i in enumerate(self._ids.tolist())]
+            self._made, self._all_made = {node.node_id: node for node in made}, True
+        return self._made
+
+    def _node(self, node_id: int) -> Node | None:
+        if (node := self._made.get(node_id)) is not None or self._all_made:
+            return node
+        if not 0 <= node_id < 2**64:
+            return None
+        at = int(np.searchsorted(self._ascending, np.uint64(node_id)))
+        if at == self._num_nodes or int(self._ascending[at]) != node_id:
+            return None
+        self._made[node_id] = self._new(int(self._by_id[at]), node_id)
+        return self._made[node_id]
+
+    def _new(self, partition_id: int, node_id: int) -> Node:
+        extra = {} if self._extras is None else self._extras[partition_id]
+        config = {**extra, "partition-id": partition_id, "num-partitions": self._num_nodes}
+        return Node(node_id, partition_id, config, RecordDict())
+
+    def known_nodes(self) -> KnownNodes | None:
+        """Return who the nodes are, where they need not be asked; None where they must.
+
+        They need not be where all that they would tell is known, and each would tell it: they differ in their
+        partitions alone (no ``node_configs``), the app says how many examples each has
+        (``wire.calls.TellsSizes``), no mod stands before its answer, no message is lost, serialised or timed,
+        and no subclass changes who is there.
+        """
+        asked = self._extras is not None or self._faults is not None or self._strict or self.real_time
+        if asked or type(self) is not InProcessGrid or self._all_made:
+            return None
+        if not isinstance(self._app, TellsSizes) or has_wrappers(self._app, WHOAMI):
+            return None
+        sizes = self._app.sizes(self._run_config.copy())
+        if sizes is None or len(sizes) != self._num_nodes:
+            return None
+        # Who asks for nodes builds messages to them next.
+        lend_identity(self, self._run.run_id)
+        return KnownNodes(self._ids, sizes)
 
     # Flower's Grid
 
@@ -277,7 +329,11 @@ class InProcessGrid(Grid):
         # Who asks for nodes builds messages to them next.
         lend_identity(self, self._run.run_id)
         now = self.now()
-        return sorted(node.node_id for node in self._nodes.values() if node.offline_at > now)
+        if self._all_made:
+            return sorted(node.node_id for node in self._made.values() if node.offline_at > now)
+        away = {node.node_id for node in self._made.values() if node.offline_at <= now}
+        online: list[int] = self._ascending.tolist()
+        return [node_id for node_id in online if node_id not in away] if away else online
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return what is known of the nodes that are online: their ids."""
@@ -378,20 +434,22 @@ class InProcessGrid(Grid):
     def state_dict(self) -> dict[str, Any]:
         """Return what the nodes are between two rounds: states, messages received, virtual time.
 
-        Messages under way are not in it: a reply that was late at a checkpoint never comes.
+        Nodes that were sent nothing are not in it, being as they were made. Messages under way are not in it:
+        a reply that was late at a checkpoint never comes.
         """
+        for node in self._changed.values():
+            self._packed[str(node.partition_id)] = {
+                "received": node.received,
+                "busy_until": node.busy_until,
+                "offline_at": None if node.offline_at == inf else node.offline_at,
+                "state": pack_records(node.state),
+            }
+        self._changed.clear()
         return {
             "clock": self._clock,
             "dealt": self._dealt.bytes,
-            "nodes": {
-                str(node.partition_id): {
-                    "received": node.received,
-                    "busy_until": node.busy_until,
-                    "offline_at": None if node.offline_at == inf else node.offline_at,
-                    "state": pack_records(node.state),
-                }
-                for node in self._nodes.values()
-            },
+            "num-nodes": self._num_nodes,
+            "nodes": self._packed.copy(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -402,16 +460,23 @@ class InProcessGrid(Grid):
         ValueError
             If it was written with another number of nodes.
         """
-        if len(state["nodes"]) != len(self._nodes):
-            raise ValueError(f"state of {len(state['nodes'])} nodes; valid here is {len(self._nodes)}")
+        written = int(state.get("num-nodes", len(state["nodes"])))
+        if written != self._num_nodes:
+            raise ValueError(f"state of {written} nodes; valid here is {self._num_nodes}")
+        if unknown := [at for at in state["nodes"] if not 0 <= int(at) < self._num_nodes]:
+            raise ValueError(f"state of partition {unknown[0]}; valid here is 0 to {self._num_nodes - 1}")
         self._clock = float(state["clock"])
         self._dealt.bytes = int(state.get("dealt", 0))
-        for node in self._nodes.values():
-            stored = state["nodes"][str(node.partition_id)]
+        made = {node.partition_id: node for node in self._made.values()}
+        as_made: dict[str, Any] = {"received": 0, "busy_until": 0.0, "offline_at": None, "state": {}}
+        for at, stored in (dict.fromkeys(map(str, made), as_made) | state["nodes"]).items():
+            node = made.get(int(at)) or self._node(int(self._ids[int(at)]))
+            assert node is not None
             node.received = int(stored["received"])
             node.busy_until = float(stored["busy_until"])
             node.offline_at = inf if stored["offline_at"] is None else float(stored["offline_at"])
             node.state = unpack_records(stored["state"])
+            self._changed[node.partition_id] = node
 
     # A message's way
 
@@ -439,10 +504,11 @@ class InProcessGrid(Grid):
 
     def _schedule(self, message: Message) -> Job:
         """Decide when a message is answered, and whether its node gets to work on it at all."""
-        node = self._nodes.get(message.metadata.dst_node_id)
+        node = self._node(message.metadata.dst_node_id)
         deadline = self._clock + message.metadata.ttl
         if node is None:
             return Job(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
+        self._changed[node.partition_id] = node
         expired = Job(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
         start = max(self._clock, node.busy_until)
         fate = self._fate(node)
@@ -545,6 +611,8 @@ class InProcessGrid(Grid):
     def _answer(self, job: Job, answer: RecordDict | Error, *, own: bool = False) -> None:
         """Make the reply of an answer; an ``own`` one comes from another process, and is nobody else's."""
         answer = job.verdict or answer
+        if job.node is not None:
+            self._changed[job.node.partition_id] = job.node
         if isinstance(answer, RecordDict):
             if not own:
                 # What the node keeps in its state and sends at once must be two things from here on.

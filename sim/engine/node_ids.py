@@ -6,20 +6,21 @@ import time
 
 import numpy as np
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["draw_node_ids", "wait_for_nodes"]
 
 
-def draw_node_ids(num_nodes: int, seed: int) -> list[int]:
-    """Draw ids as Flower's: 64 random bits, here never in partition order, so that bugs of order show."""
+def draw_node_ids(num_nodes: int, seed: int) -> NDArray[np.uint64]:
+    """Draw ids (N,) as Flower's: 64 random bits, never in partition order, so that bugs of order show."""
     rng = generator(seed, purpose=Purpose.FAULT)
-    ids: dict[int, None] = {}
+    ids = np.zeros(0, np.uint64)
     while len(ids) < num_nodes:
-        ids.setdefault(int(rng.integers(2, 2**64, dtype=np.uint64)))
-    out = list(ids)
-    return out[::-1] if out == sorted(out) else out
+        ids = np.append(ids, rng.integers(2, 2**64, size=num_nodes - len(ids), dtype=np.uint64))
+        ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+    return ids[::-1] if (ids[:-1] < ids[1:]).all() else ids
 
 
 def wait_for_nodes(grid: Grid, num_nodes: int | None, timeout: float) -> list[int]:

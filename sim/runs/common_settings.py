@@ -4,6 +4,7 @@ An app puts them among its own and may give them other defaults and other help (
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hedgerow.sim.engine.workers import MOST_WORKERS
 from hedgerow.sim.runs.kinds import (
@@ -36,6 +37,7 @@ __all__ = [
     "aggregation_setting",
     "registry_setting",
     "task_settings",
+    "training_problems",
 ]
 
 # Longer than a server waits for anything, and short enough for every clock.
@@ -156,7 +158,7 @@ def registry_setting(check: Callable[[str], object]) -> Setting:
     )
 
 
-# How a machine trains the nodes that it simulates; nothing of it changes what a run means.
+# How a machine trains its nodes; nothing of it changes what a run means.
 STACK_SETTINGS: Mapping[str, Setting] = {
     "training-mode": Setting(
         "auto",
@@ -166,7 +168,23 @@ STACK_SETTINGS: Mapping[str, Setting] = {
     "stack-nodes": Setting(
         0, whole(0, MAX_NODES), "the most nodes in a stack (0: as memory and caches hold)"
     ),
+    "precision": Setting(
+        "float32",
+        choice("float32", "bf16"),
+        "`bf16`: products of local training in bfloat16, parameters and sums in float32 (docs/precision.md)",
+    ),
+    "compile": Setting(
+        False, flag(), "`torch.compile` for local training, where it finds a compiler (docs/precision.md)"
+    ),
 }
+
+
+def training_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong between settings of how nodes train."""
+    if values["compile"] and values["training-mode"] == "stack":
+        return ["compile = True; valid with training-mode = 'stack' is False: a stack is not compiled"]
+    return []
+
 
 RUN_SETTINGS: Mapping[str, Setting] = {
     "evaluate-every": Setting(5, whole(1, MAX_ROUNDS), "rounds between evaluations"),

@@ -39,7 +39,7 @@ __all__ = [
 MAX_INT64 = 2**63 - 1
 # A run keeps a record of each round in memory and writes it as a line: a gigabyte, in weeks of short rounds.
 MAX_ROUNDS = 2**20
-# The server keeps an entry for each node, and sums over all of them in every round.
+# The server keeps some words for each node, and methods without sampling a message each, in every round.
 MAX_NODES = 2**20
 SMALLEST, LARGEST = 1e-30, 1e30
 

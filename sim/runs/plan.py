@@ -36,6 +36,8 @@ __all__ = [
 
 # What a run has whether its app has such a key or not.
 _OPTIONS = ("output-dir", "seed")
+# Keys whose value is a path of the server's.
+_PATHS = ("output-dir", "registry", "peer-ca", "peer-certificate", "peer-key")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("[^"]*"|'[^']*'|\S+)""")
 
@@ -208,7 +210,7 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
 
 def absolute_output(run_config: UserConfig) -> UserConfig:
     """Return the run config with absolute paths of the server's: Flower's programs may work elsewhere."""
-    told = {key: path for key in ("output-dir", "registry") if (path := run_config.get(key))}
+    told = {key: path for key in _PATHS if (path := run_config.get(key))}
     paths = {key: path for key, path in told.items() if isinstance(path, str)}
     return {**run_config, **{key: str(Path(path).expanduser().absolute()) for key, path in paths.items()}}
 

@@ -23,6 +23,7 @@ _NOT_THE_EXPERIMENT = frozenset(
     (
         "checkpoint-every",
         "checkpoint-nodes",
+        "compile",
         "device",
         "engine",
         "output-dir",

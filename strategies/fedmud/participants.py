@@ -48,4 +48,6 @@ class Participants:
         there = everyone if there is None else there
         stream = generator(self.federation.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
         count = min(self.count, len(there))
-        return sorted(int(client) for client in stream.choice(there, count, replace=False)) if count else []
+        if not count:
+            return []
+        return sorted(there[i] for i in stream.choice(len(there), count, replace=False))

@@ -59,6 +59,9 @@ class Download:
             self.payload_bytes + other.payload_bytes,
         )
 
+    def __mul__(self, times: int) -> "Download":
+        return Download(self.messages * times, self.bits * times, self.payload_bytes * times)
+
 
 class UpdateLog:
     """The updates of the base by version, as far back as they are fewer bits than the base.
@@ -145,7 +148,10 @@ class Downlink:
         self.num_clients = num_clients
         self.log = log
         self.traffic = dict.fromkeys(SYNCS, Download())
-        self._held: dict[Sync, dict[int, int]] = {way: {} for way in SYNCS}
+        # None for a node that is known to hold nothing.
+        self._held: dict[Sync, dict[int, int | None]] = {way: {} for way in SYNCS}
+        # Of a broadcast that is not made, what all hold of so many nodes, but those in ``_held``.
+        self._others: tuple[int | None, int] = None, 0
 
     def start(self, client: int) -> int | None:
         """Return the version from which on a node is sent updates, or None if it is sent the base."""
@@ -167,7 +173,7 @@ class Downlink:
     def forget(self, client: int) -> None:
         """Note that a node holds nothing."""
         for held in self._held.values():
-            held.pop(client, None)
+            held[client] = None
 
     def book(self, trainers: Sequence[int], listeners: Sequence[int], own: Download, base: Download) -> None:
         """Count one round's messages, each way.
@@ -188,11 +194,10 @@ class Downlink:
                 total += self._missing(way, client, base) + own + Download(messages=1)
             if way == "broadcast":
                 if way != self.sync:
-                    listeners = self._all_behind(trainers)
-                for client in listeners:
-                    total += self._missing(way, client, base) + Download(messages=1)
-                    if way != self.sync:
-                        self.heard(client)
+                    total += self._inform_all(trainers, base)
+                else:
+                    for client in listeners:
+                        total += self._missing(way, client, base) + Download(messages=1)
             self.traffic[way] = total
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,28 +205,53 @@ class Downlink:
         return {
             "log": self.log.state_dict(),
             "held": {way: {str(c): v for c, v in sorted(held.items())} for way, held in self._held.items()},
+            "others": list(self._others),
             "traffic": {way: [t.messages, t.bits, t.payload_bytes] for way, t in self.traffic.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
         self.log.load_state_dict(state["log"])
+        version, count = state.get("others", (None, 0))
+        self._others = None if version is None else int(version), int(count)
         for way in SYNCS:
-            self._held[way] = {int(c): int(v) for c, v in state["held"][way].items()}
+            held = state["held"][way].items()
+            self._held[way] = {int(c): None if v is None else int(v) for c, v in held}
             self.traffic[way] = Download(*map(int, state["traffic"][way]))
 
     def _start(self, way: Sync, client: int) -> int | None:
+        return self._start_of(way, self._holds(way, client))
+
+    def _start_of(self, way: Sync, held: int | None) -> int | None:
         if not self.log.base_bits:
             return self.log.version
-        held = self._held[way].get(client)
         return None if way == "dense" or held is None or not self.log.covers(held) else held
 
-    def _all_behind(self, trainers: Sequence[int]) -> list[int]:
-        others = set(range(self.num_clients)) - set(trainers)
-        return [c for c in sorted(others) if self._start("broadcast", c) != self.log.version]
+    def _holds(self, way: Sync, client: int) -> int | None:
+        version, count = self._others
+        return self._held[way].get(client, version if way == "broadcast" and client < count else None)
+
+    def _inform_all(self, trainers: Sequence[int], base: Download) -> Download:
+        """Count what a broadcast sends to all nodes but those that train, and note that they heard it.
+
+        All but a few of a million hold the same: those are counted, not gone through.
+        """
+        held, (version, count) = self._held["broadcast"], self._others
+        if version is not None:  # Who came since holds nothing.
+            held |= dict.fromkeys(range(count, self.num_clients))
+        training = {client: self._holds("broadcast", client) for client in trainers}
+        listening = [(held[client], 1) for client in held.keys() - training.keys()]
+        total = Download()
+        for holds, number in [*listening, (version, self.num_clients - len(held.keys() | training.keys()))]:
+            if (start := self._start_of("broadcast", holds)) != self.log.version:
+                total += (self._since(start, base) + Download(messages=1)) * number
+        self._held["broadcast"], self._others = training, (self.log.version, self.num_clients)
+        return total
 
     def _missing(self, way: Sync, client: int, base: Download) -> Download:
-        start = self._start(way, client)
+        return self._since(self._start(way, client), base)
+
+    def _since(self, start: int | None, base: Download) -> Download:
         return base if start is None else self.log.size_since(start)
 
 

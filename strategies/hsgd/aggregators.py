@@ -101,6 +101,7 @@ class EdgeAggregator:
         self.ids: list[str] = []
         self._theta = theta
         self._own: dict[str, Vector] = {}  # theta_{2,m,n} of the devices that trained
+        self._before: dict[str, Vector] = {}  # the same before the interval at hand
         # What an edge node averaged, or devices whose models the server did not see.
         self._uploaded: Vector | None = None
         self.forget_encodings()
@@ -123,6 +124,12 @@ class EdgeAggregator:
         self.ids = list(ids)
         if not self.pairs:
             self._own = {}
+        self._before = dict(self._own)
+
+    def undo(self) -> None:
+        """End an interval that the group sits out: theta_2 is what it was before."""
+        self._own = self._before
+        self.forget_encodings()
 
     def keep(self, chosen: Collection[str]) -> None:
         """Take all others out of A_m, who are as silent."""

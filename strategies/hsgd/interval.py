@@ -4,8 +4,10 @@ Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybr
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 10 to 26.
 Differs: parties can fail. A device that is silent before the swap is not in the batch; one that is silent
 after it is not in the average; where all are, theta_2 stays. A group whose hospital, whose edge node or all
-of whose devices before the swap are silent is left out until the next global aggregation: its hospital has
-not made the steps that the others have.
+of whose devices before the swap are silent sits out this interval: its three blocks stay what they were,
+also where one side has made its steps, which that side then takes back (``since``). Missing the interval
+before a global aggregation, it is not in that: the server knows no head and no hospital's encoder that was
+not uploaded.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,7 +106,7 @@ class Terms:
 
 
 class GroupRound:
-    """A group in one round: what it started from, how far it came, and why it was lost.
+    """A group in one round: what it started from, how far it came, and why it is out of an interval.
 
     Parameters
     ----------
@@ -124,7 +126,11 @@ class GroupRound:
         self.group = group
         self.start = start
         self.edge = EdgeAggregator(group, start.device, pairs, combine)
+        # Why it sits out the interval at hand.
         self.lost = ""
+        # The iteration that its model was made for; None for that of the round's start.
+        self.stands_at: int | None = None
+        self.missed = 0  # intervals
         self.loss: float | None = None
         # The nodes of the last interval's devices whose steps count.
         self.trained: list[int] = []
@@ -149,7 +155,7 @@ class GroupRound:
 
     @property
     def model(self) -> Theta | None:
-        """The group's model at the end of the round; None if it was lost."""
+        """The group's model at the end of the round; None if it missed the last interval."""
         if self.lost or self._uploaded is None:
             return None
         return Theta(*self._uploaded, self.edge.model())
@@ -181,12 +187,12 @@ class Updated(NamedTuple):
 
 
 class LocalInterval:
-    """The two waves of messages of one local interval, for all groups that are still in the round.
+    """The two waves of messages of one local interval.
 
     Parameters
     ----------
     runs : Sequence[GroupRound]
-        The groups; those that are lost are left out.
+        The groups, also those that sat out the interval before.
     terms : Terms
         What the parties are told.
     schema : Schema
@@ -210,7 +216,9 @@ class LocalInterval:
         hold: Callable[[Vector, Vector, str], None] | None = None,
     ) -> None:
         self._hold = hold or (lambda made, sent, part: None)
-        self.runs = [run for run in runs if not run.lost]
+        self.runs = list(runs)
+        for run in self.runs:
+            run.lost = ""
         self.terms = terms
         self.schema = schema
         self._books = books
@@ -266,21 +274,24 @@ class LocalInterval:
         grouping = "pairs" if self.schema.pairs else "group"
         compress = self.schema.compressed
         common: dict[str, Any] = {"ids": list(run.ids), "grouping": grouping, "compress": compress}
-        start = {"head": run.start.head, "hospital": run.start.hospital} if terms.starts else {}
+        starts = run.stands_at is None
+        start = {"head": run.start.head, "hospital": run.start.hospital} if starts else {}
+        if not starts and run.stands_at != terms.t:
+            common["since"] = run.stands_at
         self._asked[group.hospital] = list(run.ids)
         yield (
             group.hospital,
             instruction(terms.exchange(**common, **self._linked(run, group.hospital)), **start),
         )
-        if terms.starts:
+        if starts:
             self._books.from_cloud(self.server_round, group.number)
-        if terms.starts or not self._keeps_models(group):
+        if starts or not self._keeps_models(group):
             self._books.model_to_devices(self.server_round, group.number, len(run.ids))
         asked = edge.asked()
         self._asked.update(asked)
         if group.hosted:
             ((partition, ids),) = asked.items()
-            model = {"device": edge.model_for(ids)} if terms.starts else {}
+            model = {"device": edge.model_for(ids)} if starts else {}
             yield partition, instruction(terms.exchange(**common, **self._linked(run, partition)), **model)
             return
         shared: dict[int, RecordDict] = {}
@@ -311,8 +322,8 @@ class LocalInterval:
             head, zeta1 = self.schema.hospital_exchange(content, count)
             if isinstance(head, np.ndarray):
                 # Of a round's first exchange it is the head that was sent, whose change would be usual.
-                part = "first head" if self.terms.starts else "head in a round"
-                self._hold(head, self._of[partition].start.head, part)
+                run = self._of[partition]
+                self._hold(head, run.start.head, "first head" if run.stands_at is None else "head in a round")
             return head, zeta1
         return None, self.schema.device_exchange(content, count)
 
@@ -463,10 +474,12 @@ class LocalInterval:
             edge_node = next(iter(run.edge.asked())) if run.group.hosted else run.group.hospital
             if not {run.group.hospital, edge_node} <= answered:
                 self._lose(run, "no update")
+                continue
             if gone := [p for p in run.ids if (run.group.number, p) in unread]:
                 run.edge.leave_out(gone)
             run.edge.aggregate()
-            if self.terms.told and not run.lost:
+            run.stands_at = self.terms.t + self.terms.steps
+            if self.terms.told:
                 self._books.to_cloud(self.server_round, run.group.number, len(run.ids))
 
     def _note_device(self, run: GroupRound, partition: int, made: Updated) -> None:
@@ -505,8 +518,12 @@ class LocalInterval:
             run.upload(*blocks)
 
     def _lose(self, run: GroupRound, reason: str) -> None:
+        """Have a group sit out the interval."""
         run.lost = reason
-        run.edge.forget_encodings()
+        run.missed += 1
+        run.edge.undo()
+        if not run.ids:  # Of JFL they are those of the round.
+            run.edge.ids = list(self._asked[run.group.hospital])
 
 
 def _told(content: RecordDict) -> Any:

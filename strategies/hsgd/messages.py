@@ -20,12 +20,14 @@ train.upload     all       t, sealed; head, hospital or device; masked-sum      
 ===============  ========  ===================================================  ==============================
 
 ``*`` only where a round starts: these arrays say so, for t counts iterations from the start of the run, and
-P may change between rounds. ``+`` only with ``upload``. Records are named ``config``, ``arrays`` and, in a
-reply to an update, ``metrics`` with ``num-examples``. ``encoding`` is the length e1 or e2 of the party's
-encodings. The learning rate of iteration t is eta0 / 2^floor(t / eta-period), constant if that is 0.
-Grouping ``pairs`` (JFL) gives head (a, n0) and hospital (a, n1), a row a pair; an edge then keeps a model for
-each of its devices. An edge answers with the mean of its devices: summed one after the other in the order
-of ids in float64, divided by their number, and cast to the model's dtype.
+P may change between rounds. A group that sat out intervals is told ``since`` with the next exchange, the
+iteration that its model stands at, or is sent the model again if that is the round's start. ``+`` only with
+``upload``. Records are named ``config``, ``arrays`` and, in a reply to an update, ``metrics`` with
+``num-examples``. ``encoding`` is the length e1 or e2 of the party's encodings. The learning rate of
+iteration t is eta0 / 2^floor(t / eta-period), constant if that is 0. Grouping ``pairs`` (JFL) gives head
+(a, n0) and hospital (a, n1), a row a pair; an edge then keeps a model for each of its devices. An edge
+answers with the mean of its devices: summed one after the other in the order of ids in float64, divided by
+their number, and cast to the model's dtype.
 
 Compressed, head and encodings travel in a ConfigRecord ``payload`` instead: ``head`` is bytes, ``zeta1`` and
 ``zeta2`` are lists of bytes, one a row. Each is k values of 4 bytes, whatever the model's precision, and then
@@ -60,7 +62,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import checked_metrics
 from hedgerow.wire.limits import MAX_SAMPLES
-from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.wire.records import PayloadError, records_of, to_record, view
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, INTRODUCTION_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
 
@@ -151,14 +153,14 @@ def link_introduction(told: ConfigRecord) -> LinkIntroduction | None:
 
 def introduction(content: RecordDict) -> Introduction:
     """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
-    told = content.config_records.get("pair", ConfigRecord())
+    told = records_of(content, ConfigRecord).get("pair", ConfigRecord())
     role, group, encoding = told_role(told), told_integer(told, "group", 0), told_integer(told, "encoding", 1)
     ids = told.get("ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
         raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
     if len(ids) > MAX_SAMPLES or len({*ids}) < len(ids):
         raise PayloadError("bad pair", "ids are too many, or one is there twice")
-    if content.array_records or len(content) != 1:
+    if records_of(content, ArrayRecord) or len(content) != 1:
         raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
     return Introduction(role, group, tuple(cast(list[str], ids)), encoding, link_introduction(told))
 
@@ -242,7 +244,7 @@ class Schema:
         told = self._shares(content, "zeta1", peers, common + rows * self._row(self.zeta1), not self.pairs)
         if self.pairs:
             return b"", told
-        sealed = content.config_records["sealed"].get("head")
+        sealed = records_of(content, ConfigRecord)["sealed"].get("head")
         if not isinstance(sealed, bytes) or len(sealed) != head + SEAL_BYTES:
             raise PayloadError("wrong size", f"head is not of {head + SEAL_BYTES} sealed bytes")
         return sealed, told
@@ -253,7 +255,7 @@ class Schema:
 
     def _shares(self, content: RecordDict, key: str, count: int, size: int, head: bool) -> list[bytes]:
         _only_records(content, {"sealed"})
-        record = content.config_records.get("sealed", ConfigRecord())
+        record = records_of(content, ConfigRecord).get("sealed", ConfigRecord())
         _same_keys(record, {key: None, **({"head": None} if head else {})})
         shares = record[key]
         if not isinstance(shares, list) or len(shares) != count:
@@ -308,7 +310,7 @@ class Schema:
         self, content: RecordDict, shapes: Mapping[str, tuple[int, ...]], metrics: bool = False
     ) -> dict[str, Vector]:
         _only_records(content, ({"arrays"} if shapes else set()) | ({"metrics"} if metrics else set()))
-        record = content.array_records.get("arrays", ArrayRecord())
+        record = records_of(content, ArrayRecord).get("arrays", ArrayRecord())
         _same_keys(record, shapes)
         values = {key: view(record[key]) for key in shapes}
         for key, shape in shapes.items():
@@ -326,7 +328,7 @@ class Schema:
         The server only relays them.
         """
         _only_records(content, {"payload"})
-        record = content.config_records.get("payload", ConfigRecord())
+        record = records_of(content, ConfigRecord).get("payload", ConfigRecord())
         _same_keys(record, counts)
         lengths = {"head": self.head, "zeta1": self.zeta1, "zeta2": self.zeta2}
         coded = {}

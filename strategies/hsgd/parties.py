@@ -7,7 +7,7 @@ rounds, and at once when it comes back under another node id.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from logging import WARNING
 
 from flwr.app import ConfigRecord, RecordDict
@@ -60,25 +60,24 @@ class Parties:
         # Who is left out: from which round on it is asked again, under which node id, and why.
         self._outside: dict[int, tuple[int, int, str]] = {}
 
-    def present(self, grid: Grid) -> dict[int, int]:
-        """Return the node ids of those that are there, by partition id."""
-        roster = self._federation.gather(grid)
-        return {node.partition_id: node.node_id for node in roster.nodes if node.node_id in roster.online}
+    def present(self, grid: Grid) -> Mapping[int, int]:
+        """Return the node ids of those that are there, by partition id, ascending."""
+        return self._federation.gather(grid).node_ids
 
     def there(self, grid: Grid) -> dict[int, OwnIntroduction]:
         """Return who is known and there, under the node id that it told under."""
         present = self.present(grid)
-        return {i: one for i, one in sorted(self._known.items()) if present.get(i) == self._node_ids[i]}
+        return {i: one for i, one in self.known.items() if present.get(i) == self._node_ids[i]}
 
     @property
     def known(self) -> dict[int, OwnIntroduction]:
         """What each party told that is not left out, whether it is there or not."""
-        return dict(sorted(self._known.items()))
+        return {i: self._known[i] for i in sorted(self._known)}
 
     def strangers(self, grid: Grid) -> list[int]:
         """Return who is there and not known, and whose time it is to be asked."""
         found = []
-        for i, node_id in sorted(self.present(grid).items()):
+        for i, node_id in self.present(grid).items():
             if self._node_ids.get(i) == node_id:
                 continue
             again, refused, _ = self._outside.get(i, (0, node_id, ""))

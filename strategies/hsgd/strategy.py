@@ -62,12 +62,13 @@ class HSGD(FederatedStrategy):
     2. ``train.update``: each side gets the other's and makes Q steps. Edges then average, (1); after the last
        local interval the cloud does, (2), weighted by the people of a group.
 
-    A silent party costs what ``interval.py`` says; groups that are lost are left out of (2), whose weights
-    are renormalised. A round with fewer than ``min_train_nodes`` **groups** left is repeated.
+    A silent party costs what ``interval.py`` says: its group sits out that local interval
+    (``missed-intervals``), and if that is the round's last, (2), whose weights are renormalised
+    (``lost-groups``). A round with fewer than ``min_train_nodes`` **groups** left is repeated.
 
     Training metrics are the means of what hospitals tell, ``P``, ``Q``, ``eta`` at the round's start,
-    ``iterations``, ``groups`` and ``lost-groups``, the noise's accounts, and the estimates of a round that
-    makes them: ``rho``, ``delta-g``, ``F0`` and ``gradient2``.
+    ``iterations``, ``groups``, ``lost-groups``, ``missed-intervals`` where there are any, the noise's
+    accounts, and the estimates of a round that makes them: ``rho``, ``delta-g``, ``F0`` and ``gradient2``.
 
     ``initial_arrays`` are a split model's, with the keys ``head.*``, ``hospital.*`` and ``device.*``.
     Without ``own``, a party whose introduction others contradict is left out, with its group if it is the
@@ -511,10 +512,10 @@ class HSGD(FederatedStrategy):
             self._take_part(matching, self._setup)
         self._take_links(self._setup, grid)
         roster = self.federation.gather(grid)
-        missed = (
-            roster.nodes if self.federation.places is not None else [n for n in roster.nodes if not n.vacant]
-        )
-        if away := sum(node.node_id not in roster.online for node in missed):
+        missed = len(roster)
+        if self.federation.places is None:  # Nobody is missed who was never there.
+            missed = sum(not node.vacant for node in roster.nodes)
+        if away := missed - len(roster.online):
             self._waves.report.rejected["offline"] += away
         self._waves.report.rejected += self.federation.left_out(self.completed_rounds + 1)
 
@@ -522,14 +523,10 @@ class HSGD(FederatedStrategy):
         """Take the introductions of parties that are new, came under another node id, or forgot theirs."""
         if self._links is None or self.own is not None:
             return
-        roster = self.federation.gather(grid)
-        taking_part = {i for group in self.groups for i in group.partitions}
-        there = {
-            n.partition_id: n.node_id
-            for n in roster.nodes
-            if n.node_id in roster.online and n.partition_id in taking_part
-        }
-        new = [i for i, node_id in sorted(there.items()) if i in raised or self._greeted.get(i) != node_id]
+        there = self.federation.gather(grid).node_ids
+        new = [i for i, node_id in there.items() if i in raised or self._greeted.get(i) != node_id]
+        taking_part = {i for group in self.groups for i in group.partitions} if new else set()
+        new = [i for i in new if i in taking_part]
         if not new:
             return
         content = RecordDict({"config": question(self.federation, sealed=True)})
@@ -623,11 +620,11 @@ class HSGD(FederatedStrategy):
     def _hear(self, dealt: DealtSetup, matching: Matching | None, told: Collection[int], grid: Grid) -> None:
         """Take what parties with dealt data told: their links, and the groups that they make up."""
         if self._links is not None:
-            node_ids = {n.partition_id: n.node_id for n in self.federation.gather(grid).nodes}
+            nodes = self.federation.gather(grid).nodes
             for i, party in dealt.parties.known.items():
                 if i in told:
                     self._links.take(i, party.link)
-                    self._greeted[i] = node_ids[i]
+                    self._greeted[i] = nodes[i].node_id
         self._unmatched = dealt.counts
         if matching is not None:
             self._take_part(matching, dealt)
@@ -721,6 +718,8 @@ class HSGD(FederatedStrategy):
         metrics.update({"P": P, "Q": Q, "eta": self.pace.eta(self._iterations), "groups": num_groups})
         due = len(self.groups) if self._dealt is None else max(len(self.groups), self.num_groups or 0)
         metrics["lost-groups"] = due - num_groups
+        if missed := sum(run.missed for run in self._runs):
+            metrics["missed-intervals"] = missed
         if (report := self.privacy_report()) is not None:
             metrics.update(report.metrics())
         if self._links is not None:

@@ -1,6 +1,7 @@
 """SD-FEEL: edge clusters whose edge servers gossip, and its baselines."""
 
 from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg
+from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
 from hedgerow.strategies.sd_feel.strategy import SDFeel
 
-__all__ = ["FedAvg", "Feel", "HierFAvg", "SDFeel"]
+__all__ = ["EdgeServerSDFeel", "FedAvg", "Feel", "HierFAvg", "SDFeel"]

@@ -101,7 +101,8 @@ class Feel(ClusteredStrategy):
         super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
         self.pool = None if pool is None else sorted(set(pool))
         places = self.federation.places
-        known, most = self._drawn_from(None), self.num_clients - 1
+        known: Sequence[int] = range(self.num_clients) if self.pool is None else self.pool
+        most = self.num_clients - 1
         if places is not None and not (known and known[0] >= 0 and known[-1] <= most):
             raise ValueError(f"pool is {known}; valid are partition ids 0 to {most}")
         int_at_least(1, clients_per_round=clients_per_round)
@@ -112,19 +113,21 @@ class Feel(ClusteredStrategy):
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
         """Return the scheduled clients that take part; they are drawn of all, or of those there."""
         stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
-        pool = self._drawn_from(there)
+        pool = self._drawn_from(range(self.num_clients) if there is None else there)
         if not pool:
             return []
         count = min(self.clients_per_round, len(pool))
-        scheduled = set(stream.choice(pool, count, replace=False).tolist())
-        return [i for i in super().participants(server_round) if i in scheduled]
+        scheduled = sorted(pool[i] for i in stream.choice(len(pool), count, replace=False))
+        return self._taking_part(server_round, scheduled)
 
     def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
         return self.participants(server_round, there)
 
-    def _drawn_from(self, there: Sequence[int] | None) -> list[int]:
-        known = range(self.num_clients) if there is None else there
-        return list(known) if self.pool is None else [i for i in self.pool if there is None or i in known]
+    def _drawn_from(self, there: Sequence[int]) -> Sequence[int]:
+        if self.pool is None:
+            return there
+        known = set(there)
+        return [i for i in self.pool if i in known]
 
 
 class FedAvg(ClusteredStrategy):

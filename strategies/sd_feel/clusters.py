@@ -211,12 +211,14 @@ class ClusteredStrategy(FederatedStrategy):
             )
         if clusters == BY_GROUP:
             admits = self.federation.admits
-            self.federation.admits = lambda node: admits(node) or self._with_group(node)
+            self.federation.admits = lambda node: (admits and admits(node)) or self._with_group(node)
 
     def _forget(self) -> None:
         self._models: ServerModels | None = None
         # Whether every reply told how many iterations its node took.
         self._steps_told = True
+        # Samples of each cluster, with the clusters and of how many clients the sizes were known.
+        self._sizes: tuple[tuple[int, ...], int, NDArray[np.float64]] | None = None
         # The server of each group.
         self._groups: dict[str, int] = {}
         if self.sums is not None:
@@ -242,8 +244,12 @@ class ClusteredStrategy(FederatedStrategy):
 
     def participants(self, server_round: int) -> list[int]:
         """Return the partition ids that take part in a round: Bernoulli(beta) draws, a stream a client."""
+        return self._taking_part(server_round, range(self.num_clients))
+
+    def _taking_part(self, server_round: int, clients: Iterable[int]) -> list[int]:
+        """Return those of some partitions that have a server, and take part by their draw."""
         beta = self.participation
-        clients = [i for i, server in enumerate(self.clusters) if server != _NO_SERVER]
+        clients = [i for i in clients if self.clusters[i] != _NO_SERVER]
         if beta == 1.0:  # Every draw is below it, and a round of many clients would make as many streams.
             return clients
         return [i for i in clients if self.federation.uniform(server_round, i) < beta]
@@ -302,18 +308,17 @@ class ClusteredStrategy(FederatedStrategy):
 
         Under a robust rule, which believes no claim of samples, clients of each cluster.
         """
-        if not self.aggregation.is_mean:
-            return np.bincount(
-                [s for s in self.clusters if s != _NO_SERVER], minlength=self.num_servers
-            ).astype(np.float64)
-        known = [self.federation.weight_of(client) for client in self.federation.sizes]
-        typical = sum(known) / len(known) if known else 1.0
-        sizes = np.zeros(self.num_servers)
-        for client, server in enumerate(self.clusters):
-            if server != _NO_SERVER:
-                here = client in self.federation.sizes
-                sizes[server] += self.federation.weight_of(client) if here else typical
-        return sizes
+        known_of = len(self.federation.sizes)
+        if self._sizes is None or self._sizes[0] is not self.clusters or self._sizes[1] != known_of:
+            self._sizes = self.clusters, known_of, self._sum_sizes()
+        return self._sizes[2]
+
+    def _sum_sizes(self) -> NDArray[np.float64]:
+        clusters = np.array(self.clusters, np.int64)
+        of_any = clusters != _NO_SERVER
+        weights = self.federation.weights(len(clusters))[of_any] if self.aggregation.is_mean else None
+        sums = np.bincount(clusters[of_any], weights, minlength=self.num_servers)
+        return sums.astype(np.float64)
 
     @property
     def server_weights(self) -> NDArray[np.float64]:

@@ -7,7 +7,8 @@ mean where a link or a server fails. Before they gossip, servers flood who is th
 size and the links that work, over as many steps as there are servers, and builds the matrix of the servers
 that it can reach. In every step both ends of a link tell each other whether they have the other's model, and
 leave the link out unless both have. Its weight then goes to each end's own model: since
-|S_i| p_{j,i} = |S_j| p_{i,j}, the mean weighted by |S| stays what it was.
+|S_i| p_{j,i} = |S_j| p_{i,j}, the mean weighted by |S| stays what it was. One case is left, which no protocol
+can exclude: a link that is cut between the last word and its acknowledgement is used by one end alone.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import json
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
+from math import sqrt
+from statistics import median, median_low
 from typing import Any, NamedTuple
 
 import networkx as nx
@@ -28,10 +31,12 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.peers import PeerChannel, Topic
+from hedgerow.strategies.bounds import TOO_LARGE, norm_of
+from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
+from hedgerow.wire.records import PayloadError
 from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["DirectGossip", "GossipReport"]
@@ -40,7 +45,16 @@ _DIGEST_BYTES = 32
 _YES, _NO = b"\x01", b"\x00"
 # Seconds to wait for the answer to a question that needs no work.
 _QUESTION = 5.0
-_LARGEST_SIZE = 2.0**53
+_LONGEST_START = 64
+# Exchanges that say which distances between neighbours are usual.
+_REMEMBERED = 16
+_SMALLEST_SIZE, _LARGEST_SIZE = 2.0**-20, 2.0**53
+# After all stages of a round.
+_END = 2**32
+# Exchanges that a neighbour sits out at most which is late in one after the other.
+_LONGEST_REST = 64
+# What another server's word may raise when it is read.
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass
@@ -57,12 +71,15 @@ class GossipReport:
         Links that were left out in some step, by reason.
     seconds : float
         What it took.
+    sent : Counter
+        Models that each neighbour took, by neighbour.
     """
 
     members: list[int] = field(default_factory=list)
     zeta: float = float("nan")
     lost: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    sent: Counter[int] = field(default_factory=Counter)
 
     def metrics(self) -> dict[str, int | float | list[int]]:
         """Return it as a round's record has it."""
@@ -87,7 +104,7 @@ class DirectGossip:
     graph : networkx.Graph
         The servers' graph on 0 to D - 1, connected.
     channel : PeerChannel
-        To its neighbours in the graph; ``answer`` of this object must be what the channel answers with.
+        To its neighbours in the graph; it must answer with ``answer`` and ``comes`` of this object.
     period : int
         tau2: rounds between two exchanges, >= 1.
     steps : int
@@ -97,7 +114,12 @@ class DirectGossip:
     exact_if_complete : bool (default: False)
         See ``mixing``.
     timeout : float (default: 600.0)
-        Seconds until a step goes on without a neighbour that is there and late, > 0.
+        Seconds until an exchange goes on without a neighbour that is there and late, > 0; in its later
+        stages as many times longer as came before, for who waited for others.
+    max_update_norm_ratio : float (default: 100.0)
+        A neighbour's model is left out (``update too large``) whose distance from this server's exceeds both
+        twice the model's norm, which servers that were apart for long may be, and so many times what was
+        usual in the exchanges before (in the first, of the model's norm); >= 1, or 0 for no bound.
     """
 
     def __init__(
@@ -110,6 +132,7 @@ class DirectGossip:
         rule: Aggregation,
         exact_if_complete: bool = False,
         timeout: float = 600.0,
+        max_update_norm_ratio: float = 100.0,
     ) -> None:
         int_at_least(1, period=period)
         int_at_least(0, steps=steps)
@@ -122,6 +145,11 @@ class DirectGossip:
         # The last exchange that began, a round; and what was agreed on with each neighbour that takes part.
         self._begun = 0
         self._links: dict[int, _Link] = {}
+        # In how many exchanges running a neighbour was lost that takes part.
+        self._lapses: Counter[int] = Counter()
+        self._max_ratio = max_update_norm_ratio
+        # Of each exchange the median distance of the neighbours' models before its first step.
+        self._usual: deque[float] = deque(maxlen=_REMEMBERED)
         # Which start of this server this is: one that was started again has forgotten what was agreed on.
         self._start = secrets.token_hex(8)
         self.report = GossipReport()
@@ -130,24 +158,39 @@ class DirectGossip:
 
     def answer(self, peer: int, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a neighbour, which says who it is and may ask to take part from a round on."""
-        start = str(request["start"])
+        start = request["start"]
+        if not isinstance(start, str) or len(start) > _LONGEST_START:
+            raise ValueError("start is not that of a server")
         with self._lock:
             known = self._links.get(peer)
             if known is not None and known.start != start:
                 del self._links[peer]
+                self._lapses.pop(peer, None)
                 self.channel.forsake(peer)
             if (first := request.get("join")) is None:
                 return {"begun": self._begun, "start": self._start}
-            if int(first) <= self._begun or int(first) % self.period:
-                return {"begun": self._begun, "start": self._start, "joined": False}
-            self._links[peer] = _Link(start, int(first))
-            return {"begun": self._begun, "start": self._start, "joined": True}
+            begun = self._begun + self._rest(peer)
+            joined = int(first) > begun and int(first) % self.period == 0
+            if joined:
+                self._links[peer] = _Link(start, int(first))
+            return {"begun": begun, "start": self._start, "joined": joined}
 
-    def join(self, completed_rounds: int, patience: float) -> int:
+    def comes(self, peer: int, topic: Topic) -> bool:
+        """Return whether a neighbour that waits for something of an exchange will be sent it."""
+        with self._lock:
+            link = self._links.get(peer)
+            return link is not None and max(link.first, self._begun) <= topic.round
+
+    def _rest(self, peer: int) -> int:
+        """Return for how many rounds a neighbour that was lost several times running sits out."""
+        lapses = self._lapses[peer]
+        return self.period * min(2 ** min(lapses - 1, 10) - 1, _LONGEST_REST) if lapses else 0
+
+    def join(self, completed_rounds: int, patience: float, num_rounds: int) -> int:
         """Meet the neighbours, and return the round after which this server goes on.
 
-        That is the one that it has completed; or, of a server that comes back, the last one in which the
-        others exchanged their models.
+        That is the one that it has completed; or, of a server that comes back, the last one in which most of
+        its neighbours began to exchange their models.
 
         Parameters
         ----------
@@ -155,19 +198,24 @@ class DirectGossip:
             Of this server, >= 0.
         patience : float
             Seconds to wait for neighbours that are not there yet; those that come later join later.
+        num_rounds : int
+            Of the run: a neighbour that is beyond is not believed.
         """
         with self._lock:
             self._begun = completed_rounds - completed_rounds % self.period
         end = time.monotonic() + patience
+        told: dict[int, int] = {}
         reached = completed_rounds
         while True:
-            for peer in self._strangers():
-                where = self._told(peer, {})
-                if where is None or peer not in self._strangers():
-                    continue  # One that was met while it was asked may have gone on already.
-                reached = max(reached, where["begun"])
-                with self._lock:
-                    self._begun = max(self._begun, reached - reached % self.period)
+            missing = self._strangers()
+            answers = {peer: where for peer in missing if (where := self._told(peer, {})) is not None}
+            told |= {peer: int(where["begun"]) for peer, where in answers.items()}
+            known = [begun for begun in told.values() if begun <= num_rounds]
+            # No neighbour alone can send this server to the end, where there are two others.
+            reached = max([reached, *([median_low(known)] if known else [])])
+            with self._lock:
+                self._begun = max(self._begun, reached - reached % self.period)
+            for peer, where in answers.items():
                 if peer > self.me:
                     self._meet(peer, where)
             missing = self._strangers()
@@ -176,6 +224,12 @@ class DirectGossip:
             time.sleep(0.2)
         if missing:
             log(WARNING, "Neighbours that are not there yet: %s", missing)
+        with self._lock:
+            # What was agreed on holds, also with one that has begun since.
+            agreed = [link.first for link in self._links.values() if link.first <= num_rounds]
+            if agreed:
+                reached = max(completed_rounds, min(agreed) - self.period)
+            self._begun = reached - reached % self.period
         return reached
 
     def _strangers(self) -> list[int]:
@@ -188,7 +242,7 @@ class DirectGossip:
         if (
             told is None
             or not isinstance(begun := told.get("begun"), int)
-            or begun < 0
+            or not 0 <= begun < 2**53
             or begun % self.period
         ):
             return None
@@ -197,13 +251,14 @@ class DirectGossip:
     def _meet(self, peer: int, where: dict[str, Any]) -> None:
         """Agree with a neighbour on the next exchange that neither has begun."""
         for _ in range(5):
-            first = max(self._begun, where["begun"]) + self.period
+            with self._lock:
+                first = max(self._begun + self._rest(peer), int(where["begun"])) + self.period
             answer = self._told(peer, {"join": first})
             if answer is None:
                 return
             if answer.get("joined") is True:
                 with self._lock:
-                    self._links[peer] = _Link(str(answer.get("start")), first)
+                    self._links[peer] = _Link(str(answer.get("start"))[:_LONGEST_START], first)
                 return
             where = answer
 
@@ -228,56 +283,73 @@ class DirectGossip:
             self._begun = server_round
             expected = {peer for peer, link in self._links.items() if link.first <= server_round}
         self.report = GossipReport()
+        self._leave_out(server_round, set(self.channel.neighbours) - expected)
         links = self._working_links(server_round, expected)
-        view = self._flooded(server_round, links, size)
+        view, links = self._flooded(server_round, links, size)
         now = model.astype(np.float64)
         members, matrix = self._matrix(view)
         if len(members) > 1:
-            now = self._stepped(server_round, model, links, view, members, matrix)
-        self._renew(expected - links)
+            now, links = self._stepped(server_round, model, links, view, members, matrix)
+        self._renew(expected, links)
         self.report.members = members
         self.report.seconds = time.monotonic() - start
         return now.astype(model.dtype)
 
+    def _leave_out(self, server_round: int, peers: set[int]) -> None:
+        """Let neighbours that take no part in the rest of an exchange know it when they ask."""
+        for peer in peers:
+            self.channel.leave_out(peer, Topic(server_round, _END))
+
     def _working_links(self, server_round: int, expected: set[int]) -> set[int]:
         """Return the neighbours with which messages go both ways, as both ends know."""
-        told = self.channel.exchange(
-            Topic(server_round, 0), dict.fromkeys(expected, _YES), self.timeout
-        ).both_ways
+        told = self._exchange(Topic(server_round, 0), dict.fromkeys(expected, _YES)).both_ways
         links = self._agreed(Topic(server_round, 1), expected, told)
         self._lost(expected - links, "no answer")
+        self._leave_out(server_round, expected - links)
         return links
+
+    def _exchange(self, topic: Topic, payloads: Mapping[int, bytes]) -> Exchange:
+        # Who is in time may have waited for others before, in each stage for as long as it may: one late
+        # server must not have its neighbours lose theirs.
+        return self.channel.exchange(topic, payloads, self.timeout * (1 + topic.stage))
 
     def _agreed(self, topic: Topic, asked: set[int], had: set[int]) -> set[int]:
         """Return those of whom both ends say that they have what the other sent."""
         sent = {peer: _YES if peer in had else _NO for peer in asked}
-        found = self.channel.exchange(topic, sent, self.timeout)
+        found = self._exchange(topic, sent)
         return {peer for peer in found.both_ways & had if found.received[peer] == _YES}
 
-    def _flooded(self, server_round: int, links: set[int], size: float) -> dict[int, dict[str, Any]]:
-        """Return what each server that can be reached says of itself."""
+    def _flooded(
+        self, server_round: int, links: set[int], size: float
+    ) -> tuple[dict[int, dict[str, Any]], set[int]]:
+        """Return what each server that can be reached says of itself, and the links that work to the end."""
         known = {self.me: {"size": float(size), "links": sorted(links)}}
         for step in range(len(self.graph) - 1):
             told = json.dumps({str(server): known[server] for server in sorted(known)}).encode()
             topic = Topic(server_round, 2 + step)
-            found = self.channel.exchange(topic, dict.fromkeys(links, told), self.timeout)
+            found = self._exchange(topic, dict.fromkeys(links, told))
+            here = found.both_ways
+            self._lost(links - here, "no answer")
             for peer in sorted(found.received):
                 try:
                     heard = self._entries(found.received[peer])
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    self._lost({peer}, "unreadable")
+                except _UNREADABLE:
+                    self._lost({peer} & here, "unreadable")
+                    here.discard(peer)
                     continue
                 # What is known first stands: nobody changes what another said, or what it said itself.
                 known = {**heard, **known}
-        return known
+            self._leave_out(server_round, links - here)
+            links = here
+        return known, links
 
-    def _entries(self, payload: bytes) -> dict[int, dict[str, Any]]:
-        """Return what a neighbour has heard of the servers; ValueError where it is no such thing."""
+    def _entries(self, payload: bytes | bytearray) -> dict[int, dict[str, Any]]:
+        """Return what a neighbour has heard of the servers; raises one of ``_UNREADABLE`` if it cannot."""
         told = json.loads(payload)
         entries = {}
         for name, entry in told.items():
             server, size, links = int(name), float(entry["size"]), [int(peer) for peer in entry["links"]]
-            if server not in self.graph or not 0 < size <= _LARGEST_SIZE:
+            if server not in self.graph or not _SMALLEST_SIZE <= size <= _LARGEST_SIZE:
                 raise ValueError(f"server {server} of size {size}")
             if not set(links) <= set(self.graph.neighbors(server)):
                 raise ValueError(f"server {server} has the links {links}")
@@ -310,7 +382,7 @@ class DirectGossip:
         view: Mapping[int, Mapping[str, Any]],
         members: list[int],
         matrix: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
+    ) -> tuple[NDArray[np.float64], set[int]]:
         # Servers that see another federation have another matrix: between them no mean would be kept.
         seen = {str(server): view[server] for server in members}
         digest = hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).digest()
@@ -321,29 +393,44 @@ class DirectGossip:
         for step in range(self.steps):
             payload = digest + sent.tobytes()
             topic = first._replace(stage=first.stage + 2 * step)
-            found = self.channel.exchange(topic, dict.fromkeys(with_whom, payload), self.timeout)
-            models = {}
+            found = self._exchange(topic, dict.fromkeys(with_whom, payload))
+            self.report.sent.update(found.taken)
+            models, why = {}, dict.fromkeys(with_whom - found.received.keys(), "no model")
             for peer, message in found.received.items():
                 try:
-                    models[peer] = self._read(message, digest, sent)
-                except ValueError as error:
-                    self._lost({peer}, str(error))
+                    models[peer] = self._read(message, digest, sent, now)
+                except PayloadError as error:
+                    why[peer] = error.reason
+            if step == 0 and models:
+                self._usual.append(median(norm_of(models[peer] - now) for peer in models))
             had = found.taken & models.keys()
             both = self._agreed(topic._replace(stage=topic.stage + 1), with_whom, had)
-            self._lost({peer for peer in with_whom - both if peer not in found.received}, "no model")
+            for peer in sorted(with_whom - both):
+                # The other does not have this one's model, or cannot use it, or was not heard to say so.
+                self._lost({peer}, why.get(peer, "not agreed"))
+            self._leave_out(server_round, with_whom - both)
             now = self._mixed(now, {peer: models[peer] for peer in sorted(both)}, column)
             with_whom, sent = both, now
-        return now
+        return now, with_whom
 
-    def _read(self, message: bytes, digest: bytes, like: NDArray[Any]) -> NDArray[np.float64]:
+    def _read(
+        self, message: bytes | bytearray, digest: bytes, like: NDArray[Any], own: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return a neighbour's model; PayloadError where it cannot be used."""
         if len(message) != _DIGEST_BYTES + like.nbytes:
-            raise ValueError("wrong size")
+            raise PayloadError("wrong size", "of a model")
         if message[:_DIGEST_BYTES] != digest:
-            raise ValueError("another view")
+            raise PayloadError("another view", "of the servers")
         model = np.frombuffer(message, like.dtype, offset=_DIGEST_BYTES).astype(np.float64)
         if not np.isfinite(model).all():
-            raise ValueError("non-finite")
+            raise PayloadError("non-finite", "model")
+        self._check_distance(norm_of(model - own), norm_of(own) or sqrt(own.size))
         return model
+
+    def _check_distance(self, distance: float, norm: float) -> None:
+        most = self._max_ratio * (median(self._usual) if self._usual else norm)
+        if self._max_ratio and not distance <= max(most, 2 * norm):
+            raise PayloadError(TOO_LARGE, f"norm {distance:.3g}, expected at most {max(most, 2 * norm):.3g}")
 
     def _mixed(
         self, own: NDArray[np.float64], models: Mapping[int, NDArray[np.float64]], column: Mapping[int, float]
@@ -359,11 +446,16 @@ class DirectGossip:
         weighted_sum(((weights[server], everyone[server]) for server in weights), out, term)  # (5)
         return out
 
-    def _renew(self, lost: set[int]) -> None:
-        """Leave out neighbours that were not there until they are met again; ask those that are out."""
+    def _renew(self, expected: set[int], found: set[int]) -> None:
+        """Leave out neighbours that were lost until they are met again; ask those that are out."""
         with self._lock:
-            for peer in lost:
-                self._links.pop(peer, None)
+            for peer in expected & found:
+                self._lapses.pop(peer, None)
+            for peer in expected - found:
+                # Not one that was started again, and may have joined since.
+                if (link := self._links.get(peer)) is not None and link.first <= self._begun:
+                    del self._links[peer]
+                    self._lapses[peer] += 1
         for peer in self._strangers():
             if (where := self._told(peer, {})) is not None and peer > self.me:
                 self._meet(peer, where)

@@ -6,26 +6,28 @@ Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), which has no coordinato
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Any, Unpack
 
 import networkx as nx
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from hedgerow.strategies.peers import PeerChannel, PeerCredentials
+from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
 from hedgerow.strategies.sd_feel.direct import DirectGossip
-from hedgerow.strategies.sd_feel.relayed import check_edge_rule
+from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import int_at_least, positive
+from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.records import Layout
 
 __all__ = ["EdgeServerSDFeel"]
@@ -53,9 +55,13 @@ class EdgeServerSDFeel(ClusteredStrategy):
     listen : str (default: "")
         Where neighbours are listened for, if not at the server's own address.
     peer_timeout : float (default: 600.0)
-        Seconds that a neighbour which is there and late is waited for in each step of an exchange, > 0.
+        Seconds that a neighbour which is there and late is waited for in an exchange, > 0; half of that are
+        neighbours waited for when the run starts.
     lost_after : float (default: 15.0)
         Seconds after which one that does not listen is left out, > 0.
+    partitions : Container[int] or None (default: None)
+        The partition ids of this server's clients; another node is left out as ``another server's``. None:
+        whoever comes is one.
     **options
         As of ``ClusteredStrategy``; ``num_clients`` absent, as many clients take part as come.
 
@@ -89,6 +95,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         listen: str = "",
         peer_timeout: float = 600.0,
         lost_after: float = 15.0,
+        partitions: Container[int] | None = None,
         **options: Unpack[ClusteredOptions],
     ) -> None:
         int_at_least(1, tau2=tau2)
@@ -106,12 +113,21 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._credentials, self._listen = credentials, listen
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
         self._gossip: DirectGossip | None = None
+        # The round after which the others go on, where this one has not completed it.
+        self._reached = 0
+        self._goes_on = False
+        if partitions is not None:
+            belongs = partitions  # Of this type where it is called.
+            self.federation.admits = lambda node: None if node.partition_id in belongs else "another server's"
         # A channel that is opened for nothing but to find what is wrong with it.
         self._channel("", 1)
 
     def _channel(self, layout: str, largest: int) -> PeerChannel:
         def answer(peer: int, request: dict[str, Any]) -> dict[str, Any]:
             return self._gossip.answer(peer, request) if self._gossip is not None else {}
+
+        def comes(peer: int, topic: Topic) -> bool:
+            return self._gossip is not None and self._gossip.comes(peer, topic)
 
         return PeerChannel(
             self.edge,
@@ -123,6 +139,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
             credentials=self._credentials,
             listen=self._listen,
             answer=answer,
+            comes=comes,
             lost_after=self._lost_after,
         )
 
@@ -153,6 +170,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``."""
+        self.check_num_rounds(num_rounds)
         layout = Layout.of(initial_arrays)
         digest = hashlib.sha256(json.dumps([layout.keys, layout.shapes, layout.dtypes]).encode()).hexdigest()
         # What servers say of each other; or a digest, and a model in float64.
@@ -166,14 +184,26 @@ class EdgeServerSDFeel(ClusteredStrategy):
                 rule=self.aggregation,
                 exact_if_complete=self.exact_if_complete,
                 timeout=self._peer_timeout,
+                max_update_norm_ratio=self.settings.max_update_norm_ratio,
             )
-            reached = self._gossip.join(self.completed_rounds, self.settings.max_wait)
-            if reached > self.completed_rounds:
-                log(INFO, "The other servers have completed round %d: this one goes on there.", reached)
-                self.federation.completed = reached
+            # Of a run that goes on; else ``start`` begins with the first.
+            completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
+            self._reached = self._gossip.join(completed, self._peer_timeout / 2, num_rounds)
             return super().start(
                 grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; the next ``start`` goes on after its round, or where the others are."""
+        super().load_state_dict(state)
+        self._goes_on = True
+
+    def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """Go on where the others are."""
+        if self._reached > self.completed_rounds:
+            log(INFO, "The other servers have completed round %d: this one goes on there.", self._reached)
+            self.federation.completed = self._reached
+        return super()._set_up(arrays, grid)
 
     @property
     def gossip_steps(self) -> int:
@@ -185,23 +215,35 @@ class EdgeServerSDFeel(ClusteredStrategy):
         return server_round % self.tau2 == 0
 
     def exchanged(self, server_round: int, models: ServerModels) -> tuple[NDArray[Any], list[ServerTransfer]]:
-        """Return this server's model (1, M) after gossip with its neighbours, and what it sent them."""
+        """Return this server's model (1, M) after gossip with its neighbours, and what it sent them.
+
+        The ledger has every byte of the channel too, under ``peer->peer``.
+        """
         gossip = self._gossip
         if gossip is None:
             raise RuntimeError("No neighbours: start comes first.")
-        before = {peer: (one.messages, one.bytes) for peer, one in gossip.channel.traffic.items()}
+        before = {peer: one.bytes for peer, one in gossip.channel.traffic.items()}
         size = float(self.cluster_sizes.sum())
 
         def between(vectors: NDArray[Any]) -> NDArray[Any]:
             return gossip.exchanged(server_round, vectors[0], size)[None]
 
         vectors = models.after(between)
-        transfers = [
-            ServerTransfer("edge->edge", self.edge, peer, one.bytes - before[peer][1])
-            for peer, one in gossip.channel.traffic.items()
-            if one.messages > before[peer][0]
+        for peer, one in gossip.channel.traffic.items():
+            if one.bytes > before[peer]:
+                told = one.bytes - before[peer]
+                self.ledger.book(server_round, PEER_TO_PEER, self.edge, peer, 0, told)
+        return vectors, self._modelled(models.vectors[0], gossip.report.sent)
+
+    def _modelled(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
+        """Return the modelled system's transfers: a model to each neighbour in each step that it took."""
+        between = np.empty(model.shape, np.float64)
+        return [
+            transfer
+            for step in range(self.alpha)
+            for transfer in gossip_transfers(self.graph, [between if step else model] * len(self.graph))
+            if transfer.source == self.edge and sent.get(transfer.target, 0) > step
         ]
-        return vectors, transfers
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -129,7 +129,7 @@ class EdgeFederation(Federation):
             raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
         clients = Roster(everyone.nodes[: self._clients], everyone.introduced)
         clients.online = everyone.online
-        self._edges = everyone.nodes[self._clients :]
+        self._edges = list(everyone.nodes[self._clients :])
         self._lost |= {d for d, node in enumerate(self._edges) if node.node_id not in everyone.online}
         for node in self._edges:
             self.sizes.pop(node.partition_id, None)

@@ -61,6 +61,8 @@ _TRAINING: dict[str, Any] = {
     "batch-size": 0,
     "training-mode": "magic",
     "stack-nodes": -1,
+    "precision": "fp8",
+    "compile": 1,
 }
 
 
@@ -144,6 +146,13 @@ SD_FEEL = AppCase(
         "clients-per-round": 0,
         "exact-if-complete": 1,
         "edge-servers": "balloons",
+        "edge": -1,
+        "peers": 1,
+        "peer-listen": 1,
+        "peer-timeout": 0.0,
+        "peer-ca": 1,
+        "peer-certificate": 1,
+        "peer-key": 1,
         **_SUMS,
         **_SUM_NOISE,
         "learning-rate": 0.0,

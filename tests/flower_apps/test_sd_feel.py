@@ -19,7 +19,7 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.launch import run_app
 from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.recorder import read_config, read_rounds
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, Node, SDFeel
 from hedgerow.strategies.sd_feel.theory import PRESETS, latency, preset, traffic
 from sd_feel import settings
 
@@ -125,6 +125,61 @@ def test_a_federation_too_small_for_its_edge_servers_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         plan_run(SD_FEEL.spec, [f"edge-servers=nodes {overrides}"], num_nodes=nodes)
+
+
+# Edge servers that are orchestrators of their own
+
+DIRECT: dict[str, Any] = {
+    "edge-servers": "direct",
+    "num-servers": 3,
+    "num-clients": 7,
+    "topology": "path",
+    "peers": "127.0.0.1:9500, 127.0.0.1:9501,127.0.0.1:9502",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peers": ""}, "peers = ''; valid is host:port of each of the 3 edge servers"),
+        ({"peers": "127.0.0.1:9500"}, "valid is host:port of each of the 3"),
+        ({"edge": 3}, "edge = 3; valid is 0 to 2, as num-servers = 3"),
+        ({"peer-ca": "ca.crt"}, "peer-ca is set; valid is all of peer-ca, peer-certificate and peer-key"),
+        ({"partition": "own"}, "partition = 'own'; valid is one of a data set"),
+        ({"method": "hierfavg"}, "edge-servers = 'direct'; valid is 'emulated' with method = 'hierfavg'"),
+        ({"clusters": "group"}, "min-available-nodes = 0; valid with clusters = 'group'"),
+        ({"min-available-nodes": 4}, "min-available-nodes = 4; valid is at most 3, the clients of edge"),
+        ({"edge": 2, "aggregation": "krum(1)"}, "edge server 2 has 2"),
+        ({"edge-servers": "nodes"}, "valid is '' where edge-servers is not 'direct'"),
+    ],
+)
+def test_what_does_not_make_an_edge_server_of_its_own_is_named(changes: dict[str, Any], words: str) -> None:
+    told = problems(SD_FEEL, **{**DIRECT, **changes})
+    assert any(words in problem for problem in told), told
+
+
+def test_an_edge_server_of_its_own_waits_for_its_own_clients_and_takes_no_others() -> None:
+    values = settings.read({**DEFAULTS, **DIRECT, "edge": 1})
+    # Of 7 clients of 3 servers: 0, 1 and 2; 3 and 4; 5 and 6.
+    assert settings.quorum(values) == 2
+    strategy = strategy_of(**DIRECT, edge=1)
+    assert isinstance(strategy, EdgeServerSDFeel)
+    admitted = [i for i in range(8) if strategy.federation.admits(Node(i, 100 + i)) is None]
+    assert admitted == [3, 4]
+    assert strategy.federation.admits(Node(0, 100)) == "another server's"
+    assert sorted(strategy.graph.neighbors(1)) == [0, 2]
+    group = {"clusters": "group", "min-available-nodes": 5}
+    assert settings.quorum(settings.read({**DEFAULTS, **DIRECT, **group})) == 5
+    # Whoever dials this server's SuperLink.
+    assert strategy_of(**DIRECT, **group).federation.admits is None
+
+
+def test_addresses_beyond_this_machine_need_certificates() -> None:
+    far = "10.0.0.1:1,10.0.0.2:1,10.0.0.3:1"
+    with pytest.raises(ValueError, match="give each peer a certificate"):
+        strategy_of(**{**DIRECT, "peers": far})
+    files = {"peer-ca": "/a/ca.crt", "peer-certificate": "/a/peer.pem", "peer-key": "/a/peer.key"}
+    assert strategy_of(**{**DIRECT, "peers": far, **files}).peers[2] == "10.0.0.3:1"
 
 
 # Strategies

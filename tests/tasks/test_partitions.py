@@ -335,7 +335,8 @@ def test_a_scheme_is_written_as_it_is_read(scheme):
 
 
 def test_every_scheme_is_exampled_here():
-    assert tuple(parse_scheme(scheme).name for scheme in (*EXAMPLES, "ring(2)", CAPPED)) == SCHEMES
+    apart = ("ring(2)", CAPPED, "with-replacement(20)")
+    assert tuple(parse_scheme(scheme).name for scheme in (*EXAMPLES, *apart)) == SCHEMES
 
 
 @pytest.mark.parametrize(
@@ -377,3 +378,29 @@ def test_an_invalid_scheme_is_an_error_that_shows_a_valid_one(scheme, reason):
 def test_an_invalid_argument_is_an_error_that_names_it(labels, num_partitions, seed, reason):
     with pytest.raises(ValueError, match=reason):
         partition("iid", labels, num_partitions, seed)
+
+
+def test_with_replacement_draws_each_partition_by_itself():
+    labels = np.arange(50) % 10
+    many = partition("with-replacement(20)", labels, 10**9, seed=3)  # None is made before it is asked for.
+    few = partition("with-replacement(20)", labels, 4, seed=3)
+    assert len(many) == 10**9
+    assert all(np.array_equal(a, b) for a, b in zip(many[:4], few, strict=True))
+    assert all(part.dtype == np.int64 and len(part) == 20 and (np.diff(part) >= 0).all() for part in few)
+    assert not np.array_equal(many[0], many[1])
+    assert not np.array_equal(many[0], partition("with-replacement(20)", labels, 4, seed=4)[0])
+    with pytest.raises(IndexError):
+        few[4]
+
+
+def test_with_replacement_draws_every_sample_as_often():
+    parts = partition("with-replacement(50)", np.zeros(20, int), 400, seed=0)
+    counts = np.bincount(np.concatenate(list(parts)), minlength=20)  # 1000 each, deviation 31
+    assert (np.abs(counts - 1000) < 5 * 31).all()
+
+
+def test_more_partitions_than_samples_are_told_of_the_scheme_that_takes_them():
+    with pytest.raises(ValueError, match=r"with-replacement\(n\)"):
+        partition("iid", np.arange(5), 6, 0)
+    with pytest.raises(ValueError, match=r"needs a whole number k >= 1, 'with-replacement\(2\)'"):
+        partition("with-replacement", np.arange(5), 6, 0)

@@ -19,6 +19,7 @@ from hedgerow.sim.runs.common_settings import (
     aggregation_setting,
     registry_setting,
     task_settings,
+    training_problems,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
@@ -117,8 +118,8 @@ SETTINGS: Mapping[str, Setting] = {
     **override(
         STACK_SETTINGS,
         helps={
-            "training-mode": "`loop`: one client after the other, as models with BatchNorm train always; "
-            "`stack`: many at once"
+            "training-mode": "`loop`: one client after the other, as `auto` trains models with BatchNorm on "
+            "CPUs; `stack`: many at once"
         },
     ),
     **override(RUN_SETTINGS, defaults={"evaluate-every": 2, "train-loss-samples": 1000}),
@@ -138,6 +139,7 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
             problems.append(f"secure-sum = True; valid with method = {values['method']!r} is False: {reason}")
         if values["measure-bias"]:
             problems.append("measure-bias = True; valid with secure-sum is False: it reads every update")
+    problems += training_problems(values)
     return problems + sum_problems(values, values["clients-per-round"], values["clients-per-round"])
 
 

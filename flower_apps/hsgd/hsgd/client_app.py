@@ -1,6 +1,6 @@
 """The nodes of the app: hospitals, and their patients' devices or the edges that host them."""
 
 from hedgerow.clients import hsgd_client
-from hsgd.parties import is_own, node_party
+from hsgd.parties import is_own, node_party, node_sizes
 
-app = hsgd_client(node_party, own=lambda context: is_own(context.run_config))
+app = hsgd_client(node_party, own=lambda context: is_own(context.run_config), sizes=node_sizes)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, UserConfig
 from numpy.typing import NDArray
 
 from hedgerow.clients import Party
 from hedgerow.tasks import SplitModel, VerticalDataset, group_split, load_vertical, split_model
 
-__all__ = ["Parties", "Place", "deal", "is_own", "merges", "node_party"]
+__all__ = ["Parties", "Place", "deal", "is_own", "merges", "node_party", "node_sizes"]
 
 # The settings that determine a node's party, beside its partition id.
 PARTY_KEYS = (
@@ -148,6 +148,15 @@ def is_own(values: Mapping[str, Any]) -> bool:
     return bool(values["partition"] == "own")
 
 
+def node_sizes(run_config: UserConfig) -> list[int] | None:
+    """Return how many people each node has, by partition id; None where nodes have files of their own."""
+    if is_own(run_config):
+        return None
+    parties = deal(run_config)
+    hospitals = [len(group) for group in parties.groups]
+    return hospitals + (hospitals if parties.layout == "edges" else [1] * sum(hospitals))
+
+
 def node_party(context: Context) -> Party:
     """Return a node's party. Its node config's ``data-dir`` goes before the run's.
 
@@ -156,7 +165,8 @@ def node_party(context: Context) -> Party:
     ValueError
         If the node config has a ``role`` or ``group`` other than the layout makes of its partition.
     """
-    config, values = context.node_config, dict(context.run_config)
+    config: Mapping[str, Any] = context.node_config
+    values: dict[str, Any] = {name: context.run_config[name] for name in PARTY_KEYS}
     values["data-dir"] = config.get("data-dir") or values["data-dir"]
     partition = int(config["partition-id"])
     party = deal(values).party(partition)

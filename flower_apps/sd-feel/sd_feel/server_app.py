@@ -25,6 +25,11 @@ REALISM = {
         "E2 relayed: clients train and edge servers average and gossip for real, each on its node; what they "
         "tell each other goes through Flower's hub, and time is the latency model, not a measurement"
     ),
+    settings.DIRECT: (
+        "E3 direct: clients train and this edge server averages for real, on a SuperLink of its own, and "
+        "tells its neighbours its model over links of their own; what this run records of u is this server's "
+        "model, and simulated seconds are the latency model, not a measurement"
+    ),
 }
 
 # A backward pass costs about twice a forward pass; a multiply-accumulate is counted as one operation,

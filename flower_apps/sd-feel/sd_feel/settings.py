@@ -1,6 +1,7 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
@@ -17,22 +18,68 @@ from hedgerow.sim.runs.common_settings import (
     aggregation_setting,
     registry_setting,
     task_settings,
+    training_problems,
 )
-from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, choice, flag, in_range, text, whole
+from hedgerow.sim.runs.kinds import (
+    MAX_NODES,
+    MAX_ROUNDS,
+    POSITIVE,
+    above,
+    choice,
+    flag,
+    in_range,
+    text,
+    whole,
+)
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, PeerCredentials, SDFeel
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters
+from hedgerow.strategies.sd_feel.clusters import (
+    ClusteredOptions,
+    ClusteredStrategy,
+    Clusters,
+    contiguous_clusters,
+)
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
 from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
+from hedgerow.tasks import OWN
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 
-__all__ = ["SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
+__all__ = ["DIRECT", "SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
+
+DIRECT = "direct"
+
+# Of edge servers that are orchestrators of their own.
+PEER_SETTINGS: Mapping[str, Setting] = {
+    "edge": Setting(0, whole(0, MAX_NODES), "with `direct`: which of the edge servers this is, from 0"),
+    "peers": Setting(
+        "",
+        text("host:port,host:port,…, or empty"),
+        "with `direct`: where each edge server listens for the others, in their order, this one too",
+    ),
+    "peer-listen": Setting(
+        "", text("host:port, or empty"), "where this one listens, if not at its own address in `peers`"
+    ),
+    "peer-timeout": Setting(
+        600.0,
+        above(0.0),
+        "seconds that a late neighbour is waited for in an exchange; half of that at the start",
+    ),
+    "peer-ca": Setting(
+        "",
+        text("a file like the ca.crt of `hedgerow deploy keys`, or empty"),
+        "the certificate that edge servers' are signed with; empty: no TLS, on one machine alone",
+    ),
+    "peer-certificate": Setting(
+        "", text("a file like its peer.pem, or empty"), "with which this edge server proves who it is"
+    ),
+    "peer-key": Setting("", text("a file like its peer.key, or empty"), "the private key of that"),
+}
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("sd-feel", choice("sd-feel", "hierfavg", "feel", "fedavg"), "SD-FEEL, or a baseline"),
@@ -61,9 +108,11 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "edge-servers": Setting(
         "emulated",
-        choice(*EDGE_SERVERS),
-        "where SD-FEEL's edge servers are: `emulated` in the strategy's state, or `nodes` of their own",
+        choice(*EDGE_SERVERS, DIRECT),
+        "where SD-FEEL's edge servers are: `emulated` in the strategy's state, `nodes` of their own, or "
+        "`direct`: each a SuperLink and a run of its own, of which this is one",
     ),
+    **PEER_SETTINGS,
     **override(
         task_settings(TASK_TEXTS),
         defaults={"partition": "dirichlet(0.5)"},
@@ -118,12 +167,75 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
             f"clusters = 'group'; valid is 'contiguous' with method = {values['method']!r}, which has no "
             "clusters"
         )
-    if values["edge-servers"] == "nodes" and values["method"] != "sd-feel":
+    if values["edge-servers"] != "emulated" and values["method"] != "sd-feel":
         problems.append(
-            f"edge-servers = 'nodes'; valid is 'emulated' with method = {values['method']!r}: "
-            "only sd-feel has edge servers that gossip"
+            f"edge-servers = {values['edge-servers']!r}; valid is 'emulated' with method = "
+            f"{values['method']!r}: only sd-feel has edge servers that gossip"
         )
-    return problems + _sum_problems(values)
+    return problems + training_problems(values) + _peer_problems(values) + _sum_problems(values)
+
+
+def _peer_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the settings of an edge server that is an orchestrator of its own."""
+    if values["edge-servers"] != DIRECT:
+        return [
+            f"{key} = {values[key]!r}; valid is {setting.default!r} where edge-servers is not {DIRECT!r}"
+            for key, setting in PEER_SETTINGS.items()
+            if values[key] != setting.default
+        ]
+    if values["num-servers"] > values["num-clients"]:
+        return []
+    problems, servers, peers = [], values["num-servers"], _peers(values)
+    if len(peers) != servers:
+        problems.append(
+            f"peers = {values['peers']!r}; valid is host:port of each of the {servers} edge servers, "
+            "separated by commas ('hedgerow deploy local --level E3' starts them all on one machine)"
+        )
+    if values["edge"] >= servers:
+        problems.append(f"edge = {values['edge']}; valid is 0 to {servers - 1}, as num-servers = {servers}")
+    files = [key for key in ("peer-ca", "peer-certificate", "peer-key") if values[key]]
+    if len(files) in (1, 2):
+        problems.append(f"{files[0]} is set; valid is all of peer-ca, peer-certificate and peer-key, or none")
+    if values["partition"] == OWN:
+        problems.append(
+            f"partition = {OWN!r}; valid is one of a data set with edge-servers = {DIRECT!r}: servers would "
+            "each make another model of what their own nodes tell"
+        )
+    if values["clusters"] == "group" and not values["min-available-nodes"]:
+        problems.append(
+            "min-available-nodes = 0; valid with clusters = 'group' and edge-servers = 'direct' is how many "
+            "nodes this server waits for: whoever comes is its client"
+        )
+    if values["edge"] < servers and values["clusters"] != "group":
+        own, rule = len(_own_clients(values)), parse_aggregation(values["aggregation"])
+        if values["min-available-nodes"] > own:
+            problems.append(
+                f"min-available-nodes = {values['min-available-nodes']}; valid is at most {own}, the clients "
+                f"of edge server {values['edge']}"
+            )
+        if own < rule.least:
+            problems.append(
+                f"aggregation = {values['aggregation']!r}; valid with {rule.least} clients or more in each "
+                f"cluster, and edge server {values['edge']} has {own}"
+            )
+    return problems
+
+
+def _peers(values: Mapping[str, Any]) -> list[str]:
+    return [address for part in values["peers"].split(",") if (address := part.strip())]
+
+
+def _own_clients(values: Mapping[str, Any]) -> list[int]:
+    """Return the partition ids of the clients of the edge server that this is."""
+    servers = contiguous_clusters(values["num-clients"], values["num-servers"])
+    return [client for client, server in enumerate(servers) if server == values["edge"]]
+
+
+def _credentials(values: Mapping[str, Any]) -> PeerCredentials | None:
+    if not values["peer-ca"]:
+        return None
+    files = (Path(values[key]).expanduser() for key in ("peer-ca", "peer-certificate", "peer-key"))
+    return PeerCredentials(*files)
 
 
 def _sum_problems(values: Mapping[str, Any]) -> list[str]:
@@ -149,7 +261,12 @@ def num_nodes(values: Mapping[str, Any]) -> int:
 
 
 def quorum(values: Mapping[str, Any]) -> int:
-    """Return how many nodes must be there when the run starts: clients, and every edge server that is one."""
+    """Return how many nodes must be there when the run starts: clients, and every edge server that is one.
+
+    Of an edge server with a SuperLink of its own it is its own clients that count.
+    """
+    if values["edge-servers"] == DIRECT:
+        return int(values["min-available-nodes"]) or len(_own_clients(values))
     later: int = values["num-clients"] - (values["min-available-nodes"] or values["num-clients"])
     return num_nodes(values) - later
 
@@ -204,8 +321,25 @@ def build_strategy(
         "quarantine_after": values["quarantine-after"],
         "max_loss_ratio": values["max-loss-ratio"],
     }
+    # A server of its own knows no other's clients.
+    direct: ClusteredOptions = {**options, "num_clients": 0, "min_available_nodes": quorum(values)}
     clusters: Clusters = "group" if values["clusters"] == "group" else None
     match values["method"]:
+        case "sd-feel" if values["edge-servers"] == DIRECT:
+            return EdgeServerSDFeel(
+                edge=values["edge"],
+                peers=_peers(values),
+                topology=values["topology"],
+                tau1=values["tau1"],
+                tau2=values["tau2"],
+                alpha=values["alpha"],
+                exact_if_complete=values["exact-if-complete"],
+                credentials=_credentials(values),
+                listen=values["peer-listen"],
+                peer_timeout=values["peer-timeout"],
+                partitions=None if values["clusters"] == "group" else frozenset(_own_clients(values)),
+                **direct,
+            )
         case "sd-feel":
             return SDFeel(
                 num_servers=values["num-servers"],

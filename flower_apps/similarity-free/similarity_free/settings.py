@@ -17,6 +17,7 @@ from hedgerow.sim.runs.common_settings import (
     aggregation_setting,
     registry_setting,
     task_settings,
+    training_problems,
 )
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
@@ -136,6 +137,7 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
             problems.append(
                 f"probe-rounds = {values['probe-rounds']}; valid with secure-sum is 0: they are each worker's"
             )
+    problems += training_problems(values)
     return problems + sum_problems(values, values["num-clients"], values["num-clients"])
 
 

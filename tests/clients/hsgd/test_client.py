@@ -285,7 +285,7 @@ def test_a_hospital_keeps_its_model_its_iteration_and_its_batch() -> None:
     state = federation.contexts[0].state
     assert set(answer) == {"metrics"}
     assert metrics_of(answer)["num-examples"] == 2
-    assert set(state) == {"hsgd", "hsgd-at"}
+    assert set(state) == {"hsgd", "hsgd-at", "hsgd-before", "hsgd-before-at"}
     assert set(state["hsgd"]) == {"head", "hospital"}
     assert dict(state["hsgd-at"]) == {"t": 6, "ids": ["0-1", "0-2"], "pairs": False}
 

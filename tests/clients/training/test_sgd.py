@@ -151,7 +151,9 @@ def _tied() -> nn.Module:
 
 
 REFUSED = {
-    "statistics": lambda: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(256, 10)),
+    "averages over all batches": lambda: nn.Sequential(
+        nn.BatchNorm2d(1, momentum=None), nn.Flatten(), nn.Linear(256, 10)
+    ),
     "drops": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 10)),
     "shared between layers": _tied,
 }
@@ -173,8 +175,9 @@ def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reaso
     assert len(local_sgd(model, works)) == 2
 
 
-def test_norms_without_batch_statistics_can_stack():
-    assert stackable(nn.Sequential(nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2))) is None
+def test_norms_can_stack():
+    norms = nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2), nn.BatchNorm2d(2), nn.BatchNorm1d(2)
+    assert stackable(nn.Sequential(*norms)) is None
 
 
 class Noisy(nn.Module):

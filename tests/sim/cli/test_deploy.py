@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.sim.cli.command_line import APPS, SD_FEEL, hedgerow
 
-from hedgerow.sim.deploy import local
+from hedgerow.sim.deploy import edges, local
 from hedgerow.sim.deploy.processes import StartError
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.recorder import read_rounds
@@ -87,6 +87,64 @@ def test_keys_for_a_lan_are_made_by_a_command(tmp_path: Path) -> None:
     again = hedgerow(*arguments)
     assert again.exit_code == 2
     assert "File exists" in again.output
+
+
+def test_keys_of_edge_servers_are_a_folder_each(tmp_path: Path) -> None:
+    arguments = ["deploy", "keys", str(tmp_path / "keys"), "--nodes", "3", "--edges", "2"]
+    shown = hedgerow(*arguments, "--host", "10.0.0.1")
+    assert shown.exit_code == 2
+    assert "--host is given 1 times; valid with --edges 2 is one for each" in shown.output
+    shown = hedgerow(*arguments, "--host", "10.0.0.1", "--host", "10.0.0.2")
+    assert shown.exit_code == 0, shown.output
+    assert f"register {tmp_path / 'keys' / 'edge1' / 'node2.pub'}" in shown.output
+    assert (tmp_path / "keys" / "edge0" / "peer.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--edges", "2", "-c", "tau1=0"], "tau1 = 0"),
+        (["--edges", "7", "--nodes", "4"], "num-servers = 7; valid is 1 to num-clients = 4"),
+        (["--edges", "2", "-c", "partition=own"], "partition = 'own'; valid is"),
+        (["--edges", "2", "-c", "fault-dropout=0.1"], "a deployment plays no faults"),
+        (["--edges", "2", "-c", "method=fedavg"], "valid is 'emulated' with method = 'fedavg'"),
+        (["--own-data", "somewhere"], "does not go with --level E3"),
+    ],
+)
+def test_a_deployment_of_edge_servers_that_cannot_be_exits_with_2(arguments: list[str], text: str) -> None:
+    shown = hedgerow("deploy", "local", SD_FEEL, "--level", "E3", *arguments)
+    assert shown.exit_code == 2, shown.output
+    assert text in " ".join(shown.output.split())
+
+
+def test_level_e3_starts_each_edge_server_with_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def end(spec: AppSpec, overrides: object, partitions: object, **options: object) -> int:
+        asked.update(options, partitions=partitions)
+        return 1
+
+    monkeypatch.setattr(edges, "deploy_edges", end)
+    options = ["--level", "E3", "--nodes", "5", "--edges", "3", "--tls", "--out", "/a/b"]
+    shown = hedgerow("deploy", "local", SD_FEEL, *options, "-c", "iterations=20 data-dir=/srv/data")
+    assert shown.exit_code == 1, shown.output
+    assert asked["partitions"] == [[0, 1], [2, 3], [4]]
+    assert asked["tls"] is True
+    assert asked["output_dir"] == "/a/b"
+    assert asked["node_config"] == [{"data-dir": "/srv/data"}] * 5
+
+
+@pytest.mark.parametrize(("level", "servers", "nodes"), [("E1", "emulated", 6), ("E2", "nodes", 8)])
+def test_the_other_levels_are_settings_of_the_app(
+    level: str, servers: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(local, "deploy_local", lambda spec, plan, **options: asked.update(plan=plan) or 0)
+    shown = hedgerow("deploy", "local", SD_FEEL, "--level", level, "--edges", "2", "-c", "num-clients=6")
+    assert shown.exit_code == 0, shown.output
+    assert asked["plan"].run_config["edge-servers"] == servers
+    assert asked["plan"].run_config["num-servers"] == 2
+    assert asked["plan"].num_nodes == nodes
 
 
 # Own data

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from hedgerow.sim.deploy.certificates import Credentials, make_credentials
+from hedgerow.sim.deploy.certificates import Credentials, make_credentials, make_edge_credentials
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +100,26 @@ def test_keys_that_devices_may_rely_on_are_never_overwritten(made: Credentials) 
 def test_what_cannot_be_made_is_named(tmp_path: Path, options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make_credentials(tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_edge_servers_have_certificates_of_one_ca_for_both_ways_and_their_own_names(tmp_path: Path) -> None:
+    made = make_edge_credentials(
+        tmp_path / "keys", [[0, 1], [2]], hosts=[["10.0.0.1"], ["hub.local"]], days=2
+    )
+    assert made[0].superlink.ca.read_bytes() == made[1].superlink.ca.read_bytes()
+    handshake(made[1].superlink, "hub.local", made[0].superlink.ca)
+    ca = x509.load_pem_x509_certificate(made[0].superlink.ca.read_bytes())
+    for d, one in enumerate(made):
+        certificate = x509.load_pem_x509_certificate(one.peer_certificate.read_bytes())
+        certificate.verify_directly_issued_by(ca)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == [f"edge-{d}"]
+        ways = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert {way._name for way in ways} == {"serverAuth", "clientAuth"}
+        assert stat.S_IMODE(one.peer_key.stat().st_mode) == 0o600
+    assert [node.private.name for node in made[1].superlink.nodes] == ["node2"]
+    assert "partition = 2" in made[1].superlink.registry.read_text()
+    with pytest.raises(ValueError, match="hosts is empty"):
+        make_edge_credentials(tmp_path / "others", [[0]], hosts=[[]])
+    with pytest.raises(ValueError, match="edges is 0; valid is"):
+        make_edge_credentials(tmp_path / "others", [])

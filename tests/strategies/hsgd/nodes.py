@@ -112,8 +112,8 @@ class Parties:
             if pairs:
                 model = {key: np.tile(block, (len(here), 1)) for key, block in model.items()}
         else:
-            model = self.recalled(state, t, here if pairs else None)
-        self.keep(state, t, model, here)
+            model = self.recalled(state, int(config.get("since", t)), here if pairs else None)
+        self.keep(state, t, model, here, made_at=int(config.get("since", t)))
         if role == "hospital":
             Z = self._encoded(self.model.encode1, model["hospital"], group.x1[here], pairs)
             return self._reply(config, {"head": model["head"], "zeta1": Z})
@@ -138,7 +138,9 @@ class Parties:
         if role == "device":
             state.clear()
         else:
+            before = {f"before-{key}": state[key] for key in ("model", "at")}
             self.keep(state, t + steps, model, here)
+            state.update(before)
         reply = RecordDict({"metrics": MetricRecord({"num-examples": len(here), **metrics})})
         if upload:
             reply["arrays"] = ArrayRecord({k: lazy_array(v.astype(self.dtype)) for k, v in model.items()})
@@ -218,17 +220,28 @@ class Parties:
         _, _, rows = self.parties[partition]
         return rows[self.names(partition).index(name)]
 
-    def keep(self, state: RecordDict, t: int, model: dict[str, Vector], here: list[int]) -> None:
+    def keep(
+        self,
+        state: RecordDict,
+        t: int,
+        model: dict[str, Vector],
+        here: list[int],
+        made_at: int | None = None,
+    ) -> None:
+        state.clear()
         state["model"] = ArrayRecord({key: lazy_array(np.array(block)) for key, block in model.items()})
-        state["at"] = ConfigRecord({"t": t, "rows": here})
+        state["at"] = ConfigRecord({"t": t, "made-at": t if made_at is None else made_at, "rows": here})
 
     def recalled(self, state: RecordDict, t: int, here: list[int] | None) -> dict[str, Vector]:
-        if "at" not in state or state["at"]["t"] != t:
+        """Return the model of iteration t, or what one of a later iteration was made of at t."""
+        known = [b for b in ("", "before-") if f"{b}at" in state and t in state[f"{b}at"].values()]
+        if not known:
             raise ValueError(f"no state of iteration {t}")
-        model = {key: array.numpy() for key, array in state["model"].items()}
+        at = state[f"{known[0]}at"]
+        model = {key: array.numpy() for key, array in state[f"{known[0]}model"].items()}
         if here is None:
             return model
-        places = [list(state["at"]["rows"]).index(n) for n in here]
+        places = [list(at["rows"]).index(n) for n in here]
         return {key: block[places] for key, block in model.items()}
 
 

@@ -79,13 +79,36 @@ def alone(P: int, Q: int, T: int) -> np.ndarray:
 
 @LAYOUTS
 @pytest.mark.parametrize("kind", ["exchange", "update"])
-@pytest.mark.parametrize("t", [0, 2])
-def test_a_group_whose_hospital_is_silent_is_left_out_and_weights_are_renormalised(
-    kind: str, t: int, edges: bool
+def test_a_group_whose_hospital_misses_the_last_interval_is_left_out_and_weights_are_renormalised(
+    kind: str, edges: bool
 ) -> None:
-    ended, ends = run_without((kind, 1, t), P=4, edges=edges)
+    ended, ends = run_without((kind, 1, 2), P=4, edges=edges)
     assert ended == pytest.approx(alone(4, 2, 4), abs=1e-12)
-    assert (ends[-1].train["groups"], ends[-1].train["lost-groups"]) == (1, 1)
+    assert [ends[-1].train[key] for key in ("groups", "lost-groups", "missed-intervals")] == [1, 1, 1]
+
+
+def behind(P: int, missed: int) -> np.ndarray:
+    """Return the model where the second group missed intervals of two steps."""
+    first, second = (
+        oracle(ScalarModel(), START, [group._replace(weight=1.0)], P=steps, Q=2, T=steps, eta=tenth).final
+        for group, steps in zip(TOY, (P, P - 2 * missed), strict=True)
+    )
+    return np.asarray(0.75 * flat(first) + 0.25 * flat(second))
+
+
+TIMES = pytest.mark.parametrize("times", [(0,), (2,), (0, 2), (2, 4), (0, 4)], ids=str)
+
+
+@LAYOUTS
+@TIMES
+@pytest.mark.parametrize("kind", ["exchange", "update"])
+def test_a_group_whose_hospital_is_silent_sits_out_those_intervals_alone(
+    kind: str, times: tuple[int, ...], edges: bool
+) -> None:
+    """Both sides have made an update's steps, the hospital without the server's hearing of it."""
+    ended, ends = run_without(*((kind, 1, t) for t in times), P=8, edges=edges)
+    assert ended == pytest.approx(behind(8, len(times)), abs=1e-12)
+    assert [ends[-1].train[key] for key in ("lost-groups", "missed-intervals")] == [0, len(times)]
 
 
 @LAYOUTS
@@ -94,13 +117,19 @@ def test_a_lost_group_is_back_in_the_next_round(edges: bool) -> None:
     assert [end.train["lost-groups"] for end in ends[1:]] == [1, 0]
 
 
-@pytest.mark.parametrize(("kind", "t"), [("exchange", 0), ("exchange", 2), ("update", 0), ("update", 2)])
-def test_a_silent_edge_costs_its_group(kind: str, t: int) -> None:
-    ended, _ = run_without((kind, 3, t), P=4, edges=True)
+@pytest.mark.parametrize("kind", ["exchange", "update"])
+def test_a_silent_edge_costs_its_group_that_interval(kind: str) -> None:
+    ended, _ = run_without((kind, 3, 2), P=4, edges=True)
     assert ended == pytest.approx(alone(4, 2, 4), abs=1e-12)
+    for t in (0, 2):
+        ended, _ = run_without((kind, 3, t), P=6, edges=True)
+        assert ended == pytest.approx(behind(6, 1), abs=1e-12)
 
 
-def test_a_group_without_any_encoding_of_its_devices_is_left_out() -> None:
+def test_a_group_without_any_encoding_of_its_devices_sits_out() -> None:
+    for t in (0, 2):
+        ended, _ = run_without(("exchange", 5, t), P=6)
+        assert ended == pytest.approx(behind(6, 1), abs=1e-12)
     ended, ends = run_without(("exchange", 5, 0))
     assert ended == pytest.approx(alone(2, 2, 2), abs=1e-12)
     assert ends[-1].train["lost-groups"] == 1

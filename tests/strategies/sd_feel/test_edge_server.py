@@ -1,34 +1,26 @@
 """Edge servers that are orchestrators of their own: the models of emulated ones, and what breaks."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from tests.strategies.changing_grid import ChangingGrid
+from tests.strategies.peer_addresses import addresses
 from tests.strategies.quadratic import Quadratics
 
 from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.strategies import SDFeel
 from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
+from hedgerow.wire.ledger import Traffic
 
 C = 7
 CLUSTERS = (0, 0, 1, 2, 2, 2, 3)
 SIZES = (30, 20, 10, 20, 15, 5, 8)
 PROBLEM = Quadratics(SIZES, centres=range(1, C + 1), curvatures=[1, 0.5, 2, 1, 0.25, 4, 0.7])
-
-
-def addresses(count: int) -> list[str]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
 
 def strategies(servers: int = 4, **options: Any) -> list[EdgeServerSDFeel]:
@@ -39,7 +31,7 @@ def strategies(servers: int = 4, **options: Any) -> list[EdgeServerSDFeel]:
             edge=d,
             peers=peers,
             min_available_nodes=CLUSTERS.count(d),
-            **{**defaults, "max_wait": 20.0, **options},
+            **{**defaults, "peer_timeout": 20.0, **options},
         )
         for d in range(servers)
     ]
@@ -80,9 +72,44 @@ def test_servers_of_their_own_end_with_the_bits_of_emulated_ones(
     with flower_identity(1):
         emulated.start(PROBLEM.grid(), arrays, num_rounds=6, timeout=60.0)
     expected = [record["w"].numpy() for record in emulated.server_models()]
-    found = run(strategies(**options), arrays, 6)
+    servers = strategies(**options)
+    found = run(servers, arrays, 6)
     for server, one in found.items():
         assert one["w"].numpy().tobytes() == expected[server].tobytes()
+    # The modelled links carry the same, whoever books them; what really went over a link is more.
+    modelled = emulated.ledger.total("edge->edge")
+    assert sum((one.ledger.total("edge->edge") for one in servers), Traffic()) == modelled
+    real = sum((one.ledger.total("peer->peer") for one in servers), Traffic())
+    assert real.nominal_bits == 0
+    assert real.payload_bytes > 300 * 4 * modelled.messages
+    assert all(one.progress().bits == one.ledger.total().nominal_bits for one in servers)
+
+
+def test_a_server_without_its_checkpoint_begins_where_the_others_are() -> None:
+    servers = strategies(topology="complete", lost_after=1.0, peer_timeout=8.0)
+    told = [gossip_rounds(one) for one in servers]
+    servers[0].on_round_end.append(lambda end: time.sleep(0.2))
+    servers[3].on_round_end.append(stops_after(2))
+    late: list[threading.Thread] = []
+    again = EdgeServerSDFeel(
+        edge=3, peers=servers[3].peers, topology="complete", tau1=2, tau2=2, seed=3, fraction_evaluate=0.0,
+        min_available_nodes=1, peer_timeout=8.0, lost_after=1.0,
+    )  # fmt: skip
+    told.append(gossip_rounds(again))
+
+    def serve_again(end: Any) -> None:
+        if end.round == 4:
+            late.append(threading.Thread(target=lambda: run([again], scalar(), 16)))
+            late[0].start()
+
+    servers[0].on_round_end.append(serve_again)
+    run(servers, scalar(), 16)
+    late[0].join()
+    rounds = [end["round"] for end in told[-1]]
+    # It has seen no round of before, not even the state before the first.
+    assert rounds == list(range(rounds[0], 17))
+    assert rounds[0] > 3
+    assert [end["servers"] for end in told[0] if "servers" in end][-1] == [0, 1, 2, 3]
 
 
 class _StoppedError(Exception):
@@ -112,7 +139,7 @@ def gossip_rounds(strategy: EdgeServerSDFeel) -> list[dict[str, Any]]:
 
 
 def test_a_server_that_never_comes_is_left_out_and_the_others_keep_their_mean() -> None:
-    servers = strategies(max_wait=1.0, lost_after=1.0, topology="ring", alpha=2)[:3]
+    servers = strategies(peer_timeout=2.0, lost_after=1.0, topology="ring", alpha=2)[:3]
     told = [gossip_rounds(one) for one in servers]
     found = run(servers, scalar(), 4)
     assert all(isinstance(model, ArrayRecord) for model in found.values()), found
@@ -121,7 +148,7 @@ def test_a_server_that_never_comes_is_left_out_and_the_others_keep_their_mean() 
 
 
 def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> None:
-    servers = strategies(max_wait=5.0, lost_after=1.0, topology="complete")
+    servers = strategies(peer_timeout=5.0, lost_after=1.0, topology="complete")
     told = [gossip_rounds(one) for one in servers]
     servers[3].on_round_end.append(stops_after(2))
     states: list[dict[str, Any]] = []
@@ -134,7 +161,7 @@ def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> Non
         if end.round == 4:
             again = EdgeServerSDFeel(
                 edge=3, peers=back.peers, topology="complete", tau1=2, tau2=2, seed=3, fraction_evaluate=0.0,
-                min_available_nodes=1, max_wait=5.0, lost_after=1.0,
+                min_available_nodes=1, peer_timeout=5.0, lost_after=1.0,
             )  # fmt: skip
             again.load_state_dict(states[0])
             told.append(gossip_rounds(again))

@@ -1,0 +1,122 @@
+"""How a node's forward pass is computed: in float32 or with bfloat16 products, as written or compiled.
+
+Parameters, gradients, sums of statistics and losses are float32 in any case. What is compiled is the forward
+pass of one length of batches, with the backward pass that belongs to it: normalisations, activations and
+poolings that follow one another become one pass over memory.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from logging import WARNING
+from typing import Any, Literal, cast
+
+import torch
+from flwr.common import log
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hedgerow.clients.training.stacked_layers import Reparametrised
+
+__all__ = ["FLOAT32", "Arithmetic", "Precision"]
+
+Precision = Literal["float32", "bf16"]
+Forward = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How forward passes are computed.
+
+    Parameters
+    ----------
+    precision : {"float32", "bf16"} (default: "float32")
+        ``bf16`` is torch's autocast: matrix products and convolutions take and give bfloat16.
+    compiled : int (default: 0)
+        The length of batches, >= 2, whose forward pass ``torch.compile`` makes one program of; other lengths
+        are computed as written, so that what a node learns depends on nothing but its own batches. 0 for
+        none.
+
+    Raises
+    ------
+    ValueError
+        If a value is none of these.
+    """
+
+    precision: Precision = "float32"
+    compiled: int = 0
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("float32", "bf16"):
+            raise ValueError(f"precision={self.precision!r}: valid are 'float32', 'bf16'")
+        if self.compiled < 0:
+            raise ValueError(f"compiled is {self.compiled}; valid is an integer >= 0")
+
+    @property
+    def rounds(self) -> bool:
+        """Whether products are rounded to bfloat16."""
+        return self.precision == "bf16"
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context in which a forward pass is made."""
+        return torch.autocast(device.type, torch.bfloat16) if self.rounds else nullcontext()
+
+    def exact(self, outputs: Tensor) -> Tensor:
+        """Return outputs as a loss takes them: in float32 what was rounded."""
+        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+
+    def forward(self, model: nn.Module) -> Forward:
+        """Return a model's forward pass."""
+
+        def run(x: Tensor) -> Tensor:
+            with self.autocast(x.device):
+                if self.compiled and len(x) == self.compiled > 1:
+                    return self.exact(_run_compiled(model, x))
+                return self.exact(model(x))
+
+        return run
+
+
+FLOAT32 = Arithmetic()
+
+
+def _run_compiled(model: nn.Module, x: Tensor) -> Tensor:
+    compiled = _program()
+    if compiled is None:
+        return cast(Tensor, model(x))
+    try:
+        if isinstance(model, Reparametrised):
+            # How weights are made of factors is planned in Python, which is not for a compiler.
+            return compiled(model.plain, model.plain_values(dict(model.named_parameters())), x)
+        return compiled(model, {}, x)
+    except Exception as error:
+        outputs = cast(Tensor, model(x))  # Raises too where it is the model that is wrong.
+        _give_up(error)
+        return outputs
+
+
+def _called(model: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    return cast(Tensor, functional_call(model, weights, (x,)) if weights else model(x))
+
+
+# None once it has failed: what a process computes is then all computed as written.
+_usable = [True]
+
+
+def _program() -> Callable[..., Tensor] | None:
+    return _compiler() if _usable[0] else None
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> Callable[..., Tensor]:
+    return cast(Callable[..., Tensor], torch.compile(_called, dynamic=False))
+
+
+def _give_up(error: Exception) -> None:
+    if _usable[0]:
+        _usable[0] = False
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        log(WARNING, "torch.compile does not work here, nodes train as without `compile`: %s", reason[:200])

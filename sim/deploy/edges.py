@@ -1,0 +1,248 @@
+"""A deployment of several edge servers on loopback: a SuperLink, SuperNodes and a run of the app for each.
+
+Every server is an orchestrator of its own, as on a machine of its own, and tells the others its models over
+links between them (``strategies/peers.py``). There is no hub: this only starts and ends them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flwr.app import UserConfigValue
+from rich.console import Console
+from rich.table import Table
+
+from hedgerow.sim.deploy.certificates import EdgeCredentials, make_edge_credentials
+from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd
+from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim.deploy.processes import free_ports, stop_all
+from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_value
+from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.signals import sigterm_raises, uninterrupted
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER
+
+__all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides"]
+
+
+def edge_overrides(
+    edge: int, peers: Sequence[str], keys: EdgeCredentials | None = None, output_dir: str = ""
+) -> list[str]:
+    """Return the run config's changes that make a run one edge server's.
+
+    Parameters
+    ----------
+    edge : int
+        Which it is.
+    peers : Sequence[str]
+        ``host:port`` of each.
+    keys : EdgeCredentials or None (default: None)
+        With TLS, its own.
+    output_dir : str (default: "")
+        Where run folders go, if not where the app says; each server has a folder of its own there.
+    """
+    said: dict[str, UserConfigValue] = {
+        "edge-servers": "direct",
+        "num-servers": len(peers),
+        "edge": edge,
+        "peers": ",".join(peers),
+    }
+    if keys is not None:
+        said |= {
+            "peer-ca": str(keys.superlink.ca),
+            "peer-certificate": str(keys.peer_certificate),
+            "peer-key": str(keys.peer_key),
+        }
+    if output_dir:
+        said["output-dir"] = str(Path(output_dir) / f"edge{edge}")
+    return [f"{key}={toml_value(value)}" for key, value in said.items()]
+
+
+class EdgeDeployment:
+    """Edge servers on this machine, each a ``Deployment``, for the length of a ``with`` block.
+
+    Parameters
+    ----------
+    spec : AppSpec
+        The app: it takes the keys of ``edge_overrides``.
+    partitions : Sequence[Sequence[int]]
+        The partition ids of each server's SuperNodes.
+    tls : bool (default: False)
+        Encrypt everything with certificates made for this deployment: SuperNodes with their SuperLink, and
+        servers with each other, which prove who they are.
+    node_config : Sequence[Mapping] or None (default: None)
+        As of ``Deployment``, by partition id.
+    keep_logs : Path or None (default: None)
+        Where logs are copied at the end, a folder for each server.
+
+    Attributes
+    ----------
+    servers : list of Deployment
+        By number.
+    peers : list of str
+        Where each listens for the others.
+    keys : list of EdgeCredentials
+        With TLS, each server's.
+    """
+
+    def __init__(
+        self,
+        spec: AppSpec,
+        partitions: Sequence[Sequence[int]],
+        *,
+        tls: bool = False,
+        node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
+        keep_logs: Path | None = None,
+    ) -> None:
+        self.spec, self.partitions, self.tls = spec, [list(own) for own in partitions], tls
+        self.num_nodes = sum(map(len, partitions))
+        self._configs = [{}] * self.num_nodes if node_config is None else node_config
+        self._keep_logs = keep_logs
+        self.servers: list[Deployment] = []
+        self.keys: list[EdgeCredentials] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._open.enter_context(sigterm_raises())
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="hedgerow-edges-"))
+        self._open.callback(shutil.rmtree, self.home, ignore_errors=True)
+        self.peers = [f"127.0.0.1:{port}" for port in free_ports(len(self.partitions))]
+        if self.tls:
+            self.keys = make_edge_credentials(self.home / "keys", self.partitions)
+        for d, own in enumerate(self.partitions):
+            configs = [{"partition-id": i, "num-partitions": self.num_nodes, **self._configs[i]} for i in own]
+            one = Deployment(
+                self.spec,
+                len(own),
+                tls=self.keys[d].superlink if self.tls else False,
+                node_config=configs,
+                home=self.home / f"edge{d}",
+                keep_logs=self._keep_logs and self._keep_logs / f"edge{d}",
+            )
+            self.servers.append(self._open.enter_context(one))
+
+    def close(self) -> None:
+        """End everything that was started here; a second signal does not stop it."""
+        with uninterrupted():
+            # All at once: what is told to go one after the other takes as many times as long.
+            stop_all([node for server in self.servers for node in server.nodes], 8.0)
+            self._open.close()
+
+    def plan(self, edge: int, *overrides: str, output_dir: str = "") -> Plan:
+        """Return the plan of one server's run; overrides as in ``plan_run``, which raises what it does."""
+        keys = self.keys[edge] if self.tls else None
+        own = edge_overrides(edge, self.peers, keys, output_dir)
+        return plan_run(self.spec, [*overrides, *own], num_nodes=self.num_nodes)
+
+    def submit(self, edge: int, plan: Plan, *, echo: bool = True) -> FlowerRun:
+        """Submit one server's run and return at once."""
+        return self.servers[edge].submit(plan, echo=echo, prefix=f"edge {edge} | ")
+
+
+def deploy_edges(
+    spec: AppSpec,
+    overrides: Sequence[str],
+    partitions: Sequence[Sequence[int]],
+    *,
+    output_dir: str = "",
+    tls: bool = False,
+    node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
+    keep_logs: bool = False,
+) -> int:
+    """Run an app on edge servers started here, and return 0 if every server's run completed, 1 if not.
+
+    Parameters
+    ----------
+    spec, overrides, partitions
+        The app, what the user asks of its run, and the SuperNodes of each server.
+    output_dir : str (default: "")
+        Where run folders go, a folder for each server; empty for where the app says.
+    tls, node_config
+        As for ``EdgeDeployment``.
+    keep_logs : bool (default: False)
+        Leave the logs in ``logs-<time>`` beside the run folders.
+
+    Raises
+    ------
+    StartError
+        If a program does not start.
+    """
+    folder = str(
+        absolute_output({"output-dir": output_dir or str(spec.config.get("output-dir", "runs"))})[
+            "output-dir"
+        ]
+    )
+    logs = Path(folder) / time.strftime("logs-%Y%m%d-%H%M%S") if keep_logs else None
+    started = time.monotonic()
+    with EdgeDeployment(spec, partitions, tls=tls, node_config=node_config, keep_logs=logs) as edges:
+        guarded = "TLS, authenticated" if tls else "no TLS"
+        print(
+            f"{len(partitions)} edge servers, {edges.num_nodes} SuperNodes ({guarded}), "
+            f"up after {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
+        plans = [edges.plan(d, *overrides, output_dir=folder) for d in range(len(partitions))]
+        runs = [edges.submit(d, plan) for d, plan in enumerate(plans)]
+        ends = [run.wait() for run in runs]
+        print(_table(runs, ends))
+        for d, end in enumerate(ends):
+            if end.exit_code:
+                print(
+                    f"Edge server {d}, run {end.run_id}: {end.status} {end.details}".rstrip(), file=sys.stderr
+                )
+    if logs:
+        print(f"Logs: {logs}", flush=True)
+    return max(end.exit_code for end in ends)
+
+
+def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd]) -> str:
+    """Return what each server's run came to, as a table for a terminal."""
+    table = Table(title="edge servers", title_justify="left")
+    for column in ("edge", "status", "round", "loss", "accuracy", "hub MB", "peer MB", "lost links"):
+        table.add_column(column, justify="right")
+    for d, (run, end) in enumerate(zip(runs, ends, strict=True)):
+        rounds = read_rounds(run.folder) if run.folder is not None else []
+        last: Mapping[str, Any] = rounds[-1] if rounds else {}
+        central, links = last.get("central", {}), last.get("by_link", {})
+        lost = sum(
+            count for one in rounds for key, count in one["train"].items() if key.startswith("lost-links")
+        )
+        table.add_row(
+            str(d),
+            end.status,
+            str(last.get("round", "")),
+            *(f"{central[name]:.4f}" if name in central else "" for name in ("loss", "accuracy")),
+            f"{_megabytes(links, HUB_TO_NODE, NODE_TO_HUB):.3f}",
+            f"{_megabytes(links, PEER_TO_PEER):.3f}",
+            str(lost),
+        )
+    console = Console(width=100, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    folders = "\n".join(f"Run folder of edge server {d}: {run.folder}" for d, run in enumerate(runs))
+    return f"{capture.get()}{folders}"
+
+
+def _megabytes(links: Mapping[str, Mapping[str, int]], *legs: str) -> float:
+    return sum(links[leg]["payload_bytes"] for leg in legs if leg in links) / 1e6

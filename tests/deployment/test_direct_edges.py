@@ -1,0 +1,226 @@
+"""Edge servers with a SuperLink each: the models of emulated ones, and what is left when something breaks."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.deployment.leftovers import left_running
+from tests.deployment.trials import wait_for
+from tests.strategies.peer_addresses import Wire
+
+from hedgerow.sim.deploy.certificates import make_edge_credentials
+from hedgerow.sim.deploy.edges import EdgeDeployment, edge_overrides
+from hedgerow.sim.deploy.flower_cli import FlowerRun
+from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.generations import load_newest
+from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+
+pytestmark = pytest.mark.slow
+
+APP = Path(__file__).parents[2] / "flower_apps" / "sd-feel"
+CONFIG = "tau1=2 tau2=1 batch-size=5 model=logistic evaluate-every=1 training-mode=loop checkpoint-every=1"
+PATIENCE = 300.0
+
+
+@dataclass
+class Edges:
+    """A deployment whose servers run."""
+
+    deployment: EdgeDeployment
+    out: Path
+    config: str
+    runs: dict[int, FlowerRun] = field(default_factory=dict)
+
+    def submit(self, edge: int, *overrides: str) -> None:
+        one = self.deployment
+        own = edge_overrides(edge, one.peers, one.keys[edge] if one.tls else None, str(self.out))
+        plan = plan_run(one.spec, [self.config, *own, *overrides], num_nodes=one.num_nodes)
+        self.runs[edge] = one.submit(edge, plan, echo=False)
+
+    def kill(self, edge: int) -> None:
+        """Kill a server's ServerApp."""
+        for pid in self.deployment.servers[edge].superlink.descendants("flwr-serverapp"):
+            os.kill(pid, signal.SIGKILL)
+
+    def folder(self, edge: int) -> Path:
+        (found,) = (self.out / f"edge{edge}").iterdir()
+        return found
+
+    def rounds(self, edge: int) -> list[dict[str, Any]]:
+        return read_rounds(self.folder(edge))
+
+    def wait_for_round(self, edge: int, number: int) -> None:
+        def there() -> bool:
+            assert self.runs[edge].following, "".join(self.runs[edge].lines)[-3000:]
+            place = self.out / f"edge{edge}"
+            if not place.is_dir() or not list(place.glob("*/rounds.jsonl")):
+                return False
+            rounds = self.rounds(edge)
+            return bool(rounds) and rounds[-1]["round"] >= number
+
+        wait_for(there, f"round {number} of edge server {edge}")
+
+    def end(self, *edges: int) -> None:
+        for edge in edges or self.runs:
+            end = self.runs[edge].wait(PATIENCE)
+            assert end.exit_code == 0, f"{edge}: {end}\n{''.join(self.runs[edge].lines)[-4000:]}"
+
+    def model(self, edge: int) -> dict[str, np.ndarray]:
+        with np.load(self.folder(edge) / "model.npz") as model:
+            return {name: model[name] for name in model.files}
+
+    def members(self, edge: int) -> dict[int, list[int]]:
+        return {one["round"]: one["train"]["servers"] for one in self.rounds(edge) if one["round"]}
+
+
+@contextmanager
+def edges(nodes: int, servers: int, config: str, out: Path, *, tls: bool = True) -> Iterator[Edges]:
+    clusters = contiguous_clusters(nodes, servers)
+    partitions = [[i for i, server in enumerate(clusters) if server == d] for d in range(servers)]
+    with EdgeDeployment(find_app(APP), partitions, tls=tls) as deployment:
+        yield Edges(deployment, out, f"{CONFIG} {config}")
+    assert left_running(deployment.home) == []
+    assert not deployment.home.exists()
+
+
+def emulated(nodes: int, servers: int, config: str, out: Path) -> list[dict[str, np.ndarray]]:
+    """Return each server's model of a run at level E1."""
+    app = load_app(APP)
+    overrides = [CONFIG, config, f"num-servers={servers} output-dir={out} quiet=true"]
+    run_app(app, plan_run(app.spec, overrides, num_nodes=nodes))
+    (folder,) = out.iterdir()
+    _, found = load_newest(folder / "checkpoint")
+    state = found.state["parts"]["strategy"]
+    layout, models = state["layout"], []
+    for vector in np.asarray(state["models"]):
+        parts, at = {}, 0
+        for key, shape in zip(layout["keys"], layout["shapes"], strict=True):
+            size = int(np.prod(shape))
+            parts[key] = vector[at : at + size].reshape(shape)
+            at += size
+        models.append(parts)
+    return models
+
+
+# Clusters of 2, 1 and 1 or 2, 2, 1 nodes and so on: unequal ones.
+@pytest.mark.parametrize(
+    ("nodes", "servers", "config"),
+    [
+        (4, 3, "topology=path alpha=1 iterations=4"),
+        (5, 4, "topology=ring alpha=3 iterations=4"),
+        (4, 3, "topology=complete alpha=2 iterations=4 exact-if-complete=true"),
+    ],
+)
+def test_servers_with_superlinks_of_their_own_end_with_the_bits_of_emulated_ones(
+    nodes: int, servers: int, config: str, tmp_path: Path
+) -> None:
+    expected = emulated(nodes, servers, config, tmp_path / "here")
+    with edges(nodes, servers, config, tmp_path / "there") as there:
+        for d in range(servers):
+            there.submit(d)
+        there.end()
+    for d, models in enumerate(expected):
+        found = there.model(d)
+        assert [key for key in models if not np.array_equal(models[key], found[key])] == []
+        assert there.members(d) == {1: list(range(servers)), 2: list(range(servers))}
+
+
+def killed(server: Any) -> None:
+    """Kill what is a server's, nodes and all, as a power cut does."""
+    for program in (*server.nodes, server.superlink):
+        program.kill()
+
+
+def test_a_killed_server_is_left_out_and_goes_on_from_its_checkpoint_where_the_others_are(
+    tmp_path: Path,
+) -> None:
+    config = "topology=path alpha=1 iterations=24 peer-timeout=40.0"
+    with edges(3, 3, config, tmp_path) as there:
+        for d in range(3):
+            there.submit(d)
+        there.wait_for_round(2, 2)
+        there.kill(2)
+        before = there.folder(2)
+        last = there.rounds(2)[-1]["round"]
+        there.wait_for_round(0, last + 2)
+        there.submit(2, f"resume={before}")
+        there.end()
+        members = there.members(1)
+        assert [0, 1] in members.values()
+        assert members[12] == [0, 1, 2]
+        numbers = [one["round"] for one in there.rounds(2)]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == 12
+        assert len(numbers) < 13
+
+
+def test_a_server_that_loses_its_power_does_not_stop_the_others(tmp_path: Path) -> None:
+    config = "topology=path alpha=2 iterations=10 peer-timeout=40.0"
+    with edges(3, 3, config, tmp_path, tls=False) as there:
+        for d in range(3):
+            there.submit(d)
+        there.wait_for_round(2, 1)
+        killed(there.deployment.servers[2])
+        there.end(0, 1)
+        assert there.members(1)[1] == [0, 1, 2]
+        assert there.members(1)[5] == there.members(0)[5] == [0, 1]
+
+
+def test_a_server_with_another_certificate_is_alone_and_the_others_go_on(tmp_path: Path) -> None:
+    strangers = make_edge_credentials(tmp_path / "keys", [[0], [1], [2]])
+    config = "topology=path alpha=1 iterations=4 peer-timeout=60.0"
+    with edges(3, 3, config, tmp_path / "out") as there:
+        for d in range(2):
+            there.submit(d)
+        other = strangers[2]
+        there.submit(
+            2,
+            f"peer-ca={other.superlink.ca} peer-certificate={other.peer_certificate}",
+            f"peer-key={other.peer_key}",
+        )
+        there.end(0, 1)
+        for d in range(2):
+            assert there.members(d)[2] == [0, 1]
+            assert not any(2 in members for members in there.members(d).values())
+
+
+def test_a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again(tmp_path: Path) -> None:
+    config = "topology=ring alpha=2 iterations=16 peer-timeout=40.0"
+    with edges(3, 3, config, tmp_path) as there, ExitStack() as stack:
+        real = there.deployment.peers
+        wires = [stack.enter_context(Wire(real[1])), stack.enter_context(Wire(real[0]))]
+        for d in range(3):
+            seen = list(real)
+            if d < 2:
+                seen[1 - d] = wires[d].address
+            there.submit(d, f"peers={','.join(seen)} peer-listen={real[d]}")
+        there.wait_for_round(0, 1)
+        for wire in wires:
+            wire.cut()
+        there.wait_for_round(0, 4)
+        for wire in wires:
+            wire.mend()
+        there.end()
+        # All are reached all along, over 2.
+        assert set(map(tuple, there.members(0).values())) == {(0, 1, 2)}
+        lost = [[_lost(one) for one in there.rounds(d) if one["round"]] for d in range(3)]
+        assert lost[2] == [0] * 8
+        assert lost[0] == lost[1]
+        assert sum(lost[0]) >= 1
+        assert lost[0][-1] == 0
+        matrices = [[one["train"]["zeta"] for one in there.rounds(d) if one["round"]] for d in range(3)]
+        assert matrices[0] == matrices[1] == matrices[2]
+        # Without the link it is a path, and with it a ring again.
+        assert matrices[0][0] == matrices[0][-1] < max(matrices[0])
+
+
+def _lost(record: dict[str, Any]) -> int:
+    return sum(count for key, count in record["train"].items() if key.startswith("lost-links"))

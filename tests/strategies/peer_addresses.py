@@ -1,0 +1,85 @@
+"""Addresses for orchestrators of a test: free ports of this machine, and a wire that can be cut."""
+
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Self
+
+
+def addresses(count: int) -> list[str]:
+    """Return so many addresses that nobody listens on now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+class Wire:
+    """A connection to an address over one of its own, until it is cut; it can be mended.
+
+    Parameters
+    ----------
+    target : str
+        Where it leads.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.partition(":")
+        self._target = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._whole = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+        self._listener.close()
+
+    def cut(self) -> None:
+        with self._lock:
+            self._whole = False
+            for one in self._open:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                one.close()
+            self._open.clear()
+
+    def mend(self) -> None:
+        with self._lock:
+            self._whole = True
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                try:
+                    if not self._whole:
+                        raise OSError
+                    there = socket.create_connection(self._target)
+                except OSError:
+                    here.close()
+                    continue
+                self._open += [here, there]
+            for source, sink in ((here, there), (there, here)):
+                threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    for one in (source, sink):
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
