@@ -126,7 +126,7 @@ def runs_to_the_end(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job],
 
 
 # Their messages pass through the same code as the others'.
-LONG = ("fedmud", "similarity_free")
+LONG = ("fedmud", "similarity_free", "hsgd")
 
 
 def named(job: Job) -> str:

@@ -50,6 +50,10 @@ def test_a_run_is_the_plain_one_within_the_rounding(name: str) -> None:
         assert ends[-1].train["train-loss"] == pytest.approx(before[-1].train["train-loss"], abs=1e-4)
 
 
+def slow(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+bkd"])
 def test_serialising_every_message_moves_no_bit(name: str) -> None:
     make = METHODS[name][0]
@@ -59,7 +63,7 @@ def test_serialising_every_message_moves_no_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["train", SUM_SHARES])
-@pytest.mark.parametrize("name", ["fedavg", "ef-fedavg", "fedmud+aad", "fedmud dense"])
+@pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+aad", *slow("fedavg", "fedmud dense")])
 def test_nodes_that_are_lost_in_a_phase(name: str, phase: str) -> None:
     make = METHODS[name][0]
     options = {"min_train_nodes": 4}
@@ -77,7 +81,7 @@ def test_nodes_that_are_lost_in_a_phase(name: str, phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["train", SUM_SHARES])
-@pytest.mark.parametrize("name", ["fedavg", "ef-fedavg", "fedmud"])
+@pytest.mark.parametrize("name", ["fedmud", *slow("fedavg", "ef-fedavg")])
 def test_below_the_threshold_the_round_is_repeated_and_the_run_goes_on(name: str, phase: str) -> None:
     make = METHODS[name][0]
     grid = grid_of(name, lambda kind, node, time: kind == phase and node < 3 and time == 1)

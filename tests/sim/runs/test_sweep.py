@@ -218,6 +218,7 @@ def test_no_runs_at_once_is_refused(write_toml: WriteToml, tmp_path: Path) -> No
 # The real thing
 
 
+@pytest.mark.slow
 def test_settings_share_their_start_seed_by_seed(write_toml: WriteToml, tmp_path: Path) -> None:
     file = write_toml("""
         seeds = [0, 1]

@@ -124,8 +124,8 @@ def test_eight_refused_updates_are_to_the_bit_as_eight_that_were_not_made(
     [
         ("devices", 0, {}),
         ("edges", 2, {}),
-        ("devices", 0, {"method": "jfl"}),
-        ("edges", 2, {"method": "jfl"}),
+        pytest.param("devices", 0, {"method": "jfl"}, marks=pytest.mark.slow),
+        pytest.param("edges", 2, {"method": "jfl"}, marks=pytest.mark.slow),
         pytest.param("edges", 0, {"method": "jfl"}, marks=pytest.mark.slow),
         pytest.param(
             "edges",

@@ -85,6 +85,7 @@ def test_servers_of_their_own_end_with_the_bits_of_emulated_ones(
     assert all(one.progress().bits == one.ledger.total().nominal_bits for one in servers)
 
 
+@pytest.mark.slow
 def test_a_server_without_its_checkpoint_begins_where_the_others_are() -> None:
     servers = strategies(topology="complete", lost_after=1.0, peer_timeout=8.0)
     told = [gossip_rounds(one) for one in servers]
