@@ -148,6 +148,7 @@ def test_a_server_that_never_comes_is_left_out_and_the_others_keep_their_mean() 
     assert [end["servers"] for end in told[0] if "servers" in end] == [[0, 1, 2]] * 2
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> None:
     servers = strategies(peer_timeout=5.0, lost_after=1.0, topology="complete")
     told = [gossip_rounds(one) for one in servers]
