@@ -133,6 +133,10 @@ class Case:
     common: str = _COMMON
     skewed: str = DISTRIBUTIONS["skewed"]
 
+    def dealt(self, distribution: str) -> str:
+        """Return the partition scheme of a distribution."""
+        return self.skewed if distribution == "skewed" else DISTRIBUTIONS[distribution]
+
 
 APPS = {
     "sd-feel": Case(
@@ -430,8 +434,7 @@ class Job:
 def accuracy(job: Job, watching: Watching | None = None, rounds: int = ROUNDS) -> float:
     """Return the test accuracy after so many rounds; NaN where the run ended with an error."""
     case = APPS[job.app]
-    dealt = case.skewed if job.distribution == "skewed" else DISTRIBUTIONS[job.distribution]
-    overrides = f"{case.common} {case.settings} partition='{dealt}' seed={job.seed}"
+    overrides = f"{case.common} {case.settings} partition='{case.dealt(job.distribution)}' seed={job.seed}"
     loaded = load_app(HERE.parent / "flower_apps" / case.folder)
     plan = plan_run(loaded.spec, [f"{overrides} aggregation='{job.rule}'"])
     package = import_module(f"{case.folder.replace('-', '_')}.server_app")
@@ -653,8 +656,7 @@ def measured(work: Sequence[Job], jobs: int, cache: Path | None = None) -> dict[
 def _settings(job: Job) -> str:
     """Return what a run is, beside its job: a cached one is no other's."""
     case = APPS[job.app]
-    dealt = case.skewed if job.distribution == "skewed" else DISTRIBUTIONS[job.distribution]
-    return f"{case.common} {case.settings} {dealt} rounds={ROUNDS}"
+    return f"{case.common} {case.settings} {case.dealt(job.distribution)} rounds={ROUNDS}"
 
 
 if __name__ == "__main__":

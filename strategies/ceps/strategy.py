@@ -22,6 +22,7 @@ from hedgerow.strategies.robust import NEIGHBOURHOOD_RULES, Aggregation, neighbo
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, int_at_least, one_of
+from hedgerow.wire.sensing import MATRICES
 
 __all__ = [
     "CEPS",
@@ -98,7 +99,7 @@ class OneBitCode:
             ("expand", ("consistent", "literal")),
             ("compand", ("log", "none")),
             ("decoder", ("gpsp", "biht")),
-            ("phi", ("gaussian", "srht")),
+            ("phi", MATRICES),
             ("phi_owner", ("sender", "receiver")),
         ):
             one_of(key, getattr(self, key), names)

@@ -38,6 +38,7 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.limits import MAX_STEPS
+from hedgerow.wire.sensing import MATRICES
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
 
@@ -90,7 +91,7 @@ SETTINGS: Mapping[str, Setting] = {
     "decoder": Setting("gpsp", choice("gpsp", "biht"), "what finds the model behind the signs"),
     "phi": Setting(
         "gaussian",
-        choice("gaussian", "srht"),
+        choice(*MATRICES),
         "the measuring matrix; `srht` is a transform, for large models",
     ),
     "phi-density": Setting(1.0, in_range(0.5, 1.0), "nonzeros of a Gaussian measuring matrix"),
