@@ -127,7 +127,7 @@ def run_rounds(
 ) -> Result:
     """Run the rounds that are left; parameters and result as in Flower's ``Strategy.start``.
 
-    ``strategy.finished`` ends the run before ``num_rounds``.
+    ``strategy.finished`` and ``strategy.budget`` end the run before ``num_rounds``.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def run_rounds(
         _tell(strategy, 0, started, central=central)
 
     for current in range(first, num_rounds + 1):
-        if strategy.finished:
+        if strategy.finished or strategy.out_of_budget:
             break
         started = time.monotonic()
         log(INFO, "[ROUND %d/%d]", current, num_rounds)

@@ -22,6 +22,7 @@ from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.secure_sums import SecureSums
 from hedgerow.strategies.sum_noise import SumPrivacyReport
 from hedgerow.wire.blas import one_blas_thread
+from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.ledger import Ledger
@@ -76,6 +77,8 @@ class FederatedStrategy(Strategy):
 
     # The sums of a method whose means can be secure sums; None where they are not.
     sums: SecureSums | None = None
+    # What a run may spend; set before ``start``.
+    budget: Budget | None = None
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Raise TypeError, before any class on the way can, for an option that the class does not take."""
@@ -109,6 +112,11 @@ class FederatedStrategy(Strategy):
     def finished(self) -> bool:
         """Whether the run is at its end before ``num_rounds``."""
         return False
+
+    @property
+    def out_of_budget(self) -> bool:
+        """Whether the run has spent ``budget``: the round that did so is its last."""
+        return self.budget is not None and self.budget.spent(self.progress())
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless a run may have so many rounds."""

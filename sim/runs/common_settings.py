@@ -21,6 +21,7 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Setting
+from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_SAMPLES
 
 __all__ = [
@@ -198,6 +199,11 @@ RUN_SETTINGS: Mapping[str, Setting] = {
         "seconds until a reply is too late",
     ),
     "min-replies": Setting(1, whole(0, MAX_NODES), "fewest valid replies of a round"),
+    "stop-after": Setting(
+        "",
+        text("iterations=N, sim-seconds=S, bits=B or payload-bytes=B, each > 0, or empty", Budget.parse),
+        "the run ends after the round that spent so much, if it has not ended before",
+    ),
     # Who carries the messages, and what is kept of the run.
     "engine": Setting(
         "flower",

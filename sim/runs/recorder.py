@@ -68,6 +68,7 @@ RESUME_MAY_CHANGE = (
     "registry",
     "resume",
     "round-timeout",
+    "stop-after",
     "workers",
 )
 _logger = logging.getLogger("flwr")

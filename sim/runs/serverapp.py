@@ -23,6 +23,7 @@ from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table
 from hedgerow.sim.runs.trackers import Tracking
+from hedgerow.wire.budget import Budget
 from hedgerow.wire.records import to_state_dict
 
 __all__ = [
@@ -47,6 +48,12 @@ _OWN: WeakSet[ServerApp] = WeakSet()
 
 
 class _Strategy(Stateful, Protocol):
+    budget: Budget | None
+
+    @property
+    def out_of_budget(self) -> bool:
+        """Whether ``budget`` is spent."""
+
     @property
     def start(self) -> Callable[..., Result]:
         """As in Flower's ``Strategy``."""
@@ -211,6 +218,7 @@ def _run(
         tracking.on_round_end(recorder.rounds[-1])
 
     strategy = experiment.strategy(on_round_end=[recorder.on_round_end, tracked, live])
+    strategy.budget = Budget.parse(values["stop-after"])
     recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
     if values["resume"]:
         recorder.resume()
@@ -225,7 +233,9 @@ def _run(
                 train_config=ConfigRecord(dict(experiment.train_config)),
                 evaluate_config=None,
                 evaluate_fn=central_evaluation(
-                    experiment.measure, every=values["evaluate-every"], last=num_rounds
+                    experiment.measure,
+                    every=values["evaluate-every"],
+                    is_last=lambda number: number == num_rounds or strategy.out_of_budget,
                 ),
             )
         recorder.finish(
@@ -235,14 +245,14 @@ def _run(
     print(f"Run folder: {recorder.folder}", flush=True)
 
 
-def central_evaluation(measure: Measure, *, every: int, last: int) -> EvaluateFn:
+def central_evaluation(measure: Measure, *, every: int, is_last: Callable[[int], bool]) -> EvaluateFn:
     """Return the central evaluation: before the first round, every ``every`` rounds and after the last.
 
     ``measure`` maps a model's state dict to its metrics.
     """
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round % every and server_round != last:
+        if server_round % every and not is_last(server_round):
             return None
         return MetricRecord(dict(measure(to_state_dict(arrays))))
 

@@ -10,6 +10,7 @@ TOML, for example:
     by = "tau1"                      # optional: a column of panels for each value of this setting
     seeds = [0, 1, 2]
     nodes = 10                       # optional: the size of the federation, as `hedgerow run --nodes`
+    budget = {sim-seconds = 60}      # optional: what each run may spend, where the app has the key `stop-after`
     [base]                           # run-config keys of every run
     iterations = 600
     [[variant]]                      # named methods: a label and run-config keys
@@ -37,12 +38,13 @@ from hedgerow.sim.engine._compat import flatten_dict
 from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.results import COSTS
+from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
 
 __all__ = ["RESERVED", "Sweep", "Variant", "read_sweep", "sweep_of_app"]
 
-_TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "nodes", "base", "grid", "variant"}
+_TABLES = {"title", "app", "realism", "x", "y", "by", "seeds", "nodes", "budget", "base", "grid", "variant"}
 # Each is a line of the plan, and a run of seconds at least.
 _MAX_POINTS = 100_000
 # The sweep sets these itself.
@@ -138,7 +140,7 @@ def read_sweep(file: str | Path) -> Sweep:
     nodes = raw.get("nodes")
     if nodes is not None and not (type(nodes) is int and 1 <= nodes <= MAX_NODES):
         problems.append(f"nodes = {quoted(nodes)}; valid is an integer >= 1, up to {MAX_NODES}")
-    base = _settings(raw.get("base", {}), "base", problems)
+    base = _settings(raw.get("base", {}), "base", problems) | _budget(raw, problems)
     sweep = Sweep(
         file=file,
         app=(file.parent / app).resolve(),
@@ -155,6 +157,18 @@ def read_sweep(file: str | Path) -> Sweep:
     if problems:
         raise ValueError(f"sweep file {file}:\n" + "\n".join(f"  - {problem}" for problem in problems))
     return sweep
+
+
+def _budget(raw: Mapping[str, Any], problems: list[str]) -> UserConfig:
+    """Return the run config's ``stop-after``, where the file has one."""
+    said = _of_type(raw, "budget", dict, {}, "a table of one entry, as {sim-seconds = 60}", problems)
+    text = ", ".join(f"{key.replace('_', '-')}={value}" for key, value in said.items())
+    try:
+        budget = Budget.parse(text)
+    except ValueError as error:
+        problems.append(f"budget: {error}; valid is a table of one entry, as {{sim-seconds = 60}}")
+        return {}
+    return {} if budget is None else {"stop-after": text}
 
 
 def _unknown(key: str) -> str:

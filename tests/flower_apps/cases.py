@@ -32,6 +32,7 @@ _COMMON: dict[str, Any] = {
     "train-loss-samples": -1,
     "round-timeout": 0,
     "min-replies": -1,
+    "stop-after": "sim-seconds=-1",
     "engine": "ray",
     "workers": -1,
     "output-dir": 1,

@@ -282,6 +282,14 @@ def test_payloads_are_the_models_bytes_and_their_headers(run: Run) -> None:
     assert 100 < header("edge->edge", (4 + 8) / 2) < 160
 
 
+def test_a_budget_ends_the_run_with_the_round_that_spends_it(run: Run) -> None:
+    whole = run()
+    stopped = run(**{"stop-after": f"sim-seconds={whole[2]['sim_seconds']}", "evaluate-every": 100})
+    assert [record["round"] for record in stopped] == [0, 1, 2]
+    assert stopped[1]["central"] == {}
+    assert stopped[2]["central"] == whole[2]["central"] != {}
+
+
 def test_fewer_participants_send_fewer_bits_in_the_same_time(run: Run) -> None:
     every, some = run()[-1], run(participation=0.5)[-1]
     assert some["bits"] < every["bits"]

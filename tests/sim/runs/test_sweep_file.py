@@ -54,6 +54,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         variant = [{method = "feel"}]
         base = {seed = 3}
         grid = {tau1 = 3, alpha = []}
+        budget = {seconds = 3}
     """)
     with pytest.raises(ValueError, match=r"bad\.toml") as error:
         read_sweep(file)
@@ -68,8 +69,14 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "base: seed is set by the sweep itself",
         "grid: tau1 = 3",
         "grid: alpha = []",
+        "budget: budget of 'seconds'; valid is one of iterations, sim-seconds, bits, payload-bytes",
     ):
         assert problem in str(error.value)
+
+
+def test_a_budget_is_a_setting_of_every_run(write_toml: WriteToml) -> None:
+    sweep = read_sweep(write_toml("budget = {sim_seconds = 60}\n[base]\ntau1 = 5"))
+    assert sweep.base == {"tau1": 5, "stop-after": "sim-seconds=60"}
 
 
 def test_two_variants_of_one_name_are_refused(write_toml: WriteToml) -> None:
