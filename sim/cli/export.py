@@ -17,19 +17,30 @@ def export(
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Every measured value as a row.")
     ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", help="All runs in one small file, which `plot` and `table` read."
+        ),
+    ] = None,
     tensorboard: Annotated[
         Path | None,
         typer.Option("--tensorboard", metavar="FOLDER", help="A TensorBoard log a run (an optional extra)."),
     ] = None,
 ) -> None:
-    """Write runs for other tools: a CSV file, or TensorBoard logs."""
+    """Write runs for other tools: a CSV file, one JSON file, or TensorBoard logs."""
+    from hedgerow.sim.runs.collected import write_collected
     from hedgerow.sim.runs.export import write_csv, write_tensorboard
 
     with bad_options():
-        if csv is None and tensorboard is None:
-            raise ValueError("nothing to write; valid is --csv FILE, --tensorboard FOLDER or both")
+        if csv is None and json is None and tensorboard is None:
+            raise ValueError(
+                "nothing to write; valid is --csv FILE, --json FILE, --tensorboard FOLDER or several of them"
+            )
         results = load_results(paths)
         if csv is not None:
             typer.echo(f"{csv}: {write_csv(results, csv)} rows")
+        if json is not None:
+            typer.echo(f"{json}: {write_collected(results, json)} runs")
         if tensorboard is not None:
             typer.echo(f"{tensorboard}: {write_tensorboard(results, tensorboard)} logs")

@@ -17,8 +17,12 @@ def plot(
     x: Costs = None,
     y: Metrics = None,
     out: Annotated[
-        Path | None, typer.Option(help="FILE.png and FILE.svg are written. Default: in the sweep's folder.")
+        Path | None,
+        typer.Option(
+            help="FILE.png, FILE.svg or FILE.pdf; without a suffix all three. Default: in the sweep's folder."
+        ),
     ] = None,
+    log_x: Annotated[bool, typer.Option("--log-x", help="Draw x on a logarithmic scale.")] = False,
     log_y: Annotated[bool, typer.Option("--log-y", help="Draw y on a logarithmic scale.")] = False,
     by: Annotated[
         str | None, typer.Option(metavar="KEY", help="A column of panels for each value of this setting.")
@@ -33,7 +37,7 @@ def plot(
     with bad_options():
         results = load_results(paths)
         xs, ys = x or results.xs, y or results.ys
-        figure = draw(results, xs, ys, log_y=log_y, by=results.by if by is None else by)
+        figure = draw(results, xs, ys, log_x=log_x, log_y=log_y, by=results.by if by is None else by)
         written = save(figure, out or default_path(results, xs, ys))
     for path in written:
         typer.echo(path)

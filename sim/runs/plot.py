@@ -30,6 +30,12 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
 _MARKERS_A_LINE = 8
+# The kinds of files, and what each would say of the moment and the program that wrote it.
+_METADATA: dict[str, dict[str, None]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,13 @@ def mean_curve(runs: Sequence[Run], x: str, y: str) -> Curve:
 
 
 def draw(
-    results: Results, xs: Sequence[str], ys: Sequence[str], *, log_y: bool = False, by: str = ""
+    results: Results,
+    xs: Sequence[str],
+    ys: Sequence[str],
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    by: str = "",
 ) -> Figure:
     """Return a figure with one panel for each metric of ``ys`` over each cost of ``xs``.
 
@@ -76,8 +88,8 @@ def draw(
         What to draw, a line for each variant.
     xs, ys : sequence of str
         Costs (see ``results.COSTS``) and metrics.
-    log_y : bool (default: False)
-        Draw the metrics on a logarithmic scale.
+    log_x, log_y : bool (default: False)
+        Draw costs, or metrics, on a logarithmic scale; what costs nothing is then left out.
     by : str (default: "")
         A run-config key: each of its values gets a column of panels of its own, with that value's variants.
 
@@ -97,7 +109,7 @@ def draw(
     for ax, (y, x, head, lines) in zip(axes, panels, strict=False):
         for number, (label, runs) in enumerate(lines.items()):
             _line(ax, mean_curve(runs, x, y), label, number)
-        _dress(ax, x, y, log_y)
+        _dress(ax, x, y, log_x, log_y)
         ax.set_title(head, fontsize="medium")
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
@@ -122,15 +134,15 @@ def _columns(results: Results, by: str) -> dict[str, dict[str, list[Run]]]:
 
 
 def save(figure: Figure, out: str | Path) -> list[Path]:
-    """Write ``<out>.png`` and ``<out>.svg`` (a suffix .png or .svg of ``out`` is dropped); return both."""
+    """Write the file that ``out`` names (.png, .svg or .pdf), or without such a suffix all three."""
     out = Path(out).expanduser()
-    stem = out.with_suffix("") if out.suffix.lower() in (".png", ".svg") else out
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    named = out.suffix.lower() in _METADATA
+    paths = [out] if named else [out.with_name(out.name + suffix) for suffix in _METADATA]
     # Without a date and with fixed ids the same runs give the same file.
     with mpl.rc_context({"svg.hashsalt": "hedgerow"}):
-        figure.savefig(paths[0], dpi=150, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None})
+        for path in paths:
+            figure.savefig(path, dpi=150, metadata=_METADATA[path.suffix.lower()])
     return paths
 
 
@@ -157,13 +169,15 @@ def _line(ax: Axes, curve: Curve, label: str, number: int) -> None:
     ax.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _dress(ax: Axes, x: str, y: str, log_y: bool) -> None:
+def _dress(ax: Axes, x: str, y: str, log_x: bool, log_y: bool) -> None:
     cost = COSTS[x]
     ax.set_xlabel(f"{cost.label} ({cost.unit})" if cost.unit else cost.label)
     ax.set_ylabel(y.replace("-", " "))
     if cost.unit in ("bit", "B"):
         ax.xaxis.set_major_formatter(EngFormatter())
-    if not cost.unit:
+    if log_x:
+        ax.set_xscale("log")
+    elif not cost.unit:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     if log_y:
         ax.set_yscale("log")

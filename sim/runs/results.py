@@ -28,6 +28,7 @@ _NOT_THE_EXPERIMENT = frozenset(
         "engine",
         "output-dir",
         "quiet",
+        "ray",
         "registry",
         "resume",
         "seed",
@@ -188,7 +189,7 @@ class Results:
 
 
 def load(paths: Sequence[str | Path]) -> Results:
-    """Read run folders and sweep folders into one comparison.
+    """Read run folders, sweep folders and files of ``hedgerow export --json`` into one comparison.
 
     Runs of a sweep carry its labels (with the sweep's name before them if there are several sweeps).
     Single runs are labelled by the settings in which they differ from one another.
@@ -199,12 +200,21 @@ def load(paths: Sequence[str | Path]) -> Results:
         If a path is neither, nothing was run yet, or two runs have the same label and seed.
     """
     folders = [Path(path).expanduser().resolve() for path in paths]
-    sweeps = [folder for folder in folders if (folder / "sweep.json").is_file()]
+    sweeps = [folder for folder in folders if folder.is_file() or (folder / "sweep.json").is_file()]
     strangers = [f for f in folders if f not in sweeps and not (f / "rounds.jsonl").is_file()]
     if strangers or not folders:
         names = ", ".join(map(str, strangers)) or "no path"
-        raise ValueError(f"{names}: neither a run's folder (rounds.jsonl) nor a sweep's (sweep.json)")
-    parts = [_read_sweep(folder, prefix=len(folders) > 1) for folder in sweeps]
+        raise ValueError(
+            f"{names}: neither a run's folder (rounds.jsonl), nor a sweep's (sweep.json), nor a file of both"
+        )
+    # It builds on this module.
+    from hedgerow.sim.runs.collected import read_collected  # noqa: PLC0415
+
+    several = len(folders) > 1
+    parts = [
+        read_collected(place, prefix=several) if place.is_file() else _read_sweep(place, prefix=several)
+        for place in sweeps
+    ]
     singles = _labelled([_read_run(folder) for folder in folders if folder not in sweeps])
     everything = [run for part in parts for run in part.runs] + singles
     runs = [run for run in everything if run.rounds]

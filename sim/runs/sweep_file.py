@@ -10,7 +10,7 @@ TOML, for example:
     by = "tau1"                      # optional: a column of panels for each value of this setting
     seeds = [0, 1, 2]
     nodes = 10                       # optional: the size of the federation, as `hedgerow run --nodes`
-    budget = {sim-seconds = 60}      # optional: what each run may spend, where the app has the key `stop-after`
+    budget = {sim-seconds = 60}      # optional: what a run may spend, if the app has the key `stop-after`
     [base]                           # run-config keys of every run
     iterations = 600
     [[variant]]                      # named methods: a label and run-config keys

@@ -95,12 +95,23 @@ def test_simulated_time_carries_its_latency_preset(write_run: WriteRun) -> None:
     assert caption == "1 seed: mean, no band. Simulated time: latency preset honest. Realism: not stated."
 
 
-@pytest.mark.parametrize("name", ["figure", "figure.png", "figure.svg"])
-def test_png_and_svg_are_written(results: Results, tmp_path: Path, name: str) -> None:
-    written = save(draw(results, ["rounds"], ["loss"], log_y=True), tmp_path / "new" / name)
-    assert [path.name for path in written] == ["figure.png", "figure.svg"]
-    assert written[0].read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in written[1].read_text()
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("figure", ["figure.png", "figure.svg", "figure.pdf"]),
+        ("fig.1", ["fig.1.png", "fig.1.svg", "fig.1.pdf"]),
+        ("figure.pdf", ["figure.pdf"]),
+        ("figure.svg", ["figure.svg"]),
+    ],
+)
+def test_a_suffix_says_which_kind_of_file(
+    results: Results, tmp_path: Path, name: str, files: list[str]
+) -> None:
+    figure = draw(results, ["iterations"], ["loss"], log_x=True, log_y=True)
+    written = save(figure, tmp_path / "new" / name)
+    assert [path.name for path in written] == files
+    begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    assert all(path.read_bytes().startswith(begins[path.suffix]) for path in written)
 
 
 def test_the_same_runs_give_the_same_files(results: Results, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""A sweep in one file gives the pictures and tables that its folders give."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.sim.cli.command_line import hedgerow
+
+from hedgerow.sim.runs.collected import POINTS, collect, write_collected
+from hedgerow.sim.runs.compare import budget_table, target_table
+from hedgerow.sim.runs.results import Results, load
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture
+def results(write_sweep: WriteRun) -> Results:
+    losses = {
+        "A": {0: [2.0, None, 1.0], 1: [2.2, None, 0.6]},
+        "B": {0: [2.0, None, 1.5], 1: [2.2, None, 1.3, 1.2]},
+    }
+    return load([write_sweep(losses)])
+
+
+def test_the_file_gives_the_tables_of_the_folders(results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "made.json"
+    assert write_collected(results, file) == 4
+    back = load([file])
+    assert (back.title, back.realism, back.xs, back.ys) == (
+        "Made up",
+        "numbers by hand",
+        ["sim-seconds"],
+        ["loss"],
+    )
+    assert [run.settings["method"] for run in back.runs] == ["A", "A", "B", "B"]
+    for x in ("rounds", "iterations", "bits", "wall-seconds"):
+        assert budget_table(back, x, "loss", 2) == budget_table(results, x, "loss", 2)
+        assert target_table(back, x, "loss", 1.3) == target_table(results, x, "loss", 1.3)
+
+
+def test_a_long_run_keeps_its_ends_and_its_real_seconds(write_run: WriteRun) -> None:
+    run = load([write_run("a", [2.0 - n / 1000 for n in range(1000)] + [None])])
+    (made,) = collect(run)["runs"]
+    columns = made["columns"]
+    assert columns["round"][0] == 0
+    assert columns["round"][-1] == 1000
+    assert POINTS / 2 < len(columns["round"]) <= POINTS + 2
+    assert sum(columns["wall_seconds"]) == pytest.approx(1001)
+    assert columns["central.loss"][-2:] == [pytest.approx(1.001), None]
+
+
+def test_folders_of_this_machine_are_not_told(write_run: WriteRun) -> None:
+    made = collect(load([write_run("a", [2.0], **{"data-dir": "/home/me", "tau1": 2})]))
+    assert made["settings"] == {"seed": 0, "tau1": 2}
+
+
+def test_several_files_compare_like_several_sweeps(results: Results, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_collected(results, tmp_path / f"{name}.json")
+    both = load([tmp_path / "one.json", tmp_path / "two.json"])
+    assert list(both.variants()) == ["one: A", "one: B", "two: A", "two: B"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "hedgerow-results-9"}', "[" * 100_000])
+def test_another_file_is_one_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"x\.json is not a file of `hedgerow export --json`"):
+        load([file])
+
+
+def test_the_command_writes_what_the_others_read(results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "made.json"
+    done = hedgerow("export", results.folder, "--json", file)
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(file.read_text())["runs"]) == 4
+    assert hedgerow("table", file).stdout == hedgerow("table", results.folder).stdout
