@@ -6,9 +6,11 @@
     python benchmarks/privacy.py sums --noise                     # secure sums with noise beside plain
 
 Prints medians over repetitions: ``sealed`` of the CPU time of a run, which is that of all nodes and of the
-relay, ``sums`` of a round's seconds by the clock; and bytes. Set OMP_NUM_THREADS=1.
+relay, and what of it is cryptography, ``sums`` of a round's seconds by the clock; and bytes. Set
+OMP_NUM_THREADS=1.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -40,7 +42,7 @@ from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.tasks import build_model
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import to_record
-from hedgerow.wire.sealed import SEAL_BYTES, Identity, Link, SealingKey
+from hedgerow.wire.sealed import SEAL_BYTES, Identity, Link, SealingKey, _agreed
 
 app = typer.Typer(add_completion=False)
 Repeats = Annotated[int, typer.Option(min=1)]
@@ -58,26 +60,39 @@ def sealed(repeats: Repeats = 5) -> None:
     """Microseconds of a seal, and a run of CEPS on the paper's 32 nodes, plain and sealed."""
     a, b = (Identity(SealingKey.drawn(), SealingKey.drawn()) for _ in range(2))
     link = Link(a.secret_with(b.introduction), "1", "a", "b")
+    there = Link(link.secret, "1", "b", "a")
     for size in (71, 8_000, 1_000_000):
         contents = bytes(size)
         each = 1e6 * seconds_each(partial(link.seal, contents, 1, "payload"))
-        print(f"sealing {size:,} bytes: {each:.1f} us, {SEAL_BYTES} bytes longer")
+        opened = 1e6 * seconds_each(partial(there.open, link.seal(contents, 1, "payload"), 1, "payload"))
+        print(f"{size:,} bytes: {each:.1f} us to seal, {opened:.1f} to open, {SEAL_BYTES} bytes longer")
     others = (Identity(SealingKey.drawn(), SealingKey.drawn()).introduction for _ in count())
+    agreement = seconds_each(lambda: a.secret_with(next(others)))
     print(
-        f"agreeing with a neighbour, once: {1e6 * seconds_each(lambda: a.secret_with(next(others))):.0f} us"
+        f"agreeing with a neighbour, once: {1e6 * agreement:.0f} us, half of it to make the neighbour's keys"
     )
     problems = linear_problems(32, DIM)
+    ceps_run(problems, "1bcs", True, 60)  # What is made once in a process, matrices above all.
     for codec in ("1bcs", "sparse32", "dense64"):
-        runs: dict[bool, list[tuple[float, int]]] = {False: [], True: []}
+        runs: dict[bool, list[tuple[float, int, int]]] = {False: [], True: []}
         for _ in range(repeats):
             for is_sealed, made in runs.items():
                 made.append(ceps_run(problems, codec, is_sealed))
-        plain, protected = (median(seconds for seconds, _ in made) for made in runs.values())
-        before, after = (made[0][1] for made in runs.values())
+        plain, protected = (median(seconds for seconds, _, _ in made) for made in runs.values())
+        (_, before, _), (_, after, payloads) = (made[0] for made in runs.values())
         print(
             f"CEPS, 32 nodes, n = {DIM}, {codec}: {plain:.2f} s of CPU, {protected:.2f} sealed, ratio "
             f"{protected / plain:.3f}; {before:,} and {after:,} bytes between nodes",
             flush=True,
+        )
+        pairs = _agreed.cache_info().misses  # Of the last run, which was a sealed one.
+        contents = bytes(before // payloads)
+        box = link.seal(contents, 1, "payload")
+        seals = payloads * seconds_each(partial(link.seal, contents, 1, "payload"))
+        opens = payloads * seconds_each(partial(there.open, box, 1, "payload"))
+        print(
+            f"  of {protected - plain:.3f} s more: {seals:.3f} to seal {payloads:,} payloads, {opens:.3f} to "
+            f"open them, {pairs * agreement:.3f} at most for the keys of {pairs} pairs; the rest keeps books"
         )
         report(f"CEPS, {codec}, sealed links", protected, "s", plain / protected, "plain links")
 
@@ -174,18 +189,22 @@ def linear_problems(nodes: int, dim: int, records: int = 100, sparsity: int = 10
 
 def ceps_run(
     problems: list[LinearRegression], codec: str, is_sealed: bool, iterations: int = 201
-) -> tuple[float, int]:
-    """Return the CPU seconds of a run, and the bytes that nodes sent each other."""
+) -> tuple[float, int, int]:
+    """Return the CPU seconds of a run, and the bytes and payloads that nodes sent each other."""
     client = ceps_client(lambda context: problems[int(context.node_config["partition-id"])])
     strategy = CEPS(
         dim=DIM, sparsity=10, codec=codec, participation=0.5, interval=(10, 15), num_iterations=iterations,
         min_available_nodes=len(problems), sealed=is_sealed,
     )  # fmt: skip
+    # A simulation's keys follow from its seed: without this a second run would find all of them agreed.
+    _agreed.cache_clear()
+    gc.collect()
     with InProcessGrid(client, len(problems)) as grid:
         began = time.process_time()
         strategy.start(grid, ArrayRecord(), num_rounds=iterations, timeout=600.0)
         seconds = time.process_time() - began
-    return seconds, strategy.ledger.total(NODE_TO_NODE).payload_bytes
+    sent = strategy.ledger.total(NODE_TO_NODE)
+    return seconds, sent.payload_bytes, sent.messages
 
 
 if __name__ == "__main__":

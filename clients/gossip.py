@@ -40,7 +40,7 @@ from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MONITOR, PUBLISH, UPDATE, WHOAMI
 from hedgerow.wire.onebit import OneBit
-from hedgerow.wire.records import PayloadError, records_of, to_record, view
+from hedgerow.wire.records import PayloadError, config_in, records_of, to_record, view
 from hedgerow.wire.sealed import UNKNOWN
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.simulated import is_simulated
@@ -348,7 +348,7 @@ def _read(call: Call) -> tuple[ConfigRecord, ConfigRecord, ConfigRecord]:
 
 def _root(call: Call, config: ConfigRecord, seed: int) -> int:
     """Return the root of the node's noise; a new one where its state was restored, which comes without."""
-    root = call.context.state.config_records.get(SECRET_RECORD, ConfigRecord()).get(_ROOT)
+    root = config_in(call.context.state, SECRET_RECORD).get(_ROOT)
     if isinstance(root, bytes):
         return int.from_bytes(root)
     return noise_root(config, dict(call.context.node_config), seed)
@@ -356,18 +356,17 @@ def _root(call: Call, config: ConfigRecord, seed: int) -> int:
 
 def _kept(context: Context) -> bool:
     """Return whether the context holds a state of its run."""
-    arrays, configs = context.state.array_records, context.state.config_records
+    state = context.state
     return (
-        _ARRAYS in arrays
-        and _STATE in configs
-        and _CONFIG in configs
-        and configs[_STATE].get("run") == str(context.run_id)
+        isinstance(state.get(_ARRAYS), ArrayRecord)
+        and isinstance(state.get(_CONFIG), ConfigRecord)
+        and config_in(state, _STATE).get("run") == str(context.run_id)
     )
 
 
 def _knows(call: Call, config: ConfigRecord) -> bool:
     """Return whether the node's state is of this run and of these settings."""
-    return _kept(call.context) and dict(call.context.state.config_records[_CONFIG]) == dict(config)
+    return _kept(call.context) and dict(config_in(call.context.state, _CONFIG)) == dict(config)
 
 
 @dataclass(frozen=True)
@@ -401,7 +400,7 @@ class _Known:
             raise ValueError(
                 f"node {call.partition_id} has no state of run {run}; valid is 'query.hello' first"
             )
-        config, numbers = state.config_records[_CONFIG], dict(state.config_records[_STATE])
+        config, numbers = config_in(state, _CONFIG), dict(config_in(state, _STATE))
         place = Place.of(config, call.partition_id)
         iteration = numbers.pop("iteration", None)
         if not isinstance(iteration, int) or iteration < 0:
@@ -409,7 +408,7 @@ class _Known:
         links = _links(call, config, place, begin=begin)
         node = Node(place, problem(call.context), config, _root(call, config, place.seed), _sensing(links))
         node.check_privacy()
-        arrays = {key: view(array) for key, array in state.array_records[_ARRAYS].items()}
+        arrays = {key: view(array) for key, array in cast(ArrayRecord, state[_ARRAYS]).items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
             raise ValueError(
                 f"{wrong[0]} has the shape {arrays[wrong[0]].shape} in the state; valid is "
@@ -427,9 +426,7 @@ class _Known:
         context.state[_ARRAYS] = to_record(self.memory.arrays)
         context.state[_STATE] = ConfigRecord({**self.memory.counts, **numbers})
         context.state[_CONFIG] = self.node.config
-        secret = context.state.get(SECRET_RECORD)
-        if not isinstance(secret, ConfigRecord):
-            secret = ConfigRecord()
+        secret = config_in(context.state, SECRET_RECORD)
         if secret.get(_ROOT) != root:
             context.state[SECRET_RECORD] = ConfigRecord({**secret, _ROOT: root})
         if self.links is not None:
@@ -682,7 +679,7 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMetho
     memory, w = known.method.look(known.node, known.memory, k)
     replace(known, memory=memory).keep(call.context)
     metrics: Metrics = {"num-examples": known.node.problem.num_examples}
-    if sent := list(call.content.array_records.values()):
+    if sent := list(records_of(call.content, ArrayRecord).values()):
         metrics["mean-objective"] = known.node.problem.value(_only_array(sent[0], w.size))
     else:
         metrics["objective"] = known.node.problem.value(w)

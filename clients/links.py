@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Context
 
 from hedgerow.clients.guard import WEAK, Refusal
 from hedgerow.wire.calls import LINKS_RECORD, RUN_KEY, SECRET_RECORD, Call
+from hedgerow.wire.records import config_in
 from hedgerow.wire.sealed import Identity, Links, SealingKey, read_pins
 from hedgerow.wire.simulated import is_simulated
 
@@ -85,16 +86,10 @@ class NodeLinks(Links):
             session = _session(context, begin=begin)
         named, run = context.node_config.get(_PINS), str(context.run_id)
         pins = read_pins(_path(_PINS, named)) if named else None
-        kept = _record(context, LINKS_RECORD)
+        kept = config_in(context.state, LINKS_RECORD)
         written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == run else None
         known, told = _read(written) if isinstance(written, bytes) else ({}, {})
-        super().__init__(
-            Identity(own_key(context, seed), session),
-            run,
-            name,
-            pins,
-            known,
-        )
+        super().__init__(_identity(own_key(context, seed), session), run, name, pins, known)
         # Other secrets that are told on the links, by name.
         self.told: dict[str, bytes] = dict(told)
         self._before = (known, told)
@@ -106,24 +101,24 @@ class NodeLinks(Links):
             written = json.dumps(list(parts)).encode()
             context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self.run, _WRITTEN: written})
         if not is_simulated():
-            secret = _record(context, SECRET_RECORD)
+            secret = config_in(context.state, SECRET_RECORD)
             session = self.identity.session.private
             context.state[SECRET_RECORD] = ConfigRecord({**secret, _SESSION: session, _RUN: self.run})
 
 
-@lru_cache(maxsize=2**10)
+@lru_cache(maxsize=2**12)
+def _identity(key: SealingKey, session: SealingKey) -> Identity:
+    return Identity(key, session)
+
+
+@lru_cache(maxsize=2**12)
 def _read(written: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
     known, told = ({name: bytes.fromhex(one) for name, one in part.items()} for part in json.loads(written))
     return known, told
 
 
-def _record(context: Context, name: str) -> ConfigRecord:
-    record = context.state.get(name)
-    return record if isinstance(record, ConfigRecord) else ConfigRecord()
-
-
 def _session(context: Context, *, begin: bool) -> SealingKey:
-    secret = _record(context, SECRET_RECORD)
+    secret = config_in(context.state, SECRET_RECORD)
     session = secret.get(_SESSION)
     if isinstance(session, bytes) and secret.get(_RUN) == str(context.run_id):
         return SealingKey(session)

@@ -12,7 +12,16 @@ from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import Router
-from hedgerow.strategies.sd_feel import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, SDFeel
+from hedgerow.strategies.sd_feel import (
+    AsynchronousSDFeel,
+    EdgeMonitor,
+    EdgeServerSDFeel,
+    FedAvg,
+    Feel,
+    HierFAvg,
+    SDFeel,
+    Stragglers,
+)
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.sum_noise import SumNoise
@@ -27,10 +36,12 @@ __all__ = [
     "HSGD",
     "TOPOLOGIES",
     "Adaptive",
+    "AsynchronousSDFeel",
     "Compressed",
     "DFedAvgM",
     "DFedSAM",
     "DivergenceError",
+    "EdgeMonitor",
     "EdgeServerSDFeel",
     "EmbeddingNoise",
     "FedAvg",
@@ -64,6 +75,7 @@ __all__ = [
     "SecureSum",
     "Shapes",
     "SimilarityFree",
+    "Stragglers",
     "SumNoise",
     "TooFewRepliesError",
     "UploadNoise",

@@ -27,7 +27,7 @@ import grpc
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, positive
 
-__all__ = ["Exchange", "PeerChannel", "PeerCredentials", "Topic"]
+__all__ = ["Exchange", "PeerChannel", "PeerCredentials", "Told", "Topic", "Traffic"]
 
 _SERVICE = "hedgerow.Peers"
 _CHUNK = 1 << 20
@@ -89,11 +89,25 @@ class PeerCredentials:
 
 @dataclass
 class Traffic:
-    """What was sent to one neighbour and taken by it: messages, bytes, and seconds until it said so."""
+    """What one neighbour and this orchestrator told each other, measured here.
+
+    Parameters
+    ----------
+    messages, bytes : int (default: 0)
+        What was sent and taken.
+    seconds : float (default: 0.0)
+        From the first byte of each message sent until the neighbour said that it has it.
+    received : int (default: 0)
+        Bytes that came of it and were taken.
+    waited : float (default: 0.0)
+        Seconds in exchanges after the neighbour had this one's message, until its own was there.
+    """
 
     messages: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    received: int = 0
+    waited: float = 0.0
 
 
 class Exchange(NamedTuple):
@@ -116,15 +130,29 @@ class Exchange(NamedTuple):
         return self.taken & self.received.keys()
 
 
+class Told(NamedTuple):
+    """A message of a neighbour that was not asked for."""
+
+    topic: Topic
+    payload: bytes | bytearray
+
+
 class _RefusedError(Exception):
     """A message that is not taken, with the reason that is counted and told."""
+
+
+class _Message(NamedTuple):
+    """A message, and when it was whole."""
+
+    payload: bytes | bytearray
+    at: float
 
 
 @dataclass
 class _Box:
     """What came from one neighbour and was not asked for yet."""
 
-    messages: dict[Topic, bytes | bytearray] = field(default_factory=dict)
+    messages: dict[Topic, _Message] = field(default_factory=dict)
     passed: Topic = field(default_factory=lambda: Topic(-1, -1))  # The last exchange that is over.
     active: int = 0  # Its calls that are being handled.
 
@@ -156,13 +184,15 @@ class PeerChannel:
         over; None: always. A neighbour that waits asks, so that it does not wait for nothing.
     lost_after : float (default: 15.0)
         Seconds after which a neighbour that does not listen is given up in an exchange, > 0.
+    listeners : Iterable[int] (default: none)
+        Who else is told things, and tells nothing.
 
     Attributes
     ----------
     refused : Counter
         Messages that came and were not taken, by reason.
     traffic : dict
-        What each neighbour took.
+        What went over the link to each neighbour and listener.
 
     Raises
     ------
@@ -184,6 +214,7 @@ class PeerChannel:
         answer: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
         comes: Callable[[int, Topic], bool] | None = None,
         lost_after: float = 15.0,
+        listeners: Iterable[int] = (),
     ) -> None:
         int_at_least(1, largest=largest)
         positive(lost_after=lost_after)
@@ -205,7 +236,7 @@ class PeerChannel:
         self._listen = listen or addresses[me]
         self._answer, self._comes = answer, comes
         self.refused: Counter[str] = Counter()
-        self.traffic = {peer: Traffic() for peer in self.neighbours}
+        self.traffic = {peer: Traffic() for peer in sorted({*self.neighbours, *listeners})}
         self._boxes = {peer: _Box() for peer in self.neighbours}
         self._changed = threading.Condition()
         # Neighbours that the exchange at hand need not wait for.
@@ -243,7 +274,7 @@ class PeerChannel:
             raise OSError(f"peers cannot be listened for on {self._listen}: {error}") from error
         server.start()
         self._server = server
-        self._channels = {peer: self._channel(peer) for peer in self.neighbours}
+        self._channels = {peer: self._channel(peer) for peer in self.traffic}
         return self
 
     def __exit__(
@@ -284,7 +315,7 @@ class PeerChannel:
             Seconds, > 0.
         """
         end = time.monotonic() + timeout
-        taken: set[int] = set()
+        taken: dict[int, float] = {}
         with self._changed:
             given_up = self._given_up = set()
             for peer in payloads:  # What nobody asked for makes room.
@@ -295,7 +326,7 @@ class PeerChannel:
             sent = self._send(peer, topic, payloads[peer], end)
             with self._changed:
                 if sent:
-                    taken.add(peer)
+                    taken[peer] = time.monotonic()
                 self._changed.notify_all()
             if not sent or not self._listens(peer, topic, end):
                 with self._changed:
@@ -319,11 +350,37 @@ class PeerChannel:
             received: dict[int, bytes | bytearray] = {}
             for peer in sorted(payloads):
                 box = self._boxes[peer]
-                if (message := box.messages.pop(topic, None)) is not None:
-                    received[peer] = message
+                message = box.messages.pop(topic, None)
+                if message is not None:
+                    received[peer] = message.payload
+                if peer in taken:
+                    there = time.monotonic() if message is None else message.at
+                    self.traffic[peer].waited += max(there - taken[peer], 0.0)
                 box.passed = max(box.passed, topic)
             self._changed.notify_all()
             return Exchange(received, set(taken))
+
+    # What is told to who does not answer, or needs not.
+
+    def tell(self, peer: int, topic: Topic, payload: bytes | memoryview, timeout: float) -> bool:
+        """Send a neighbour or listener something, and return whether it has it within ``timeout`` seconds."""
+        return self._send(peer, topic, payload, time.monotonic() + timeout)
+
+    def take(self, timeout: float) -> dict[int, Told]:
+        """Return what neighbours told, of each the earliest, by neighbour; waits for one of them at most.
+
+        What is taken is over: a topic of before is refused then.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: any(box.messages for box in self._boxes.values()), timeout)
+            found = {}
+            for peer, box in self._boxes.items():
+                if box.messages:
+                    topic = min(box.messages)
+                    found[peer] = Told(topic, box.messages.pop(topic).payload)
+                    box.passed = max(box.passed, topic)
+            self._changed.notify_all()
+            return found
 
     def leave_out(self, peer: int, until: Topic) -> None:
         """Take nothing of a neighbour up to a topic, and let it know when it sends or asks."""
@@ -431,7 +488,8 @@ class PeerChannel:
     def _deliver(self, chunks: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._handled(context) as certified:
             with self._in_time(context, self.lost_after):
-                header = _read(next(chunks, b""), _LARGEST_HEADER)
+                first = next(chunks, b"")
+                header = _read(first, _LARGEST_HEADER)
             peer = self._known(header, certified)
             topic, length = _topic(header.get("topic")), header.get("length")
             if not isinstance(length, int) or not 0 <= length <= self.largest:
@@ -447,7 +505,8 @@ class PeerChannel:
                 raise _RefusedError("wrong size")
             with self._changed:
                 self._check_due(peer, topic)
-                self._boxes[peer].messages[topic] = payload
+                self._boxes[peer].messages[topic] = _Message(payload, time.monotonic())
+                self.traffic[peer].received += len(first) + length
                 self._changed.notify_all()
         return b""
 

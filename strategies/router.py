@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.exchange import Exchange, Node, Roster, collect
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.message_types import PUBLISH
-from hedgerow.wire.records import PayloadError, payload_bytes
+from hedgerow.wire.records import PayloadError, config_in, payload_bytes
 
 __all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wants", "graph_at"]
 
@@ -203,7 +203,7 @@ class Router:
         return payloads
 
     def _checked(self, content: RecordDict, receivers: int) -> list[bytes]:
-        published = content.config_records.get("payload", ConfigRecord()).get("bytes")
+        published = config_in(content, "payload").get("bytes")
         payloads = published if isinstance(published, list) else [published]
         if len(payloads) != (receivers if self.payloads.per_receiver else 1):
             raise PayloadError("bad payload", f"{len(payloads)} payloads for {receivers} receivers")

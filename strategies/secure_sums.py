@@ -251,20 +251,24 @@ class SecureSums:
         self._group_of = {}
         for group, nodes in able.items():
             known = [node for node in nodes if node.partition_id in self._keys]
-            if len(known) < self.settings.min_nodes or len(known) > MAX_MEMBERS:
+            if len(known) < (least := self.least_of(group)) or len(known) > MAX_MEMBERS:
                 self._left_out[TOO_LARGE if len(known) > MAX_MEMBERS else TOO_SMALL] += len(known)
                 log(
                     WARNING,
                     "%s has no sum: %d nodes; valid is %d to %d.",
                     self.called(group),
                     len(known),
-                    self.settings.min_nodes,
+                    least,
                     MAX_MEMBERS,
                 )
                 continue
             self._group_of |= {node.partition_id: group for node in known}
             chosen += known
         return sorted(chosen, key=lambda node: node.partition_id)
+
+    def least_of(self, group: int) -> int:
+        """Return how many members a group's sum must have."""
+        return self.settings.min_nodes
 
     def _is_able(self, node: Node) -> bool:
         if node.partition_id in self._excluded:

@@ -68,6 +68,12 @@ def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     return {key: record for key, record in content.items() if isinstance(record, kind)}
 
 
+def config_in(content: RecordDict, key: str) -> ConfigRecord:
+    """Return the ConfigRecord under a key; an empty one where there is none."""
+    record = content.get(key)
+    return record if isinstance(record, ConfigRecord) else ConfigRecord()
+
+
 def only_record(content: RecordDict, kind: type[Record], reason: str) -> Record:
     """Return a message's one record of a kind.
 

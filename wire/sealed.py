@@ -20,7 +20,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -99,7 +99,7 @@ class SealingKey:
     @classmethod
     def simulated(cls, *of: str | int) -> "SealingKey":
         """Return the key of a simulated node, which follows from what it is of and is known to everybody."""
-        return _simulated(json.dumps(of).encode())
+        return _simulated(*of)
 
     @classmethod
     def at(cls, path: Path) -> "SealingKey":
@@ -176,9 +176,10 @@ class SealingKey:
 
 
 # The caches are for engines that play all nodes; on a device a process is there for one message.
-@lru_cache(maxsize=2**15)
-def _simulated(of: bytes) -> SealingKey:
-    return SealingKey(HKDF(SHA256(), KEY_BYTES, None, b"hedgerow simulated key").derive(of))
+@lru_cache(maxsize=2**15, typed=True)
+def _simulated(*of: str | int) -> SealingKey:
+    told = json.dumps(of).encode()
+    return SealingKey(HKDF(SHA256(), KEY_BYTES, None, b"hedgerow simulated key").derive(told))
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Identity:
     key: SealingKey
     session: SealingKey
 
-    @property
+    @cached_property
     def introduction(self) -> bytes:
         """What others are told: both public keys, 64 bytes."""
         return self.key.public + self.session.public
@@ -204,20 +205,31 @@ class Identity:
         """
         if len(introduction) != INTRODUCTION_BYTES:
             raise PayloadError(MALFORMED, f"{len(introduction)} bytes, expected {INTRODUCTION_BYTES}")
+        first, second = sorted((self.introduction, introduction))
         try:
-            return _agreed(self.key.private, self.session.private, introduction)
+            return _agreed(_Pair(first, second, self))
         except ValueError as error:
             raise PayloadError(MALFORMED, "keys that no node has") from error
 
 
-@lru_cache(maxsize=2**14)
-def _agreed(key: bytes, session: bytes, introduction: bytes) -> bytes:
-    own = Identity(SealingKey(key), SealingKey(session))
-    if own.introduction == introduction:
+@dataclass(frozen=True)
+class _Pair:
+    """Two introductions, ascending, and the end that asks: either of them finds the same secret."""
+
+    first: bytes
+    second: bytes
+    own: Identity = field(compare=False)
+
+
+# All pairs of the largest sum, 255 members: 32,385.
+@lru_cache(maxsize=2**16)
+def _agreed(pair: _Pair) -> bytes:
+    own, first, second = pair.own, pair.first, pair.second
+    if first == second:
         raise ValueError("a node has no link with itself")
+    introduction = second if own.introduction == first else first
     theirs, of_run = introduction[:KEY_BYTES], introduction[KEY_BYTES:]
     crossed = own.key.agreed(of_run), own.session.agreed(theirs)
-    first, second = sorted((own.introduction, introduction))
     # Both ends write down the parts in the same order.
     one, other = crossed if own.introduction == first else crossed[::-1]
     parts = one + other + own.session.agreed(of_run)
@@ -245,7 +257,7 @@ class Link:
 
     def seal(self, contents: bytes, iteration: int, purpose: str) -> bytes:
         """Return contents for the peer, ``SEAL_BYTES`` longer."""
-        return _sealed(self.secret, _about(self.run, self.own, self.peer, iteration, purpose), contents)
+        return _sealed(self.secret, _message(self.run, self.own, self.peer, iteration, purpose), contents)
 
     def open(self, sealed: bytes, iteration: int, purpose: str) -> bytes:
         """Return what the peer sealed for this node, this iteration and this purpose.
@@ -255,12 +267,28 @@ class Link:
         PayloadError
             With reason ``altered or replayed``, for anything else.
         """
-        return _opened(self.secret, _about(self.run, self.peer, self.own, iteration, purpose), sealed)
+        return _opened(self.secret, _message(self.run, self.peer, self.own, iteration, purpose), sealed)
 
 
 def _about(*what: str | int) -> bytes:
     # JSON: no two lists are written alike.
     return json.dumps([_PROTOCOL, *what]).encode()
+
+
+def _message(run: str, sender: str, receiver: str, iteration: int, purpose: str) -> bytes:
+    """Return ``_about`` of these, of which most are those of the messages before."""
+    return b"%b, %d, %b]" % (_direction(run, sender, receiver), iteration, _quoted(purpose))
+
+
+@lru_cache(maxsize=2**10)
+def _quoted(purpose: str) -> bytes:
+    return json.dumps(purpose).encode()
+
+
+# Both directions between all members of the largest sum: 64,770.
+@lru_cache(maxsize=2**16)
+def _direction(run: str, sender: str, receiver: str) -> bytes:
+    return _about(run, sender, receiver)[:-1]
 
 
 def _sealed(secret: bytes, about: bytes, contents: bytes) -> bytes:

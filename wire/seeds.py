@@ -32,6 +32,8 @@ class Purpose(IntEnum):
     NOISE = 13
     DATA = 14
     HOLDOUT = 15
+    STRAGGLER = 16
+    MOBILITY = 17
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

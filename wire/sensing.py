@@ -3,16 +3,20 @@
 Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", the matrix Phi of
 Algorithm 2. Ours: Phi travels as a seed, not as 64 d n bits; it is drawn in blocks of columns, because the
 vectors that it meets are sparse: encoding and the decoder's line search then draw a few blocks and not the
-matrix. Entries are float32 normals (half the memory; a sign is all that is kept of a measurement).
+matrix. Entries are float32 normals (half the memory; a sign is all that is kept of a measurement). A decoder
+reads all of Phi several times; what memory has no room for is drawn once and read back from a file.
 Ours too: a subsampled randomised Hadamard transform in its place, for dimensions whose matrix is too large.
 """
 
 import math
+import os
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Lock
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +30,8 @@ MEMORY_LIMIT = 2**28
 _BLOCK_ENTRIES = 2**16
 _PRODUCT_ENTRIES = 2**20
 _LARGEST_TRANSFORM = 2**26
+_LARGEST_FILE = 2**32
+_MAPPED_BYTES = 2**24
 
 
 class Sensing(ABC):
@@ -84,8 +90,10 @@ class GaussianSensing(Sensing):
         The fraction of nonzeros, in (0, 1]. 1 is the Gaussian matrix. With s-sparse vectors a row of a
         matrix measures nothing with probability (1 - density)^s: recovery fails well above 0.05.
     memory_limit : int (default: 256 MiB)
-        How many bytes of the matrix are kept once ``rmatvec`` has drawn them, >= 0; the rest is drawn at
-        each use, one block of at most 256 KiB (or one column) at a time.
+        How many bytes of the matrix are kept in memory once ``rmatvec`` has drawn them, >= 0. The rest is
+        drawn one block of at most 256 KiB (or one column) at a time, and kept in a temporary file without a
+        name, which is gone with this object or process: up to 4 GiB, where the temporary folder has twice the
+        room. Larger ones are drawn at each use.
 
     Raises
     ------
@@ -107,6 +115,8 @@ class GaussianSensing(Sensing):
         self._fitting = n if fitting >= n else fitting - fitting % self._width
         # The first columns of Phi as rows: (kept, d).
         self._kept: NDArray[np.floating] = np.empty((0, d), np.float32)
+        # The others, once they are all in it.
+        self._file: BinaryIO | None = None
 
     @classmethod
     def of(cls, matrix: ArrayLike) -> Self:
@@ -122,19 +132,28 @@ class GaussianSensing(Sensing):
         """The bytes that are kept from the first ``rmatvec`` on."""
         return self._fitting * self.d * self._kept.itemsize
 
+    @property
+    def fits(self) -> bool:
+        """Whether memory has room for all of it."""
+        return self._fitting == self.n
+
     def columns(self, indices: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Return Phi[:, indices], (d, len(indices)) in column-major order; draws what is not kept."""
         block_of = np.where(indices < len(self._kept), -1, indices // self._width)
         blocks = np.unique(block_of)
-        if self._fitting == self.n and 2 * blocks.size * self._width > self.n > len(self._kept):
+        if self.fits and 2 * blocks.size * self._width > self.n > len(self._kept):
             self._keep()  # Most of it is needed, and again at the next message.
         if len(self._kept) == self.n:
             return np.asarray(self._kept[indices], np.float64).T
         chosen = np.empty((indices.size, self.d))
         for block in blocks:
             inside = block_of == block
-            rows, first = (self._kept, 0) if block < 0 else (self._draw(int(block)), block * self._width)
-            chosen[inside] = rows[indices[inside] - first]
+            if block < 0:
+                chosen[inside] = self._kept[indices[inside]]
+            elif self._file is not None:
+                chosen[inside] = self._read(self._file, indices[inside])
+            else:
+                chosen[inside] = self._draw(int(block))[indices[inside] - block * self._width]
         return chosen.T
 
     def rmatvec(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,8 +170,33 @@ class GaussianSensing(Sensing):
             self._keep()
         if len(self._kept):
             yield 0, self._kept
+        if self._file is not None:
+            yield from self._mapped(self._file)
+        elif len(self._kept) < self.n:
+            yield from self._drawn()
+
+    def _drawn(self) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        """Yield the columns that are not kept, and put them into a file where there is room for it."""
+        file = _temporary_file(4 * self.d * (self.n - len(self._kept)))
         for start in range(len(self._kept), self.n, self._width):
-            yield start, self._draw(start // self._width)
+            rows = self._draw(start // self._width)
+            yield start, rows
+            if file is not None and not _written(file, rows):
+                file = None  # The room is another's by now.
+        self._file = file
+
+    def _mapped(self, file: BinaryIO) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        """Yield the columns in the file, mapped a piece at a time: what is read is not this process's own."""
+        first = len(self._kept)
+        at_once = max(1, _MAPPED_BYTES // (4 * self.d))
+        for start in range(first, self.n, at_once):
+            shape = min(at_once, self.n - start), self.d
+            yield start, np.memmap(file, np.float32, "r", 4 * self.d * (start - first), shape)
+
+    def _read(self, file: BinaryIO, indices: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        size, first = 4 * self.d, len(self._kept)
+        rows = (os.pread(file.fileno(), size, size * (int(index) - first)) for index in indices)
+        return np.frombuffer(b"".join(rows), np.float32).reshape(-1, self.d)
 
     def _keep(self) -> None:
         kept = np.empty((self._fitting, self.d), np.float32)
@@ -167,6 +211,24 @@ class GaussianSensing(Sensing):
         if self.density < 1:
             rows *= rng.random(shape, np.float32) < self.density
         return rows
+
+
+def _temporary_file(size: int) -> BinaryIO | None:
+    """Return an empty file without a name for so many bytes; None where that is too much for its folder."""
+    try:
+        if size > _LARGEST_FILE or shutil.disk_usage(tempfile.gettempdir()).free < 2 * size:
+            return None
+        # Unbuffered: what does not fit is told by the write, and rows are large.
+        return tempfile.TemporaryFile(buffering=0)
+    except OSError:
+        return None
+
+
+def _written(file: BinaryIO, rows: NDArray[np.float32]) -> bool:
+    try:
+        return file.write(rows.data) == rows.nbytes
+    except OSError:
+        return False
 
 
 class HadamardSensing(Sensing):
@@ -252,6 +314,12 @@ def _check_seed(seed: tuple[int, ...]) -> None:
 # Kinds of matrices, by the value of a codec's ``phi``.
 MATRICES = ("gaussian", "srht")
 
+
+def _too_many(matrices: Sequence[Sensing], memory_limit: int) -> bool:
+    too_large = sum(isinstance(each, GaussianSensing) and not each.fits for each in matrices)
+    return too_large > 1 or sum(each.nbytes for each in matrices) > memory_limit
+
+
 _shared: OrderedDict[tuple[Any, ...], Sensing] = OrderedDict()
 _lock = Lock()
 
@@ -267,6 +335,8 @@ def shared_sensing(
 ) -> Sensing:
     """Return this process's matrix of a seed; all that are shared keep ``memory_limit`` bytes together.
 
+    One of them may be too large for memory, and have a file.
+
     The matrices that were used last stay. What is dropped is drawn again when it is asked for, so that only
     speed depends on it. The arguments are those of ``GaussianSensing``; ``kind`` is one of ``MATRICES``.
     """
@@ -274,7 +344,7 @@ def shared_sensing(
     with _lock:
         if key not in _shared:
             sensing = HadamardSensing(seed, d, n) if kind == "srht" else GaussianSensing(*key[:5])
-            while _shared and sensing.nbytes + sum(each.nbytes for each in _shared.values()) > memory_limit:
+            while _shared and _too_many([sensing, *_shared.values()], memory_limit):
                 _shared.popitem(last=False)
             _shared[key] = sensing
         _shared.move_to_end(key)

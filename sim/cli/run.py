@@ -88,6 +88,14 @@ def run(
             "one. Default: physical cores, where the work is worth it.",
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="A Ray cluster whose actors the nodes are dealt to, HOST:PORT or auto (inprocess). "
+            "--workers says how many. Default: one for each free CPU.",
+        ),
+    ] = None,
     client_cpus: Annotated[
         int, typer.Option(min=1, help="CPUs that Ray reserves for a client (flower).")
     ] = 1,
@@ -104,7 +112,7 @@ def run(
     from hedgerow.sim.runs.app import find_app, load_app, own_settings
     from hedgerow.sim.runs.checkpoint import CheckpointError
     from hedgerow.sim.runs.foreign import earlier_run
-    from hedgerow.sim.runs.launch import run_app, seed_generators
+    from hedgerow.sim.runs.launch import ClusterError, run_app, seed_generators
     from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.recorder import RunFolderError
     from hedgerow.sim.runs.settings import SettingsError
@@ -118,6 +126,7 @@ def run(
                 "--strict": strict,
                 "--real-time": real_time,
                 "--workers": workers is not None,
+                "--ray": ray is not None,
                 "--track": bool(track),
                 "--node-config": bool(node_config),
                 "--own-data": own_data is not None,
@@ -144,6 +153,7 @@ def run(
             seed=seed,
             output_dir=output_dir,
             workers=workers,
+            ray=ray,
         )
         configs = read_node_configs(spec, node_config, plan.num_nodes, own) if node_config or own else None
         if engine is Engine.FLOWER:
@@ -171,7 +181,7 @@ def run(
                 records=records,
                 track=trackers,
             )
-    except (DivergenceError, PairingError, RosterError, TooFewRepliesError) as error:
+    except (ClusterError, DivergenceError, PairingError, RosterError, TooFewRepliesError) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:

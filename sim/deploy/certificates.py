@@ -29,9 +29,18 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hedgerow.wire.certified import certified_name
 
-__all__ = ["Credentials", "EdgeCredentials", "NodeKey", "make_credentials", "make_edge_credentials"]
+__all__ = [
+    "MONITOR",
+    "Credentials",
+    "EdgeCredentials",
+    "NodeKey",
+    "make_credentials",
+    "make_edge_credentials",
+]
 
 LOOPBACK = ("127.0.0.1", "localhost")
+# The folder, beside those of the edge servers, of who observes them.
+MONITOR = "monitor"
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,9 @@ def make_edge_credentials(
 ) -> list[EdgeCredentials]:
     """Write what ``make_credentials`` does for each of some edge servers, all of one CA, each to ``edge<d>``.
 
+    ``monitor`` gets the CA's certificate and, as ``peer.pem`` and ``peer.key``, that of a process that the
+    servers report to, which has the number after the last of them.
+
     Parameters
     ----------
     folder : Path
@@ -144,15 +156,25 @@ def make_edge_credentials(
     for d, (own, names) in enumerate(zip(partitions, called, strict=True)):
         home = folder / f"edge{d}"
         superlink = _written(home, own, ca, ca_key, names, days)
-        key = generate_private_key(SECP384R1())
-        ways = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        name = certified_name(d)
-        signed = _signed("Hedgerow edge server", key.public_key(), ca, ca_key, [name], days, ways)
-        one = EdgeCredentials(superlink, home / "peer.pem", home / "peer.key")
-        _write(one.peer_certificate, signed.public_bytes(Encoding.PEM), 0o644)
-        _write(one.peer_key, _pem(key, PrivateFormat.PKCS8), 0o600)
-        made.append(one)
+        made.append(EdgeCredentials(superlink, *_peer_files(home, d, ca, ca_key, days)))
+    monitor = folder / MONITOR
+    monitor.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(monitor / "ca.crt", ca.public_bytes(Encoding.PEM), 0o644)
+    _peer_files(monitor, len(partitions), ca, ca_key, days)
     return made
+
+
+def _peer_files(
+    home: Path, peer: int, ca: x509.Certificate, ca_key: EllipticCurvePrivateKey, days: int
+) -> tuple[Path, Path]:
+    """Write certificate and key of an orchestrator, by its number."""
+    key = generate_private_key(SECP384R1())
+    ways = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    signed = _signed("Hedgerow edge server", key.public_key(), ca, ca_key, [certified_name(peer)], days, ways)
+    files = home / "peer.pem", home / "peer.key"
+    _write(files[0], signed.public_bytes(Encoding.PEM), 0o644)
+    _write(files[1], _pem(key, PrivateFormat.PKCS8), 0o600)
+    return files
 
 
 def _check(hosts: Sequence[str], **bounds: tuple[int, int]) -> None:

@@ -6,6 +6,7 @@ links between them (``strategies/peers.py``). There is no hub: this only starts 
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -20,21 +21,28 @@ from flwr.app import UserConfigValue
 from rich.console import Console
 from rich.table import Table
 
-from hedgerow.sim.deploy.certificates import EdgeCredentials, make_edge_credentials
+from hedgerow.sim.deploy.certificates import MONITOR, EdgeCredentials, make_edge_credentials
 from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd
 from hedgerow.sim.deploy.launcher import Deployment
-from hedgerow.sim.deploy.processes import free_ports, stop_all
+from hedgerow.sim.deploy.processes import Program, free_ports, program, stop_all
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_value
 from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER
 
-__all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides"]
+__all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides", "monitor_overrides"]
+
+# Seconds that the monitor has for the last evaluation, after the servers are done.
+_MONITOR_ENDS = 60.0
 
 
 def edge_overrides(
-    edge: int, peers: Sequence[str], keys: EdgeCredentials | None = None, output_dir: str = ""
+    edge: int,
+    peers: Sequence[str],
+    keys: EdgeCredentials | None = None,
+    output_dir: str = "",
+    monitor: str = "",
 ) -> list[str]:
     """Return the run config's changes that make a run one edge server's.
 
@@ -48,6 +56,8 @@ def edge_overrides(
         With TLS, its own.
     output_dir : str (default: "")
         Where run folders go, if not where the app says; each server has a folder of its own there.
+    monitor : str (default: "")
+        ``host:port`` of who observes the servers, if anyone does.
     """
     said: dict[str, UserConfigValue] = {
         "edge-servers": "direct",
@@ -61,8 +71,40 @@ def edge_overrides(
             "peer-certificate": str(keys.peer_certificate),
             "peer-key": str(keys.peer_key),
         }
+    if monitor:
+        said["monitor"] = monitor
     if output_dir:
         said["output-dir"] = str(Path(output_dir) / f"edge{edge}")
+    return [f"{key}={toml_value(value)}" for key, value in said.items()]
+
+
+def monitor_overrides(
+    peers: Sequence[str], address: str, keys: Path | None = None, output_dir: str = ""
+) -> list[str]:
+    """Return the run config's changes that make a run the monitor of edge servers.
+
+    Parameters
+    ----------
+    peers : Sequence[str]
+        ``host:port`` of each server.
+    address : str
+        Its own.
+    keys : Path or None (default: None)
+        With TLS, the folder ``monitor`` of ``make_edge_credentials``.
+    output_dir : str (default: "")
+        As of ``edge_overrides``.
+    """
+    said: dict[str, UserConfigValue] = {
+        "edge-servers": "monitor",
+        "num-servers": len(peers),
+        "peers": ",".join(peers),
+        "monitor": address,
+    }
+    if keys is not None:
+        files = {"peer-ca": "ca.crt", "peer-certificate": "peer.pem", "peer-key": "peer.key"}
+        said |= {key: str(keys / name) for key, name in files.items()}
+    if output_dir:
+        said["output-dir"] = str(Path(output_dir) / MONITOR)
     return [f"{key}={toml_value(value)}" for key, value in said.items()]
 
 
@@ -89,6 +131,8 @@ class EdgeDeployment:
         By number.
     peers : list of str
         Where each listens for the others.
+    monitor : str
+        Where who observes them listens; empty until it is started.
     keys : list of EdgeCredentials
         With TLS, each server's.
     """
@@ -108,6 +152,7 @@ class EdgeDeployment:
         self._keep_logs = keep_logs
         self.servers: list[Deployment] = []
         self.keys: list[EdgeCredentials] = []
+        self.monitor = ""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -127,7 +172,9 @@ class EdgeDeployment:
     def _start(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="hedgerow-edges-"))
         self._open.callback(shutil.rmtree, self.home, ignore_errors=True)
-        self.peers = [f"127.0.0.1:{port}" for port in free_ports(len(self.partitions))]
+        *self.peers, self._for_monitor = (
+            f"127.0.0.1:{port}" for port in free_ports(len(self.partitions) + 1)
+        )
         if self.tls:
             self.keys = make_edge_credentials(self.home / "keys", self.partitions)
         for d, own in enumerate(self.partitions):
@@ -149,10 +196,34 @@ class EdgeDeployment:
             stop_all([node for server in self.servers for node in server.nodes], 8.0)
             self._open.close()
 
+    def start_monitor(self, *overrides: str, output_dir: str = "") -> Program:
+        """Start the process that observes the servers whose runs are planned afterwards, and return it."""
+        self.monitor = self._for_monitor
+        keys = self.home / "keys" / MONITOR if self.tls else None
+        own = monitor_overrides(self.peers, self.monitor, keys, output_dir)
+        said = [part for text in (*overrides, *own) for part in ("--run-config", text)]
+        # It runs no node.
+        options = ["--nodes", str(self.num_nodes), "--workers", "1"]
+        command = [program("hedgerow"), "run", str(self.spec.folder), *options, *said]
+        one = Program("the monitor", command, dict(os.environ), self.home / "monitor.log")
+        if self._keep_logs:
+            self._open.callback(self._keep_log, one.log_file, self._keep_logs)
+        self._open.callback(one.stop)
+        one.start()
+        return one
+
+    @staticmethod
+    def _keep_log(log_file: Path, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(log_file, folder)
+
     def plan(self, edge: int, *overrides: str, output_dir: str = "") -> Plan:
-        """Return the plan of one server's run; overrides as in ``plan_run``, which raises what it does."""
+        """Return the plan of one server's run; overrides as in ``plan_run``, which raises what it does.
+
+        It reports to the monitor, if one was started.
+        """
         keys = self.keys[edge] if self.tls else None
-        own = edge_overrides(edge, self.peers, keys, output_dir)
+        own = edge_overrides(edge, self.peers, keys, output_dir, self.monitor)
         return plan_run(self.spec, [*overrides, *own], num_nodes=self.num_nodes)
 
     def submit(self, edge: int, plan: Plan, *, echo: bool = True) -> FlowerRun:
@@ -202,10 +273,12 @@ def deploy_edges(
             f"up after {time.monotonic() - started:.0f} s",
             flush=True,
         )
+        monitor = edges.start_monitor(*overrides, output_dir=folder)
         plans = [edges.plan(d, *overrides, output_dir=folder) for d in range(len(partitions))]
         runs = [edges.submit(d, plan) for d, plan in enumerate(plans)]
         ends = [run.wait() for run in runs]
-        print(_table(runs, ends))
+        observed = _observed(monitor, Path(folder) / MONITOR)
+        print(_table(runs, ends, observed))
         for d, end in enumerate(ends):
             if end.exit_code:
                 print(
@@ -216,21 +289,38 @@ def deploy_edges(
     return max(end.exit_code for end in ends)
 
 
-def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd]) -> str:
-    """Return what each server's run came to, as a table for a terminal."""
+def _observed(monitor: Program, folder: Path) -> Path | None:
+    """Return the monitor's run folder, after the little that it still has to do; None if it has none."""
+    end = time.monotonic() + _MONITOR_ENDS
+    while monitor.running and time.monotonic() < end:
+        time.sleep(0.2)
+    if monitor.returncode is None:
+        print("The monitor does not end with the servers; what it wrote is what it saw.", file=sys.stderr)
+    elif monitor.returncode:
+        failure = monitor.failure(f"ended with exit code {monitor.returncode}")
+        print(failure, file=sys.stderr)
+    made = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    return made[-1].parent if made else None
+
+
+def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], observed: Path | None) -> str:
+    """Return what each server's run came to, and what was observed of u, as a table for a terminal."""
     table = Table(title="edge servers", title_justify="left")
     for column in ("edge", "status", "round", "loss", "accuracy", "hub MB", "peer MB", "lost links"):
         table.add_column(column, justify="right")
-    for d, (run, end) in enumerate(zip(runs, ends, strict=True)):
-        rounds = read_rounds(run.folder) if run.folder is not None else []
+    rows = [(str(d), end.status, run.folder) for d, (run, end) in enumerate(zip(runs, ends, strict=True))]
+    if observed is not None:
+        rows.append(("u", "observed", observed))
+    for name, status, folder in rows:
+        rounds = read_rounds(folder) if folder is not None else []
         last: Mapping[str, Any] = rounds[-1] if rounds else {}
         central, links = last.get("central", {}), last.get("by_link", {})
         lost = sum(
             count for one in rounds for key, count in one["train"].items() if key.startswith("lost-links")
         )
         table.add_row(
-            str(d),
-            end.status,
+            name,
+            status,
             str(last.get("round", "")),
             *(f"{central[name]:.4f}" if name in central else "" for name in ("loss", "accuracy")),
             f"{_megabytes(links, HUB_TO_NODE, NODE_TO_HUB):.3f}",
@@ -240,8 +330,9 @@ def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd]) -> str:
     console = Console(width=100, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
-    folders = "\n".join(f"Run folder of edge server {d}: {run.folder}" for d, run in enumerate(runs))
-    return f"{capture.get()}{folders}"
+    lines = [f"Run folder of edge server {d}: {run.folder}" for d, run in enumerate(runs)]
+    lines += [f"Run folder of the monitor, of u: {observed}"] if observed is not None else []
+    return capture.get() + "\n".join(lines)
 
 
 def _megabytes(links: Mapping[str, Mapping[str, int]], *legs: str) -> float:

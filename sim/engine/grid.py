@@ -42,6 +42,7 @@ from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
 from hedgerow.sim.engine.handlers import App, Handlers, Job, Node
 from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
+from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
 from hedgerow.wire.calls import KnownNodes, TellsSizes
 from hedgerow.wire.message_types import WHOAMI
@@ -96,6 +97,16 @@ class InProcessGrid(Grid):
         Processes that do the nodes' work, each on one thread; 1 is this one, on as many threads as torch has.
         0: as many as there are physical cores and threads, where an app is batched and from when on its
         calls are worth it; see ``workers.py``. Linux only.
+    ray : str or Cluster (default: "")
+        The address of a Ray cluster, ``"HOST:PORT"`` or ``"auto"``, whose actors do the nodes' work in place
+        of processes: ``workers`` many, 0: one for each CPU that is free there; see ``ray_cluster.py``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not valid.
+    ClusterError
+        If the Ray cluster does not answer, has no room, or cannot load the app.
 
     Notes
     -----
@@ -142,10 +153,12 @@ class InProcessGrid(Grid):
         max_in_flight: int | None = None,
         real_time: bool = False,
         workers: int = 1,
+        ray: str | Cluster = "",
     ) -> None:
         if num_nodes < 1:
             raise ValueError(f"num_nodes: {num_nodes} is not >= 1")
-        check_workers(workers, real_time=real_time)
+        cluster = Cluster(ray) if isinstance(ray, str) and ray else ray or None
+        check_workers(workers, real_time=real_time, ray=cluster.address if cluster else "")
         if node_configs is not None and len(node_configs) != num_nodes:
             raise ValueError(f"node_configs: {len(node_configs)} configs for {num_nodes} nodes")
         if max_in_flight is not None and max_in_flight < 1:
@@ -174,9 +187,15 @@ class InProcessGrid(Grid):
         self._packed: dict[str, dict[str, Any]] = {}
         self._changed: dict[int, Node] = {}
         lend_identity(self, self._run.run_id)
-        count = workers or (1 if real_time else default_workers(client_app))
-        self._workers = Workers(self._handlers, min(count, num_nodes)) if min(count, num_nodes) > 1 else None
-        self._dealt = Dealt(always=workers > 1)
+        self._workers = self._started(workers, cluster)
+        self._dealt = Dealt(always=workers > 1 or cluster is not None)
+
+    def _started(self, workers: int, cluster: Cluster | None) -> Workers | None:
+        if cluster is not None:
+            return Workers(self._handlers, workers, cluster, most=self._num_nodes)
+        count = workers or (1 if self.real_time else default_workers(self._app))
+        count = min(count, self._num_nodes)
+        return Workers(self._handlers, count) if count > 1 else None
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +224,7 @@ class InProcessGrid(Grid):
         strict: bool = False,
         max_in_flight: int | None = None,
         workers: int = 1,
+        ray: str | Cluster = "",
     ) -> InProcessGrid:
         """Take over from a grid that Flower handed to the ServerApp: same run, same node ids.
 
@@ -221,7 +241,7 @@ class InProcessGrid(Grid):
             that has not changed for a second.
         timeout : float (default: 60.0)
             Seconds to wait for them.
-        strict, max_in_flight, workers
+        strict, max_in_flight, workers, ray
             As in the class.
 
         Raises
@@ -243,6 +263,7 @@ class InProcessGrid(Grid):
             seed=int(context.run_config.get("seed", 0)),
             max_in_flight=max_in_flight,
             workers=workers,
+            ray=ray,
         )
         out.set_run(grid.run)
         out._take_ids(np.array(node_ids, np.uint64))

@@ -82,6 +82,11 @@ class Handlers:
         self._strict = strict
         self._seconds = 0.0
 
+    @property
+    def run_config(self) -> UserConfig:
+        """What handlers see in ``context.run_config``, each a copy of its own."""
+        return self._run_config
+
     def answers(
         self, message_type: str, jobs: Sequence[Job], run_id: int
     ) -> Iterator[tuple[Job, RecordDict | Error]]:

@@ -14,14 +14,24 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Address", "Parcel", "receive", "send"]
+__all__ = [
+    "Address",
+    "Parcel",
+    "Received",
+    "file_bytes",
+    "receive",
+    "receive_files",
+    "send",
+    "write_file",
+]
 
 # Where a stream lies in its parcel: offset and length of the table of arrays, of the pickle.
 Address = tuple[int, int, int, int]
@@ -33,14 +43,24 @@ _LEAST = 1024
 _PIECES = 512
 # A mapping keeps a file descriptor, of which a process has 1,024: beyond this many, parcels are copied.
 _MOST_MAPPED = 256
-_HEADER = struct.Struct("=B5q")
+_HEADER = struct.Struct("=B6q")
+_MOST_FILES = 2
 _mapped: WeakSet[mmap.mmap] = WeakSet()
 
 
 class Parcel:
-    """What one process writes for others: first ``add``, then ``close``, then ``send`` the addresses."""
+    """What one process writes for others: first ``add``, then ``close``, then ``send`` the addresses.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    common : Parcel or None (default: None)
+        Takes the arrays that other parcels name too; who reads this one needs it as well.
+    shared : collection of int (default: none)
+        Which arrays those are, by ``id``.
+    """
+
+    def __init__(self, common: Parcel | None = None, shared: Collection[int] = ()) -> None:
+        self._common, self._shared = common, shared
         self._pieces: list[Any] = []
         self._size = 0
         # By identity of the array, which the piece keeps alive.
@@ -82,17 +102,23 @@ class Parcel:
 
     def close(self) -> int:
         """Write everything and return the file's descriptor, which is the caller's to close."""
-        file = os.memfd_create("hedgerow", os.MFD_CLOEXEC)
-        try:
-            for at in range(0, len(self._pieces), _PIECES):
-                _write(file, self._pieces[at : at + _PIECES])
-        except BaseException:
-            os.close(file)
-            raise
-        return file
+        return write_file(self._pieces)
+
+    def joined(self) -> NDArray[np.uint8]:
+        """Return all that it holds as one array, for a transport that takes arrays."""
+        whole = np.empty(self._size, np.uint8)
+        at = 0
+        for piece in self._pieces:
+            flat = np.frombuffer(piece, np.uint8)
+            whole[at : at + flat.size] = flat
+            at += flat.size
+        return whole
 
     def _put(self, raw: memoryview) -> tuple[int, int]:
         key = id(raw.obj)
+        if self._common is not None and key in self._shared:
+            offset, size = self._common._put(raw)
+            return -1 - offset, size
         place = self._places.get(key)
         if place is None or place[1] != raw.nbytes:
             place = self._places[key] = self._append(raw)
@@ -129,21 +155,18 @@ class _Named(pickle.Unpickler):
 
 
 class Received:
-    """A parcel as its receiver has it."""
+    """A parcel as its receiver has it.
 
-    def __init__(self, file: int, size: int) -> None:
-        whole: NDArray[np.uint8]
-        if len(_mapped) < _MOST_MAPPED:
-            mapping = mmap.mmap(
-                file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), mmap.PROT_READ
-            )
-            _mapped.add(mapping)
-            whole = np.frombuffer(mapping, np.uint8)
-        else:
-            whole = np.empty(size, np.uint8)
-            _read(file, whole.data)
-            whole.flags.writeable = False
-        self._whole = whole
+    Parameters
+    ----------
+    whole : ndarray of uint8, (size,)
+        What ``Parcel`` wrote, beginning at a multiple of 64 bytes, read-only.
+    common : ndarray of uint8, (size,), or None (default: None)
+        Likewise of its common parcel.
+    """
+
+    def __init__(self, whole: NDArray[np.uint8], common: NDArray[np.uint8] | None = None) -> None:
+        self._whole, self._common = whole, common
 
     def read(self, at: Address, *, copy: bool = False, find: Callable[[Any], object] | None = None) -> Any:
         """Return the object at an address.
@@ -159,7 +182,7 @@ class Received:
         """
         first, length, begin, size = at
         table = self._whole[first : first + length].view(np.int64).reshape(-1, 2).tolist()
-        pieces = [self._whole[place : place + count] for place, count in table]
+        pieces = [self._piece(place, count) for place, count in table]
         buffers = [piece.copy() for piece in pieces] if copy else pieces
         stream = self._whole[begin : begin + size].data
         if find is None:
@@ -168,35 +191,82 @@ class Received:
 
     def holds(self, array: NDArray[Any]) -> bool:
         """Return whether an array's memory is the parcel's."""
-        begin = self._whole.ctypes.data
-        return begin <= array.ctypes.data < begin + len(self._whole)
+        parts = [part for part in (self._whole, self._common) if part is not None]
+        return any(0 <= array.ctypes.data - part.ctypes.data < len(part) for part in parts)
+
+    def _piece(self, place: int, count: int) -> NDArray[np.uint8]:
+        if place >= 0:
+            return self._whole[place : place + count]
+        if self._common is None:
+            raise ValueError("a parcel came without its common one")
+        return self._common[-1 - place : -1 - place + count]
 
 
-def send(link: socket.socket, kind: int, at: Address, file: int, size: int) -> None:
+def send(link: socket.socket, kind: int, at: Address, *files: tuple[int, int]) -> None:
     """Tell the other end of a link where a stream lies; ``kind`` (0 to 255) is between the two ends.
+
+    ``files`` are the parcel's descriptor and size, and its common parcel's where it has one.
 
     Raises
     ------
     OSError
         If nobody is there.
     """
-    socket.send_fds(link, [_HEADER.pack(kind, *at, size)], [file], socket.MSG_NOSIGNAL)
+    sizes = [size for _, size in files] + [0] * (_MOST_FILES - len(files))
+    header = _HEADER.pack(kind, *at, *sizes)
+    socket.send_fds(link, [header], [file for file, _ in files], socket.MSG_NOSIGNAL)
 
 
 def receive(link: socket.socket) -> tuple[int, Address, Received] | None:
     """Wait for a parcel; None where the other end is gone."""
-    try:
-        header, files, _, _ = socket.recv_fds(link, _HEADER.size, 1)
-    except ConnectionError:
-        return None
-    try:
-        if not header or not files:
+    with receive_files(link) as received:
+        if received is None:
             return None
-        kind, first, length, begin, size, total = _HEADER.unpack(header)
-        return kind, (first, length, begin, size), Received(files[0], total)
+        kind, at, files = received
+        return kind, at, Received(*(file_bytes(file, size) for file, size in files))
+
+
+@contextmanager
+def receive_files(link: socket.socket) -> Iterator[tuple[int, Address, list[tuple[int, int]]] | None]:
+    """Wait for a parcel and give its files, descriptor and size each, for a ``with`` block."""
+    files: list[int] = []
+    try:
+        try:
+            header, files, _, _ = socket.recv_fds(link, _HEADER.size, _MOST_FILES)
+        except ConnectionError:
+            header = b""
+        if not header or not files:
+            yield None
+            return
+        kind, first, length, begin, size, *sizes = _HEADER.unpack(header)
+        yield kind, (first, length, begin, size), list(zip(files, sizes, strict=False))
     finally:
         for file in files:
             os.close(file)
+
+
+def file_bytes(file: int, size: int) -> NDArray[np.uint8]:
+    """Return what an anonymous file holds, read-only: mapped, or copied where too many are mapped."""
+    if len(_mapped) < _MOST_MAPPED:
+        mapping = mmap.mmap(file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), mmap.PROT_READ)
+        _mapped.add(mapping)
+        return np.frombuffer(mapping, np.uint8)
+    whole = np.empty(size, np.uint8)
+    _read(file, whole.data)
+    whole.flags.writeable = False
+    return whole
+
+
+def write_file(pieces: Sequence[Any]) -> int:
+    """Write pieces into an anonymous file in memory; its descriptor is the caller's to close."""
+    file = os.memfd_create("hedgerow", os.MFD_CLOEXEC)
+    try:
+        for at in range(0, len(pieces), _PIECES):
+            _write(file, pieces[at : at + _PIECES])
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _write(file: int, pieces: Sequence[Any]) -> None:

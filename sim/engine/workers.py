@@ -1,9 +1,11 @@
-"""Worker processes: the engine's nodes on all cores, with the same handlers, and the same bits.
+"""Workers: the engine's nodes on all cores, or on a Ray cluster, with the same handlers, and the same bits.
 
 A worker is forked, so that it has any ClientApp as its parent has it, without another import of torch.
 Forking beside threads is unsafe; therefore the grid forks one process when it is made (the *forker*), before
 the ServerApp starts any, and the forker forks the workers when there is work. Contents and replies travel
-through shared memory (``parcels.py``), what many nodes are sent once for all.
+through shared memory (``parcels.py``), what many nodes are sent once for all. Where workers are actors of a
+Ray cluster, a process of ``ray_cluster.py`` starts them in the forker's place and passes parcels on; here
+both look alike.
 
 A node's state lives in the worker that works for it, and in the grid, which gets what changed with each
 reply. So the grid can write a checkpoint, restore one, deal a node to another worker, and start a worker that
@@ -23,24 +25,30 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from logging import ERROR
-from logging.handlers import QueueHandler
-from math import inf
+from functools import partial
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from flwr.app import ArrayRecord, Error, Message, RecordDict
-from threadpoolctl import threadpool_limits
+from flwr.app import ArrayRecord, Error, RecordDict
 
-from hedgerow.sim.engine._compat import ErrorCode, lend_identity, log
-from hedgerow.sim.engine.handlers import App, Handlers, Job, Node
-from hedgerow.sim.engine.parcels import Address, Parcel, Received, receive, send
+from hedgerow.sim.engine._compat import ErrorCode, log
+from hedgerow.sim.engine.handlers import App, Handlers, Job
+from hedgerow.sim.engine.parcels import Address, Parcel, receive, send
+from hedgerow.sim.engine.ray_cluster import (
+    KEY,
+    LONGEST_PACKET,
+    Cluster,
+    ClusterError,
+    check_address,
+    open_cluster,
+)
+from hedgerow.sim.engine.shards import ANSWERS, RAISED, Answer, Reply, Request, Shard, node_of
 from hedgerow.wire.calls import Batched
-from hedgerow.wire.records import LazyArray, lazy_array
+from hedgerow.wire.records import LazyArray
 
 __all__ = ["MOST_WORKERS", "Dealt", "Workers", "WorkersLostError", "check_workers", "default_workers"]
 
@@ -50,30 +58,35 @@ MOST_WORKERS = 1024
 # workers takes what a few rounds do. Never by a clock: a run's bits must not depend on the machine's load.
 _LEAST_CALL = 2 << 20
 _LEAST_RUN = 16 << 20
-_ANSWERS, _RAISED = 0, 1
 _PR_SET_PDEATHSIG = 1
-
-Answer = RecordDict | Error
-Answers = list[tuple[int, Answer]]
+_GONE = "the process that starts workers is gone"
+_DROPPED = "its head node, or Ray on this machine, is gone"
+# What lies on the link to who starts workers stays far below what a socket holds.
+_STARTED_AT_ONCE = 64
 
 
 class WorkersLostError(RuntimeError):
     """No worker can be started any more."""
 
 
-def check_workers(workers: int, *, real_time: bool) -> None:
-    """Raise ValueError where a number of workers is none, or cannot be had."""
+def check_workers(workers: int, *, real_time: bool, ray: str = "") -> None:
+    """Raise ValueError where a number of workers, or the address of a Ray cluster, is none."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS:
         raise ValueError(
             f"workers: {workers!r} is not an integer from 0 to {MOST_WORKERS} (0: as many as the machine has "
             "cores where the work is worth it; 1: this process alone)"
         )
-    if workers > 1 and real_time:
+    if ray:
+        check_address(ray)
+    elif workers < 2:
+        return
+    asked, valid = (f"ray: {ray!r}", "''") if ray else (f"workers: {workers}", "1")
+    if real_time:
         raise ValueError(
-            f"workers: {workers} with real time, which takes nodes' seconds one after another; valid is 1"
+            f"{asked} with real time, which takes nodes' seconds one after another; valid is {valid}"
         )
-    if workers > 1 and not _can_fork():
-        raise ValueError(f"workers: {workers}; on {sys.platform} there are none, valid is 1")
+    if not _can_fork():
+        raise ValueError(f"{asked}; on {sys.platform} there are none, valid is {valid}")
 
 
 def default_workers(app: App) -> int:
@@ -147,22 +160,6 @@ class _Worker:
         self.states.clear()
 
 
-@dataclass(slots=True)
-class _Request:
-    """What a worker is asked: where the states of nodes are that it has not, and its jobs by message type."""
-
-    run_id: int
-    nodes: Address
-    groups: list[tuple[str, list[tuple[int, Message]]]]
-
-
-@dataclass(slots=True)
-class _Reply:
-    answers: list[Answers]
-    states: Address
-    logged: list[logging.LogRecord]
-
-
 class Workers:
     """Processes that do the nodes' work. They end with this object, with ``close``, and with this process.
 
@@ -172,22 +169,37 @@ class Workers:
         What they do.
     count : int
         How many, >= 1. Each computes on one thread.
+    cluster : Cluster or None (default: None)
+        The Ray cluster whose actors they are: ``count`` at most, 0 for as many as it has room for. None: they
+        are processes of this machine.
+
+    Raises
+    ------
+    ClusterError
+        If there is no such cluster, or it starts no actor that can load the handlers.
     """
 
-    def __init__(self, handlers: Handlers, count: int) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        seeded = random.getstate()  # Python draws another one in a forked process.
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            random.setstate(seeded)
-            _run_and_exit(_fork_workers, theirs, handlers)
-        theirs.close()
-        self._forker = ours
+    def __init__(
+        self, handlers: Handlers, count: int, cluster: Cluster | None = None, *, most: int = MOST_WORKERS
+    ) -> None:
+        # Seeded as this process is, whose own draws go on as if there were no workers.
+        self._keys = random.Random()
+        self._keys.setstate(random.getstate())
+        self._cluster = cluster
+        end: Callable[[], object]
+        if cluster is None:
+            self._starter, pid = _forker(handlers)
+            end = partial(_reap, pid)
+        else:
+            self._starter, count, end = open_cluster(cluster, handlers, count, most)
         self._workers = [_Worker() for _ in range(count)]
-        self.close = weakref.finalize(self, _end, os.getpid(), pid, ours, self._workers)
+        self.close = weakref.finalize(self, _end, os.getpid(), end, self._starter, self._workers)
+        if cluster is not None:
+            try:
+                self._fill()
+            except BaseException:
+                self.close()
+                raise
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -200,18 +212,21 @@ class Workers:
         Raises
         ------
         WorkersLostError
-            If no worker can be started; nothing was done.
+            If no process can be started on this machine; nothing was done.
+        ClusterError
+            If the cluster is lost, or starts no actor any more.
         ValueError
             What ``Handlers.answers`` raises in strict mode.
         """
         for worker in self._workers:
             if worker.link is not None and _is_gone(worker.link):
                 worker.end()  # It died with nothing to do: nothing is lost.
-            if worker.link is None:
-                worker.link = self._start()
+        self._fill()
         shares = self._deal(groups)
         try:
             answers = self._exchange(shares, run_id)
+            if self._cluster is not None and all(worker.link is None for worker, _ in shares):
+                self._fill()  # Is it they that died, or the cluster?
         except BaseException:
             # Answers may be under way that nobody waits for any more.
             for worker, _ in shares:
@@ -219,15 +234,46 @@ class Workers:
             raise
         return [(job, answers[id(job)]) for jobs in groups.values() for job in jobs]
 
-    def _start(self) -> socket.socket:
+    def _fill(self) -> None:
+        """Start the workers that are not there; do without those that a cluster has no room for any more."""
+        missing = [worker for worker in self._workers if worker.link is None]
+        reason = ""
+        for at in range(0, len(missing), _STARTED_AT_ONCE):
+            reason = self._start(missing[at : at + _STARTED_AT_ONCE]) or reason
+        here = [worker for worker in self._workers if worker.link is not None]
+        if not here:
+            raise self._lost(reason)
+        if len(here) < len(self._workers):
+            log(WARNING, "%d of %d workers are left: %s.", len(here), len(self._workers), reason)
+            self._workers[:] = here
+
+    def _start(self, workers: Sequence[_Worker]) -> str:
+        """Start workers; returns why those did not start that did not."""
+        reason = ""
+        waiting = {KEY.pack(self._keys.getrandbits(63)): worker for worker in workers}
         try:
-            self._forker.sendall(b"\1")
-            _, files, _, _ = socket.recv_fds(self._forker, 1, 1)
+            for key in waiting:
+                self._starter.send(key, socket.MSG_NOSIGNAL)
+            while waiting:
+                packet, files, _, _ = socket.recv_fds(self._starter, LONGEST_PACKET, 1)
+                if not packet:
+                    raise self._lost(_GONE if self._cluster is None else _DROPPED)
+                worker = waiting.pop(packet[: KEY.size], None)
+                if worker is None:  # Asked for by a call that was interrupted.
+                    for file in files:
+                        os.close(file)
+                elif files:
+                    worker.link = socket.socket(fileno=files[0])
+                else:
+                    reason = packet[KEY.size :].decode(errors="replace")
         except OSError as error:
-            raise WorkersLostError(str(error)) from error
-        if not files:
-            raise WorkersLostError("the process that starts workers is gone")
-        return socket.socket(fileno=files[0])
+            raise self._lost(str(error)) from error
+        return reason
+
+    def _lost(self, reason: str) -> Exception:
+        if self._cluster is not None:
+            return ClusterError(f"ray: the cluster at {self._cluster.address} is lost: {reason}")
+        return WorkersLostError(reason)
 
     def _deal(self, groups: Mapping[str, Sequence[Job]]) -> list[tuple[_Worker, dict[str, list[Job]]]]:
         """Give each worker its share of each group: a node always to the same one, unless that has enough."""
@@ -238,7 +284,7 @@ class Workers:
             lots: list[list[Job]] = [[] for _ in range(count)]
             rest: list[Job] = []
             for job in jobs:
-                lot = lots[_node(job).partition_id % count]
+                lot = lots[node_of(job).partition_id % count]
                 (lot if len(lot) < most else rest).append(job)
             for job in rest:
                 min(lots, key=len).append(job)
@@ -251,22 +297,33 @@ class Workers:
         self, shares: Sequence[tuple[_Worker, dict[str, list[Job]]]], run_id: int
     ) -> dict[int, Answer]:
         """Return the answers by the identity of the jobs."""
-        parcel = Parcel()
-        requests = [_request(parcel, worker, share, run_id) for worker, share in shares]
+        common = Parcel()
+        own = [common] * len(shares)
+        if self._cluster is not None:
+            # A machine fetches what several workers are sent, once, and what its own are, not the others'.
+            shared = _sent_to_several(shares)
+            own = [Parcel(common, shared) for _ in shares]
+        addresses = [
+            _request(parcel, worker, share, run_id)
+            for parcel, (worker, share) in zip(own, shares, strict=True)
+        ]
         out: dict[int, Answer] = {}
-        file = parcel.close()
         with selectors.DefaultSelector() as waiting:
-            try:
-                for (worker, share), at in zip(shares, requests, strict=True):
+            with ExitStack() as stack:
+                files = {}
+                for parcel in (common, *own):
+                    if parcel.size and id(parcel) not in files:
+                        files[id(parcel)] = file = parcel.close(), parcel.size
+                        stack.callback(os.close, file[0])
+                for (worker, share), parcel, at in zip(shares, own, addresses, strict=True):
                     assert worker.link is not None
+                    needed = dict.fromkeys((id(parcel), id(common)))
                     try:
-                        send(worker.link, _ANSWERS, at, file, parcel.size)
+                        send(worker.link, ANSWERS, at, *(files[key] for key in needed if key in files))
                     except OSError:
                         out |= _lost(worker, share)
                     else:
                         waiting.register(worker.link, selectors.EVENT_READ, (worker, share))
-            finally:
-                os.close(file)
             while waiting.get_map():
                 for key, _ in waiting.select():
                     waiting.unregister(key.fileobj)
@@ -274,23 +331,37 @@ class Workers:
         return out
 
 
-def _node(job: Job) -> Node:
-    assert job.node is not None
-    return job.node
+def _sent_to_several(shares: Sequence[tuple[_Worker, dict[str, list[Job]]]]) -> set[int]:
+    """Return the ids of the arrays that more than one worker is sent."""
+    seen: set[int] = set()
+    several: set[int] = set()
+    for _, share in shares:
+        contents = {id(job.message.content): job.message.content for jobs in share.values() for job in jobs}
+        records = {id(record): record for content in contents.values() for record in content.values()}
+        here = {
+            id(array._frozen)
+            for record in records.values()
+            if isinstance(record, ArrayRecord)
+            for array in record.values()
+            if isinstance(array, LazyArray)
+        }
+        several |= seen & here
+        seen |= here
+    return several
 
 
 def _request(parcel: Parcel, worker: _Worker, share: Mapping[str, Sequence[Job]], run_id: int) -> Address:
     new = []
     for jobs in share.values():
-        for node in map(_node, jobs):
+        for node in map(node_of, jobs):
             if worker.states.get(node.partition_id) is not node.state:
                 new.append((node.partition_id, node.node_id, node.config, node.state))
                 worker.states[node.partition_id] = node.state
     groups = [
-        (message_type, [(_node(job).partition_id, job.message) for job in jobs])
+        (message_type, [(node_of(job).partition_id, job.message) for job in jobs])
         for message_type, jobs in share.items()
     ]
-    return parcel.add(_Request(run_id, parcel.add(new), groups))
+    return parcel.add(Request(run_id, parcel.add(new), groups))
 
 
 def _take(worker: _Worker, share: Mapping[str, Sequence[Job]]) -> dict[int, Answer]:
@@ -300,13 +371,13 @@ def _take(worker: _Worker, share: Mapping[str, Sequence[Job]]) -> dict[int, Answ
     if received is None:
         return _lost(worker, share)
     kind, at, parcel = received
-    if kind == _RAISED:
+    if kind == RAISED:
         name, text = parcel.read(at)
         raise ValueError(text) if name == "ValueError" else RuntimeError(f"{name}: {text}")
-    reply: _Reply = parcel.read(at)
+    reply: Reply = parcel.read(at)
     for record in reply.logged:
         logging.getLogger(record.name).handle(record)
-    nodes = {node.partition_id: node for jobs in share.values() for node in map(_node, jobs)}
+    nodes = {node.partition_id: node for jobs in share.values() for node in map(node_of, jobs)}
 
     def find(name: tuple[int, str, str]) -> object:
         partition_id, record, key = name
@@ -346,18 +417,35 @@ def _hang_up(link: socket.socket) -> None:
     link.close()
 
 
-def _end(owner: int, forker: int, link: socket.socket, workers: Sequence[_Worker]) -> None:
+def _end(owner: int, end: Callable[[], object], starter: socket.socket, workers: Sequence[_Worker]) -> None:
     """End all workers, by the process that had them made only."""
     if os.getpid() != owner:
         return
     for worker in workers:
         worker.end()
-    _hang_up(link)
-    with suppress(ChildProcessError):
-        os.waitpid(forker, 0)
+    _hang_up(starter)
+    end()
 
 
 # The forker's side
+
+
+def _forker(handlers: Handlers) -> tuple[socket.socket, int]:
+    """Fork the process that forks workers; returns the link to it and its id."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _run_and_exit(_fork_workers, theirs, handlers)
+    theirs.close()
+    return ours, pid
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def _run_and_exit(work: Any, *arguments: Any) -> NoReturn:
@@ -373,150 +461,37 @@ def _run_and_exit(work: Any, *arguments: Any) -> NoReturn:
 
 
 def _fork_workers(link: socket.socket, handlers: Handlers) -> None:
-    """Start a worker for each byte that comes, until nobody is there to send one."""
+    """Start a worker for each key that comes, until nobody is there to send one."""
     # Ctrl-C reaches every process of a terminal; the parent says what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     forker = os.getpid()
-    while link.recv(1):
+    while key := link.recv(KEY.size):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # As seeded as the parent was, and another one for each worker.
-        key = random.getrandbits(63)
         if os.fork() == 0:
             link.close()
             ours.close()
-            _run_and_exit(_serve, theirs, handlers, key, forker)
+            _run_and_exit(_serve, theirs, handlers, *KEY.unpack(key), forker)
         theirs.close()
-        socket.send_fds(link, [b"\1"], [ours.fileno()])
+        socket.send_fds(link, [key], [ours.fileno()])
         ours.close()
-
-
-# A worker's side
-
-
-class _Kept(QueueHandler):
-    """Keeps what is logged, for the parent to tell."""
-
-    def __init__(self) -> None:
-        super().__init__(None)  # type: ignore[arg-type]
-        self.records: list[logging.LogRecord] = []
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-class _Borrower:
-    """Who a worker's identity is lent to."""
 
 
 def _serve(link: socket.socket, handlers: Handlers, key: int, forker: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with(forker)
-    _one_thread()
-    _seed(key)
-    kept = _Kept()
-    for logger in (logging.getLogger(), logging.getLogger("flwr")):
-        logger.handlers = [kept]
-    borrower = _Borrower()
-    nodes: dict[int, Node] = {}
+    shard = Shard(handlers, key)
     while (received := receive(link)) is not None:
         _, at, parcel = received
-        out = Parcel()
-        kind = _ANSWERS
-        try:
-            request: _Request = parcel.read(at)
-            lend_identity(borrower, request.run_id)
-            address = _answer(request, parcel, out, handlers, nodes, kept)
-        except Exception as error:
-            kind, address = _RAISED, out.add((type(error).__name__, str(error)))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        kind, address, out = shard.reply(at, parcel)
         file = out.close()
         try:
-            send(link, kind, address, file, out.size)
+            send(link, kind, address, (file, out.size))
         except OSError:
             return
         finally:
             os.close(file)
-
-
-def _answer(
-    request: _Request, parcel: Received, out: Parcel, handlers: Handlers, nodes: dict[int, Node], kept: _Kept
-) -> Address:
-    for partition_id, node_id, config, state in parcel.read(request.nodes, copy=True):
-        nodes[partition_id] = Node(node_id, partition_id, config, state)
-    before: dict[int, RecordDict] = {}
-    answers: list[Answers] = []
-    for message_type, asked in request.groups:
-        jobs = [Job(message, nodes[partition_id], 0.0, inf, runs=True) for partition_id, message in asked]
-        before |= {_node(job).partition_id: _node(job).state for job in jobs}
-        answers.append(
-            [
-                (_node(job).partition_id, answer)
-                for job, answer in handlers.answers(message_type, jobs, request.run_id)
-            ]
-        )
-    states = {
-        partition_id: _owned(nodes[partition_id].state, parcel)
-        for partition_id, state in before.items()
-        if not _same(state, nodes[partition_id].state)
-    }
-    known = {
-        id(array): (partition_id, name, key)
-        for partition_id in states
-        for name, record in before[partition_id].items()
-        if isinstance(record, ArrayRecord)
-        for key, array in record.items()
-    }
-    at = out.add(states, (lambda thing: known.get(id(thing))) if known else lambda _: None)
-    logged, kept.records = kept.records, []
-    try:
-        return out.add(_Reply(answers, at, logged))
-    except Exception:
-        return out.add(_Reply([[(i, _sendable(a)) for i, a in group] for group in answers], at, logged))
-
-
-def _same(old: RecordDict, new: RecordDict) -> bool:
-    """Return whether a node's state is what it was: values are compared, arrays are known by identity."""
-    if old.keys() != new.keys():
-        return False
-    for name, record in new.items():
-        other = old[name]
-        if type(record) is not type(other) or list(record) != list(other):
-            return False
-        if isinstance(record, ArrayRecord):
-            if any(array is not other[key] for key, array in record.items()):
-                return False
-        elif any(not _same_value(value, other[key]) for key, value in record.items()):
-            return False
-    return True
-
-
-def _same_value(new: object, old: object) -> bool:
-    # Equal floats may differ in their sign, and a whole number may be of another type.
-    return new == old if isinstance(new, bytes) else repr(new) == repr(old)
-
-
-def _owned(state: RecordDict, parcel: Received) -> RecordDict:
-    """Give arrays that a node keeps of what it was sent memory of their own; the parcel's is given back."""
-    for record in state.values():
-        if isinstance(record, ArrayRecord):
-            for key, array in list(record.items()):
-                if isinstance(array, LazyArray) and parcel.holds(array._frozen):
-                    record[key] = lazy_array(array._frozen.copy())
-    return state
-
-
-def _sendable(answer: Answer) -> Answer:
-    try:
-        Parcel().add(answer)
-    except Exception as error:
-        return Error(
-            ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
-            f"the reply cannot leave its worker process: {type(error).__name__}: {error}",
-        )
-    return answer
 
 
 def _die_with(forker: int) -> None:
@@ -524,18 +499,3 @@ def _die_with(forker: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != forker:
         os._exit(0)
-
-
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
-    threadpool_limits(1)
-
-
-def _seed(key: int) -> None:
-    """Seed the global generators: forked ones would draw the same in every worker."""
-    random.seed(key)
-    np.random.seed(key % 2**32)  # noqa: NPY002  # The one that apps draw from which have no key.
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(key)

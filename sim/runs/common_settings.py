@@ -6,6 +6,7 @@ An app puts them among its own and may give them other defaults and other help (
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hedgerow.sim.engine.ray_cluster import check_address
 from hedgerow.sim.engine.workers import MOST_WORKERS
 from hedgerow.sim.runs.kinds import (
     LARGEST,
@@ -187,6 +188,11 @@ def training_problems(values: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def _check_cluster(address: str) -> None:
+    if address:
+        check_address(address)
+
+
 RUN_SETTINGS: Mapping[str, Setting] = {
     "evaluate-every": Setting(5, whole(1, MAX_ROUNDS), "rounds between evaluations"),
     "train-loss-samples": Setting(
@@ -214,6 +220,11 @@ RUN_SETTINGS: Mapping[str, Setting] = {
         0,
         whole(0, MOST_WORKERS),
         "of `inprocess`: processes that the nodes are dealt to (0: physical cores where that pays; 1: none)",
+    ),
+    "ray": Setting(
+        "",
+        text("the address of a Ray cluster, `HOST:PORT` or `auto`, or empty", _check_cluster),
+        "of `inprocess`: a Ray cluster that the nodes are dealt to (`workers` = 0: its CPUs)",
     ),
     "output-dir": Setting("runs", folder("a folder", writable=True), "where run folders go"),
     "checkpoint-every": Setting(10, whole(1, MAX_ROUNDS), "rounds between checkpoints"),

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context, UserConfig
 
 from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, app_packages
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import LoadedApp, load_app
 from hedgerow.sim.runs.foreign import Records, Watched, about_app, scalars, watched_run
@@ -21,7 +22,7 @@ from hedgerow.sim.runs.simulate import server_context
 from hedgerow.sim.runs.trackers import track_with
 
 # All that a program needs to run an app.
-__all__ = ["Records", "load_app", "plan_run", "run_app", "seed_generators"]
+__all__ = ["ClusterError", "Records", "load_app", "plan_run", "run_app", "seed_generators"]
 
 
 def run_app(
@@ -61,6 +62,7 @@ def run_app(
         Whatever the ServerApp raises; with ``records``, what ``watched_run`` raises.
     """
     plan = plan or plan_run(app.spec)
+    workers, cluster = _workers(app, plan, real_time=real_time)
     with (
         track_with(track),
         InProcessGrid(
@@ -73,7 +75,8 @@ def run_app(
             seed=_seed(plan.run_config) if plan.seed is None else plan.seed,
             max_in_flight=max_in_flight,
             real_time=real_time,
-            workers=_workers(app, plan, real_time=real_time),
+            workers=workers,
+            ray=cluster or "",
         ) as grid,
     ):
         context = server_context(grid, plan.run_config)
@@ -112,17 +115,18 @@ def _show(done: Watched, title: str) -> None:
     print(f"Run folder: {done.folder}", flush=True)
 
 
-def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> int:
-    """Return how many workers were asked for, 0 where nobody said."""
-    asked = plan.workers
-    if asked is None and records_itself(app.server_app):
-        asked = int(plan.run_config.get("workers", 0))
+def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> tuple[int, Cluster | None]:
+    """Return how many workers were asked for, 0 where nobody said, and on which Ray cluster."""
+    asked, ray = plan.workers, plan.ray
+    if records_itself(app.server_app):
+        asked = int(plan.run_config.get("workers", 0)) if asked is None else asked
+        ray = ray or str(plan.run_config.get("ray", ""))
     asked = asked or 0
     try:
-        check_workers(asked, real_time=real_time)
+        check_workers(asked, real_time=real_time, ray=ray)
     except ValueError as error:
         raise SettingsError(str(error)) from error
-    return asked
+    return asked, Cluster(ray, tuple(app_packages(app.spec.folder))) if ray else None
 
 
 def _seed(run_config: UserConfig) -> int:

@@ -16,6 +16,7 @@ from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.sim.engine.ray_cluster import check_address
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
@@ -61,6 +62,8 @@ class Plan:
         Where the run's folder goes, of an app that has no key ``output-dir``; None where nobody said.
     workers : int or None (default: None)
         As in ``InProcessGrid``, of an app that has no key ``workers``; None where nobody said.
+    ray : str (default: "")
+        The address of a Ray cluster, of an app that has no key ``ray``.
     """
 
     run_config: UserConfig
@@ -69,6 +72,7 @@ class Plan:
     seed: int | None = None
     output_dir: str | None = None
     workers: int | None = None
+    ray: str = ""
 
 
 def plan_run(
@@ -80,6 +84,7 @@ def plan_run(
     seed: int | None = None,
     output_dir: str | None = None,
     workers: int | None = None,
+    ray: str | None = None,
 ) -> Plan:
     """Check all that the user asks of a run, before anything of the app is started.
 
@@ -100,6 +105,8 @@ def plan_run(
         The app's key ``output-dir``; of an app without one, the plan's.
     workers : int or None (default: None)
         As in ``InProcessGrid``: the key ``workers`` of the suite's apps, of others the plan's.
+    ray : str or None (default: None)
+        The address of a Ray cluster: the key ``ray`` of the suite's apps, of others the plan's.
 
     Raises
     ------
@@ -118,13 +125,11 @@ def plan_run(
         key: value for key, value in {"seed": seed, "output-dir": output_dir}.items() if value is not None
     }
     changes |= {key: value for key, value in asked.items() if key in spec.config}
-    if workers is not None:
-        check_workers(workers, real_time=False)
+    dealt = _dealt(workers, ray)
     own = own_settings(spec)
     # Another's app may mean something else by a key of this name.
     has_workers = own is not None and "workers" in own.SETTINGS
-    if workers is not None and has_workers:
-        changes["workers"] = workers
+    changes |= dealt if has_workers else {}
     if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes: {num_nodes} is not >= 1, or above {MAX_NODES}")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
@@ -155,7 +160,20 @@ def plan_run(
         seed=None if "seed" in spec.config else seed,
         output_dir=None if "output-dir" in spec.config else output_dir,
         workers=None if has_workers else workers,
+        ray="" if has_workers else ray or "",
     )
+
+
+def _dealt(workers: int | None, ray: str | None) -> UserConfig:
+    """Return what was asked of whom the nodes are dealt to; ValueError where it cannot be."""
+    asked: UserConfig = {}
+    if workers is not None:
+        check_workers(workers, real_time=False)
+        asked["workers"] = workers
+    if ray is not None:
+        check_address(ray)
+        asked["ray"] = ray
+    return asked
 
 
 def _size_errors(

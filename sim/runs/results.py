@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hedgerow.sim.runs.joined import SERVERS, Part, joined_config, joined_rounds, parts_beneath, parts_of_runs
 from hedgerow.sim.runs.recorder import read_config, read_rounds
 
 __all__ = ["COSTS", "SOURCES", "Cost", "Point", "Results", "Run", "load", "numbers"]
@@ -26,7 +27,14 @@ _NOT_THE_EXPERIMENT = frozenset(
         "compile",
         "device",
         "engine",
+        "monitor",
         "output-dir",
+        "peer-ca",
+        "peer-certificate",
+        "peer-key",
+        "peer-listen",
+        "peer-timeout",
+        "peers",
         "quiet",
         "ray",
         "registry",
@@ -35,6 +43,10 @@ _NOT_THE_EXPERIMENT = frozenset(
         "training-mode",
         "workers",
     )
+)
+_UNOBSERVED = (
+    "{}: no monitor saw this run of several edge servers, so u was not measured; "
+    f"'{SERVERS}loss' is the mean of what servers say of their own models"
 )
 # Where a metric is looked for, in this order.
 SOURCES = ("central", "evaluate", "train")
@@ -192,14 +204,16 @@ def load(paths: Sequence[str | Path]) -> Results:
     """Read run folders, sweep folders and files of ``hedgerow export --json`` into one comparison.
 
     Runs of a sweep carry its labels (with the sweep's name before them if there are several sweeps).
-    Single runs are labelled by the settings in which they differ from one another.
+    Single runs are labelled by the settings in which they differ from one another. Folders that several edge
+    servers, and who observed them, wrote in one run are that one run; so is a folder that holds them.
 
     Raises
     ------
     ValueError
         If a path is neither, nothing was run yet, or two runs have the same label and seed.
     """
-    folders = [Path(path).expanduser().resolve() for path in paths]
+    named = [Path(path).expanduser().resolve() for path in paths]
+    folders = [one for place in named for one in _expanded(place)]
     sweeps = [folder for folder in folders if folder.is_file() or (folder / "sweep.json").is_file()]
     strangers = [f for f in folders if f not in sweeps and not (f / "rounds.jsonl").is_file()]
     if strangers or not folders:
@@ -215,7 +229,9 @@ def load(paths: Sequence[str | Path]) -> Results:
         read_collected(place, prefix=several) if place.is_file() else _read_sweep(place, prefix=several)
         for place in sweeps
     ]
-    singles = _labelled([_read_run(folder) for folder in folders if folder not in sweeps])
+    of_servers, alone = parts_of_runs([folder for folder in folders if folder not in sweeps])
+    joined = [_joined(group) for group in of_servers]
+    singles = _labelled([*(_read_run(folder) for folder in alone), *joined])
     everything = [run for part in parts for run in part.runs] + singles
     runs = [run for run in everything if run.rounds]
     if not runs:
@@ -232,10 +248,12 @@ def load(paths: Sequence[str | Path]) -> Results:
             )
         ),
         xs=parts[0].xs if parts else ("rounds",),
-        ys=parts[0].ys if parts else ("loss",),
+        ys=parts[0].ys if parts else (_loss_of(singles),),
         name=parts[0].name if parts else "runs",
         folder=parts[0].folder if len(folders) == 1 and parts else None,
-        warnings=[warning for part in parts for warning in part.warnings] + _doubts(everything),
+        warnings=[warning for part in parts for warning in part.warnings]
+        + _doubts(everything)
+        + [_UNOBSERVED.format(run.folder) for run in joined if _loss_of([run]) != "loss"],
         by=parts[0].by if parts else "",
     )
 
@@ -259,13 +277,38 @@ def _metrics(record: Mapping[str, Any]) -> set[str]:
     return {name for source in SOURCES for name, _ in numbers(record, source)}
 
 
+def _expanded(folder: Path) -> list[Path]:
+    """Return a folder, or the folders in it that edge servers wrote if it is no run's and no sweep's."""
+    if folder.is_file() or (folder / "sweep.json").is_file() or (folder / "rounds.jsonl").is_file():
+        return [folder]
+    return parts_beneath(folder) or [folder]
+
+
+def _joined(parts: Sequence[Part]) -> Run:
+    # The monitor's folder, which is the last, or a server's.
+    folder = parts[-1].folder
+    finished = all((part.folder / "summary.json").is_file() for part in parts)
+    return _run(folder, joined_config(parts), joined_rounds(parts), finished)
+
+
+def _loss_of(runs: Sequence[Run]) -> str:
+    """Return what runs call the loss, where nobody says what to compare."""
+    names = {name for run in runs for record in run.rounds for name in _metrics(record)}
+    return SERVERS + "loss" if "loss" not in names and SERVERS + "loss" in names else "loss"
+
+
 def _read_run(folder: Path, label: str = "") -> Run:
-    config = read_config(folder)
-    rounds = read_rounds(folder)
+    config, rounds = read_config(folder), read_rounds(folder)
+    return _run(folder, config, rounds, (folder / "summary.json").is_file(), label)
+
+
+def _run(
+    folder: Path, config: Mapping[str, Any], rounds: list[dict[str, Any]], finished: bool, label: str = ""
+) -> Run:
     said = config.get("run", {}).get("seed", 0)
     # Of another project's app it may be anything.
     seed = said if isinstance(said, int) else 0
-    return Run(folder, label, seed, config, rounds, (folder / "summary.json").is_file())
+    return Run(folder, label, seed, config, rounds, finished)
 
 
 def _read_sweep(folder: Path, *, prefix: bool) -> Results:

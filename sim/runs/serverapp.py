@@ -177,7 +177,12 @@ def server_app(
         made = experiment(values)
         if values["engine"] == "inprocess":
             grid = InProcessGrid.inside(
-                grid, client_app, context, num_nodes=made.num_nodes, workers=values["workers"]
+                grid,
+                client_app,
+                context,
+                num_nodes=made.num_nodes,
+                workers=values["workers"],
+                ray=values["ray"],
             )
         if isinstance(made, LearntExperiment):
             made = made.learn(grid, read_config(values["resume"]) if values["resume"] else {})

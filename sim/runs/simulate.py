@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.runs.environment import code_folder
 from hedgerow.sim.runs.foreign import About, Records, watched_run
 from hedgerow.sim.runs.serverapp import records_itself
@@ -62,6 +63,7 @@ def simulate(
     max_in_flight: int | None = None,
     real_time: bool = False,
     workers: int = 1,
+    ray: str | Cluster = "",
     track: Sequence[str] = (),
     **start: Any,
 ) -> Simulation:
@@ -77,7 +79,7 @@ def simulate(
         How many nodes, >= 1.
     run_config : dict or None (default: None)
         What both apps see in ``context.run_config``.
-    node_configs, faults, strict, max_in_flight, real_time, workers
+    node_configs, faults, strict, max_in_flight, real_time, workers, ray
         As in ``InProcessGrid``.
     output_dir : str, Path or None (default: None)
         Where a run folder is made, with config, rounds, checkpoints and the final model. None: none is. An
@@ -140,6 +142,7 @@ def simulate(
             max_in_flight=max_in_flight,
             real_time=real_time,
             workers=workers,
+            ray=ray,
         ) as grid,
     ):
         context = server_context(grid, config)

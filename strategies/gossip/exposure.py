@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.wire.records import config_in
 
 __all__ = ["Asked", "Exposure"]
 
@@ -86,7 +87,7 @@ class Exposure:
 
     def tell(self, i: int, content: RecordDict, key: str) -> None:
         """Take from a valid reply what the node's ledger has; anything else there is none."""
-        told = content.config_records.get(key, ConfigRecord()).get(_RELEASES)
+        told = config_in(content, key).get(_RELEASES)
         numbers = [one for one in told if isinstance(one, int)] if isinstance(told, list) else []
         if len(numbers) != 2 or not 0 <= numbers[0] <= _MOST_TOLD:
             return

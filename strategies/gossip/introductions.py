@@ -9,9 +9,9 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, REASONS
 
 __all__ = ["Introductions", "introduction_in", "refused_in"]
@@ -25,7 +25,7 @@ def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
     PayloadError
         With reason ``no sealing``.
     """
-    told = content.config_records.get("hello", ConfigRecord())
+    told = config_in(content, "hello")
     introduction = told.get("introduction")
     if not isinstance(introduction, bytes) or len(introduction) != INTRODUCTION_BYTES:
         raise PayloadError("no sealing", f"the node told no introduction of {INTRODUCTION_BYTES} bytes")
@@ -34,7 +34,7 @@ def introduction_in(content: RecordDict) -> tuple[bytes, bool]:
 
 def refused_in(content: RecordDict, senders: Iterable[int]) -> dict[str, list[int]]:
     """Return which of the senders' payloads a receiver refused, by reason; nothing else that it may tell."""
-    told, sent = content.config_records.get("refused", ConfigRecord()), set(senders)
+    told, sent = config_in(content, "refused"), set(senders)
     refused = {}
     for reason in REASONS:
         named = told.get(reason)

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.monitor import Sight
-from hedgerow.wire.records import PayloadError, records_of, view
+from hedgerow.wire.records import PayloadError, config_in, records_of, view
 
 __all__ = ["introduced", "next_communication", "seen"]
 
@@ -22,7 +22,7 @@ def introduced(node: Node, content: RecordDict) -> Appointment:
     PayloadError
         With reason ``bad hello`` or ``bad next``.
     """
-    kappa = content.config_records.get("hello", ConfigRecord()).get("kappa")
+    kappa = config_in(content, "hello").get("kappa")
     if not isinstance(kappa, int) or kappa < 1:
         raise PayloadError("bad hello", f"kappa={kappa!r}, expected an integer >= 1")
     return Appointment(node.node_id, kappa, *next_communication(content, "hello", after=-1))
@@ -36,7 +36,7 @@ def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, 
     PayloadError
         With reason ``bad next``, unless the iteration comes after ``after``.
     """
-    record = content.config_records.get(key, ConfigRecord())
+    record = config_in(content, key)
     k, want = record.get("next"), record.get("want", [])
     if not isinstance(k, int) or k <= after:
         raise PayloadError("bad next", f"next={k!r}, expected an iteration after {after}")

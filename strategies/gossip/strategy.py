@@ -31,7 +31,7 @@ from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.message_types import HELLO, UPDATE
-from hedgerow.wire.records import Layout, PayloadError, only_record
+from hedgerow.wire.records import Layout, PayloadError, only_record, records_of
 
 __all__ = ["Gossip", "GossipMethod", "GossipOptions", "Scalar"]
 
@@ -337,7 +337,7 @@ class Gossip(FederatedStrategy):
 
     def _checked(self, node: Node, content: RecordDict) -> tuple[int, list[int]]:
         """Return when the node of a valid update communicates next, and with whom."""
-        if content.array_records:
+        if records_of(content, ArrayRecord):
             raise PayloadError("bad arrays", "an update tells scalars alone")
         checked_metrics(content, self.settings.weighted_by_key)
         assert self._event is not None

@@ -17,15 +17,16 @@ from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.system import System
 from hedgerow.strategies.robust import Aggregation, parse_aggregation
 from hedgerow.strategies.secure_sums import SecureSum, parse_secure_sum
-from hedgerow.wire.masked_sums import MAX_MEMBERS
+from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.masked_sums import LEAST_MEMBERS, MAX_MEMBERS
 
-__all__ = ["Means"]
+__all__ = ["MANY_DEVICES", "Means"]
 
 _ALONE = "a sum of fewer tells of each: of a device alone in it, which has one person, it tells the features"
 
 
 # Devices in a sum in which hardly any unit of a small first layer is one person's alone.
-_MANY = 16
+MANY_DEVICES = 16
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,30 @@ class Means:
         Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
     sums : SecureSum or None
         Whether the server sees means alone.
+    least_devices : int (default: 16)
+        Devices without which there is no sum of a batch's.
     """
 
     groups: Aggregation
     devices: Aggregation
     sums: SecureSum | None
+    least_devices: int = MANY_DEVICES
 
     @classmethod
-    def of(cls, aggregation: str, device_aggregation: str | None, secure_sum: bool | SecureSum) -> Self:
+    def of(
+        cls,
+        aggregation: str,
+        device_aggregation: str | None,
+        secure_sum: bool | SecureSum,
+        min_sum_devices: int = MANY_DEVICES,
+    ) -> Self:
         """Return the rules of some settings; ValueError where they do not go together."""
         devices = aggregation if device_aggregation is None else device_aggregation
-        means = cls(parse_aggregation(aggregation), parse_aggregation(devices), parse_secure_sum(secure_sum))
+        sums = parse_secure_sum(secure_sum)
+        int_at_least(LEAST_MEMBERS if sums is None else sums.min_nodes, min_sum_devices=min_sum_devices)
+        if min_sum_devices > MAX_MEMBERS:
+            raise ValueError(f"min_sum_devices is {min_sum_devices!r}; valid is at most {MAX_MEMBERS}")
+        means = cls(parse_aggregation(aggregation), parse_aggregation(devices), sums, min_sum_devices)
         if means.sums is not None and (rule := means._robust):
             raise ValueError(
                 f"aggregation is {str(rule)!r}; valid with secure_sum is 'mean': a sum gives no other"
@@ -126,15 +140,15 @@ class Means:
                 "method is jfl with devices as nodes; valid with secure_sum is local_interval = "
                 "global_interval: between intervals the server hands each device its own model"
             )
-        alone = [g.number for g, a in devices if not self.sums.min_nodes <= a <= MAX_MEMBERS]
+        alone = [g.number for g, a in devices if not self.least_devices <= a <= MAX_MEMBERS]
         if alone and len(alone) == len(groups):
             raise PairingError(
                 f"batches have {min(a for _, a in devices)} to {max(a for _, a in devices)} devices; valid "
-                f"with secure_sum is {self.sums.min_nodes} to {MAX_MEMBERS}: {_ALONE}"
+                f"with secure_sum is {self.least_devices} (min_sum_devices) to {MAX_MEMBERS}: {_ALONE}"
             )
         if alone:
             log(WARNING, "Groups %s have no sum of devices, so that their theta_2 stays: %s.", alone, _ALONE)
-        if few := [a for _, a in devices if self.sums.min_nodes <= a < _MANY]:
+        if few := [a for _, a in devices if self.least_devices <= a < MANY_DEVICES]:
             log(
                 WARNING,
                 "Sums of %d devices: of a unit that one person alone turns on their mean still tells the "

@@ -30,7 +30,7 @@ from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.groups import Group, PairingError, batch_size, draw
 from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import Means
+from hedgerow.strategies.hsgd.means import MANY_DEVICES, Means
 from hedgerow.strategies.hsgd.messages import Schema, introduction
 from hedgerow.strategies.hsgd.noise import HEADS, SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
@@ -121,6 +121,9 @@ class HSGD(FederatedStrategy):
         longer, and with devices as nodes each of its intervals. Where too few of a batch's devices survive,
         theta_2 of the group stays; where too few hospitals or edges do, the round is repeated.
         ``max_update_norm_ratio`` is then held against means, and K_m of (2) is how many people a party has.
+    min_sum_devices : int (default: 16)
+        Devices without which there is no sum of a batch's, 3 to 255 and ``SecureSum.min_nodes`` at least. In
+        one of fewer a unit of the first layer may be one person's alone, whose features the mean then tells.
     adaptive : Adaptive or None (default: None)
         When rho, delta and F0 are estimated, and P, Q and eta chosen anew.
     compute_seconds : float (default: 0.0)
@@ -165,6 +168,7 @@ class HSGD(FederatedStrategy):
         aggregation: str = "mean",
         device_aggregation: str | None = None,
         secure_sum: bool | SecureSum = False,
+        min_sum_devices: int = MANY_DEVICES,
         adaptive: Adaptive | None = None,
         compute_seconds: float = 0.0,
         rates: Rates = PAPER_RATES,
@@ -203,7 +207,7 @@ class HSGD(FederatedStrategy):
                     raise ValueError(f"upload_noise has {key} {ours!r}; valid is that of noise, {theirs!r}")
         if upload_noise is not None and adaptive is not None:
             raise ValueError("adaptive is set; valid is None with upload_noise: estimates are of exact steps")
-        self.means = Means.of(aggregation, device_aggregation, secure_sum)
+        self.means = Means.of(aggregation, device_aggregation, secure_sum, min_sum_devices)
         self.means.check(self.system, num_groups, sealed=sealed, adaptive=adaptive is not None)
         self.noise = noise
         self.upload_noise = upload_noise
@@ -214,7 +218,9 @@ class HSGD(FederatedStrategy):
         federation = Federation(**options)
         self._sums: PartySums | None = None
         if (sums := self.means.sums) is not None:
-            self._sums = PartySums(sums, federation, upload_noise is None, federation.check_update)
+            self._sums = PartySums(
+                sums, federation, upload_noise is None, self.means.least_devices, federation.check_update
+            )
         super().__init__(federation)
 
     # State.

@@ -75,6 +75,8 @@ class PartySums(SecureSums):
         Whose nodes they are.
     losses : bool
         Whether hospitals tell a loss within their sum.
+    least_devices : int
+        Devices without which there is no sum of a batch's.
     hold : Callable[[Vector, Vector, str], None]
         Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's name.
     """
@@ -84,9 +86,10 @@ class PartySums(SecureSums):
         settings: SecureSum,
         federation: Federation,
         losses: bool,
+        least_devices: int,
         hold: Callable[[Vector, Vector, str], None],
     ) -> None:
-        self._hold = hold
+        self._hold, self._least_devices = hold, least_devices
         self._due: dict[int, _Due] = {}
         self._waves: Waves | None = None
         told = replace(settings, metrics=("loss",) if losses else ())
@@ -100,6 +103,10 @@ class PartySums(SecureSums):
     def weight_of(self, member: int) -> float:
         """Return the most that a member counts: 1 of a device, and what others bear out of the rest."""
         return self._due[self._group_of[member]].weights[member]
+
+    def least_of(self, group: int) -> int:
+        """Return how many members a sum must have."""
+        return self._least_devices if group >= 0 else self.settings.min_nodes
 
     def called(self, group: int) -> str:
         """Return what a log calls a sum."""

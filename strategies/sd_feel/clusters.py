@@ -254,6 +254,14 @@ class ClusteredStrategy(FederatedStrategy):
             return clients
         return [i for i in clients if self.federation.uniform(server_round, i) < beta]
 
+    def work_of(self, server: int, server_round: int) -> dict[str, int]:
+        """Return what a server asks of its clients in a round, for their configs."""
+        return {
+            "server-round": server_round,
+            "local-steps": self.local_steps,
+            "first-step": (server_round - 1) * self.local_steps,
+        }
+
     def exchange_due(self, server_round: int) -> bool:
         """Return whether the servers exchange their models at the end of a round."""
         return False
@@ -370,17 +378,13 @@ class ClusteredStrategy(FederatedStrategy):
         nodes, offline = self.federation.online(grid, partial(self._drawn, server_round))
         if self.sums is not None:
             nodes = self.sums.members(server_round, grid, self._by_server(nodes))
-        work = {
-            "server-round": server_round,
-            "local-steps": self.local_steps,
-            "first-step": (server_round - 1) * self.local_steps,
-        }
-        config = ConfigRecord({**config, **work})
         contents = {
             server: RecordDict(
                 {
                     self.settings.arrayrecord_key: models.layout.unflatten(models.vectors[server]),
-                    self.settings.configrecord_key: config,
+                    self.settings.configrecord_key: ConfigRecord(
+                        {**config, **self.work_of(server, server_round)}
+                    ),
                 }
             )
             for server in sorted({self.clusters[node.partition_id] for node in nodes})

@@ -19,8 +19,8 @@ import secrets
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 from math import sqrt
 from statistics import median, median_low
@@ -32,14 +32,24 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
+from hedgerow.strategies.peers import Exchange, PeerChannel, Topic, Traffic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["DirectGossip", "GossipReport"]
+__all__ = [
+    "LARGEST_SIZE",
+    "SMALLEST_SIZE",
+    "UNREADABLE",
+    "DirectGossip",
+    "DistanceBound",
+    "GossipReport",
+    "LinkReport",
+    "link_report",
+    "mixed",
+]
 
 _DIGEST_BYTES = 32
 _YES, _NO = b"\x01", b"\x00"
@@ -48,13 +58,22 @@ _QUESTION = 5.0
 _LONGEST_START = 64
 # Exchanges that say which distances between neighbours are usual.
 _REMEMBERED = 16
-_SMALLEST_SIZE, _LARGEST_SIZE = 2.0**-20, 2.0**53
+SMALLEST_SIZE, LARGEST_SIZE = 2.0**-20, 2.0**53
 # After all stages of a round.
 _END = 2**32
 # Exchanges that a neighbour sits out at most which is late in one after the other.
 _LONGEST_REST = 64
 # What another server's word may raise when it is read.
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+class LinkReport(NamedTuple):
+    """What was measured of the link to a neighbour in one exchange, as of ``Traffic``."""
+
+    sent: int
+    received: int
+    send_seconds: float
+    wait_seconds: float
 
 
 @dataclass
@@ -73,6 +92,10 @@ class GossipReport:
         What it took.
     sent : Counter
         Models that each neighbour took, by neighbour.
+    model_seconds : float
+        Of ``seconds`` what the models themselves took, without what servers agree on before and after.
+    links : dict of LinkReport
+        By neighbour.
     """
 
     members: list[int] = field(default_factory=list)
@@ -80,13 +103,87 @@ class GossipReport:
     lost: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     sent: Counter[int] = field(default_factory=Counter)
+    model_seconds: float = 0.0
+    links: dict[int, LinkReport] = field(default_factory=dict)
 
-    def metrics(self) -> dict[str, int | float | list[int]]:
-        """Return it as a round's record has it."""
+    def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
+        """Return it as a round's record has it; what is of a link by neighbour, in the order of these."""
         lost = {
             f"lost-links-{reason.replace(' ', '-')}": count for reason, count in sorted(self.lost.items())
         }
-        return {"servers": self.members, "zeta": self.zeta, "gossip-seconds": self.seconds, **lost}
+        by_link: dict[str, list[int] | list[float]] = {}
+        if self.links:
+            by_link = {
+                "neighbours": list(self.links),
+                "link-bytes-sent": [link.sent for link in self.links.values()],
+                "link-bytes-received": [link.received for link in self.links.values()],
+                "link-send-seconds": [link.send_seconds for link in self.links.values()],
+                "link-wait-seconds": [link.wait_seconds for link in self.links.values()],
+            }
+        return {
+            "servers": self.members,
+            "zeta": self.zeta,
+            "gossip-seconds": self.seconds,
+            "model-exchange-seconds": self.model_seconds,
+            **by_link,
+            **lost,
+        }
+
+
+def link_report(before: Traffic, now: Traffic) -> LinkReport:
+    """Return what was measured of a link between two moments."""
+    return LinkReport(
+        now.bytes - before.bytes,
+        now.received - before.received,
+        now.seconds - before.seconds,
+        now.waited - before.waited,
+    )
+
+
+class DistanceBound:
+    """How far a neighbour's model may be from a server's own.
+
+    Parameters
+    ----------
+    max_ratio : float
+        See ``max_update_norm_ratio`` of ``DirectGossip``.
+    """
+
+    def __init__(self, max_ratio: float) -> None:
+        self._max_ratio = max_ratio
+        # Of each exchange the median distance of the neighbours' models before its first step.
+        self._usual: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def learn(self, models: Collection[NDArray[Any]], own: NDArray[Any]) -> None:
+        """Note what is usual: the models (M,) of one exchange."""
+        if models:
+            self._usual.append(median(norm_of(model - own) for model in models))
+
+    def check(self, model: NDArray[Any], own: NDArray[Any]) -> None:
+        """Raise PayloadError for a model (M,) that is too far away."""
+        distance, norm = norm_of(model - own), norm_of(own) or sqrt(own.size)
+        most = self._max_ratio * (median(self._usual) if self._usual else norm)
+        if self._max_ratio and not distance <= max(most, 2 * norm):
+            raise PayloadError(TOO_LARGE, f"norm {distance:.3g}, expected at most {max(most, 2 * norm):.3g}")
+
+
+def mixed(
+    me: int,
+    own: NDArray[np.float64],
+    models: Mapping[int, NDArray[np.float64]],
+    column: Mapping[int, float],
+    rule: Aggregation,
+) -> NDArray[np.float64]:
+    """Return a server's model (M,) after one step, eq. (5); the weight of who is missing is its own."""
+    weights = {server: column[server] for server in sorted([*models, me])}
+    for server in sorted(column.keys() - weights.keys()):
+        weights[me] += column[server]
+    everyone = {server: own if server == me else models[server] for server in weights}
+    if not rule.is_mean:
+        return robust_step(me, everyone, weights, rule)
+    out, term = np.empty_like(own), np.empty_like(own)
+    weighted_sum(((weights[server], everyone[server]) for server in weights), out, term)  # (5)
+    return out
 
 
 class _Link(NamedTuple):
@@ -147,9 +244,7 @@ class DirectGossip:
         self._links: dict[int, _Link] = {}
         # In how many exchanges running a neighbour was lost that takes part.
         self._lapses: Counter[int] = Counter()
-        self._max_ratio = max_update_norm_ratio
-        # Of each exchange the median distance of the neighbours' models before its first step.
-        self._usual: deque[float] = deque(maxlen=_REMEMBERED)
+        self._bound = DistanceBound(max_update_norm_ratio)
         # Which start of this server this is: one that was started again has forgotten what was agreed on.
         self._start = secrets.token_hex(8)
         self.report = GossipReport()
@@ -279,6 +374,7 @@ class DirectGossip:
             |S|, the samples of this server's cluster, > 0.
         """
         start = time.monotonic()
+        before = {peer: replace(self.channel.traffic[peer]) for peer in self.channel.neighbours}
         with self._lock:
             self._begun = server_round
             expected = {peer for peer, link in self._links.items() if link.first <= server_round}
@@ -292,6 +388,9 @@ class DirectGossip:
             now, links = self._stepped(server_round, model, links, view, members, matrix)
         self._renew(expected, links)
         self.report.members = members
+        self.report.links = {
+            peer: link_report(then, self.channel.traffic[peer]) for peer, then in before.items()
+        }
         self.report.seconds = time.monotonic() - start
         return now.astype(model.dtype)
 
@@ -333,7 +432,7 @@ class DirectGossip:
             for peer in sorted(found.received):
                 try:
                     heard = self._entries(found.received[peer])
-                except _UNREADABLE:
+                except UNREADABLE:
                     self._lost({peer} & here, "unreadable")
                     here.discard(peer)
                     continue
@@ -344,12 +443,12 @@ class DirectGossip:
         return known, links
 
     def _entries(self, payload: bytes | bytearray) -> dict[int, dict[str, Any]]:
-        """Return what a neighbour has heard of the servers; raises one of ``_UNREADABLE`` if it cannot."""
+        """Return what a neighbour has heard of the servers; raises one of ``UNREADABLE`` if it cannot."""
         told = json.loads(payload)
         entries = {}
         for name, entry in told.items():
             server, size, links = int(name), float(entry["size"]), [int(peer) for peer in entry["links"]]
-            if server not in self.graph or not _SMALLEST_SIZE <= size <= _LARGEST_SIZE:
+            if server not in self.graph or not SMALLEST_SIZE <= size <= LARGEST_SIZE:
                 raise ValueError(f"server {server} of size {size}")
             if not set(links) <= set(self.graph.neighbors(server)):
                 raise ValueError(f"server {server} has the links {links}")
@@ -393,7 +492,9 @@ class DirectGossip:
         for step in range(self.steps):
             payload = digest + sent.tobytes()
             topic = first._replace(stage=first.stage + 2 * step)
+            began = time.monotonic()
             found = self._exchange(topic, dict.fromkeys(with_whom, payload))
+            self.report.model_seconds += time.monotonic() - began
             self.report.sent.update(found.taken)
             models, why = {}, dict.fromkeys(with_whom - found.received.keys(), "no model")
             for peer, message in found.received.items():
@@ -401,15 +502,15 @@ class DirectGossip:
                     models[peer] = self._read(message, digest, sent, now)
                 except PayloadError as error:
                     why[peer] = error.reason
-            if step == 0 and models:
-                self._usual.append(median(norm_of(models[peer] - now) for peer in models))
+            if step == 0:
+                self._bound.learn(models.values(), now)
             had = found.taken & models.keys()
             both = self._agreed(topic._replace(stage=topic.stage + 1), with_whom, had)
             for peer in sorted(with_whom - both):
                 # The other does not have this one's model, or cannot use it, or was not heard to say so.
                 self._lost({peer}, why.get(peer, "not agreed"))
             self._leave_out(server_round, with_whom - both)
-            now = self._mixed(now, {peer: models[peer] for peer in sorted(both)}, column)
+            now = mixed(self.me, now, {peer: models[peer] for peer in sorted(both)}, column, self.rule)
             with_whom, sent = both, now
         return now, with_whom
 
@@ -424,27 +525,8 @@ class DirectGossip:
         model = np.frombuffer(message, like.dtype, offset=_DIGEST_BYTES).astype(np.float64)
         if not np.isfinite(model).all():
             raise PayloadError("non-finite", "model")
-        self._check_distance(norm_of(model - own), norm_of(own) or sqrt(own.size))
+        self._bound.check(model, own)
         return model
-
-    def _check_distance(self, distance: float, norm: float) -> None:
-        most = self._max_ratio * (median(self._usual) if self._usual else norm)
-        if self._max_ratio and not distance <= max(most, 2 * norm):
-            raise PayloadError(TOO_LARGE, f"norm {distance:.3g}, expected at most {max(most, 2 * norm):.3g}")
-
-    def _mixed(
-        self, own: NDArray[np.float64], models: Mapping[int, NDArray[np.float64]], column: Mapping[int, float]
-    ) -> NDArray[np.float64]:
-        """Return one step, eq. (5); the weight of who is missing is this server's own."""
-        weights = {server: column[server] for server in sorted([*models, self.me])}
-        for server in sorted(column.keys() - weights.keys()):
-            weights[self.me] += column[server]
-        everyone = {server: own if server == self.me else models[server] for server in weights}
-        if not self.rule.is_mean:
-            return robust_step(self.me, everyone, weights, self.rule)
-        out, term = np.empty_like(own), np.empty_like(own)
-        weighted_sum(((weights[server], everyone[server]) for server in weights), out, term)  # (5)
-        return out
 
     def _renew(self, expected: set[int], found: set[int]) -> None:
         """Leave out neighbours that were lost until they are met again; ask those that are out."""

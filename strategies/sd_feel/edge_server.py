@@ -4,9 +4,8 @@ Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federa
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), which has no coordinator and no cloud.
 """
 
-import hashlib
-import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from logging import INFO
 from typing import Any, Unpack
 
@@ -22,12 +21,14 @@ from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
 from hedgerow.strategies.sd_feel.direct import DirectGossip
+from hedgerow.strategies.sd_feel.latest import LatestGossip
+from hedgerow.strategies.sd_feel.monitor import Reporter, largest_report, layout_digest, run_digest
 from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
-from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.sd_feel.theory import Scheme, inter_seconds
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import int_at_least, positive
-from hedgerow.wire.ledger import PEER_TO_PEER
+from hedgerow.wire.ledger import PEER_TO_MONITOR, PEER_TO_PEER
 from hedgerow.wire.records import Layout
 
 __all__ = ["EdgeServerSDFeel"]
@@ -61,7 +62,15 @@ class EdgeServerSDFeel(ClusteredStrategy):
         Seconds after which one that does not listen is left out, > 0.
     partitions : Container[int] or None (default: None)
         The partition ids of this server's clients; another node is left out as ``another server's``. None:
-        whoever comes is one.
+        whoever comes is one, and who went to another server is none any longer: the cluster's size is that
+        of the clients that are there, told anew in each exchange.
+    max_staleness : int or None (default: None)
+        With a number no server waits for another, as of ``AsynchronousSDFeel``; alpha is then 1.
+    monitor : str (default: "")
+        ``host:port`` of an ``EdgeMonitor`` that this server reports its model to; empty for none. No round
+        waits for it.
+    monitor_every : int (default: 1)
+        Rounds between two reports, >= 1; the last round is reported too.
     **options
         As of ``ClusteredStrategy``; ``num_clients`` absent, as many clients take part as come.
 
@@ -69,7 +78,10 @@ class EdgeServerSDFeel(ClusteredStrategy):
     -----
     A neighbour that is gone is left out, its weight kept where it is; one that comes back is taken in at the
     next exchange, and goes on from there. ``train`` of a round with an exchange has ``servers`` (which were
-    reached), ``zeta`` of their matrix, ``gossip-seconds`` and ``lost-links-…`` by reason.
+    reached), ``zeta`` of their matrix, ``gossip-seconds`` and what of them the models took
+    (``model-exchange-seconds``), beside what the latency model says (``modelled-gossip-seconds``); for each
+    of ``neighbours`` what was measured of the link to it (``link-…``); and ``lost-links-…`` by reason. With a
+    monitor it has ``lost-reports``, of all that were to be sent so far.
 
     Raises
     ------
@@ -96,11 +108,22 @@ class EdgeServerSDFeel(ClusteredStrategy):
         peer_timeout: float = 600.0,
         lost_after: float = 15.0,
         partitions: Container[int] | None = None,
+        max_staleness: int | None = None,
+        monitor: str = "",
+        monitor_every: int = 1,
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        int_at_least(1, tau2=tau2)
+        int_at_least(1, tau2=tau2, monitor_every=monitor_every)
         int_at_least(0, alpha=alpha)
         positive(peer_timeout=peer_timeout)
+        if max_staleness is not None:
+            int_at_least(0, max_staleness=max_staleness)
+            if alpha != 1 or exact_if_complete:
+                raise ValueError(
+                    f"max_staleness is {max_staleness!r}; valid with alpha = {alpha}, "
+                    f"exact_if_complete = {exact_if_complete} is None"
+                )
+        self.max_staleness = max_staleness
         if not 0 <= edge < len(peers):
             raise ValueError(f"edge is {edge!r}; valid is 0 to {len(peers) - 1}, as peers has {len(peers)}")
         options.setdefault("num_clients", 0)
@@ -112,7 +135,11 @@ class EdgeServerSDFeel(ClusteredStrategy):
         check_edge_rule(self.aggregation, self.graph)
         self._credentials, self._listen = credentials, listen
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
-        self._gossip: DirectGossip | None = None
+        self.monitor, self.monitor_every = monitor, monitor_every
+        self._reporter: Reporter | None = None
+        self._may_move, self._there = partitions is None, list[int]()
+        self._last_round = 0
+        self._gossip: DirectGossip | LatestGossip | None = None
         # The round after which the others go on, where this one has not completed it.
         self._reached = 0
         self._goes_on = False
@@ -131,7 +158,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
         return PeerChannel(
             self.edge,
-            self.peers,
+            [*self.peers, *([self.monitor] if self.monitor else [])],
             self.graph.neighbors(self.edge),
             run=self._settings_digest(),
             layout=layout,
@@ -141,21 +168,21 @@ class EdgeServerSDFeel(ClusteredStrategy):
             answer=answer,
             comes=comes,
             lost_after=self._lost_after,
+            listeners=[len(self.peers)] if self.monitor else [],
         )
 
     def _settings_digest(self) -> str:
         """Return what is the same at servers that make one run."""
-        told = {
-            "tau1": self.local_steps,
-            "tau2": self.tau2,
-            "alpha": self.alpha,
-            "seed": self.settings.seed,
-            "aggregation": str(self.aggregation),
-            "exact-if-complete": self.exact_if_complete,
-            "edges": sorted(sorted(edge) for edge in self.graph.edges),
-            "servers": len(self.graph),
-        }
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        return run_digest(
+            self.graph,
+            tau1=self.local_steps,
+            tau2=self.tau2,
+            seed=self.settings.seed,
+            aggregation=str(self.aggregation),
+            alpha=self.alpha,
+            exact_if_complete=self.exact_if_complete,
+            max_staleness=self.max_staleness,
+        )
 
     # The run.
 
@@ -172,26 +199,56 @@ class EdgeServerSDFeel(ClusteredStrategy):
         """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``."""
         self.check_num_rounds(num_rounds)
         layout = Layout.of(initial_arrays)
-        digest = hashlib.sha256(json.dumps([layout.keys, layout.shapes, layout.dtypes]).encode()).hexdigest()
         # What servers say of each other; or a digest, and a model in float64.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
-        with self._channel(digest, largest) as channel:
-            self._gossip = DirectGossip(
+        largest = max(largest, largest_report(layout), LatestGossip.room(len(self.graph)) + 8 * layout.size)
+        self._last_round = num_rounds
+        with self._channel(layout_digest(layout), largest) as channel, self._reporting(channel):
+            gossip = self._gossip = self._gossip_over(channel)
+            # Of a run that goes on; else ``start`` begins with the first.
+            completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
+            try:
+                self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
+                return super().start(
+                    grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+                )
+            finally:
+                if isinstance(gossip, LatestGossip):
+                    gossip.close(self._lost_after)
+
+    def _gossip_over(self, channel: PeerChannel) -> DirectGossip | LatestGossip:
+        if self.max_staleness is not None:
+            return LatestGossip(
                 self.graph,
                 channel,
                 period=self.tau2,
-                steps=self.alpha,
+                max_staleness=self.max_staleness,
                 rule=self.aggregation,
-                exact_if_complete=self.exact_if_complete,
                 timeout=self._peer_timeout,
                 max_update_norm_ratio=self.settings.max_update_norm_ratio,
             )
-            # Of a run that goes on; else ``start`` begins with the first.
-            completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
-            self._reached = self._gossip.join(completed, self._peer_timeout / 2, num_rounds)
-            return super().start(
-                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-            )
+        return DirectGossip(
+            self.graph,
+            channel,
+            period=self.tau2,
+            steps=self.alpha,
+            rule=self.aggregation,
+            exact_if_complete=self.exact_if_complete,
+            timeout=self._peer_timeout,
+            max_update_norm_ratio=self.settings.max_update_norm_ratio,
+        )
+
+    @contextmanager
+    def _reporting(self, channel: PeerChannel) -> Iterator[None]:
+        """Report to the monitor, if there is one."""
+        if not self.monitor:
+            yield
+            return
+        self._reporter = Reporter(channel, len(self.peers), self._peer_timeout)
+        try:
+            yield
+        finally:
+            self._reporter.close(self._lost_after)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round, or where the others are."""
@@ -204,6 +261,21 @@ class EdgeServerSDFeel(ClusteredStrategy):
             log(INFO, "The other servers have completed round %d: this one goes on there.", self._reached)
             self.federation.completed = self._reached
         return super()._set_up(arrays, grid)
+
+    def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
+        self._there = list(there)
+        return super()._drawn(server_round, there)
+
+    @property
+    def cluster_sizes(self) -> NDArray[np.float64]:
+        """Samples of this server's cluster (1,), of the clients that are there where they may move."""
+        if not (self._may_move and self._there):
+            return super().cluster_sizes
+        weights = np.ones(self.num_clients)
+        if self.aggregation.is_mean:
+            weights = self.federation.weights(self.num_clients)
+        sizes: NDArray[np.float64] = np.array([weights[self._there].sum()])
+        return sizes
 
     @property
     def gossip_steps(self) -> int:
@@ -222,18 +294,17 @@ class EdgeServerSDFeel(ClusteredStrategy):
         gossip = self._gossip
         if gossip is None:
             raise RuntimeError("No neighbours: start comes first.")
-        before = {peer: one.bytes for peer, one in gossip.channel.traffic.items()}
         size = float(self.cluster_sizes.sum())
 
         def between(vectors: NDArray[Any]) -> NDArray[Any]:
             return gossip.exchanged(server_round, vectors[0], size)[None]
 
         vectors = models.after(between)
-        for peer, one in gossip.channel.traffic.items():
-            if one.bytes > before[peer]:
-                told = one.bytes - before[peer]
-                self.ledger.book(server_round, PEER_TO_PEER, self.edge, peer, 0, told)
-        return vectors, self._modelled(models.vectors[0], gossip.report.sent)
+        for peer, link in gossip.report.links.items():
+            if link.sent:
+                self.ledger.book(server_round, PEER_TO_PEER, self.edge, peer, 0, link.sent)
+        modelled = self._modelled if self.max_staleness is None else self._modelled_since
+        return vectors, modelled(models.vectors[0], gossip.report.sent)
 
     def _modelled(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
         """Return the modelled system's transfers: a model to each neighbour in each step that it took."""
@@ -243,6 +314,15 @@ class EdgeServerSDFeel(ClusteredStrategy):
             for step in range(self.alpha)
             for transfer in gossip_transfers(self.graph, [between if step else model] * len(self.graph))
             if transfer.source == self.edge and sent.get(transfer.target, 0) > step
+        ]
+
+    def _modelled_since(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
+        """Return the modelled system's transfers where nobody waits: models taken since the last exchange."""
+        return [
+            transfer
+            for transfer in gossip_transfers(self.graph, [model] * len(self.graph))
+            if transfer.source == self.edge
+            for _ in range(sent.get(transfer.target, 0))
         ]
 
     def aggregate_train(
@@ -255,7 +335,20 @@ class EdgeServerSDFeel(ClusteredStrategy):
             metrics.pop("consensus-error", None)
             if self._gossip is not None and self.exchange_due(server_round):
                 metrics.update(self._gossip.report.metrics())
+                modelled = inter_seconds(self.scheme, self._system(), alpha=self.alpha)
+                metrics["modelled-gossip-seconds"] = modelled
+            if self._reporter is not None:
+                self._report(self._reporter, server_round)
+                metrics["lost-reports"] = self._reporter.lost
         return arrays, metrics
+
+    def _report(self, reporter: Reporter, server_round: int) -> None:
+        """Report this server's model to the monitor where u is evaluated."""
+        if server_round % self.monitor_every and server_round != self._last_round and not self.out_of_budget:
+            return
+        size = float(self.cluster_sizes.sum())
+        told = reporter.report(server_round, self._trained().vectors[0], size, self.progress())
+        self.ledger.book(server_round, PEER_TO_MONITOR, self.edge, len(self.peers), 0, told)
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""

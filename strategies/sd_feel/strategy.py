@@ -8,21 +8,26 @@ which eq. (5) keeps both consensus and the weighted mean; a client that drops ou
 the others, which the paper leaves open.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from logging import INFO
 from typing import Any, Unpack
 
 import networkx as nx
 import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
 from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
-from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.sd_feel.stragglers import ServerClocks, Stragglers
+from hedgerow.strategies.sd_feel.theory import Scheme, cluster_seconds, inter_seconds
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
-from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["EDGE_SERVERS", "SDFeel"]
 
@@ -67,6 +72,13 @@ class SDFeel(ClusteredStrategy):
         see ``hedgerow.strategies.sd_feel.relayed.EdgeFederation``, also for edge servers that are lost, and
         those that lie: ``aggregation`` is then also what each takes in gossip, and the models of the two
         levels differ under a rule.
+    stragglers : Stragglers or None (default: None)
+        Which clients are slow. Simulated time is then that of the last server, each on a clock of its own: it
+        waits for its slowest client, and in gossip for its neighbours.
+    mobility : float (default: 0.0)
+        Probability, in [0, 1], that a client moves to a neighbouring server before a round, which one by a
+        draw of its own; the last client of a server stays. Sizes, and with them the mixing matrix and the
+        weights of u, are those of the clusters as they are. Not where edge servers are nodes.
     **options
         Participation, seed, Flower's FedAvg names, clock, callbacks: see ``ClusteredStrategy``, also for
         **what the ClientApp must do**.
@@ -90,6 +102,8 @@ class SDFeel(ClusteredStrategy):
         clusters: Clusters = None,
         exact_if_complete: bool = False,
         edge_servers: str = "emulated",
+        stragglers: Stragglers | None = None,
+        mobility: float = 0.0,
         **options: Unpack[ClusteredOptions],
     ) -> None:
         int_at_least(1, tau2=tau2)
@@ -98,6 +112,12 @@ class SDFeel(ClusteredStrategy):
             raise ValueError(
                 f"edge_servers is {edge_servers!r}; valid is {' or '.join(map(repr, EDGE_SERVERS))}"
             )
+        in_range("mobility", mobility, 0.0, 1.0)
+        if mobility and edge_servers != "emulated":
+            raise ValueError(f"mobility is {mobility!r}; valid is 0 where edge servers are nodes")
+        if mobility and options.get("secure_sum"):
+            raise ValueError(f"mobility is {mobility!r}; valid with secure_sum is 0: clusters get too small")
+        self.stragglers, self.mobility = stragglers, mobility
         super().__init__(
             clusters=clusters,
             num_servers=num_servers,
@@ -110,8 +130,18 @@ class SDFeel(ClusteredStrategy):
         self._mixing: Mixing | None = None
         self.exact_if_complete = exact_if_complete
         self.graph = as_graph(topology, num_servers, self.settings.seed)
+        self._clocks = ServerClocks(self.graph)
+        # Where clients were before they moved.
+        self._homes = self.clusters
         if self.edges is not None:
             check_edge_rule(self.aggregation, self.graph)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._moved_before, self._moves = 0, 0
+        if hasattr(self, "_homes"):  # Not while this is being made.
+            self.clusters = self._homes
+            self._clocks = ServerClocks(self.graph)
 
     @property
     def gossip_steps(self) -> int:
@@ -124,7 +154,9 @@ class SDFeel(ClusteredStrategy):
         sizes = self.cluster_sizes
         if self._mixing is None or not np.array_equal(self._mixing.sizes, sizes):
             self._mixing = mixing(self.graph, sizes, exact_if_complete=self.exact_if_complete)
-            log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", self._mixing.zeta, self.contraction)
+            if not self.mobility:
+                zeta = self._mixing.zeta
+                log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.alpha)
         return self._mixing
 
     @property
@@ -158,6 +190,78 @@ class SDFeel(ClusteredStrategy):
         if self.edges is None:
             return super().exchanged(server_round, models)
         return self.edges.gossiped(server_round, models.vectors, self.mixing, self.alpha, models.exchanged)
+
+    # Clients that are slow, and that move.
+
+    def _server_seconds(self, server_round: int, clients: Iterable[int]) -> float:
+        """Return the seconds of a round of a server whose clients these are."""
+        stragglers = self.stragglers
+        slowest = 1.0 if stragglers is None else stragglers.slowest(self.settings.seed, server_round, clients)
+        return cluster_seconds(self._system(), tau1=self.local_steps, slowdown=slowest)
+
+    def _link_seconds(self) -> float:
+        """Return the seconds of one gossip step."""
+        return inter_seconds(self.scheme, self._system(), alpha=1)
+
+    def _round_seconds(self, server_round: int) -> float:
+        if self.stragglers is None:
+            return super()._round_seconds(server_round)
+        clients: list[list[int]] = [[] for _ in range(self.num_servers)]
+        for i in self.participants(server_round):
+            clients[self.clusters[i]].append(i)
+        self._clocks.work([self._server_seconds(server_round, own) for own in clients])
+        if self.exchange_due(server_round):
+            self._clocks.exchange(self.alpha, self._link_seconds())
+        return max(self._clocks.seconds) - self.clock.seconds
+
+    def _move(self, server_round: int) -> None:
+        """Let clients move, once before each round but the first."""
+        if not self.mobility or server_round in (1, self._moved_before):
+            return
+        self._moved_before, self._moves = server_round, 0
+        clusters, counts = list(self.clusters), Counter(self.clusters)
+        near = [sorted(self.graph.neighbors(d)) for d in range(self.num_servers)]
+        for client, server in enumerate(self.clusters):
+            if server < 0 or counts[server] == 1 or not near[server]:
+                continue
+            rng = generator(
+                self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.MOBILITY
+            )
+            if rng.random() < self.mobility:
+                clusters[client] = near[server][int(rng.integers(len(near[server])))]
+                counts[server] -= 1
+                counts[clusters[client]] += 1
+                self._moves += 1
+        self.clusters = tuple(clusters)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send each participant its server's model, after clients moved."""
+        self._begin_round(server_round)
+        self._move(server_round)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average each cluster, eq. (3), gossip if due, eq. (5), and return u."""
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if metrics is not None and self.mobility:
+            metrics["moved-clients"] = self._moves
+            counts = Counter(self.clusters)
+            metrics["cluster-clients"] = [counts[d] for d in range(self.num_servers)]
+        return arrays, metrics
+
+    def _state(self) -> dict[str, Any]:
+        moved = {"clusters": list(self.clusters)} if self.mobility else {}
+        clocks = {} if self.stragglers is None else self._clocks.state_dict()
+        return {**super()._state(), **moved, **clocks}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        if self.stragglers is not None:
+            self._clocks.load_state_dict(state)
 
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless tau2 divides the number of rounds."""

@@ -31,6 +31,7 @@ __all__ = [
     "block_seconds",
     "bound",
     "bound_constants",
+    "cluster_seconds",
     "eta_max",
     "inter_seconds",
     "iterations_within",
@@ -211,6 +212,16 @@ def round_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1) -> f
     scheme = _valid_scheme(scheme)
     iterations = _iterations_per_round(scheme, float(tau1), float(tau2))
     return iterations * system.compute.seconds() + _intra_seconds(scheme, system)
+
+
+def cluster_seconds(system: System, *, tau1: int, slowdown: float = 1.0) -> float:
+    """Return the seconds of one round of one cluster of SD-FEEL whose slowest client is so many times slower.
+
+    With ``slowdown`` 1 (>= 1) it is ``round_seconds``.
+    """
+    at_least(1, tau1=tau1)
+    require("slowdown", slowdown, "a number >= 1", slowdown >= 1)
+    return float(tau1) * system.compute.seconds() * slowdown + _intra_seconds(Scheme.SD_FEEL, system)
 
 
 def inter_seconds(scheme: str, system: System, *, alpha: int = 1) -> float:

@@ -21,6 +21,7 @@ from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.generations import load_newest
 from hedgerow.sim.runs.launch import load_app, plan_run, run_app
 from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.runs.results import load
 from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,8 @@ class Edges:
 
     def submit(self, edge: int, *overrides: str) -> None:
         one = self.deployment
-        own = edge_overrides(edge, one.peers, one.keys[edge] if one.tls else None, str(self.out))
+        keys = one.keys[edge] if one.tls else None
+        own = edge_overrides(edge, one.peers, keys, str(self.out), one.monitor)
         plan = plan_run(one.spec, [self.config, *own, *overrides], num_nodes=one.num_nodes)
         self.runs[edge] = one.submit(edge, plan, echo=False)
 
@@ -224,3 +226,48 @@ def test_a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again(tmp_path: Pa
 
 def _lost(record: dict[str, Any]) -> int:
     return sum(count for key, count in record["train"].items() if key.startswith("lost-links"))
+
+
+def test_a_monitor_sees_the_u_of_emulated_servers_and_the_folders_are_read_as_one_run(tmp_path: Path) -> None:
+    config = "topology=path alpha=2 iterations=6"
+    emulated(4, 3, config, tmp_path / "here")
+    (expected,) = load([next((tmp_path / "here").iterdir())]).runs
+    with edges(4, 3, config, tmp_path / "there") as there:
+        monitor = there.deployment.start_monitor(CONFIG, config, output_dir=str(tmp_path / "there"))
+        for d in range(3):
+            there.submit(d)
+        there.end()
+        wait_for(lambda: not monitor.running, "the end of the monitor")
+        assert monitor.returncode == 0, monitor.log()[-3000:]
+    (found,) = load([tmp_path / "there"]).runs
+    for metric in ("loss", "accuracy"):
+        assert found.series("bits", metric) == expected.series("bits", metric)
+    assert found.series("sim-seconds", "consensus-error") == expected.series("sim-seconds", "consensus-error")
+    assert min(point.y for point in found.series("rounds", "gossip-seconds")) > 0
+
+
+def test_a_monitor_that_is_killed_stops_no_server(tmp_path: Path) -> None:
+    config = "topology=path alpha=1 iterations=8 peer-timeout=40.0"
+    with edges(2, 2, config, tmp_path, tls=False) as there:
+        monitor = there.deployment.start_monitor(CONFIG, config, output_dir=str(tmp_path))
+        for d in range(2):
+            there.submit(d)
+        there.wait_for_round(0, 1)
+        monitor.kill()
+        there.end()
+        assert [one["round"] for one in there.rounds(0)] == list(range(5))
+        assert there.members(0)[4] == [0, 1]
+
+
+def test_servers_without_lock_step_all_end_though_one_is_killed(tmp_path: Path) -> None:
+    config = "topology=path alpha=1 iterations=16 peer-timeout=40.0 edge-rounds=asynchronous max-staleness=1"
+    with edges(3, 3, config, tmp_path) as there:
+        for d in range(3):
+            there.submit(d)
+        there.wait_for_round(2, 2)
+        killed(there.deployment.servers[2])
+        there.end(0, 1)
+        assert there.members(1)[8] in ([0, 1], [1])
+        assert any(0 in members and 1 in members for members in there.members(1).values())
+        stale = [one["train"]["stale-models"] for one in there.rounds(1) if one["round"]]
+        assert stale[-1] >= 1

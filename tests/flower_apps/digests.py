@@ -58,24 +58,25 @@ def digests(run: str, *, brief: bool = False) -> dict[str, str]:
     before = torch.get_num_threads()
     try:
         found = {
-            f"{threads} threads, {'together' if together else 'one by one'}": _digest(run, threads, together)
+            f"{threads} threads, {'together' if together else 'one by one'}": digest(run, threads, together)
             for threads, together in ([cases[0], cases[-1]] if brief else cases)
         }
         for workers in (2, 3) if run in IN_WORKERS else ():
-            found[f"{workers} workers"] = _digest(run, 1, together=True, workers=workers)
+            found[f"{workers} workers"] = digest(run, 1, together=True, workers=workers)
         return found
     finally:
         torch.set_num_threads(before)
 
 
-def _digest(run: str, threads: int, together: bool, workers: int = 1) -> str:
+def digest(run: str, threads: int, together: bool, workers: int = 1, ray: str | None = None) -> str:
+    """Return the digest of one run; on a Ray cluster where its address is given."""
     torch.set_num_threads(threads)
     folder = ROOT / "flower_apps" / run.split(maxsplit=1)[0]
     found = hashlib.sha256()
     batched = contextlib.nullcontext() if together else patch.object(BatchClientApp, "batch_handler", _none)
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()), batched:
         asked = [RUNS[run], f"output-dir='{out}' quiet=true evaluate-every=4"]
-        plan = plan_run(find_app(folder), asked, workers=workers)
+        plan = plan_run(find_app(folder), asked, workers=workers, ray=ray)
         run_app(load_app(folder), plan)
         (made,) = Path(out).iterdir()
         with np.load(made / "model.npz") as model:

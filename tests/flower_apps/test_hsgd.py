@@ -438,6 +438,10 @@ BAD_MEANS: list[tuple[dict[str, Any], str]] = [
     (SUMS | {"sealed": False}, "sealed = False; valid with secure-sum is True"),
     (SUMS | {"method": "tdcd", "num-clients": 2}, "method = 'tdcd'; valid with secure-sum is"),
     (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes = 3; valid is at most num-groups = 2"),
+    (
+        SUMS | DEVICES | {"sum-min-nodes": 4, "sum-min-devices": 3},
+        "sum-min-devices = 3; valid is at least sum-min-nodes = 4",
+    ),
     (SUMS | DEVICES | {"method": "jfl"}, "layout = 'devices' is local-interval = 2"),
 ]
 
@@ -453,8 +457,12 @@ def test_means_that_cannot_be_are_refused_with_their_keys(changes: dict[str, Any
     ("changes", "says"),
     [
         (
-            {"participation": 0.1, "secure-sum": True},
-            "batches of 3 to 255 devices, not of 2 to 2: a device has one",
+            {"participation": 0.5, "secure-sum": True},
+            r"batches of 16 \(sum-min-devices\) to 255 devices, not of 10 to 10: a device has one",
+        ),
+        (
+            {"participation": 0.1, "secure-sum": True, "sum-min-devices": 3},
+            r"batches of 3 \(sum-min-devices\) to 255 devices, not of 2 to 2: a device has one",
         ),
         (
             {"device-aggregation": "krum(1)"},

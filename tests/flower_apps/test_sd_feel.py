@@ -19,7 +19,17 @@ from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.launch import run_app
 from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.recorder import read_config, read_rounds
-from hedgerow.strategies import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, Node, SDFeel
+from hedgerow.strategies import (
+    AsynchronousSDFeel,
+    EdgeMonitor,
+    EdgeServerSDFeel,
+    FedAvg,
+    Feel,
+    HierFAvg,
+    Node,
+    SDFeel,
+    Stragglers,
+)
 from hedgerow.strategies.sd_feel.theory import PRESETS, latency, preset, traffic
 from sd_feel import settings
 
@@ -151,11 +161,62 @@ DIRECT: dict[str, Any] = {
         ({"min-available-nodes": 4}, "min-available-nodes = 4; valid is at most 3, the clients of edge"),
         ({"edge": 2, "aggregation": "krum(1)"}, "edge server 2 has 2"),
         ({"edge-servers": "nodes"}, "valid is '' where edge-servers is not 'direct'"),
+        (
+            {"edge-servers": "monitor"},
+            "monitor = ''; valid with edge-servers = 'monitor' is where it listens",
+        ),
+        ({"stop-after": "bits=1"}, "valid with edge-servers = 'direct' is iterations=N or sim-seconds=S"),
+        (
+            {"mobility": 0.5},
+            "mobility = 0.5; valid is 0.0 but for method = 'sd-feel' with edge-servers = 'emul",
+        ),
+        ({"stragglers": "lasting(1,2)"}, "stragglers = 'lasting(1,2)'; valid is ''"),
     ],
 )
 def test_what_does_not_make_an_edge_server_of_its_own_is_named(changes: dict[str, Any], words: str) -> None:
     told = problems(SD_FEEL, **{**DIRECT, **changes})
     assert any(words in problem for problem in told), told
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "alpha = 2; valid with edge-rounds = 'asynchronous' is 1"),
+        ({"mobility": 0.5}, "mobility = 0.5; valid with edge-rounds = 'asynchronous' is 0.0"),
+        ({"secure-sum": True}, "secure-sum = True; valid with edge-rounds = 'asynchronous' is False"),
+        ({"method": "hierfavg"}, "edge-rounds = 'asynchronous'; valid is 'synchronous' but for method"),
+        ({"edge-servers": "nodes"}, "with edge-servers = 'emulated' or 'direct' or 'monitor'"),
+    ],
+)
+def test_what_does_not_go_without_lock_step_is_named(changes: dict[str, Any], words: str) -> None:
+    told = problems(SD_FEEL, **{"edge-rounds": "asynchronous", **changes})
+    assert any(words in problem for problem in told), told
+
+
+def test_the_settings_of_time_reach_the_strategy() -> None:
+    slow = {"stragglers": "transient(0.1,8)", "mobility": 0.25}
+    one = strategy_of(**slow)
+    assert (one.stragglers, one.mobility) == (Stragglers(False, 0.1, 8.0), 0.25)
+    other = strategy_of(**{"edge-rounds": "asynchronous", "alpha": 1, "max-staleness": 7})
+    assert isinstance(other, AsynchronousSDFeel)
+    assert (other.max_staleness, other.stragglers) == (7, None)
+    direct = {**DIRECT, "edge-rounds": "asynchronous", "alpha": 1, "monitor": "127.0.0.1:9509"}
+    server = strategy_of(**direct, edge=1, **{"evaluate-every": 3})
+    assert (server.max_staleness, server.monitor, server.monitor_every) == (2, "127.0.0.1:9509", 3)
+    observer = strategy_of(**{**direct, "edge-servers": "monitor", "evaluate-every": 3})
+    assert isinstance(observer, EdgeMonitor)
+    # Servers take reports and models for those of their own run.
+    assert observer._run == server._settings_digest()
+    assert strategy_of(**DIRECT, edge=1)._settings_digest() != server._settings_digest()
+
+
+@pytest.mark.parametrize("changes", [{"edge-rounds": "asynchronous", "alpha": 1}, {"mobility": 0.3}])
+def test_asynchronous_and_moving_runs_learn_and_repeat(run: Run, changes: dict[str, Any]) -> None:
+    slow = {**changes, "stragglers": "transient(0.2,5)"}
+    first, second = run(**slow), run(**slow)
+    assert first[-1]["central"]["loss"] < first[0]["central"]["loss"]
+    assert [record["central"] for record in first] == [record["central"] for record in second]
+    assert first[-1]["sim_seconds"] == second[-1]["sim_seconds"]
 
 
 def test_an_edge_server_of_its_own_waits_for_its_own_clients_and_takes_no_others() -> None:

@@ -23,6 +23,7 @@ from hedgerow.wire.sealed import (
     Link,
     Links,
     SealingKey,
+    _agreed,
     read_pins,
 )
 
@@ -61,6 +62,33 @@ def test_one_bit_that_is_altered_is_noticed(at: int, bit: int) -> None:
 def test_what_was_never_sealed_does_not_open(sealed: bytes) -> None:
     with pytest.raises(PayloadError, match="altered or replayed"):
         B.open(sealed, 3, "payload")
+
+
+def test_both_ends_find_the_secret_each_by_itself() -> None:
+    a, b = someone(), someone()
+    _agreed.cache_clear()
+    secret = a.secret_with(b.introduction)
+    _agreed.cache_clear()
+    assert b.secret_with(a.introduction) == secret
+
+
+def test_one_process_that_plays_all_nodes_agrees_once_for_both_ends() -> None:
+    nodes = [someone() for _ in range(5)]
+    _agreed.cache_clear()
+    for _ in range(3):
+        for one in nodes:
+            for other in nodes:
+                if one is not other:
+                    assert one.secret_with(other.introduction) == other.secret_with(one.introduction)
+    assert _agreed.cache_info().misses == 10
+
+
+def test_who_holds_neither_key_of_a_pair_finds_another_secret() -> None:
+    a, b, thief = someone(), someone(), someone()
+    secret = a.secret_with(b.introduction)
+    assert secret not in (thief.secret_with(a.introduction), thief.secret_with(b.introduction))
+    # Public keys alone make nobody an end: an identity is private keys.
+    assert Identity(thief.key, a.session).secret_with(b.introduction) != secret
 
 
 def test_a_message_opens_where_it_belongs_alone() -> None:

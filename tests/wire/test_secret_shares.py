@@ -59,3 +59,28 @@ def test_points_that_are_none_are_refused(points: list[int]) -> None:
 def test_shares_of_two_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="one length"):
         combined_shares([1, 2], [b"a", b"ab"])
+
+
+@pytest.mark.parametrize(("threshold", "count"), [(2, 3), (5, 8), (33, 50), (171, 255)])
+def test_fewer_shares_than_the_threshold_fit_every_secret(
+    threshold: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is drawn, each number by itself, as shares at threshold - 1 points: a map that has an inverse over
+    # GF(2^8) takes uniform draws to uniform shares, whatever the secret adds to them.
+    from hedgerow.wire.secret_shares import _LOGARITHMS, _POWERS, _PRODUCTS
+
+    drawn = threshold - 1
+    unit = np.eye(drawn, dtype=np.uint8)
+    monkeypatch.setattr("os.urandom", lambda size: unit.tobytes())
+    rows = np.stack(
+        [np.frombuffer(share, np.uint8) for share in secret_shares(bytes(drawn), threshold, count)]
+    )
+    matrix = rows[np.random.default_rng(0).permutation(count)[:drawn]].copy()
+    for column in range(drawn):
+        pivot = column + int(np.argmax(matrix[column:, column] != 0))
+        matrix[[column, pivot]] = matrix[[pivot, column]]
+        assert matrix[column, column] != 0
+        inverse = _POWERS[(255 - _LOGARITHMS[matrix[column, column]]) % 255]
+        matrix[column] = _PRODUCTS[inverse, matrix[column]]
+        for row in range(column + 1, drawn):
+            matrix[row] ^= _PRODUCTS[matrix[row, column], matrix[column]]

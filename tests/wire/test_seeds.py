@@ -98,6 +98,8 @@ def test_the_purposes_numbers_are_the_ones_of_published_results() -> None:
         "NOISE": 13,
         "DATA": 14,
         "HOLDOUT": 15,
+        "STRAGGLER": 16,
+        "MOBILITY": 17,
     }
 
 

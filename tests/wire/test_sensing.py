@@ -6,6 +6,8 @@ Values are of the specification of Sha et al., sections 2.5 and 8.1; P_Omega is 
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,7 +107,9 @@ def test_chunked_products_equal_the_whole_matrix_bit_for_bit(seed, memory_limit)
     x, h = rng.standard_normal(301) * (rng.random(301) < 0.1), rng.standard_normal(700)
     picked = rng.choice(301, 17, replace=False)
     part, full = chunked(memory_limit), chunked(2**28)
-    assert np.array_equal(part.rmatvec(h), full.rmatvec(h))
+    assert np.array_equal(part.columns(picked), full.columns(picked))
+    for _ in range(2):  # Drawn, then read back.
+        assert np.array_equal(part.rmatvec(h), full.rmatvec(h))
     assert np.array_equal(part.matvec(x), full.matvec(x))
     assert np.array_equal(part.columns(picked), full.columns(picked))
 
@@ -159,6 +163,61 @@ def test_products_of_a_large_matrix_stay_within_the_memory_limit(limit_mib):
     finally:
         tracemalloc.stop()
     assert peak < (limit_mib + 2) * 2**20
+
+
+def blocks_drawn(phi, monkeypatch):
+    drawn, draw = [], phi._draw
+    monkeypatch.setattr(phi, "_draw", lambda block: drawn.append(block) or draw(block))
+    return drawn
+
+
+@pytest.mark.parametrize("memory_limit", [0, 4 * 700 * 200])
+def test_what_memory_has_no_room_for_is_drawn_once(memory_limit, monkeypatch, tmp_path):
+    monkeypatch.setattr(sensing.tempfile, "tempdir", str(tmp_path))
+    phi = chunked(memory_limit)
+    drawn = blocks_drawn(phi, monkeypatch)
+    for _ in range(3):
+        phi.rmatvec(np.ones(700))
+        phi.columns(np.arange(301))
+    assert sorted(drawn) == list(range(-(-301 // phi._width)))
+    assert list(tmp_path.iterdir()) == []  # No process leaves it behind, however it ends.
+
+
+def test_without_room_for_a_file_it_is_drawn_at_each_use(monkeypatch, tmp_path):
+    kept = chunked(2**28).rmatvec(np.ones(700))
+    monkeypatch.setattr(sensing.tempfile, "tempdir", str(tmp_path))
+    size = 4 * 700 * 301
+
+    def short(file, rows):
+        return False
+
+    for what in (
+        lambda m: m.setattr(sensing, "_LARGEST_FILE", size - 1),
+        lambda m: m.setattr(sensing.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * size - 1)),
+        lambda m: m.setattr(sensing.tempfile, "tempdir", str(tmp_path / "nowhere")),
+        lambda m: m.setattr(sensing, "_written", short),
+    ):
+        with monkeypatch.context() as patch:
+            what(patch)
+            phi = chunked(0)
+            drawn = blocks_drawn(phi, patch)
+            for _ in range(2):
+                assert np.array_equal(phi.rmatvec(np.ones(700)), kept)
+            assert sorted(drawn) == sorted([*range(-(-301 // phi._width))] * 2)
+
+
+def test_one_matrix_that_is_shared_has_a_file(monkeypatch):
+    monkeypatch.setattr(sensing, "_shared", type(sensing._shared)())
+    for limit in (0, 4 * 700 * 93):
+        for seed in range(3):
+            shared_sensing((seed, 7), 700, 301, memory_limit=limit).rmatvec(np.ones(700))
+            assert sum(phi._file is not None for phi in sensing._shared.values()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_a_file_that_does_not_take_its_rows_is_none():
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        assert not sensing._written(full, np.zeros((2, 3), np.float32))
 
 
 def test_encoding_a_sparse_vector_draws_only_the_blocks_it_touches(monkeypatch):

@@ -144,6 +144,12 @@ SETTINGS: Mapping[str, Setting] = {
         "the same of a batch's devices (1), if they are nodes, and of JFL's pairs (empty: as `aggregation`)",
     ),
     **{key: SUM_SETTINGS[key] for key in _SUM_KEYS},
+    "sum-min-devices": Setting(
+        16,
+        whole(3, MAX_MEMBERS),
+        "devices of a batch without which there is no sum of them: of fewer a mean may tell one person's "
+        "features",
+    ),
     "upload-clip": Setting(
         0.0,
         NOT_NEGATIVE,
@@ -319,6 +325,11 @@ def _mean_problems(values: Mapping[str, Any]) -> list[str]:
             f"sum-min-nodes = {values['sum-min-nodes']}; valid is at most num-groups = "
             f"{values['num-groups']}: hospitals are in a sum"
         )
+    if values["layout"] == "devices" and values["sum-min-devices"] < values["sum-min-nodes"]:
+        problems.append(
+            f"sum-min-devices = {values['sum-min-devices']}; valid is at least sum-min-nodes = "
+            f"{values['sum-min-nodes']}"
+        )
     longer = values["global-interval"] > values["local-interval"]
     if values["method"] == "jfl" and values["layout"] == "devices" and longer:
         problems.append(
@@ -347,15 +358,16 @@ def check_size(values: Mapping[str, Any], parties: Parties) -> None:
                 f"models, the smallest batch, and it needs {least}"
             ]
         )
-    fewest = values["sum-min-nodes"]
+    fewest = values["sum-min-devices"]
     if not values["secure-sum"] or values["layout"] != "devices":
         return
     if min(batches) < fewest or max(batches) > MAX_MEMBERS:
         refuse(
             [
                 f"participation = {values['participation']}; valid with secure-sum and layout = 'devices' is "
-                f"what makes batches of {fewest} to {MAX_MEMBERS} devices, not of {min(batches)} to "
-                f"{max(batches)}: a device has one person, whose features a sum tells that it is alone in"
+                f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, not of "
+                f"{min(batches)} to {max(batches)}: a device has one person, whose features a sum of few "
+                "tells"
             ]
         )
 
@@ -392,6 +404,7 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         device_aggregation=values["device-aggregation"] or None,
         secure_sum=values["secure-sum"]
         and SecureSum(values["sum-clip"], values["sum-threshold"], values["sum-min-nodes"]),
+        min_sum_devices=max(values["sum-min-devices"], values["sum-min-nodes"]),
         adaptive=_adaptive(values),
         compute_seconds=values["compute-seconds"],
         **raw,

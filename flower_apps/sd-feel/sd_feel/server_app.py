@@ -30,6 +30,10 @@ REALISM = {
         "tells its neighbours its model over links of their own; what this run records of u is this server's "
         "model, and simulated seconds are the latency model, not a measurement"
     ),
+    settings.MONITOR: (
+        "E3 direct, observed: u is the mean of the models that edge servers on SuperLinks of their own "
+        "report, traffic their sum, and simulated seconds are the latency model, not a measurement"
+    ),
 }
 
 # A backward pass costs about twice a forward pass; a multiply-accumulate is counted as one operation,

@@ -32,7 +32,17 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
-from hedgerow.strategies import EdgeServerSDFeel, FedAvg, Feel, HierFAvg, PeerCredentials, SDFeel
+from hedgerow.strategies import (
+    AsynchronousSDFeel,
+    EdgeMonitor,
+    EdgeServerSDFeel,
+    FedAvg,
+    Feel,
+    HierFAvg,
+    PeerCredentials,
+    SDFeel,
+    Stragglers,
+)
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
@@ -48,11 +58,14 @@ from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
 from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 from hedgerow.tasks import OWN
+from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 
-__all__ = ["DIRECT", "SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
+__all__ = ["DIRECT", "MONITOR", "SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
 
 DIRECT = "direct"
+# A process that these report to.
+MONITOR = "monitor"
 
 # Of edge servers that are orchestrators of their own.
 PEER_SETTINGS: Mapping[str, Setting] = {
@@ -79,6 +92,12 @@ PEER_SETTINGS: Mapping[str, Setting] = {
         "", text("a file like its peer.pem, or empty"), "with which this edge server proves who it is"
     ),
     "peer-key": Setting("", text("a file like its peer.key, or empty"), "the private key of that"),
+    "monitor": Setting(
+        "",
+        text("host:port, or empty"),
+        "with `direct`: where a monitor listens that edge servers report their models to; no round waits for "
+        "it",
+    ),
 }
 
 SETTINGS: Mapping[str, Setting] = {
@@ -108,11 +127,34 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "edge-servers": Setting(
         "emulated",
-        choice(*EDGE_SERVERS, DIRECT),
+        choice(*EDGE_SERVERS, DIRECT, MONITOR),
         "where SD-FEEL's edge servers are: `emulated` in the strategy's state, `nodes` of their own, or "
-        "`direct`: each a SuperLink and a run of its own, of which this is one",
+        "`direct`: each a SuperLink and a run of its own, of which this is one (`monitor`: none of them, but "
+        "who measures u of what they report)",
     ),
     **PEER_SETTINGS,
+    "edge-rounds": Setting(
+        "synchronous",
+        choice("synchronous", "asynchronous"),
+        "`asynchronous`: an edge server gossips when its own tau2 rounds are done, with what its neighbours "
+        "sent last (alpha = 1)",
+    ),
+    "max-staleness": Setting(
+        2,
+        whole(0, MAX_ROUNDS),
+        "with `asynchronous`: exchanges in which a neighbour's model is used again where nothing newer came",
+    ),
+    "stragglers": Setting(
+        "",
+        text("transient(p,f) or lasting(p,f), or empty", Stragglers.parse),
+        "clients whose iterations take f times as long in simulated time: in a round with probability p, or "
+        "all along",
+    ),
+    "mobility": Setting(
+        0.0,
+        in_range(0.0, 1.0),
+        "probability that a client moves to a neighbouring edge server before a round",
+    ),
     **override(
         task_settings(TASK_TEXTS),
         defaults={"partition": "dirichlet(0.5)"},
@@ -172,12 +214,44 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
             f"edge-servers = {values['edge-servers']!r}; valid is 'emulated' with method = "
             f"{values['method']!r}: only sd-feel has edge servers that gossip"
         )
+    problems += _timing_problems(values)
     return problems + training_problems(values) + _peer_problems(values) + _sum_problems(values)
+
+
+def _timing_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with rounds without lock-step, slow clients and moving ones."""
+    # Where time is real, clients are as slow as they are.
+    places = {
+        "edge-rounds": ("emulated", DIRECT, MONITOR),
+        "stragglers": ("emulated",),
+        "mobility": ("emulated",),
+    }
+    problems = [
+        f"{key} = {values[key]!r}; valid is {SETTINGS[key].default!r} but for method = 'sd-feel' with "
+        f"edge-servers = {' or '.join(map(repr, valid))}"
+        for key, valid in places.items()
+        if values[key] != SETTINGS[key].default
+        and (values["method"] != "sd-feel" or values["edge-servers"] not in valid)
+    ]
+    if values["mobility"] and values["secure-sum"]:
+        problems.append(
+            f"mobility = {values['mobility']}; valid with secure-sum is 0: clusters get too small"
+        )
+    if values["edge-rounds"] != "asynchronous":
+        return problems
+    if values["alpha"] != 1:
+        problems.append(f"alpha = {values['alpha']}; valid with edge-rounds = 'asynchronous' is 1")
+    problems += [
+        f"{key} = {values[key]!r}; valid with edge-rounds = 'asynchronous' is {SETTINGS[key].default!r}"
+        for key in ("mobility", "secure-sum", "exact-if-complete")
+        if values[key]
+    ]
+    return problems
 
 
 def _peer_problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the settings of an edge server that is an orchestrator of its own."""
-    if values["edge-servers"] != DIRECT:
+    if values["edge-servers"] not in (DIRECT, MONITOR):
         return [
             f"{key} = {values[key]!r}; valid is {setting.default!r} where edge-servers is not {DIRECT!r}"
             for key, setting in PEER_SETTINGS.items()
@@ -191,8 +265,6 @@ def _peer_problems(values: Mapping[str, Any]) -> list[str]:
             f"peers = {values['peers']!r}; valid is host:port of each of the {servers} edge servers, "
             "separated by commas ('hedgerow deploy local --level E3' starts them all on one machine)"
         )
-    if values["edge"] >= servers:
-        problems.append(f"edge = {values['edge']}; valid is 0 to {servers - 1}, as num-servers = {servers}")
     files = [key for key in ("peer-ca", "peer-certificate", "peer-key") if values[key]]
     if len(files) in (1, 2):
         problems.append(f"{files[0]} is set; valid is all of peer-ca, peer-certificate and peer-key, or none")
@@ -201,6 +273,15 @@ def _peer_problems(values: Mapping[str, Any]) -> list[str]:
             f"partition = {OWN!r}; valid is one of a data set with edge-servers = {DIRECT!r}: servers would "
             "each make another model of what their own nodes tell"
         )
+    problems += _budget_problems(values)
+    if values["edge-servers"] == MONITOR:
+        if not values["monitor"]:
+            problems.append(
+                "monitor = ''; valid with edge-servers = 'monitor' is where it listens, host:port"
+            )
+        return problems
+    if values["edge"] >= servers:
+        problems.append(f"edge = {values['edge']}; valid is 0 to {servers - 1}, as num-servers = {servers}")
     if values["clusters"] == "group" and not values["min-available-nodes"]:
         problems.append(
             "min-available-nodes = 0; valid with clusters = 'group' and edge-servers = 'direct' is how many "
@@ -221,6 +302,17 @@ def _peer_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def _budget_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what speaks against the budget of a run of several edge servers."""
+    budget = Budget.parse(values["stop-after"])
+    if budget is None or budget.of in ("iterations", "sim-seconds"):
+        return []
+    return [
+        f"stop-after = {values['stop-after']!r}; valid with edge-servers = {DIRECT!r} is iterations=N or "
+        "sim-seconds=S: servers that send unlike amounts would end after unlike rounds"
+    ]
+
+
 def _peers(values: Mapping[str, Any]) -> list[str]:
     return [address for part in values["peers"].split(",") if (address := part.strip())]
 
@@ -229,6 +321,11 @@ def _own_clients(values: Mapping[str, Any]) -> list[int]:
     """Return the partition ids of the clients of the edge server that this is."""
     servers = contiguous_clusters(values["num-clients"], values["num-servers"])
     return [client for client, server in enumerate(servers) if server == values["edge"]]
+
+
+def _staleness(values: Mapping[str, Any]) -> int | None:
+    """Return max-staleness where servers with SuperLinks of their own do not wait; None where they do."""
+    return int(values["max-staleness"]) if values["edge-rounds"] == "asynchronous" else None
 
 
 def _credentials(values: Mapping[str, Any]) -> PeerCredentials | None:
@@ -284,8 +381,8 @@ def build_strategy(
     flops_per_iteration: float,
     roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
-) -> ClusteredStrategy:
-    """Return the strategy that the settings describe.
+) -> ClusteredStrategy | EdgeMonitor:
+    """Return the strategy that the settings describe, or what observes its servers.
 
     Parameters
     ----------
@@ -300,6 +397,8 @@ def build_strategy(
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Told of each round.
     """
+    if values["edge-servers"] == MONITOR:
+        return _monitor(values, on_round_end)
     system: System = preset(
         values["latency-preset"], num_params=num_params, flops_per_iteration=flops_per_iteration
     )
@@ -338,20 +437,13 @@ def build_strategy(
                 listen=values["peer-listen"],
                 peer_timeout=values["peer-timeout"],
                 partitions=None if values["clusters"] == "group" else frozenset(_own_clients(values)),
+                max_staleness=_staleness(values),
+                monitor=values["monitor"],
+                monitor_every=values["evaluate-every"],
                 **direct,
             )
         case "sd-feel":
-            return SDFeel(
-                num_servers=values["num-servers"],
-                clusters=clusters,
-                topology=values["topology"],
-                tau1=values["tau1"],
-                tau2=values["tau2"],
-                alpha=values["alpha"],
-                exact_if_complete=values["exact-if-complete"],
-                edge_servers=values["edge-servers"],
-                **options,
-            )
+            return _emulated(values, clusters, options)
         case "hierfavg":
             return HierFAvg(
                 num_servers=values["num-servers"],
@@ -364,3 +456,53 @@ def build_strategy(
             return Feel(clients_per_round=values["clients-per-round"], tau1=values["tau1"], **options)
         case _:
             return FedAvg(local_steps=local_steps(values), **options)
+
+
+def _emulated(values: Mapping[str, Any], clusters: Clusters, options: ClusteredOptions) -> SDFeel:
+    """Return SD-FEEL with all its edge servers in one strategy."""
+    stragglers = Stragglers.parse(values["stragglers"])
+    if values["edge-rounds"] == "asynchronous":
+        return AsynchronousSDFeel(
+            num_servers=values["num-servers"],
+            clusters=clusters,
+            topology=values["topology"],
+            tau1=values["tau1"],
+            tau2=values["tau2"],
+            max_staleness=values["max-staleness"],
+            stragglers=stragglers,
+            **options,
+        )
+    return SDFeel(
+        num_servers=values["num-servers"],
+        clusters=clusters,
+        topology=values["topology"],
+        tau1=values["tau1"],
+        tau2=values["tau2"],
+        alpha=values["alpha"],
+        exact_if_complete=values["exact-if-complete"],
+        edge_servers=values["edge-servers"],
+        stragglers=stragglers,
+        mobility=values["mobility"],
+        **options,
+    )
+
+
+def _monitor(values: Mapping[str, Any], on_round_end: Sequence[RoundCallback]) -> EdgeMonitor:
+    """Return what observes edge servers with SuperLinks of their own."""
+    return EdgeMonitor(
+        peers=_peers(values),
+        address=values["monitor"],
+        every=values["evaluate-every"],
+        topology=values["topology"],
+        tau1=values["tau1"],
+        tau2=values["tau2"],
+        alpha=values["alpha"],
+        exact_if_complete=values["exact-if-complete"],
+        max_staleness=_staleness(values),
+        seed=values["seed"],
+        aggregation=values["aggregation"],
+        credentials=_credentials(values),
+        listen=values["peer-listen"],
+        patience=values["peer-timeout"],
+        on_round_end=on_round_end,
+    )

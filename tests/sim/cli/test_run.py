@@ -25,6 +25,9 @@ def test_the_command_line_runs_an_app(make_app: MakeApp, tmp_path: Path) -> None
         (["--nodes", "2", "--node-config", "2: a=1"], "valid partitions are 0 to 1"),
         (["--engine", "flower", "--real-time"], "--real-time: Flower's engine has no such thing"),
         (["--engine", "flower", "--workers", "2"], "--workers: Flower's engine has no such thing"),
+        (["--engine", "flower", "--ray", "auto"], "--ray: Flower's engine has no such thing"),
+        (["--ray", "ray://head:10001"], "ray: 'ray://head:10001' is not the address of a Ray cluster"),
+        (["--ray", "auto", "--real-time"], "ray: 'auto' with real time"),
         (["--workers", "2000"], "workers: 2000 is not an integer from 0 to 1024"),
         (["--engine", "flower", "--track", "wandb"], "--track: Flower's engine has no such thing"),
         (["--track", "mlfow"], "--track 'mlfow': did you mean 'mlflow'?; valid is one of mlflow,"),
@@ -43,6 +46,16 @@ def test_an_app_that_fails_exits_with_1(make_app: MakeApp) -> None:
     assert shown.exit_code == 1
     assert 'raise RuntimeError("asked to fail")' in shown.stderr
     assert "the app tiny-app raised this, and not Hedgerow" in shown.stderr
+
+
+@pytest.mark.parametrize("suite", [True, False])
+def test_a_cluster_that_is_not_there_is_one_error(make_app: MakeApp, tmp_path: Path, suite: bool) -> None:
+    app = APPS / "sd-feel" if suite else make_app()
+    shown = hedgerow("run", app, "--ray", "127.0.0.1:1", "--output-dir", tmp_path / "runs")
+    assert shown.exit_code == 1
+    assert shown.output.strip().startswith("Run failed: ray: nothing answers at 127.0.0.1:1 (")
+    assert len(shown.output.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_apps_folder_of_before_runs(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.strategies.summing import NOTHING, Loses, LossyGrid
 
 from hedgerow.clients import hsgd_client
 from hedgerow.strategies.hsgd import PairingError
+from hedgerow.strategies.hsgd.means import MANY_DEVICES
 from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.wire.masked_sums import MASKED, Grid
@@ -196,8 +197,18 @@ def test_a_round_whose_hospitals_have_no_sum_is_repeated_and_then_ends_the_run()
 
 @pytest.mark.parametrize("participation", [0.125, 0.25])
 def test_a_device_alone_in_its_sum_is_refused_with_the_reason(participation: float) -> None:
-    with pytest.raises(PairingError, match="3 to 255: a sum of fewer tells of each: of a device alone in it"):
+    with pytest.raises(
+        PairingError,
+        match=r"3 \(min_sum_devices\) to 255: a sum of fewer tells of each: of a device alone in it",
+    ):
         ended("devices", participation=participation)
+
+
+def test_batches_of_few_devices_have_no_sum_unless_it_is_asked_for() -> None:
+    with pytest.raises(PairingError, match=r"valid with secure_sum is 16 \(min_sum_devices\) to 255"):
+        ended("devices", min_sum_devices=MANY_DEVICES)
+    # Hospitals and edges are no single person's: of them three are enough.
+    assert ended("edges", min_sum_devices=MANY_DEVICES)[1][-1].rejected == {}
 
 
 def test_jfls_devices_have_no_sums_within_a_round() -> None:

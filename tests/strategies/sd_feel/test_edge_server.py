@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,19 @@ def strategies(servers: int = 4, **options: Any) -> list[EdgeServerSDFeel]:
     ]
 
 
-def run(servers: Sequence[EdgeServerSDFeel], arrays: ArrayRecord, num_rounds: int) -> dict[int, Any]:
+def run(
+    servers: Sequence[EdgeServerSDFeel],
+    arrays: ArrayRecord,
+    num_rounds: int,
+    grids: Mapping[int, ChangingGrid] | None = None,
+) -> dict[int, Any]:
     """Run each server in a thread with a grid of its own clients; return models, or what was raised."""
     done: dict[int, Any] = {}
 
     def serve(strategy: EdgeServerSDFeel) -> None:
         others = [i for i, server in enumerate(CLUSTERS) if server != strategy.edge]
-        grid = ChangingGrid(PROBLEM.client_app(), C, away=others)
+        own = (grids or {}).get(strategy.edge)
+        grid = own or ChangingGrid(PROBLEM.client_app(), C, away=others)
         try:
             done[strategy.edge] = strategy.start(grid, arrays, num_rounds=num_rounds, timeout=60.0).arrays
         except Exception as error:
@@ -188,3 +194,33 @@ def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> Non
     rounds = [end["round"] for end in told[-1]]
     assert rounds[0] > 3
     assert rounds[-1] == 12
+
+
+class _Moved(SDFeel):
+    """Emulated servers between which client 1 moves before round 3, and client 6's server gets it then."""
+
+    def _move(self, server_round: int) -> None:
+        if server_round == 3:
+            self.clusters = (0, 3, 1, 2, 2, 2, 3)
+
+
+def test_a_client_that_dials_another_server_is_its_client_from_the_next_round_on() -> None:
+    options: dict[str, Any] = {"topology": "ring", "tau1": 2, "tau2": 1, "alpha": 2, "seed": 3}
+    emulated = _Moved(num_servers=4, clusters=CLUSTERS, fraction_evaluate=0.0, **options)
+    with flower_identity(1):
+        emulated.start(PROBLEM.grid(), scalar(), num_rounds=5, timeout=60.0)
+    expected = [record["w"].numpy() for record in emulated.server_models()]
+    servers = strategies(**options)
+    grids = {}
+    for d, one in enumerate(servers):
+        others = [i for i, server in enumerate(CLUSTERS) if server != d]
+        moves: dict[int, dict[int, Callable[[ChangingGrid], None]]] = {
+            0: {2: lambda grid: grid.leave(1)},
+            3: {2: lambda grid: grid.come(1)},
+        }
+        grids[d] = ChangingGrid(PROBLEM.client_app(), C, away=others, after=moves.get(d))
+        one.on_round_end = [grids[d].told]
+    found = run(servers, scalar(), 5, grids)
+    assert [one.cluster_sizes.tolist() for one in servers] == [[30.0], [10.0], [40.0], [28.0]]
+    for server, one in found.items():
+        assert one["w"].numpy().tobytes() == expected[server].tobytes()

@@ -1,0 +1,193 @@
+"""A worker's side: the nodes that were dealt to it, and what their handlers answer.
+
+The same in a process of this machine (``workers.py``) and in an actor of a Ray cluster (``ray_cluster.py``):
+they differ in how parcels come and go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+from dataclasses import dataclass
+from logging.handlers import QueueHandler
+from math import inf
+
+import numpy as np
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from threadpoolctl import threadpool_limits
+
+from hedgerow.sim.engine._compat import ErrorCode, lend_identity
+from hedgerow.sim.engine.handlers import Handlers, Job, Node
+from hedgerow.sim.engine.parcels import Address, Parcel, Received
+from hedgerow.wire.records import LazyArray, lazy_array
+
+__all__ = ["ANSWERS", "RAISED", "Answer", "Reply", "Request", "Shard", "node_of"]
+
+# What a reply's stream is: a Reply, or the name and the text of what was raised.
+ANSWERS, RAISED = 0, 1
+
+Answer = RecordDict | Error
+Answers = list[tuple[int, Answer]]
+
+
+@dataclass(slots=True)
+class Request:
+    """What a worker is asked: where the states of nodes are that it has not, and its jobs by message type."""
+
+    run_id: int
+    nodes: Address
+    groups: list[tuple[str, list[tuple[int, Message]]]]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a worker says: its jobs' answers by message type, where changed states lie, what was logged."""
+
+    answers: list[Answers]
+    states: Address
+    logged: list[logging.LogRecord]
+
+
+def node_of(job: Job) -> Node:
+    """Return the node of a job that is to be done."""
+    assert job.node is not None
+    return job.node
+
+
+class _Kept(QueueHandler):
+    """Keeps what is logged, for the parent to tell."""
+
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self.records: list[logging.LogRecord] = []
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class Shard:
+    """The nodes that are a worker's, and their handlers; it has its process to itself.
+
+    Parameters
+    ----------
+    handlers : Handlers
+        What the nodes do. They compute on one thread.
+    key : int
+        Seeds the global generators of Python, NumPy and torch, >= 0: without one, forked workers would draw
+        the same.
+    """
+
+    def __init__(self, handlers: Handlers, key: int) -> None:
+        _one_thread()
+        _seed(key)
+        self._handlers = handlers
+        self._nodes: dict[int, Node] = {}
+        self._kept = _Kept()
+        for logger in (logging.getLogger(), logging.getLogger("flwr")):
+            logger.handlers = [self._kept]
+
+    def reply(self, at: Address, parcel: Received) -> tuple[int, Address, Parcel]:
+        """Return what a request comes to: its kind, and where in which parcel it lies."""
+        out = Parcel()
+        kind = ANSWERS
+        try:
+            request: Request = parcel.read(at)
+            lend_identity(self, request.run_id)
+            address = self._answer(request, parcel, out)
+        except Exception as error:
+            kind, address = RAISED, out.add((type(error).__name__, str(error)))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return kind, address, out
+
+    def _answer(self, request: Request, parcel: Received, out: Parcel) -> Address:
+        for partition_id, node_id, config, state in parcel.read(request.nodes, copy=True):
+            self._nodes[partition_id] = Node(node_id, partition_id, config, state)
+        before: dict[int, RecordDict] = {}
+        answers: list[Answers] = []
+        for message_type, asked in request.groups:
+            jobs = [Job(message, self._nodes[i], 0.0, inf, runs=True) for i, message in asked]
+            before |= {node_of(job).partition_id: node_of(job).state for job in jobs}
+            answers.append(
+                [
+                    (node_of(job).partition_id, answer)
+                    for job, answer in self._handlers.answers(message_type, jobs, request.run_id)
+                ]
+            )
+        states = {
+            partition_id: _owned(self._nodes[partition_id].state, parcel)
+            for partition_id, state in before.items()
+            if not _same(state, self._nodes[partition_id].state)
+        }
+        known = {
+            id(array): (partition_id, name, key)
+            for partition_id in states
+            for name, record in before[partition_id].items()
+            if isinstance(record, ArrayRecord)
+            for key, array in record.items()
+        }
+        at = out.add(states, (lambda thing: known.get(id(thing))) if known else lambda _: None)
+        logged, self._kept.records = self._kept.records, []
+        try:
+            return out.add(Reply(answers, at, logged))
+        except Exception:
+            return out.add(Reply([[(i, _sendable(a)) for i, a in group] for group in answers], at, logged))
+
+
+def _same(old: RecordDict, new: RecordDict) -> bool:
+    """Return whether a node's state is what it was: values are compared, arrays are known by identity."""
+    if old.keys() != new.keys():
+        return False
+    for name, record in new.items():
+        other = old[name]
+        if type(record) is not type(other) or list(record) != list(other):
+            return False
+        if isinstance(record, ArrayRecord):
+            if any(array is not other[key] for key, array in record.items()):
+                return False
+        elif any(not _same_value(value, other[key]) for key, value in record.items()):
+            return False
+    return True
+
+
+def _same_value(new: object, old: object) -> bool:
+    # Equal floats may differ in their sign, and a whole number may be of another type.
+    return new == old if isinstance(new, bytes) else repr(new) == repr(old)
+
+
+def _owned(state: RecordDict, parcel: Received) -> RecordDict:
+    """Give arrays that a node keeps of what it was sent memory of their own; the parcel's is given back."""
+    for record in state.values():
+        if isinstance(record, ArrayRecord):
+            for key, array in list(record.items()):
+                if isinstance(array, LazyArray) and parcel.holds(array._frozen):
+                    record[key] = lazy_array(array._frozen.copy())
+    return state
+
+
+def _sendable(answer: Answer) -> Answer:
+    try:
+        Parcel().add(answer)
+    except Exception as error:
+        return Error(
+            ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+            f"the reply cannot leave its worker process: {type(error).__name__}: {error}",
+        )
+    return answer
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    threadpool_limits(1)
+
+
+def _seed(key: int) -> None:
+    """Seed the global generators: forked ones would draw the same in every worker."""
+    random.seed(key)
+    np.random.seed(key % 2**32)  # noqa: NPY002  # The one that apps draw from which have no key.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(key)

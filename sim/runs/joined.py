@@ -1,0 +1,212 @@
+"""One run that several orchestrators wrote, each its folder, read as one.
+
+Edge servers with a SuperLink each (``edge-servers = "direct"``) record what they know: their own model, their
+own traffic. A monitor that they reported to (``edge-servers = "monitor"``) records u. Together they are what
+one server that emulates them all would have written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, read_config, read_rounds
+
+__all__ = ["Part", "joined_config", "joined_rounds", "parts_beneath", "parts_of_runs"]
+
+_KEY, _DIRECT, _MONITOR = "edge-servers", "direct", "monitor"
+# What servers of one run may have different, beside what one may change when it goes on.
+_OWN = frozenset(("edge", _KEY, "min-available-nodes", "device", *RESUME_MAY_CHANGE)) - {"iterations"}
+# Real seconds of a round, which are over when they are over at the last server.
+_SLOWEST = ("gossip-seconds", "model-exchange-seconds", "modelled-gossip-seconds")
+# Of the metrics that each server has of its own model.
+SERVERS = "servers-"
+
+
+class Part(NamedTuple):
+    """A folder that one of the orchestrators of a run wrote."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Part | None:
+        """Return what a run folder holds; None if it is that of a run with one orchestrator."""
+        config = read_config(folder)
+        said = config.get("run", {})
+        if not isinstance(said, dict) or said.get(_KEY) not in (_DIRECT, _MONITOR):
+            return None
+        return cls(folder, config, read_rounds(folder))
+
+    @property
+    def is_monitor(self) -> bool:
+        """Whether it is what a monitor saw."""
+        return bool(self.config["run"][_KEY] == _MONITOR)
+
+    @property
+    def who(self) -> str:
+        """The monitor, or which edge server."""
+        return "the monitor" if self.is_monitor else f"edge server {self.config['run'].get('edge')}"
+
+
+def parts_beneath(folder: Path) -> list[Path]:
+    """Return the run folders of orchestrators in a folder, or one level below it."""
+    places = sorted([*folder.glob("*/config.json"), *folder.glob("*/*/config.json")])
+    return [place.parent for place in places if Part.read(place.parent) is not None]
+
+
+def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[Part]], list[Path]]:
+    """Return the parts of each run, and the folders of runs with one part.
+
+    Raises
+    ------
+    ValueError
+        If two folders are the same server's, of runs that cannot be told apart.
+    """
+    groups: dict[str, list[Part]] = {}
+    single = []
+    for folder in folders:
+        if (part := Part.read(folder)) is None:
+            single.append(folder)
+        else:
+            groups.setdefault(_identity(part, ()), []).append(part)
+    runs = []
+    for group in groups.values():
+        if _twice(group) is None:
+            runs.append(group)
+            continue
+        # The same settings more than once: on one machine each run has ports of its own.
+        by_peers: dict[str, list[Part]] = {}
+        for part in group:
+            by_peers.setdefault(_identity(part, ("peers",)), []).append(part)
+        for one in by_peers.values():
+            if (twin := _twice(one)) is not None:
+                raise ValueError(
+                    f"{twin[0].folder} and {twin[1].folder} are both of {twin[0].who}, of runs with the same "
+                    "settings; name the folders of one of them"
+                )
+            runs.append(one)
+    single += [group[0].folder for group in runs if len(group) == 1]
+    return [sorted(group, key=_order) for group in runs if len(group) > 1], single
+
+
+def _identity(part: Part, more: Sequence[str]) -> str:
+    said = part.config["run"]
+    kept = {key: value for key, value in said.items() if key not in _OWN or key in more}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _twice(parts: Sequence[Part]) -> tuple[Part, Part] | None:
+    seen: dict[str, Part] = {}
+    for part in parts:
+        if (twin := seen.setdefault(part.who, part)) is not part:
+            return twin, part
+    return None
+
+
+def _order(part: Part) -> tuple[bool, int]:
+    return part.is_monitor, int(part.config["run"].get("edge", 0))
+
+
+def joined_config(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the config of the run: what its parts have in common."""
+    first, said = parts[-1].config, dict(parts[-1].config["run"])
+    kept = {key: value for key, value in said.items() if key not in _OWN or key == "output-dir"}
+    return {**first, "run": {**kept, _KEY: _DIRECT}}
+
+
+def joined_rounds(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Return the rounds of a run.
+
+    With a monitor, those that it saw: u's metrics, and in ``train`` what the servers measured of them: real
+    seconds of the slowest, lost links of all. Without one nobody measured u: ``servers-loss`` is the mean of
+    what servers say of their own models; traffic is their sum, simulated and real seconds the latest's.
+    """
+    servers = [part for part in parts if not part.is_monitor]
+    measured = _by_round(servers)
+    for part in parts:
+        if part.is_monitor:
+            return [
+                {**record, "train": {**record["train"], **_measured(measured.get(record["round"], []))}}
+                for record in part.rounds
+            ]
+    # Of each server its last record up to a round, for what is counted since the start.
+    known: dict[Path, Mapping[str, Any]] = {}
+    out = []
+    for number in sorted(measured):
+        known |= {
+            part.folder: record for part in servers for record in part.rounds if record["round"] == number
+        }
+        out.append(_summed(number, measured[number], list(known.values())))
+    return out
+
+
+def _by_round(servers: Sequence[Part]) -> dict[int, list[Mapping[str, Any]]]:
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for part in servers:
+        for record in part.rounds:
+            found.setdefault(record["round"], []).append(record)
+    return found
+
+
+def _measured(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what servers measured in a round: real seconds of the slowest, and the links that all lost."""
+    told = [record["train"] for record in records]
+    seconds = {
+        key: max(one[key] for one in told if key in one) for key in _SLOWEST if any(key in o for o in told)
+    }
+    lost: dict[str, int] = {}
+    for one in told:
+        for key, count in one.items():
+            if key.startswith("lost-"):
+                lost[key] = lost.get(key, 0) + count
+    return {**seconds, **lost}
+
+
+def _summed(
+    number: int, here: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    central = {
+        SERVERS + name: fmean(values)
+        for name in here[0]["central"]
+        if len(values := [one["central"][name] for one in here if _is_number(one["central"].get(name))])
+        == len(here)
+    }
+    links: dict[str, dict[str, int]] = {}
+    for record in known:
+        for name, traffic in record.get("by_link", {}).items():
+            into = links.setdefault(name, dict.fromkeys(traffic, 0))
+            for key, count in traffic.items():
+                into[key] += count
+    rejected: dict[str, int] = {}
+    for record in here:
+        for reason, count in record["rejected"].items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    return {
+        "round": number,
+        "train": _measured(here),
+        "evaluate": {},
+        "central": central,
+        "iterations": _largest([one["iterations"] for one in known]),
+        "total_iterations": None,
+        "bits": sum(one["bits"] for one in known),
+        "payload_bytes": sum(one["payload_bytes"] for one in known),
+        "by_link": dict(sorted(links.items())),
+        "sim_seconds": _largest([one["sim_seconds"] for one in known]),
+        "wall_seconds": max(one["wall_seconds"] for one in here),
+        "sent": sum(one["sent"] for one in here),
+        "accepted": sum(one["accepted"] for one in here),
+        "rejected": rejected,
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _largest(numbers: Sequence[Any]) -> Any:
+    return None if None in numbers else max(numbers)

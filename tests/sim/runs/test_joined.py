@@ -1,0 +1,92 @@
+"""Run folders of several orchestrators, read as the one run that they are of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hedgerow.sim.runs.results import load
+
+
+def record(number: int, loss: float, **changes: Any) -> dict[str, Any]:
+    link = {"messages": number, "nominal_bits": 8 * number, "payload_bytes": 2 * number}
+    return {
+        "round": number, "train": {}, "evaluate": {}, "central": {"loss": loss, "accuracy": 1 - loss},
+        "iterations": 5 * number, "total_iterations": None, "bits": 8 * number, "payload_bytes": 2 * number,
+        "by_link": {"edge->edge": link}, "sim_seconds": 0.5 * number, "wall_seconds": 1.0, "sent": 2,
+        "accepted": 2, "rejected": {}, **changes,
+    }  # fmt: skip
+
+
+def folder(place: Path, who: int | str, rounds: list[dict[str, Any]], **settings: Any) -> Path:
+    """Write what edge server ``who`` wrote, or the monitor."""
+    place.mkdir(parents=True)
+    mine = {"edge-servers": "monitor"} if who == "monitor" else {"edge-servers": "direct", "edge": who}
+    said = {"seed": 1, "tau1": 5, "peers": "a:1,b:2", "output-dir": str(place), **mine, **settings}
+    (place / "config.json").write_text(json.dumps({"app": "sd_feel", "run": said}))
+    (place / "rounds.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rounds))
+    (place / "summary.json").write_text("{}")
+    return place
+
+
+def test_servers_and_their_monitor_are_one_run_with_u_and_what_the_servers_measured(tmp_path: Path) -> None:
+    slow = {"train": {"gossip-seconds": 3.0, "lost-links-no-answer": 1, "servers": [0, 1]}}
+    quick = {"train": {"gossip-seconds": 1.0, "lost-links-no-answer": 2}}
+    folder(tmp_path / "edge0" / "run", 0, [record(0, 0.9), record(2, 0.5, **slow)])
+    folder(tmp_path / "edge1" / "run", 1, [record(0, 0.9), record(2, 0.3, **quick)])
+    seen = record(2, 0.35, bits=32, train={"consensus-error": 0.1})
+    folder(tmp_path / "monitor" / "run", "monitor", [record(0, 0.9), seen])
+    found = load([tmp_path])
+    (run,) = found.runs
+    assert [(point.x, point.y) for point in run.series("rounds", "loss")] == [(0.0, 0.9), (2.0, 0.35)]
+    assert [point.y for point in run.series("bits", "consensus-error")] == [0.1]
+    assert [point.y for point in run.series("rounds", "gossip-seconds")] == [3.0]
+    assert [point.y for point in run.series("rounds", "lost-links-no-answer")] == [3.0]
+    assert (found.ys, found.warnings, run.seed, run.finished) == (("loss",), [], 1, True)
+    # The same, named one by one.
+    named = load([tmp_path / "edge1" / "run", tmp_path / "monitor" / "run", tmp_path / "edge0" / "run"])
+    assert [one.rounds for one in named.runs] == [run.rounds]
+
+
+def test_without_a_monitor_u_is_nobodys_and_costs_are_those_of_all(tmp_path: Path) -> None:
+    folder(tmp_path / "edge0", 0, [record(0, 0.9), record(1, 0.8), record(2, 0.5)])
+    # One that was away in round 1.
+    folder(tmp_path / "edge1", 1, [record(0, 0.9), record(2, 0.3, sim_seconds=4.0)])
+    found = load([tmp_path])
+    (run,) = found.runs
+    assert found.ys == ("servers-loss",)
+    assert "no monitor saw" in found.warnings[0]
+    assert [point.y for point in run.series("rounds", "servers-loss")] == pytest.approx([0.9, 0.8, 0.4])
+    assert run.costs("bits") == [0.0, 8.0, 32.0]
+    assert run.costs("sim-seconds") == [0.0, 0.5, 4.0]
+    assert run.rounds[-1]["by_link"]["edge->edge"]["messages"] == 4
+    with pytest.raises(ValueError, match=r"valid in .* is one of servers-accuracy, servers-loss"):
+        run.series("rounds", "loss")
+
+
+def test_two_runs_with_the_same_settings_are_told_apart_by_their_ports_or_named(tmp_path: Path) -> None:
+    for run, peers in (("first", "a:1,b:2"), ("second", "a:3,b:4")):
+        for edge in (0, 1):
+            folder(tmp_path / f"edge{edge}" / run, edge, [record(1, 0.5)], peers=peers)
+    with pytest.raises(ValueError, match=r"the same settings .* and seed 1"):
+        load([tmp_path])
+    assert len(load([tmp_path / "edge0" / "first", tmp_path / "edge1" / "first"]).runs) == 1
+    folder(tmp_path / "edge0" / "third", 0, [record(1, 0.5)])
+    with pytest.raises(ValueError, match="both of edge server 0, of runs with the same settings"):
+        load([tmp_path])
+
+
+def test_seeds_and_settings_part_runs_and_a_server_alone_is_a_run_of_its_own(tmp_path: Path) -> None:
+    for tau1 in (5, 10):
+        for seed in (1, 2):
+            for edge in (0, 1):
+                place = tmp_path / f"edge{edge}" / f"{tau1}-{seed}"
+                folder(place, edge, [record(1, 0.5)], tau1=tau1, seed=seed)
+    variants = load([tmp_path]).variants()
+    assert {label: sorted(seeds) for label, seeds in variants.items()} == {
+        "tau1=5": [1, 2],
+        "tau1=10": [1, 2],
+    }
+    (alone,) = load([tmp_path / "edge0" / "5-1"]).runs
+    assert [point.y for point in alone.series("rounds", "loss")] == [0.5]
