@@ -8,6 +8,7 @@ and then ends the run with a clear error, and every finished round is told to ca
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -91,9 +92,9 @@ class RoundEnd:
     wall_seconds : float
         Real seconds this round took, evaluation included.
     sent, accepted : int
-        Training instructions of this round and valid replies to them.
+        Training instructions of this round and valid replies to them, of its last try.
     rejected : dict[str, int]
-        Lost training replies by reason.
+        Lost training replies by reason, of all its tries.
     """
 
     round: int
@@ -157,7 +158,8 @@ def run_rounds(
             break
         started = time.monotonic()
         log(INFO, "[ROUND %d/%d]", current, num_rounds)
-        trained = _train(strategy, grid, current, arrays, train_config, timeout)
+        lost = Counter[str]()
+        trained = _train(strategy, grid, current, arrays, train_config, timeout, lost)
         if trained is None:
             break
         arrays, train = trained
@@ -170,7 +172,7 @@ def run_rounds(
             result.evaluate_metrics_clientapp[current] = evaluate
         central = _evaluate_centrally(evaluate_fn, current, arrays, result)
         _check_loss(strategy, current, central)
-        _tell(strategy, current, started, train=train, evaluate=evaluate, central=central)
+        _tell(strategy, current, started, lost, train=train, evaluate=evaluate, central=central)
     return result
 
 
@@ -181,8 +183,12 @@ def _train(
     arrays: ArrayRecord,
     config: ConfigRecord,
     timeout: float,
+    lost: Counter[str],
 ) -> tuple[ArrayRecord, MetricRecord | None] | None:
-    """Return the round's arrays and metrics; None if there was nothing left to do, which nodes may tell."""
+    """Return the round's arrays and metrics; None if there was nothing left to do, which nodes may tell.
+
+    What tries before the last one lost is added to ``lost``.
+    """
     for attempt in range(1 + strategy.max_repeats):
         if attempt:
             log(WARNING, "Round %d had too few valid replies; repeated (%d).", current, attempt)
@@ -193,6 +199,7 @@ def _train(
         if new is not None:
             _check_finite(current, new)
             return new, metrics
+        lost += strategy.report.rejected
     report = strategy.report
     if 2 * report.rejected[TOO_LARGE] > report.sent:
         raise DivergenceError(
@@ -246,6 +253,7 @@ def _tell(
     strategy: FederatedStrategy,
     current: int,
     started: float,
+    lost: Mapping[str, int] | None = None,
     *,
     train: MetricRecord | None = None,
     evaluate: MetricRecord | None = None,
@@ -267,7 +275,7 @@ def _tell(
         wall_seconds=time.monotonic() - started,
         sent=report.sent,
         accepted=report.accepted,
-        rejected=dict(report.rejected),
+        rejected=dict(Counter(lost or {}) + report.rejected),
     )
     for callback in strategy.on_round_end:
         callback(end)

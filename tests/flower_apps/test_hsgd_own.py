@@ -447,7 +447,7 @@ def test_sealing_moves_no_bit_and_no_score_of_people_held_out(layout: str, tmp_p
 def test_parties_that_have_a_name_alone_train_the_same_model(layout: str, tmp_path: Path) -> None:
     """No partition-id in any node config, in a sealed run and within secure sums."""
     configs = files(tmp_path, 6, 3, layout)
-    options: dict[str, Any] = {"holdout": 0.0, "secure-sum": True}
+    options: dict[str, Any] = {"holdout": 0.0, "secure-sum": True, "sum-min-devices": 3}
     numbered = play(configs, 1, **options)
     named = prepared([{**one, "name": f"ward-{i:02}"} for i, one in enumerate(configs)], **options)
     for node in named.grid._nodes.values():

@@ -12,4 +12,4 @@ def test_an_export_says_how_many_rows(made: Path, tmp_path: Path) -> None:
 def test_nothing_to_write_is_explained(made: Path) -> None:
     result = hedgerow("export", made)
     assert result.exit_code == 2
-    assert "valid is --csv FILE, --tensorboard FOLDER or both" in result.stderr
+    assert "valid is --csv FILE, --json FILE, --tensorboard FOLDER or several" in result.stderr

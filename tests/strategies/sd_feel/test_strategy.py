@@ -505,8 +505,15 @@ def test_a_round_that_fails_once_succeeds_when_repeated() -> None:
         return reply
 
     flaky = Quadratics(SIX.sizes, SIX.centres, SIX_CURVED.curvatures, sabotage=fail_once)
-    final, _ = run(sd_feel(2, 2, 1, min_train_nodes=6), flaky, 4)
+    final, ends = run(sd_feel(2, 2, 1, min_train_nodes=6), flaky, 4)
     assert np.array_equal(final, run(sd_feel(2, 2, 1), SIX_CURVED, 4)[0])
+    # Nothing that was lost goes uncounted because the round was tried again.
+    assert [(end.accepted, end.rejected) for end in ends[1:]] == [
+        (6, {}),
+        (6, {"error 2": 3}),
+        (6, {}),
+        (6, {}),
+    ]
 
 
 def test_a_resumed_run_ends_with_the_same_bits_ledger_and_clock() -> None:
