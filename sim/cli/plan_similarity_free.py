@@ -44,15 +44,21 @@ def plan_similarity_free(
     from_run: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help='Folder of a run with -c "probe-rounds=5": measures what is not given.'
+            metavar="RUN",
+            help='Folder of a run with -c "probe-rounds=5": measures what is not given, and says its nodes, '
+            "local iterations, compressor and model.",
         ),
     ] = None,
-    local_iters: Annotated[int, typer.Option(max=2**20, help="Local iterations T of the FedAvg family.")] = 1,
+    local_iters: Annotated[
+        int | None,
+        typer.Option(max=2**20, help="Local iterations T of the FedAvg family. Default: the run's, else 1."),
+    ] = None,
     num_rounds: Annotated[int, typer.Option(max=10**7, help="Rounds K that the bounds are for.")] = 400,
     epsilon: Annotated[float, typer.Option(help="Squared gradient norm to reach.")] = 0.1,
     nu: Annotated[float, typer.Option(help="Exponent of the diminishing schedule.")] = 0.75,
     compressor_contraction: Annotated[
-        float | None, typer.Option(help="Contraction of the compressor, in (0, 1]. Default: 1, none.")
+        float | None,
+        typer.Option(help="Contraction of the compressor, in (0, 1]. Default: the run's, else 1."),
     ] = None,
     topk: Annotated[
         float | None,
@@ -61,7 +67,10 @@ def plan_similarity_free(
     num_params: Annotated[
         int | None, typer.Option(min=1, max=2**53, help="Trainable parameters: gives uplink bits.")
     ] = None,
-    num_nodes: Annotated[int, typer.Option(max=2**53, help="Nodes; all take part in every round.")] = 10,
+    num_nodes: Annotated[
+        int | None,
+        typer.Option(max=2**53, help="Nodes; all take part in every round. Default: the run's, else 10."),
+    ] = None,
     printed: Annotated[
         bool,
         typer.Option("--printed", help="The paper's constants and Theorem 3 as printed, errors and all."),
@@ -74,7 +83,7 @@ def plan_similarity_free(
     """
     from rich.console import Console
 
-    from hedgerow.sim.runs.recorder import read_rounds
+    from hedgerow.sim.runs.recorder import read_config, read_rounds
     from hedgerow.strategies.similarity_free import planner
     from hedgerow.strategies.similarity_free.theory import Mode
 
@@ -91,10 +100,16 @@ def plan_similarity_free(
             compressor_contraction=compressor_contraction,
             topk=topk,
         )
-        contraction, message_bits = _compression(compressor_contraction, topk, num_params)
+        if from_run is not None and initial_loss is not None:
+            raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
+        run = {} if from_run is None else read_config(from_run)["run"]
+        if from_run is not None and num_params is None:
+            num_params = _parameters(from_run)
+        local_iters = run.get("local-iters", 1) if local_iters is None else local_iters
+        num_nodes = run.get("num-clients", 10) if num_nodes is None else num_nodes
+        own = None if compressor_contraction or topk else run.get("compressor")
+        contraction, message_bits = _compression(compressor_contraction, topk, num_params, own)
         if from_run is not None:
-            if initial_loss is not None:
-                raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
             known = planner.estimates_from_rounds(
                 read_rounds(from_run),
                 L=smoothness,
@@ -131,12 +146,70 @@ def plan_similarity_free(
     console.print(_input_table(known, guessed_loss=from_run is None and initial_loss is None))
     console.print(_constants_table(rows, f"Constants, {whose}; contraction {contraction:g}"))
     console.print(_guarantees_table(rows, num_rounds, epsilon))
+    for line in _commands(rows, local_iters, str(own or (f"topk({topk})" if topk else ""))):
+        # As it is, to be copied: not wrapped, and no markup in its brackets.
+        typer.echo(line)
+
+
+def _parameters(run: Path) -> int | None:
+    """Return how many parameters the model has that a run ended with; None where it did not end."""
+    from hedgerow.sim.runs.model_files import NPZ, read_model
+
+    if not (run / NPZ).is_file():
+        return None
+    return sum(array.size for array in read_model(run).values() if array.dtype.kind == "f")
+
+
+def _commands(rows: list[Plan], local_iters: int, compressor: str) -> list[str]:
+    """Return, for each algorithm, the command that runs the schedule with the fewest rounds to epsilon."""
+    from hedgerow.sim.runs.kinds import MAX_ROUNDS
+    from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_stage_len
+
+    out = []
+    for algorithm in dict.fromkeys(row.algorithm for row in rows):
+        row = min((row for row in rows if row.algorithm is algorithm), key=lambda row: row.rounds)
+        if row.rounds > MAX_ROUNDS:
+            out.append(
+                f"# {algorithm}: {row.rounds:.3g} rounds at least, and the app runs up to {MAX_ROUNDS}; a "
+                "larger --epsilon takes fewer, and so does less variance, by larger batches"
+            )
+            continue
+        rounds, first = int(row.rounds), row.first_step
+        match row.schedule:
+            case Fixed():
+                step = f"fixed-c={first * math.sqrt(rounds):.6g}"
+            case Diminishing(nu=nu):
+                step = f"diminishing-c={first:.6g} diminishing-nu={nu}"
+            case StepDecay(decay_factor=factor):
+                stage = theory_stage_len(max(rounds, 2), factor)
+                step = f"decay-start={first:.6g} decay-factor={factor} decay-stage={stage}"
+        name = row.schedule.name
+        said = f"algorithm={algorithm} schedule={name} schedule-drives=round {step} num-rounds={rounds}"
+        if not algorithm.proximal:
+            said += f" local-iters={local_iters}"
+        if algorithm.error_feedback and compressor:
+            said += f" compressor={compressor}"
+        out.append(f"hedgerow run similarity-free -c '{said}'")
+    return out
 
 
 def _compression(
-    contraction: float | None, topk: float | None, num_params: int | None
+    contraction: float | None, topk: float | None, num_params: int | None, own: str | None
 ) -> tuple[float, int | None]:
-    """Return the contraction and the bits of a compressed message, None where they are not known."""
+    """Return the contraction and the bits of a compressed message, None where they are not known.
+
+    ``own`` is the compressor of a run that the plan is for.
+    """
+    if own is not None:
+        from hedgerow.wire.compress import parse_compressor
+
+        if num_params is None:
+            raise ValueError(
+                f"--from-run: the run has compressor = {own!r}, and no model.npz that tells its parameters; "
+                "valid is --num-params too"
+            )
+        its = parse_compressor(own)
+        return its.contraction(num_params), its.bits(num_params)
     if topk is None:
         if contraction is None or contraction == 1:
             return 1.0, None if num_params is None else 32 * num_params

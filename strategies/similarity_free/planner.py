@@ -13,6 +13,11 @@ from typing import Any
 import numpy as np
 
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.strategies.similarity_free.fewest_rounds import (
+    fewest_diminishing,
+    fewest_fixed,
+    fewest_step_decay,
+)
 from hedgerow.strategies.similarity_free.theory import (
     Algorithm,
     Constants,
@@ -23,7 +28,6 @@ from hedgerow.strategies.similarity_free.theory import (
     bound_fixed,
     bound_step_decay,
     max_step,
-    rounds_any,
     rounds_diminishing,
     rounds_fixed,
     rounds_step_decay,
@@ -244,6 +248,8 @@ class Plan:
         The bound of the schedule's own theorem.
     rounds : int | float
         To epsilon; inf if the formulas do not reach it.
+    first_step : float
+        With which these rounds begin, at most ``max_step``; of the system, as ``schedule``.
     uplink_bits : int | float | None
         All nodes' uplink to epsilon; None where the bits of a message are not known.
     estimates : Estimates
@@ -258,6 +264,7 @@ class Plan:
     bound: float
     theorem: float
     rounds: int | float
+    first_step: float
     uplink_bits: int | float | None
     estimates: Estimates
 
@@ -282,9 +289,10 @@ def plan(
     message. Heterogeneity enters the bounds through Delta^inf alone.
 
     The fixed schedule takes the c that is best for K rounds, the others start at the largest admissible
-    step; a stage of the step-decay schedule is ``theory_stage_len`` rounds long. Rounds to epsilon are
-    those of Theorem 1 with the c that is best for many rounds, of Theorem 2 or ``rounds_any`` if fewer,
-    and of ``rounds_step_decay``.
+    step; a stage of the step-decay schedule is ``theory_stage_len`` rounds long. Rounds to epsilon are the
+    fewest that ``bound_any`` promises, over all first steps that are admissible; with constants as printed,
+    those of the theorems: of Theorem 1 with the c that is best for many rounds, of Theorem 2, and of
+    ``rounds_step_decay``.
 
     Parameters
     ----------
@@ -339,32 +347,34 @@ def plan(
             mode=mode,
         )
         fixed = Fixed(best_c_fixed(constants, V0, max_step=limit, num_rounds=num_rounds), num_rounds)
-        c = best_c_fixed(constants, V0)
         diminishing = Diminishing(limit, nu)
         decay = StepDecay(limit, decay_factor, stage_len)
         printed = Mode(mode) is Mode.PRINTED
-        found: list[tuple[Schedule, float, int | float]] = [
-            (
-                fixed,
-                bound_fixed(constants, V0, fixed),
-                rounds_fixed(constants, V0, c=c, epsilon=epsilon, max_step=limit),
-            ),
-            (
-                diminishing,
-                bound_diminishing(constants, V0, diminishing, num_rounds),
-                min(
-                    rounds_diminishing(constants, V0, diminishing, epsilon=epsilon, max_step=limit),
-                    rounds_any(constants, V0, diminishing, epsilon=epsilon),
-                ),
-            ),
-            (
-                decay,
-                bound_step_decay(constants, R, decay, num_rounds, printed=printed),
-                rounds_step_decay(constants, R, gamma0=limit, decay_factor=decay_factor, epsilon=epsilon),
-            ),
+        found: list[tuple[Schedule, float]] = [
+            (fixed, bound_fixed(constants, V0, fixed)),
+            (diminishing, bound_diminishing(constants, V0, diminishing, num_rounds)),
+            (decay, bound_step_decay(constants, R, decay, num_rounds, printed=printed)),
         ]
+        if printed:
+            c = best_c_fixed(constants, V0)
+            many = rounds_fixed(constants, V0, c=c, epsilon=epsilon, max_step=limit)
+            fewest = [
+                (many, c / math.sqrt(many)),
+                (rounds_diminishing(constants, V0, diminishing, epsilon=epsilon, max_step=limit), limit),
+                (
+                    rounds_step_decay(constants, R, gamma0=limit, decay_factor=decay_factor, epsilon=epsilon),
+                    limit,
+                ),
+            ]
+        else:
+            goal = {"epsilon": epsilon, "max_step": limit}
+            fewest = [
+                fewest_fixed(constants, V0, **goal),
+                fewest_diminishing(constants, V0, nu=nu, **goal),
+                fewest_step_decay(constants, V0, decay_factor=decay_factor, **goal),
+            ]
         bits = message_bits if algorithm.error_feedback else dense_bits
-        for schedule, theorem, rounds in found:
+        for (schedule, theorem), (rounds, first_step) in zip(found, fewest, strict=True):
             plans.append(
                 Plan(
                     algorithm,
@@ -375,6 +385,7 @@ def plan(
                     bound_any(constants, V0, schedule.values(num_rounds)),
                     theorem,
                     rounds,
+                    first_step,
                     None if bits is None else uplink_bits_to_accuracy(rounds, num_nodes, bits),
                     known,
                 )

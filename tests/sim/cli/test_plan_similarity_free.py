@@ -1,10 +1,16 @@
 """``hedgerow plan similarity-free``: steps, constants and what they rest on."""
 
 import json
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.sim.cli.command_line import cells, hedgerow
+
+from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.checkpoint import save_arrays
+from hedgerow.sim.runs.plan import plan_run
 
 GIVEN = ("plan", "similarity-free", "--smoothness", "2", "--variance", "0.25")
 
@@ -17,6 +23,9 @@ def write_probed_run(folder: Path, *, probed: bool) -> Path:
         {"round": 1, "train": {"train-loss": 1.0, **probes}, "central": {"loss": 1.5}},
     ]
     (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rounds))
+    settings = {"local-iters": 5, "num-clients": 3, "compressor": "topk(0.01)"}
+    (folder / "config.json").write_text(json.dumps({"app": "similarity_free", "run": settings}))
+    save_arrays(folder / "model.npz", {"weight": np.zeros((10, 100), np.float32), "seen": np.array(3)})
     return folder
 
 
@@ -57,6 +66,33 @@ def test_a_similarity_free_plan_takes_its_inputs_from_a_probed_run(tmp_path: Pat
     assert cells(result.stdout, "L")[:2] == ["4", "measured"]
     assert cells(result.stdout, "sigma2")[:2] == ["0.5", "measured"]
     assert [cells(result.stdout, name)[0] for name in ("delta_inf", "V0", "R")] == ["1.5", "2", "2"]
+
+
+def test_a_plan_from_a_run_is_for_its_nodes_iterations_compressor_and_model(tmp_path: Path) -> None:
+    run = write_probed_run(tmp_path / "run", probed=True)
+    told = hedgerow("plan", "similarity-free", "--from-run", run).stdout
+    by_hand = ("--local-iters", "5", "--topk", "0.01", "--num-params", "1000", "--num-nodes", "3")
+    assert told == hedgerow("plan", "similarity-free", "--from-run", run, *by_hand).stdout
+    assert "contraction 0.01\n" in told.replace(" ", "").replace("contraction0", "contraction 0")
+    step, local = map(float, cells(told, "ef-fedavg")[:2])
+    assert step / local == pytest.approx(5, rel=1e-5)
+
+
+def test_the_plan_ends_with_commands_that_the_app_takes(tmp_path: Path) -> None:
+    run = write_probed_run(tmp_path / "run", probed=True)
+    told = hedgerow("plan", "similarity-free", "--from-run", run, "--epsilon", "50").stdout
+    commands = [shlex.split(line) for line in told.splitlines() if line.startswith("hedgerow run")]
+    assert [command[:4] for command in commands] == [["hedgerow", "run", "similarity-free", "-c"]] * 4
+    spec = find_app("similarity-free")
+    for command in commands:
+        planned = plan_run(spec, [command[4], f"output-dir={tmp_path}"], num_nodes=None, seed=None)
+        assert planned.run_config["schedule-drives"] == "round"
+    assert "local-iters=5 compressor=topk(0.01)" in commands[2][4]
+
+
+def test_more_rounds_than_the_app_runs_are_said_instead() -> None:
+    result = hedgerow(*GIVEN, "--compressor-contraction", "0.01")
+    assert "# ef-fedavg: 2.1e+08 rounds at least, and the app runs up to" in result.stdout
 
 
 def test_a_run_without_probes_says_how_to_make_one_with_them(tmp_path: Path) -> None:
