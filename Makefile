@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export FLWR_TELEMETRY_ENABLED := 0
 
-.PHONY: run test test-slow test-faults lint audit results dist workflows pins
+.PHONY: run test test-slow test-faults lint audit results site dist workflows pins
 
 run: .venv/.runtime
 	$(BIN)/hedgerow run flower_apps/sd-feel --engine flower
@@ -15,10 +15,13 @@ test: .venv/.dev
 test-slow: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
-# Those of the slow tests with real processes that end within three minutes.
+# Those of the slow tests with real processes that end soonest, three of edge servers among them.
+DIRECT := tests/deployment/test_direct_edges.py::test_
 test-faults: .venv/.dev
 	$(BIN)/pytest -m slow tests/deployment/test_faults_malice.py tests/deployment/test_faults_silence.py \
-		tests/deployment/test_faults_strangers.py
+		tests/deployment/test_faults_strangers.py $(DIRECT)a_slow_link_is_waited_for_and_its_seconds_are_told \
+		$(DIRECT)a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again \
+		$(DIRECT)a_server_with_another_certificate_is_alone_and_the_others_go_on
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -35,6 +38,12 @@ audit: .venv/.dev
 # Every table and picture of the READMEs, from results/.
 results: .venv/.dev
 	$(BIN)/python results/redraw.py
+
+# The documentation as pages in site/. Strictly: spelling, each link and anchor, each page in the navigation.
+# Nothing is fetched but the tools.
+site: .venv/.docs
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md docs flower_apps
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A source archive and a wheel in dist/, the same bytes from the same commit, and whether an index would take them.
 dist: EPOCH = $(shell git log -1 --format=%ct)
@@ -55,7 +64,7 @@ workflows:
 # its newest may be several gigabytes of another build.
 pins: .venv/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --dry-run --ignore-installed --report .venv/pins.json \
-		'.[dev,release]' setuptools $$(grep '^torch==' constraints.txt)
+		'.[dev,docs,release]' setuptools $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -c "import json; \
 		print(*sorted((p['metadata']['name'] + '==' + p['metadata']['version'].split('+')[0] \
 		for p in json.load(open('.venv/pins.json'))['install'] if p['metadata']['name'] != 'hedgerow'), \
@@ -69,6 +78,10 @@ pins: .venv/.dev
 
 .venv/.dev: .venv/.runtime
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+.venv/.docs: .venv/.runtime
+	$(PIP) --no-build-isolation --editable '.[docs]'
 	touch $@
 
 .venv/.release: .venv/.dev

@@ -1,13 +1,15 @@
 """SD-FEEL's edge servers as entries of a state (E1), as nodes (E2), as orchestrators of their own (E3).
 
-    python benchmarks/edge.py [--sizes 21840 11000000] [--steps 4] [--skip-traffic]
+    python benchmarks/edge.py [--sizes 21840 11000000] [--steps 4] [--skip-traffic] [--skip-deployed]
 
 First the bytes through the busiest host of each level: a run of 8 clients and 4 servers on a ring with
 ``alpha = 2``, real processes at E3 (``hedgerow run``, one a server). At E1 and E2 that host is the hub, which
 every byte passes; at E3 it is a server with its clients and links. ``needed`` is what a server must send and
 get there: a model to and from each of its clients, and to and from each neighbour in each gossip step. Then
 the seconds of a gossip step between two processes over loopback with mutual TLS, until both ends know that
-both have the model.
+both have the model. Last the seconds of a round where every client is a SuperNode: of 4 edge servers with a
+SuperLink each, against one SuperLink that has all clients. One machine has as many processes to run in both;
+what machines of their own would save is not measured.
 """
 
 import argparse
@@ -21,12 +23,18 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import networkx as nx
 import numpy as np
 from reports import report
 
 from hedgerow.sim.deploy.certificates import make_edge_credentials
+from hedgerow.sim.deploy.edges import EdgeDeployment
+from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials
 from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.sd_feel.direct import DirectGossip
@@ -142,6 +150,33 @@ def step_seconds(size: int, steps: int) -> float:
         return max(found[steps] - found[0] for found in (end.result() for end in ends)) / steps
 
 
+def deployed_seconds() -> tuple[float, float]:
+    """Return the median seconds of a round with a SuperLink a server, and with one for all clients."""
+    spec = find_app(APP)
+    with tempfile.TemporaryDirectory() as place:
+        own = CLIENTS // SERVERS
+        partitions = [list(range(d * own, (d + 1) * own)) for d in range(SERVERS)]
+        with EdgeDeployment(spec, partitions, tls=True) as edges:
+            runs = [
+                edges.submit(d, edges.plan(d, CONFIG, output_dir=f"{place}/E3"), echo=False)
+                for d in range(SERVERS)
+            ]
+            if any(run.wait().exit_code for run in runs):
+                raise RuntimeError("the run of an edge server failed")
+            direct = [_round_seconds(Path(place) / "E3" / f"edge{d}") for d in range(SERVERS)]
+        with Deployment(spec, CLIENTS, tls=True) as one:
+            plan = plan_run(spec, [CONFIG, f"output-dir={place}/E1"], num_nodes=CLIENTS)
+            if one.run(plan, echo=False).exit_code:
+                raise RuntimeError("the run with one hub failed")
+            return max(direct), _round_seconds(Path(place) / "E1")
+
+
+def _round_seconds(folder: Path) -> float:
+    (run,) = folder.iterdir()
+    # The first round waits for the nodes, and for the other servers.
+    return median(one["wall_seconds"] for one in read_rounds(run) if one["round"] > 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -149,6 +184,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[21_840, 11_000_000])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--skip-traffic", action="store_true")
+    parser.add_argument("--skip-deployed", action="store_true")
     options = parser.parse_args()
     if not options.skip_traffic:
         busiest = traffic()
@@ -163,6 +199,10 @@ def main() -> None:
         seconds = step_seconds(size, options.steps)
         print(f"a gossip step of {size:,} parameters: {1e3 * seconds:.1f} ms")
         report(f"gossip step of {size:,} parameters", 1e3 * seconds, "ms")
+    if not options.skip_deployed:
+        direct, hub = deployed_seconds()
+        print(f"a round of {SERVERS} SuperLinks: {direct:.2f} s, of one: {hub:.2f} s, {direct / hub:.2f} x")
+        report(f"round of {SERVERS} edge servers with SuperLinks", direct, "s", hub / direct, "one SuperLink")
 
 
 if __name__ == "__main__":

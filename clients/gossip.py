@@ -528,7 +528,8 @@ def _links(call: Call, config: ConfigRecord, place: Place, *, begin: bool) -> No
     check_sealed(call, sealed)
     if not sealed:
         return None
-    links, own = NodeLinks(call, place.seed, begin=begin), f"{_SEED}{call.partition_id}"
+    run = string(config, "link-run") if "link-run" in config else ""
+    links, own = NodeLinks(call, place.seed, begin=begin, run=run), f"{_SEED}{call.partition_id}"
     if own not in links.told:
         # A simulation hides nothing, and sealed or not it draws the same matrices.
         seed = place.seed if is_simulated() else secrets.randbits(8 * _SEED_BYTES)

@@ -71,6 +71,10 @@ class NodeLinks(Links):
         The run's seed, which the keys of a simulated node follow from.
     begin : bool (default: False)
         Whether a device may draw its key of the run, where it has none: an introduction must follow.
+    run : str (default: "")
+        What the run is called at both ends, where Flower calls it otherwise at each: at sites that have a run
+        of Flower's each. Empty: Flower's id. What was sealed in an earlier run of this name does not open:
+        a device has another key in each run of Flower's.
 
     Raises
     ------
@@ -78,18 +82,18 @@ class NodeLinks(Links):
         If the node has no key of the run, or a file of its node config is not valid.
     """
 
-    def __init__(self, call: Call, seed: int, *, begin: bool = False) -> None:
+    def __init__(self, call: Call, seed: int, *, begin: bool = False, run: str = "") -> None:
         context, name = call.context, str(call.partition_id)
         if is_simulated():
             session = SealingKey.simulated("session", seed, name)
         else:
             session = _session(context, begin=begin)
-        named, run = context.node_config.get(_PINS), str(context.run_id)
+        named, self._flowers = context.node_config.get(_PINS), str(context.run_id)
         pins = read_pins(_path(_PINS, named)) if named else None
         kept = config_in(context.state, LINKS_RECORD)
-        written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == run else None
+        written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == self._flowers else None
         known, told = _read(written) if isinstance(written, bytes) else ({}, {})
-        super().__init__(_identity(own_key(context, seed), session), run, name, pins, known)
+        super().__init__(_identity(own_key(context, seed), session), run or self._flowers, name, pins, known)
         # Other secrets that are told on the links, by name.
         self.told: dict[str, bytes] = dict(told)
         self._before = (known, told)
@@ -99,11 +103,11 @@ class NodeLinks(Links):
         if (self.known, self.told) != self._before:
             parts = ({name: value.hex() for name, value in part.items()} for part in (self.known, self.told))
             written = json.dumps(list(parts)).encode()
-            context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self.run, _WRITTEN: written})
+            context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self._flowers, _WRITTEN: written})
         if not is_simulated():
             secret = config_in(context.state, SECRET_RECORD)
             session = self.identity.session.private
-            context.state[SECRET_RECORD] = ConfigRecord({**secret, _SESSION: session, _RUN: self.run})
+            context.state[SECRET_RECORD] = ConfigRecord({**secret, _SESSION: session, _RUN: self._flowers})
 
 
 @lru_cache(maxsize=2**12)

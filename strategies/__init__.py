@@ -2,8 +2,9 @@
 
 from hedgerow.strategies.ceps import CEPS, DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha, OneBitCode
 from hedgerow.strategies.compressed import Compressed
+from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes
+from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.peers import PeerCredentials
@@ -24,6 +25,7 @@ from hedgerow.strategies.sd_feel import (
 )
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
+from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.strategies.topology import TOPOLOGIES, Mixing, as_graph, mixing
 
@@ -50,6 +52,8 @@ __all__ = [
     "FedLMT",
     "FedMUD",
     "FedPara",
+    "FederatedStrategy",
+    "Federation",
     "Feel",
     "Gossip",
     "GossipMethod",
@@ -75,6 +79,7 @@ __all__ = [
     "SecureSum",
     "Shapes",
     "SimilarityFree",
+    "Site",
     "Stragglers",
     "SumNoise",
     "TooFewRepliesError",

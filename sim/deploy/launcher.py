@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import tomli_w
 from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.deploy.certificates import Credentials, make_credentials
@@ -29,7 +30,7 @@ from hedgerow.sim.deploy.supernode import SuperNode
 from hedgerow.sim.deploy.users import NodeUsers, NoUsersError, give, own_copy, own_folder
 from hedgerow.sim.deploy.warm import warm_path
 from hedgerow.sim.runs.app import AppSpec, find_app
-from hedgerow.sim.runs.plan import Plan, plan_run, toml_value
+from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 
 __all__ = ["FAST", "THREADS", "Deployment", "SuperNode"]
@@ -306,8 +307,8 @@ class Deployment:
 
     def _write_connection(self) -> None:
         folder = self.home / "cli"
-        trust = f"root-certificates = {toml_value(str(self._ca))}" if self._ca else "insecure = true"
-        text = f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n'
+        trust = {"root-certificates": str(self._ca)} if self._ca else {"insecure": True}
+        text = tomli_w.dumps({"superlink": {CONNECTION: {"address": self.address, **trust}}})
         (folder / "config.toml").write_text(text, encoding="utf-8")
 
     # Runs

@@ -20,12 +20,15 @@ from hedgerow.wire.extras import needed
 __all__ = [
     "NOTE",
     "Paired",
+    "Table",
     "at_budget",
+    "budget_comparison",
     "budget_table",
     "common_budget",
     "higher_is_better",
     "paired_difference",
     "t_interval",
+    "target_comparison",
     "target_table",
     "to_target",
 ]
@@ -97,6 +100,34 @@ class Paired:
         return self.seeds > 1 and (self.low > 0 or self.high < 0)
 
 
+@dataclass(frozen=True)
+class Table:
+    """A comparison, for whoever shows it.
+
+    Parameters
+    ----------
+    title : str
+        What is compared, and at what.
+    columns : sequence of str
+        Their heads; the first is the variant's.
+    numeric : sequence of bool
+        Which columns hold numbers.
+    rows : sequence of sequence of str
+        A row for each variant, a cell for each column.
+    """
+
+    title: str
+    columns: Sequence[str]
+    numeric: Sequence[bool]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return the table in markdown."""
+        rule = "|" + "|".join("---:" if number else "---" for number in self.numeric) + "|"
+        lines = [f"### {self.title}", "", _row(self.columns), rule, *(_row(row) for row in self.rows)]
+        return "\n".join(lines)
+
+
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Paired:
     """Return the mean of ``values[seed] - reference[seed]`` over the seeds that both have."""
     differences = [value - reference[seed] for seed, value in values.items() if seed in reference]
@@ -106,7 +137,12 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
 
 
 def budget_table(results: Results, x: str, y: str, budget: float) -> str:
-    """Return a markdown table: each variant's ``y`` at a budget of ``x``, and its difference from the first.
+    """Return ``budget_comparison`` in markdown."""
+    return budget_comparison(results, x, y, budget).markdown()
+
+
+def budget_comparison(results: Results, x: str, y: str, budget: float) -> Table:
+    """Return each variant's ``y`` at a budget of ``x``, and its difference from the first.
 
     Raises
     ------
@@ -120,23 +156,30 @@ def budget_table(results: Results, x: str, y: str, budget: float) -> str:
     values = {label: _known({s: p and p.y for s, p in ps.items()}) for label, ps in points.items()}
     evaluated = {label: _known({s: p and p.x for s, p in ps.items()}) for label, ps in points.items()}
     reference = next(iter(values))
-    lines = [
-        f"### {y} at {x} = {_number(budget)}",
-        "",
-        f"| variant | {y}, mean ± sd | evaluated at | difference from {_text(reference)} [95 % interval] "
-        "| differs | seeds |",
-        "|---|---:|---:|---:|---|---:|",
-    ]
+    columns = (
+        "variant",
+        f"{y}, mean ± sd",
+        "evaluated at",
+        f"difference from {reference} [95 % interval]",
+        "differs",
+        "seeds",
+    )
+    rows = []
     for label, value in values.items():
         at = _number(fmean(evaluated[label].values())) if evaluated[label] else "n/a"
         difference = _difference(value, values[reference], label == reference)
-        seeds = f"{len(value)} of {len(points[label])}"
-        lines.append(f"| {_text(label)} | {_mean(value)} | {at} | {difference} | {seeds} |")
-    return "\n".join(lines)
+        rows.append((label, _mean(value), at, *difference, f"{len(value)} of {len(points[label])}"))
+    numeric = (False, True, True, True, False, True)
+    return Table(f"{y} at {x} = {_number(budget)}", columns, numeric, rows)
 
 
 def target_table(results: Results, x: str, y: str, target: float) -> str:
-    """Return a markdown table: what each variant paid in ``x`` until ``y`` reached a target.
+    """Return ``target_comparison`` in markdown."""
+    return target_comparison(results, x, y, target).markdown()
+
+
+def target_comparison(results: Results, x: str, y: str, target: float) -> Table:
+    """Return what each variant paid in ``x`` until ``y`` reached a target.
 
     A mean is given only where every seed reached the target: a mean over the lucky ones would flatter.
 
@@ -152,22 +195,24 @@ def target_table(results: Results, x: str, y: str, target: float) -> str:
     counts = {label: len(seeds) for label, seeds in results.variants().items()}
     reference = next(iter(reached))
     relation = ">=" if higher_is_better(y) else "<="
-    lines = [
-        f"### {x} to {y} {relation} {_number(target)}",
-        "",
-        f"| variant | {x}, mean ± sd | difference from {_text(reference)} [95 % interval] "
-        "| differs | reached |",
-        "|---|---:|---:|---|---:|",
-    ]
+    columns = (
+        "variant",
+        f"{x}, mean ± sd",
+        f"difference from {reference} [95 % interval]",
+        "differs",
+        "reached",
+    )
+    rows = []
     for label, value in reached.items():
         complete = len(value) == counts[label]
         mean = _mean(value) if complete else "n/a"
         if complete and len(reached[reference]) == counts[reference]:
             difference = _difference(value, reached[reference], label == reference)
         else:
-            difference = "n/a | n/a"
-        lines.append(f"| {_text(label)} | {mean} | {difference} | {len(value)} of {counts[label]} |")
-    return "\n".join(lines)
+            difference = ("n/a", "n/a")
+        rows.append((label, mean, *difference, f"{len(value)} of {counts[label]}"))
+    numeric = (False, True, True, False, True)
+    return Table(f"{x} to {y} {relation} {_number(target)}", columns, numeric, rows)
 
 
 def _at_most(a: float, b: float) -> bool:
@@ -178,17 +223,17 @@ def _known(values: Mapping[int, float | None]) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def _difference(values: Mapping[int, float], reference: Mapping[int, float], itself: bool) -> str:
+def _difference(values: Mapping[int, float], reference: Mapping[int, float], itself: bool) -> tuple[str, str]:
     """Return the cells 'difference' and 'differs'."""
     if itself:
-        return "reference | "
+        return "reference", ""
     paired = paired_difference(values, reference)
     if not paired.seeds:
-        return "n/a | n/a"
+        return "n/a", "n/a"
     if paired.seeds == 1:
-        return f"{paired.mean:+.4g} [n/a] | unknown: 1 seed"
+        return f"{paired.mean:+.4g} [n/a]", "unknown: 1 seed"
     interval = f"{paired.mean:+.4g} [{paired.low:+.4g}, {paired.high:+.4g}]"
-    return f"{interval} | {'yes' if paired.significant else 'no'}"
+    return interval, "yes" if paired.significant else "no"
 
 
 def _mean(values: Mapping[int, float]) -> str:
@@ -208,5 +253,5 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _text(label: str) -> str:
-    return label.replace("|", "\\|")
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

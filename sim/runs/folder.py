@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.sim.runs.durable import open_lock, read_file, remove, write_file
+from hedgerow.wire.printable import quoted
 
 __all__ = [
+    "FORMAT",
     "Lock",
     "RunFolderError",
     "json_text",
@@ -26,6 +28,8 @@ __all__ = [
     "write_json",
 ]
 
+# Of a run's folder. A config.json that names none is of format 1, which is read as this one is.
+FORMAT = 2
 CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", "lock"
 # Stands for an infinity while a text is made; no text that anybody writes.
 _INFINITY = "\ue000infinity\ue000"
@@ -136,7 +140,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     RunFolderError
-        If there is none that can be read.
+        If there is none that can be read, or a newer version wrote it.
     """
     file = Path(folder) / CONFIG
     try:
@@ -146,6 +150,13 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(error.__cause__, FileNotFoundError):
             raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json") from error
         raise
+    said = config.get("format", 1)
+    if type(said) is not int or not 1 <= said <= FORMAT:
+        newer = type(said) is int and said > FORMAT
+        raise RunFolderError(
+            f"{file}: format = {quoted(said)}; valid is an integer from 1 to {FORMAT}, or none for 1"
+            + ("; a newer Hedgerow wrote it, and reads it" if newer else "")
+        )
     if not isinstance(config.get("run", {}), dict):
         raise RunFolderError(f"{file} is damaged: its 'run' holds no settings")
     return config

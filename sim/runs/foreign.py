@@ -76,12 +76,15 @@ class Records:
         Rounds between two checkpoints, >= 1.
     quiet : bool (default: False)
         Show no progress.
+    defaults : Mapping[str, Any] (default: none)
+        The app's run config where the user says nothing, for a run of before it had some of its keys.
     """
 
     output_dir: Path | None = None
     resume: Path | None = None
     checkpoint_every: int = 10
     quiet: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 1:
@@ -200,7 +203,9 @@ def watched_run(
     recorder = None
     if records.resume is not None or records.output_dir is not None:
         folder = records.resume or new_run_folder(records.output_dir or ".", about.name)
-        recorder = RunRecorder(folder, config, checkpoint_every=records.checkpoint_every)
+        recorder = RunRecorder(
+            folder, config, checkpoint_every=records.checkpoint_every, defaults=records.defaults
+        )
     with ExitStack() as stack:
         if recorder is not None:
             stack.callback(recorder.close)

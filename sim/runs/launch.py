@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -85,6 +86,7 @@ def run_app(
         else:
             about = about_app(app.spec)
             said = plan.run_config if plan.seed is None else {"seed": plan.seed, **plan.run_config}
+            records = replace(records, defaults=app.config)
             done = watched_run(lambda watched: app.server_app(watched, context), grid, about, said, records)
             _show(done, about.name)
     return context

@@ -5,13 +5,13 @@ Changes are texts, as Flower's ``--run-config`` takes them: ``'key=value key2=va
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import tomli_w
 from flwr.app import UserConfig, UserConfigValue
 
 from hedgerow.sim.engine._compat import read_toml
@@ -319,10 +319,10 @@ def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]
 
 def toml_text(values: UserConfig) -> str:
     """Return a flat run config as TOML, which ``--run-config`` reads back unchanged."""
-    return "".join(f"{json.dumps(key)} = {toml_value(value)}\n" for key, value in values.items())
+    return tomli_w.dumps(values)
 
 
 def toml_value(value: UserConfigValue) -> str:
-    """Return a value as TOML."""
-    # JSON's texts, numbers and booleans are TOML's too; its own inf and nan are not TOML's; Python's are.
-    return repr(value) if type(value) is float else json.dumps(value, ensure_ascii=False)
+    """Return a value as TOML, on one line."""
+    # The library writes whole documents.
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n")

@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from hedgerow.sim.runs.compare import t_interval
 from hedgerow.sim.runs.results import COSTS, Results, Run
 
-__all__ = ["Curve", "default_path", "draw", "mean_curve", "save"]
+__all__ = ["Curve", "caption", "default_path", "draw", "mean_curve", "save"]
 
 # Below this many seeds the band is the whole range, from here on a 95 % interval of the mean.
 FEW_SEEDS = 5
@@ -115,8 +115,9 @@ def draw(
         ax.set_axis_off()
     axes[0].legend(fontsize="small", handlelength=4)
     figure.suptitle(results.title)
-    caption = textwrap.fill(_caption(results, xs), width=60 * columns)
-    figure.supxlabel(caption, fontsize="small", color="#333333")
+    said = f"{caption(results, xs)} Realism: {results.realism or 'not stated'}."
+    words = textwrap.fill(said, width=60 * columns)
+    figure.supxlabel(words, fontsize="small", color="#333333")
     return figure
 
 
@@ -184,7 +185,8 @@ def _dress(ax: Axes, x: str, y: str, log_x: bool, log_y: bool) -> None:
     ax.grid(alpha=0.3)
 
 
-def _caption(results: Results, xs: Sequence[str]) -> str:
+def caption(results: Results, xs: Sequence[str]) -> str:
+    """Return what a figure's reader must know of its lines: seeds, bands, and whose seconds."""
     counts = sorted({len(seeds) for seeds in results.variants().values()})
     seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
     bands = []
@@ -198,5 +200,4 @@ def _caption(results: Results, xs: Sequence[str]) -> str:
     )
     if "sim-seconds" in xs and presets:
         said.append(f"Simulated time: latency preset {', '.join(presets)}.")
-    said.append(f"Realism: {results.realism or 'not stated'}.")
     return " ".join(said)

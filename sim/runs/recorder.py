@@ -22,6 +22,7 @@ from hedgerow.sim.runs.durable import Lines, read_file, remove, write_file
 from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.folder import (
     CONFIG,
+    FORMAT,
     LOCK,
     ROUNDS,
     SUMMARY,
@@ -110,6 +111,8 @@ class RunRecorder:
         Everything that determined the run, JSON values only; ``environment`` is added where it is missing.
     checkpoint_every : int (default: 10)
         Rounds between two checkpoints, >= 1. One more is written when the run is interrupted.
+    defaults : Mapping[str, Any] (default: none)
+        The app's default of each setting: what one stood at in an earlier run whose app did not have it yet.
 
     Raises
     ------
@@ -119,7 +122,14 @@ class RunRecorder:
         before is then still a run that can go on.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], *, checkpoint_every: int = 10) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        checkpoint_every: int = 10,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
         self.rounds: list[dict[str, Any]] = []
@@ -133,7 +143,7 @@ class RunRecorder:
             _is_begun(folder)
             self._lock = Lock(folder)
             try:
-                self._open(config)
+                self._open(config, defaults or {})
             except BaseException:
                 self._lock.release()
                 raise
@@ -235,11 +245,12 @@ class RunRecorder:
         self._close_lines()
         self._lock.release()
 
-    def _open(self, config: Mapping[str, Any]) -> None:
+    def _open(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         if _is_begun(self.folder):
-            _check_same(read_config(self.folder), config)
+            _check_same(read_config(self.folder), config, defaults)
         else:
-            write_json(self.folder / CONFIG, {"environment": environment(), **config})
+            begun = {"format": FORMAT, "environment": environment(), **config}
+            write_json(self.folder / CONFIG, begun)
             self._open_lines(b"")
         self._config = sha256(read_file(self.folder / CONFIG)).hexdigest()
 
@@ -330,11 +341,19 @@ def _parts(place: Path, state: Mapping[str, Any]) -> dict[str, Any]:
     return parts
 
 
-def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    then, now = (_determining(c) for c in (earlier, json.loads(json.dumps(dict(config)))))
-    if differing := sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key)):
-        changes = "; ".join(f"{key} was {then.get(key)!r} and is {now.get(key)!r}" for key in differing)
-        raise RunFolderError(f"The run to go on with had other settings: {changes}")
+def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    then, now, usual = (
+        _determining(json.loads(json.dumps(dict(c)))) for c in (earlier, config, {"run": dict(defaults)})
+    )
+    problems = []
+    for key in sorted(then.keys() | now.keys()):
+        if key in then and then[key] != now.get(key):
+            problems.append(f"{key} was {then[key]!r} and is {now.get(key)!r}")
+        elif key not in then and (key not in usual or now[key] != usual[key]):
+            valid = f"valid is its default, {usual[key]!r}" if key in usual else "valid is to leave it out"
+            problems.append(f"{key} is {now[key]!r}, and the run knew no such setting ({valid})")
+    if problems:
+        raise RunFolderError(f"The run to go on with had other settings: {'; '.join(problems)}")
 
 
 def _determining(config: Mapping[str, Any]) -> dict[str, Any]:

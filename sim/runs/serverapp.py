@@ -22,6 +22,7 @@ from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table
+from hedgerow.sim.runs.settings import Reader
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.records import to_state_dict
@@ -200,6 +201,7 @@ def server_app(
             Path(values["resume"]) if values["resume"] else new_run_folder(values["output-dir"], name),
             config,
             checkpoint_every=values["checkpoint-every"],
+            defaults=read.defaults if isinstance(read, Reader) else None,
         )
         with closing(recorder):
             _run(made, grid, values, recorder, config)

@@ -18,6 +18,7 @@ from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import quoted, shown
 
 __all__ = [
+    "Reader",
     "Setting",
     "SettingsError",
     "as_settings_errors",
@@ -187,10 +188,9 @@ def _read(
     return values, problems
 
 
-def reader(
-    settings: Mapping[str, Setting], problems: Callable[[Mapping[str, Any]], Sequence[str]]
-) -> Callable[[Mapping[str, UserConfigValue]], dict[str, Any]]:
-    """Return what reads an app's settings from a run config: each by itself, then against each other.
+@dataclass(frozen=True)
+class Reader:
+    """Reads an app's settings from a run config: each by itself, then against each other.
 
     Parameters
     ----------
@@ -198,16 +198,29 @@ def reader(
         The app's.
     problems : Callable[[Mapping[str, Any]], Sequence[str]]
         Returns what is wrong between values that are each valid.
-
-    Returns
-    -------
-    Callable[[Mapping[str, bool | int | float | str]], dict[str, Any]]
-        Returns the values; raises SettingsError that names every bad key, its value and what is valid.
     """
 
-    def read(run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-        values = read_settings(run_config, settings)
-        refuse(problems(values))
+    settings: Mapping[str, Setting]
+    problems: Callable[[Mapping[str, Any]], Sequence[str]]
+
+    @property
+    def defaults(self) -> dict[str, UserConfigValue]:
+        """Each setting's value where the user says nothing."""
+        return {key: setting.default for key, setting in self.settings.items()}
+
+    def __call__(self, run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
+        """Return the values.
+
+        Raises
+        ------
+        SettingsError
+            Which names every bad key, its value and what is valid.
+        """
+        values = read_settings(run_config, self.settings)
+        refuse(self.problems(values))
         return values
 
-    return read
+
+def reader(settings: Mapping[str, Setting], problems: Callable[[Mapping[str, Any]], Sequence[str]]) -> Reader:
+    """Return what reads an app's settings from a run config; see ``Reader``."""
+    return Reader(settings, problems)

@@ -3,7 +3,7 @@
 TOML, for example:
 
     title = "Loss over simulated time"
-    app = "../"                      # the app's folder, relative to the file
+    app = "../"                      # the app's folder, relative to the file, or a name: sd-feel
     realism = "what is emulated and what is real"
     x = "sim-seconds"                # what to plot; a text or a list of texts
     y = ["loss", "accuracy"]
@@ -38,6 +38,7 @@ from hedgerow.sim.engine._compat import flatten_dict
 from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.results import COSTS
+from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
@@ -129,6 +130,7 @@ def read_sweep(file: str | Path) -> Sweep:
     app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
     if not app:
         problems.append("app is missing; valid is a folder, relative to the file")
+    folder = (file.parent / app).resolve()
     xs = _texts(raw, "x", ["rounds"], problems)
     problems += [f"x = {x!r}; valid is one of {', '.join(COSTS)}" for x in xs if x not in COSTS]
     seeds = raw.get("seeds", [0])
@@ -143,7 +145,7 @@ def read_sweep(file: str | Path) -> Sweep:
     base = _settings(raw.get("base", {}), "base", problems) | _budget(raw, problems)
     sweep = Sweep(
         file=file,
-        app=(file.parent / app).resolve(),
+        app=folder if folder.exists() else shipped_apps().get(app, folder),
         title=_of_type(raw, "title", str, file.stem, "a text", problems),
         realism=_of_type(raw, "realism", str, "", "a text", problems),
         xs=xs,

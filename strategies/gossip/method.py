@@ -6,6 +6,7 @@ from typing import Protocol
 from hedgerow.strategies.federation import FederationOptions
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
 from hedgerow.wire.checks import int_at_least
@@ -81,6 +82,7 @@ class GossipOptions(FederationOptions, total=False):
     num_iterations: int | None
     monitor: Monitor | None
     sealed: bool
+    site: Site | None
 
 
 def places_in(options: GossipOptions) -> int:

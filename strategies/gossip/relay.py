@@ -15,9 +15,10 @@ from hedgerow.strategies.exchange import Exchange, Node, Reply, Roster, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.introductions import Introductions, introduction_in, refused_in
-from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.replies import introduced
+from hedgerow.strategies.gossip.sites import Sites
 from hedgerow.strategies.router import Router, RoutingReport
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.message_types import HELLO
@@ -57,6 +58,8 @@ class Relay:
         Who was introduced to whom; None where nothing is sealed.
     unopened : Counter[str]
         Payloads of the last event that their receivers refused to read, by reason.
+    sites : Sites or None
+        Where the nodes of other sites are; None where all are here.
     """
 
     def __init__(
@@ -67,10 +70,16 @@ class Relay:
         self.deprived: set[int] = set()
         self.introductions = Introductions() if sealed else None
         self.unopened: Counter[str] = Counter()
+        self.sites: Sites | None = None
         self._senders: dict[int, list[int]] = {}
         self._monitored = monitored
         sizes = _sealed(method.sizes) if sealed else method.sizes
         self._router = Router(method.graph, sizes, federation.ledger)
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of the largest payload."""
+        return self._router.payloads.max_bytes
 
     @property
     def report(self) -> RoutingReport:
@@ -114,11 +123,13 @@ class Relay:
             roster,
             server_round,
             k,
-            wants,
+            self._asked_here(k, wants),
             timeout=self.federation.timeout,
             first=first,
             introduce=None if self.introductions is None else self.introductions.for_sender,
         )
+        if self.sites is not None:
+            self._carry(self.sites, k, wants, bundles)
         self.deprived = {i for i in wants if wants[i] and not bundles[i]}
         self._senders = {i: list(bundle) for i, bundle in bundles.items()}
         self.unopened = Counter()
@@ -131,6 +142,29 @@ class Relay:
             self._book_down(server_round, roster.nodes[i], len(bundle), content)
             contents.append((roster.nodes[i], content))
         return contents
+
+    def _asked_here(self, k: int, wants: Mapping[int, Sequence[int]]) -> Mapping[int, Sequence[int]]:
+        """Return whom nodes of this site and of others want to hear of those that are here."""
+        if self.sites is None:
+            return wants
+        graph, here = self.method.graph(k), self.sites.nodes
+        # Who asks for others than neighbours is refused, wherever they are.
+        asked = {i: [j for j in wants[i] if j in here or not graph.has_edge(i, j)] for i in wants}
+        return {**asked, **self.sites.asked(k)}
+
+    def _carry(
+        self, sites: Sites, k: int, wants: Mapping[int, Sequence[int]], bundles: dict[int, dict[int, bytes]]
+    ) -> None:
+        """Send other sites their nodes' bundles, and put what they send into those of this one's."""
+        graph, received = self.method.graph(k), sites.exchanged(k, bundles)
+        for i in bundles.keys() - sites.nodes:
+            del bundles[i]
+        for i in wants:
+            elsewhere = {j for j in wants[i] if graph.has_edge(i, j) and j not in sites.nodes}
+            come = {j: payload for j, payload in received.get(i, {}).items() if j in elsewhere}
+            bundles[i] = dict(sorted({**bundles[i], **come}.items()))
+            if lost := len(elsewhere) - len(come):
+                self.report.lost["another site's"] += lost
 
     def _introduce(self, server_round: int, i: int, content: RecordDict) -> None:
         """Put introductions beside payloads whose sender and receiver are new to each other, and book them.
@@ -153,6 +187,8 @@ class Relay:
         self.unopened.update({reason: len(senders) for reason, senders in refused.items()})
         those = {j for senders in refused.values() for j in senders}
         self.introductions.confirm(i, self._senders.get(i, ()), those)
+        if self.sites is not None:
+            self.sites.note_read(i, self._senders.get(i, ()), those)
 
     def book_reply(self, server_round: int, reply: Reply) -> None:
         """Book a reply's way to the hub; what it holds is no traffic of the modelled system."""
@@ -177,9 +213,11 @@ class Relay:
     def _settings(self, i: int, config: ConfigRecord) -> ConfigRecord:
         """Return what a node is told once; the same if it is told again."""
         seed = self.federation.settings.seed
-        flags: dict[str, bool] = {"monitor": True} if self._monitored else {}
+        flags: dict[str, Scalar] = {"monitor": True} if self._monitored else {}
         if self.introductions is not None:
             flags["sealed"] = True
+            if self.sites is not None:
+                flags["link-run"] = self.sites.name
         own = {"method": self.method.name, "run-seed": seed, **flags, **self.method.instructions(i)}
         return ConfigRecord({**config, **own})
 

@@ -7,6 +7,7 @@ communicates; local steps in between are made by a node when it is next asked fo
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from logging import INFO, WARNING
 from statistics import median
 from typing import Any, Unpack
@@ -25,6 +26,7 @@ from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scala
 from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor
 from hedgerow.strategies.gossip.relay import Relay
 from hedgerow.strategies.gossip.replies import next_communication
+from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.privacy import LOST_ROUNDS, MONITOR, REASONS, PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.rounds import TooFewRepliesError
@@ -88,6 +90,14 @@ class Gossip(FederatedStrategy):
         neighbour (``hedgerow.wire.sealed``). Metrics then tell, besides, how many nodes are ``pinning`` their
         neighbours' keys and what was refused: ``withheld`` payloads, and ``unopened`` ones, with
         ``unopened-<reason>`` for each reason.
+    site : Site or None (default: None)
+        Which of several sites this is, whose nodes alone take part here; what passes between sites goes from
+        ServerApp to ServerApp. Nodes have the models that they have with one hub, bit for bit, where all
+        sites and nodes are there all along. Events are those in which this site's nodes communicate or
+        publish, payloads are booked where they are sent, metrics and the privacy report are of this site's
+        nodes, and there is no monitor, as nobody sees all models. Metrics tell, besides, how many
+        neighbouring sites took no part (``lost-sites``) and how long sites were waited for
+        (``site-seconds``).
     **options
         See ``FederationOptions``. ``num_clients`` is the number of nodes m, ``min_available_nodes`` all of
         them unless given; ``max_repeats`` is 10 unless given; ``fraction_evaluate`` has no meaning here.
@@ -105,21 +115,49 @@ class Gossip(FederatedStrategy):
         num_iterations: int | None = None,
         monitor: Monitor | None = None,
         sealed: bool = False,
+        site: Site | None = None,
         **options: Unpack[FederationOptions],
     ) -> None:
         if num_iterations is not None:
             int_at_least(1, num_iterations=num_iterations)
         options.setdefault("max_repeats", _MAX_LOST)
-        options.setdefault("min_available_nodes", method.num_nodes)
+        here = range(method.num_nodes) if site is None else site.nodes(method.num_nodes)
+        options.setdefault("min_available_nodes", len(here))
+        if options["min_available_nodes"] > len(here):
+            raise ValueError(
+                f"min_available_nodes is {options['min_available_nodes']!r}; valid is 1 to {len(here)}, the "
+                "nodes that there are here"
+            )
+        if site is not None and monitor is not None:
+            raise ValueError("monitor is given; valid with a site is None: nobody sees all models")
         options["num_clients"] = method.num_nodes
         self.method = method
         self.num_iterations = num_iterations
         self.monitor = monitor
         self.sealed = sealed
+        self.site = site
+        self._sites: Sites | None = None
+        self._open = ExitStack()
         super().__init__(Federation(**options))
-        self.federation.admits = placed
+        self.federation.admits = self._admits
         if self.settings.seed >= 2**63:
             raise ValueError(f"seed is {self.settings.seed!r}; valid is an integer < 2^63, as messages hold")
+        if site is not None:  # To find what is wrong with it before a run.
+            self._among(site)
+
+    def _admits(self, node: Node) -> str | None:
+        here = self.site is None or self.site.of(node.partition_id, self.method.num_nodes) == self.site.own
+        return placed(node) or (None if here else "another site's")
+
+    def _among(self, site: Site) -> Sites:
+        return Sites(
+            site,
+            self.method,
+            {"seed": self.settings.seed, "sealed": self.sealed, "num-iterations": self.num_iterations},
+            max_payload=self._relay.max_payload,
+            num_iterations=self.num_iterations,
+            iterations=self._appointments.iterations,
+        )
 
     # State.
 
@@ -153,6 +191,9 @@ class Gossip(FederatedStrategy):
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         _check_empty(arrays)
+        if self.site is not None:
+            self._sites = self._relay.sites = self._open.enter_context(self._among(self.site))
+            self._sites.join()
         return arrays
 
     @property
@@ -177,16 +218,28 @@ class Gossip(FederatedStrategy):
         """
         if self._event is not None:
             return False
-        return self._looks.stopped or (bool(self._appointments.of) and self._next_event() is None)
+        if self._looks.stopped:
+            return True
+        ended = bool(self._appointments.of) and self._next_event() is None
+        return ended and (self._sites is None or self._sites.over)
 
     def _next_event(self) -> int | None:
+        """Return the next iteration at which a node is due, or wanted elsewhere; None past the last."""
+        own = self._next_own()
+        return own if self._sites is None else self._sites.next_event(own)
+
+    def _next_own(self) -> int | None:
         """Return the next iteration at which a node is due; None past the last iteration."""
         k = self._appointments.next_event()
         return k if self.num_iterations is None or k < self.num_iterations else None
 
     def start(self, *args: Any, **options: Any) -> Result:
-        """Run the strategy, see ``FederatedStrategy``, and log what the run cost in privacy."""
-        result = super().start(*args, **options)
+        """Run the strategy, see ``FederatedStrategy``, and log what the run cost in privacy.
+
+        A site listens for the others all the while; OSError if its address cannot be listened on.
+        """
+        with self._open:
+            result = super().start(*args, **options)
         if self.method.privacy.mode != "none":
             log(INFO, "Privacy: %s", self.privacy_report())
         return result
@@ -228,6 +281,8 @@ class Gossip(FederatedStrategy):
         self.federation.layout = Layout.of(arrays)
         roster = self.federation.gather(grid)
         self._greet(grid, roster, server_round, config)
+        if self._sites is not None:
+            self._agree(self._sites, roster)
         k = self._next_event()
         if k is None:
             return []
@@ -237,7 +292,8 @@ class Gossip(FederatedStrategy):
         due = self._appointments.due(k)
         ready = {node.partition_id for node in self._appointments.ready(roster)}
         wants = {i: self._wanted(i, k) for i in due if i in ready}
-        self._nobody_due = bool(ready) and not wants
+        # At a site an event may be others' alone.
+        self._nobody_due = not wants and (bool(ready) or not due)
         contents = self._relay.updates(grid, roster, server_round, k, wants, config)
         for node, _ in contents:
             self._exposure.update(node.partition_id)
@@ -259,6 +315,8 @@ class Gossip(FederatedStrategy):
             self._relay.book_reply(server_round, reply)
             contents.append(reply.metrics)
         self._appointments.end(k, self._relay.deprived)
+        if self._sites is not None:
+            self._sites.book(self.ledger, server_round)
         self.federation.completed = server_round
         self._end_if_lost(server_round)
         return ArrayRecord(), self._train_metrics(k, contents)
@@ -285,6 +343,8 @@ class Gossip(FederatedStrategy):
     def summary(self) -> None:
         """Log the settings."""
         log(INFO, "\t├──> Method: %s on %d nodes", self.method.name, self.method.num_nodes)
+        if self._sites is not None:
+            self._sites.summary()
         for line in self.method.describe():
             log(INFO, "\t├──> %s", line)
         if (privacy := self.method.privacy).mode != "none" and not (report := privacy.report(1)).guaranteed:
@@ -323,6 +383,14 @@ class Gossip(FederatedStrategy):
             log(INFO, "trust the first that they are told.")
         if not self._appointments.of:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
+
+    def _agree(self, sites: Sites, roster: Roster) -> None:
+        """Agree with the other sites on what comes next."""
+        own = self._next_own()
+        ready = {node.partition_id for node in self._appointments.ready(roster)}
+        due = [] if own is None else [i for i in self._appointments.due(own) if i in ready]
+        wants = {i: self._wanted(i, own) for i in due if own is not None}
+        sites.agree(own, wants, self._relay.introductions)
 
     def _wanted(self, i: int, k: int) -> list[int]:
         wanted = self.method.wants(i, k)
@@ -373,6 +441,9 @@ class Gossip(FederatedStrategy):
         metrics["refused"] = event.refused
         metrics["missed"] = book.missed
         metrics["restarted"] = book.restarted
+        if self._sites is not None:
+            metrics["lost-sites"] = len(self._sites.absent)
+            metrics["site-seconds"] = self._sites.seconds
         if self._looks.refused:
             metrics["monitor-refused"] = self._looks.refused
         if self._relay.introductions is not None:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
@@ -23,9 +24,16 @@ class Wire:
     ----------
     target : str
         Where it leads.
+    delay : float (default: 0.0)
+        Seconds that what comes in at once is kept before it goes on.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, delay: float = 0.0) -> None:
+        self._delay = delay
+        # Bytes that still pass before nothing does; None for any number.
+        self._left: int | None = None
+        self.held = threading.Event()
+        self._let_go = threading.Event()
         host, _, port = target.partition(":")
         self._target = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +52,13 @@ class Wire:
         self.cut()
         self._listener.close()
 
+    def hold_after(self, count: int) -> None:
+        """Let so many bytes more pass, and then nothing until the wire is cut; ``held`` says when."""
+        with self._lock:
+            self._left = count
+
     def cut(self) -> None:
+        self._let_go.set()
         with self._lock:
             self._whole = False
             for one in self._open:
@@ -73,13 +87,26 @@ class Wire:
                     continue
                 self._open += [here, there]
             for source, sink in ((here, there), (there, here)):
-                threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            sink.sendall(data)
-    for one in (source, sink):
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
+            while data := source.recv(1 << 16):
+                time.sleep(self._delay)
+                passing = self._passing(data)
+                sink.sendall(passing)
+                if len(passing) < len(data):
+                    self.held.set()
+                    self._let_go.wait()
+                    break
+        for one in (source, sink):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _passing(self, data: bytes) -> bytes:
+        with self._lock:
+            if self._left is None:
+                return data
+            passing = data[: self._left]
+            self._left -= len(passing)
+            return passing

@@ -143,8 +143,8 @@ def test_a_server_that_sends_one_member_another_model_learns_nothing(name: str) 
 
     make, client = METHODS[name]
     _, ends = run(make(secure_sum=True, min_train_nodes=4), Partial(N, client=client(task)), rounds=1)
-    # Nobody can open what that member sealed, nor it what the others did: there is no sum of all, and when the
-    # round is tried again it is left out.
+    # Nobody can open what that member sealed, nor it what the others did: there is no sum of all, and when
+    # the round is tried again it is left out.
     assert ends[0].accepted == N - 1
     assert ends[0].rejected == {"sum not unmasked": N, "bad sum shares": 1}
 

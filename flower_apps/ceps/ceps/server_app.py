@@ -21,6 +21,11 @@ from hedgerow.strategies.roster import Roster
 from hedgerow.tasks import OWN, num_features
 from hedgerow.wire.records import to_record
 
+AMONG_SITES = (
+    "One site of several: its nodes compute, encode and decode for real; payloads travel through its "
+    "SuperLink, and to other sites from ServerApp to ServerApp. What is recorded is this site's. The paper "
+    "models no time"
+)
 REALISM = (
     "Nodes compute, encode and decode for real; payloads travel through Flower's hub, which only relays. "
     "What is counted on node->node links is what nodes sent each other. The paper models no time"
@@ -80,7 +85,7 @@ def _experiment(
     data = "own data, " if values["partition"] == OWN else ""
     return Experiment(
         title=f"{values['method']} on {values['problem']}, {data}{values['num-clients']} nodes",
-        realism=REALISM,
+        realism=AMONG_SITES if values["peers"] else REALISM,
         strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor, roster=roster),
         initial_arrays=ArrayRecord(),
         num_rounds=values["iterations"],

@@ -1,6 +1,7 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
@@ -30,13 +31,16 @@ from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
 from hedgerow.strategies.ceps.strategy import CEPS, NEIGHBOURHOOD_RULES, OneBitCode, neighbourhood_rule
 from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import validate_topology
 from hedgerow.tasks import OWN
+from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_STEPS
 from hedgerow.wire.sensing import MATRICES
 
@@ -59,6 +63,33 @@ _MAX_FEATURES = 2**24
 _MAX_CLASS = 2**31 - 1
 
 _TASK_KEYS = ("dataset", "data-dir", "partition", "classes", "standardise", "model")
+
+# Of a run that is one site of several; the first one says that there are some.
+_PEERS = "peers"
+_SITE_SETTINGS: Mapping[str, Setting] = {
+    _PEERS: Setting(
+        "",
+        text("host:port,host:port,…, or empty"),
+        "with several sites, each a SuperLink with a run of its own: where each listens for the others, in "
+        "their order, this one too. Node i of m belongs to site floor(i S / m)",
+    ),
+    "site": Setting(0, whole(0, MAX_NODES), "which of the sites in `peers` this is, from 0"),
+    "peer-listen": Setting(
+        "", text("host:port, or empty"), "where this one listens, if not at its own address in `peers`"
+    ),
+    "peer-timeout": Setting(
+        600.0, above(0.0), "seconds that another site which is late is waited for; half of that at the start"
+    ),
+    "peer-ca": Setting(
+        "",
+        text("a file like the ca.crt of `hedgerow deploy keys --edges`, or empty"),
+        "the certificate that sites' are signed with; empty: no TLS, on one machine alone",
+    ),
+    "peer-certificate": Setting(
+        "", text("a file like its peer.pem, or empty"), "with which this site proves who it is"
+    ),
+    "peer-key": Setting("", text("a file like its peer.key, or empty"), "the private key of that"),
+}
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("ceps", choice(*METHODS), "a row of the table at the top of README.md"),
@@ -137,6 +168,7 @@ SETTINGS: Mapping[str, Setting] = {
         "neighbours seal what they publish and the seeds that it is decoded with: the server only relays "
         "them. Moves no bit of a simulation; 28 bytes a message",
     ),
+    **_SITE_SETTINGS,
     "monitor": Setting(
         True, flag(), "look at all models (simulation only; given up once where most nodes refuse)"
     ),
@@ -233,7 +265,62 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
         )
     if values["bits"] == 1:
         problems.append(f"bits = {values['bits']}; valid is 0 (none) or 2 to 16")
+    return problems + _site_problems(values)
+
+
+def _site_problems(values: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the settings of one site of several."""
+    peers = _peers(values)
+    if not peers:
+        return [
+            f"{key} = {values[key]!r}; valid is {setting.default!r} where peers is empty"
+            for key, setting in _SITE_SETTINGS.items()
+            if values[key] != setting.default and key != _PEERS
+        ]
+    # Nobody sees the nodes of all sites, nor what all of them spend.
+    only = {"monitor": False, "stragglers": False}
+    problems = [
+        f"{key} = {str(values[key]).lower()}; valid with peers is {str(valid).lower()}"
+        for key, valid in only.items()
+        if values[key] != valid
+    ]
+    if values["partition"] == OWN:
+        problems.append(f"partition = {OWN!r}; valid with peers is one of a data set")
+    budget = Budget.parse(values["stop-after"])
+    if budget is not None and budget.of != "iterations":
+        problems.append(f"stop-after = {values['stop-after']!r}; valid with peers is iterations=N")
+    files = [key for key in ("peer-ca", "peer-certificate", "peer-key") if values[key]]
+    if len(files) in (1, 2):
+        problems.append(f"{files[0]} is set; valid is all of peer-ca, peer-certificate and peer-key, or none")
+    try:
+        site = _site(values)
+        own = len(site.nodes(values["num-clients"])) if site is not None else 0
+    except ValueError as error:
+        return [*problems, str(error)]
+    if values["min-available-nodes"] > own:
+        problems.append(
+            f"min-available-nodes = {values['min-available-nodes']}; valid is at most {own}, the nodes of "
+            f"site {values['site']}"
+        )
     return problems
+
+
+def _peers(values: Mapping[str, Any]) -> list[str]:
+    return [address for part in values[_PEERS].split(",") if (address := part.strip())]
+
+
+def _site(values: Mapping[str, Any]) -> Site | None:
+    """Return which of several sites this is; None where there is one hub for all nodes."""
+    if not (peers := _peers(values)):
+        return None
+    files = (Path(values[key]).expanduser() for key in ("peer-ca", "peer-certificate", "peer-key"))
+    return Site(
+        values["site"],
+        peers,
+        PeerCredentials(*files) if values["peer-ca"] else None,
+        values["peer-listen"],
+        values["peer-timeout"],
+    )
 
 
 read = reader(SETTINGS, _problems)
@@ -248,8 +335,12 @@ def build_strategy(
     on_round_end: Sequence[RoundCallback] = (),
 ) -> Gossip:
     """Return the strategy that the settings describe, for models of dimension ``dim``."""
+    site = _site(values)
+    here = values["num-clients"] if site is None else len(site.nodes(values["num-clients"]))
     options: dict[str, Any] = {
         "dim": dim,
+        "num_clients": values["num-clients"],
+        "site": site,
         "topology": values["topology"] or None,
         "privacy": Privacy(
             values["privacy"],
@@ -266,7 +357,7 @@ def build_strategy(
         "roster": roster,
         "registry": Registry.named(values["registry"]),
         "min_train_nodes": values["min-replies"],
-        "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
+        "min_available_nodes": values["min-available-nodes"] or here,
         "on_round_end": on_round_end,
     }
     r, rate = values["participation"], values["learning-rate"]

@@ -25,6 +25,7 @@ from hedgerow.sim.runs.recorder import (
     new_run_folder,
     read_rounds,
 )
+from hedgerow.sim.runs.results import load
 
 
 @dataclass
@@ -289,6 +290,63 @@ def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
     stateful(tmp_path, seed=1, tau1=2)
     with pytest.raises(ValueError, match=r"other settings: seed was 1 and is 2; tau1 was 2 and is 3"):
         stateful(tmp_path, seed=2, tau1=3)
+
+
+def older(folder: Path, **run: Any) -> Path:
+    """Return the folder of a run of format 1, which knew fewer settings: two rounds and a checkpoint."""
+    (folder / "config.json").write_text(json.dumps({"app": "made-up", "run": run, "environment": {}}))
+    recorder = stateful(folder, every=1, **run)
+    play(recorder, range(3))
+    recorder.close()
+    return folder
+
+
+def test_a_run_of_an_older_version_goes_on_with_todays_defaults(tmp_path: Path) -> None:
+    folder = older(tmp_path, seed=1)
+    before = (folder / "config.json").read_bytes()
+    recorder = RunRecorder(folder, {"run": {"seed": 1, "codec": "none"}}, defaults={"codec": "none"})
+    recorder.keep_state(strategy=(part := Part(7)))
+    recorder.resume()
+    assert [record["round"] for record in recorder.rounds] == [0, 1, 2]
+    assert part.value.tolist() == [0, 0, 0]
+    play(recorder, range(3, 5))
+    assert [record["round"] for record in read_rounds(folder)] == [0, 1, 2, 3, 4]
+    # Who wrote it first is still told.
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_what_an_older_version_did_not_know_and_is_not_the_default_is_refused(tmp_path: Path) -> None:
+    folder, now = older(tmp_path, seed=1, gone=2), {"seed": 1, "codec": "onebit", "fault-dropout": 0.5}
+    with pytest.raises(RunFolderError) as caught:
+        RunRecorder(folder, {"run": now}, defaults={"codec": "none"})
+    assert str(caught.value) == (
+        "The run to go on with had other settings: codec is 'onebit', and the run knew no such setting "
+        "(valid is its default, 'none'); fault-dropout is 0.5, and the run knew no such setting "
+        "(valid is to leave it out); gone was 2 and is None"
+    )
+
+
+def test_a_new_run_says_its_format(tmp_path: Path) -> None:
+    RunRecorder(tmp_path, {"run": {}}).close()
+    assert json.loads((tmp_path / "config.json").read_text())["format"] == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "match"),
+    [
+        (3, r"format = 3; valid is an integer from 1 to 2, or none for 1; a newer Hedgerow wrote it"),
+        (0, "format = 0; valid is an integer from 1 to 2, or none for 1$"),
+        (True, "format = True; valid is"),
+        ("2", "format = '2'; valid is"),
+    ],
+)
+def test_a_format_that_is_not_known_is_refused(tmp_path: Path, said: object, match: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"format": said, "run": {}}))
+    (tmp_path / "rounds.jsonl").touch()
+    with pytest.raises(RunFolderError, match=match):
+        RunRecorder(tmp_path, {"run": {}})
+    with pytest.raises(RunFolderError, match=match):
+        load([tmp_path])
 
 
 @pytest.mark.parametrize("key", RESUME_MAY_CHANGE)

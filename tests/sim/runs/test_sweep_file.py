@@ -43,6 +43,16 @@ def test_the_app_is_relative_to_the_file(write_toml: Callable[..., Path], tmp_pa
     assert read_sweep(write_toml("", app="../app")).app == tmp_path.parent / "app"
 
 
+def test_the_app_may_be_one_of_the_suites_by_its_name(
+    write_toml: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write_toml("", app="sd-feel")
+    assert (read_sweep(file).app / "sd_feel" / "server_app.py").is_file()
+    # A folder that is there goes first.
+    (file.parent / "sd-feel").mkdir()
+    assert read_sweep(file).app == file.parent / "sd-feel"
+
+
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text("""

@@ -17,8 +17,8 @@ from tests.strategies.peer_addresses import Wire, addresses
 import hedgerow.clients.gossip
 import hedgerow.clients.links
 import hedgerow.clients.node_state
-from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.baselines import decentralised_client
+from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.strategies.ceps.baselines import DPSGD, Matcha
 from hedgerow.strategies.ceps.strategy import CEPS
@@ -253,6 +253,7 @@ def test_a_site_that_dies_and_comes_back_goes_on_from_its_checkpoint_with_the_ot
     assert told[2][-1]["lost-payloads"] == 0
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_and_mended_loses_what_was_sent_meanwhile() -> None:
     peers = addresses(2)
     with Wire(peers[0]) as to_first, Wire(peers[1]) as to_second:

@@ -1,0 +1,181 @@
+"""What of the repository becomes a page of the site beside the pages in docs/, and where links then lead.
+
+A hook of MkDocs (mkdocs.yml). Apps' READMEs and the files of ``PAGES`` are pages, the command line's page is
+written from its own help, and a file that some page links to, code for example, is a page under ``source/``.
+So every text has one source, in which links are relative, as a code host reads them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = "reference/cli.md"
+APPS = ("sd-feel", "similarity-free", "fedmud", "ceps", "hsgd")
+# A page of the site, and the file of the repository that it is.
+PAGES = {f"methods/{app}.md": f"flower_apps/{app}/README.md" for app in APPS} | {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
+# Files that are on the site under another name than their own.
+_ELSEWHERE = {file: page for page, file in PAGES.items()} | {"README.md": "index.md"}
+_PICTURES = (".svg", ".png")
+_LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".md": "markdown"}
+_FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(!?\[(?P<text>[^\]]*)\])\((?P<target>[^)\s]+)\)")
+
+# Files of the repository that pages link to: where each is on the site.
+_found: dict[str, str] = {}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made of other files."""
+    from mkdocs.structure.files import File, InclusionLevel  # noqa: PLC0415  # Tests read PAGES without MkDocs.
+
+    _found.clear()
+    for page, file in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / file).read_text(encoding="utf-8")))
+    files.append(File.generated(config, COMMANDS, content=commands()))
+    waiting = [file.src_uri for file in files if file.src_uri.endswith(".md")]
+    while waiting:
+        page = waiting.pop()
+        content = files.get_file_from_path(page).content_string  # type: ignore[union-attr]
+        for _, target in _links(content):
+            if (file := _in_repository(page, target)) is None or file in _found:
+                continue
+            if (place := _place(file)).startswith("source/"):
+                if file.endswith(_PICTURES):
+                    added = File.generated(config, place, abs_src_path=str(ROOT / file))
+                else:
+                    added = File.generated(
+                        config, place, content=source_page(file), inclusion=InclusionLevel.NOT_IN_NAV
+                    )
+                    waiting.append(place)
+                files.append(added)
+            _found[file] = place
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lead links to where their targets are on the site."""
+    here = page.file.src_uri
+
+    def led(match: re.Match[str]) -> str:
+        file = _in_repository(here, match["target"])
+        if file is None:
+            return match[0]
+        anchor = match["target"].partition("#")[2]
+        if not anchor and file.endswith(".py"):
+            name = match["text"].strip("`").partition("(")[0].partition(".")[0]
+            anchor = name if name in definitions(file) else ""
+        place = os.path.relpath(_found[file], str(PurePosixPath(here).parent))
+        return f"{match[1]}({place}{'#' if anchor else ''}{anchor})"
+
+    return _outside_code(markdown, lambda text: _LINK.sub(led, text))
+
+
+def commands() -> str:
+    """Return the page of the command line, made of each command's own help."""
+    import typer.main  # noqa: PLC0415
+    from click import Context  # noqa: PLC0415
+    from typer.cli import get_docs_for_click  # noqa: PLC0415
+
+    from hedgerow.sim.cli import app  # noqa: PLC0415
+
+    command = typer.main.get_command(app)
+    return get_docs_for_click(obj=command, ctx=Context(command), name="hedgerow", title="Command line")
+
+
+def source_page(file: str) -> str:
+    """Return a page that shows a file, or lists a folder; a heading for each definition of a module."""
+    path = ROOT / file
+    title = f"# {file} {{ data-search-exclude }}\n\n"
+    if path.is_dir():
+        names = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        return title + "".join(f"- [{name}]({path.name}/{name})\n" for name in names)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    language = _LANGUAGES.get(path.suffix, "text")
+    starts = (
+        [(0, "")] if path.suffix != ".py" else [(0, ""), *((n - 1, d) for d, n in definitions(file).items())]
+    )
+    out = [title]
+    for (start, name), (end, _) in zip(starts, [*starts[1:], (len(lines), "")], strict=True):
+        code = "\n".join(lines[start:end]).strip("\n")
+        if name:
+            out.append(f"## {name} {{ #{name} data-search-exclude }}\n\n")
+        if code:
+            out.append(f"````{language}\n{code}\n````\n\n")
+    return "".join(out)
+
+
+def definitions(file: str) -> dict[str, int]:
+    """Return the names that a module defines, in their order, each with its first line."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {
+        node.name: min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+
+
+def _links(markdown: str) -> Iterator[tuple[str, str]]:
+    """Yield text and target of each link outside code."""
+    found: list[tuple[str, str]] = []
+    _outside_code(
+        markdown, lambda text: str(found.extend((m["text"], m["target"]) for m in _LINK.finditer(text)))
+    )
+    yield from found
+
+
+def _outside_code(markdown: str, change: Callable[[str], str]) -> str:
+    out, end = [], 0
+    for fence in _FENCE.finditer(markdown):
+        out += [change(markdown[end : fence.start()]), fence[0]]
+        end = fence.end()
+    return "".join([*out, change(markdown[end:])])
+
+
+def _in_repository(page: str, target: str) -> str | None:
+    """Return the file of the repository that a page links to; None for an address or an anchor."""
+    target = target.partition("#")[0]
+    if not target or ":" in target or page == COMMANDS:
+        return None
+    file = os.path.normpath(PurePosixPath(_origin(page)).parent / target)
+    # What is not there stays as it is: MkDocs says so.
+    return None if file.startswith("..") or not (ROOT / file).exists() else file
+
+
+def _origin(page: str) -> str:
+    """Return the file of the repository that a page is made of."""
+    if page.startswith("source/"):
+        return page.removeprefix("source/").removesuffix(".md")
+    return PAGES.get(page, f"docs/{page}")
+
+
+def _place(file: str) -> str:
+    """Return where a file of the repository is on the site."""
+    if (page := _ELSEWHERE.get(file) or _ELSEWHERE.get(f"{file}/README.md")) is not None:
+        return page
+    if file.startswith("docs/") and not file.endswith((".py", ".json")) and "examples" not in file:
+        return file.removeprefix("docs/")
+    return f"source/{file}" + ("" if file.endswith(_PICTURES) else ".md")
+
+
+def pages_of(nav: Any) -> Iterator[str]:
+    """Yield the pages that a navigation names."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for entry in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_of(entry)

@@ -1,0 +1,75 @@
+"""``hedgerow report``: runs as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import Costs, Metrics, Paths, bad_options, load_results, name_and_number
+
+if TYPE_CHECKING:
+    from hedgerow.sim.runs.diagram import Network
+    from hedgerow.sim.runs.results import Run
+
+__all__ = ["report"]
+
+
+def report(
+    paths: Paths,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE.html", help="Where the page goes.")
+    ] = Path("report.html"),
+    x: Costs = None,
+    y: Metrics = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="Y=VALUE", help="Compare what it cost to reach this, too. Repeatable."),
+    ] = None,
+) -> None:
+    """Write one page of runs: curves, tables, what crossed each link, lost replies, settings."""
+    from hedgerow.wire.extras import needed
+
+    needed("matplotlib", "plots")
+    from hedgerow.sim.runs.report import write_report
+
+    with bad_options():
+        if out.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"--out {str(out)!r}; valid is a file whose name ends with .html")
+        targets = dict(name_and_number("--target", one) for one in target or [])
+        results = load_results(paths)
+        written = write_report(results, out, xs=x or (), ys=y or (), targets=targets, network=network_of)
+    typer.echo(written)
+
+
+def network_of(run: Run) -> Network | None:
+    """Return the graph of a run whose settings say it; None of any other."""
+    from collections import Counter
+
+    from hedgerow.sim.runs.diagram import MOST_DRAWN, Network
+    from hedgerow.strategies.ceps.strategy import neighbourhood_graph
+    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+    from hedgerow.strategies.topology import graph
+
+    said, links = run.settings, run.rounds[-1].get("by_link") or {}
+    topology = said.get("topology")
+    servers, clients = said.get("num-servers"), said.get("num-clients")
+    if not isinstance(topology, str) or type(clients) is not int or run.seed < 0:
+        return None
+    try:
+        if "edge->edge" in links and type(servers) is int and 1 <= servers <= MOST_DRAWN:
+            edges = sorted(graph(topology, servers, run.seed).edges)
+            hanging: list[int] = []
+            # Which groups nodes are of, no record says.
+            if said.get("clusters") == "contiguous" and servers <= clients <= 1_000_000:
+                members = Counter(contiguous_clusters(clients, servers))
+                hanging = [members[server] for server in range(servers)]
+            return Network("edge", servers, edges, "client", hanging)
+        if "node->node" in links and 1 <= clients <= MOST_DRAWN:
+            edges = sorted(neighbourhood_graph(topology or None, clients, run.seed).edges)
+            return Network("node", clients, edges)
+    except ValueError:
+        # A graph of that name is not to be had on so many nodes: not a run of ours.
+        return None
+    return None

@@ -1,0 +1,47 @@
+"""``hedgerow watch``: a run followed in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hedgerow.sim.cli.options import bad_options, interruptible
+
+__all__ = ["watch"]
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, running or not.")],
+    host: Annotated[
+        str, typer.Option(help="Where to listen. Anything but loopback shows the run to who can connect.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in this machine's browser.")] = False,
+) -> None:
+    """Follow a run in the browser, read only: rounds, curves, who answered, what moved; until Ctrl-C."""
+    import ipaddress
+    import webbrowser
+
+    from hedgerow.sim.runs.follow import FollowServer, check_followed
+
+    with bad_options():
+        folder = check_followed(run)
+        try:
+            server = FollowServer(folder, host, port)
+        except OSError as error:
+            raise ValueError(
+                f"--host {host!r} --port {port}: cannot listen there: {error.strerror}"
+            ) from error
+    with server, interruptible(lambda: "Watched no longer; the run is not touched"):
+        try:
+            alone = ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            alone = host == "localhost"
+        if not alone:
+            typer.echo("Warning: whoever can connect to this port sees the run and its settings", err=True)
+        typer.echo(f"Watching {folder} at {server.url} (Ctrl-C ends it)")
+        if open_:
+            webbrowser.open(server.url)
+        server.serve_forever()

@@ -1,0 +1,527 @@
+"""Nodes that gossip from several sites, each an orchestrator of its own, with no relay between the sites.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, which has
+neither server nor hub. Ours: a site is a SuperLink with nodes and a run of its own. Inside a site its
+ServerApp hands payloads on; those for a node elsewhere it sends to that node's site over the peers' channel.
+Sites need no common clock: a communication of iteration k needs what neighbours publish of k and nothing
+else, and iterations are totally ordered. So two sites that are neighbours agree on the next iteration at
+which a node of either communicates, tell each other whom these nodes want to hear, and meet there: one
+exchange of payloads, then the next agreement. Where all do first what comes first, none waits in a circle.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from flwr.common import log
+
+from hedgerow.strategies.gossip.introductions import Introductions
+from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
+from hedgerow.strategies.router import Bundles, Wants
+from hedgerow.wire.checks import int_at_least, positive
+from hedgerow.wire.ledger import PEER_TO_PEER, Ledger
+from hedgerow.wire.sealed import INTRODUCTION_BYTES
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.gossip.method import GossipMethod
+
+__all__ = ["Site", "Sites"]
+
+# The stages of an iteration: sites agree before it, and send payloads in it.
+_AGREE, _PAYLOADS = 0, 1
+_START_BYTES = 8
+_LONGEST_START = 64
+_LATEST = 2**53
+# Seconds to wait for the answer to a question that needs no work.
+_QUESTION = 5.0
+# A site that is lost is sought for at most one part in so many of the time.
+_SELDOM = 10
+# Bytes that the name of a node, or of one payload, takes at most in what sites tell each other.
+_ENTRY = 64
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Which of the sites this is, and where the others are.
+
+    Node i of m belongs to site floor(i S / m).
+
+    Parameters
+    ----------
+    own : int
+        This site, 0 to S - 1.
+    peers : Sequence[str]
+        ``host:port`` of each of the S >= 1 sites, its own too, for what sites tell each other.
+    credentials : PeerCredentials or None (default: None)
+        With which sites prove who they are; None on one machine alone.
+    listen : str (default: "")
+        Where other sites are listened for, if not at the site's own address.
+    timeout : float (default: 600.0)
+        Seconds that another site which is there and late is waited for, > 0; half of that are sites waited
+        for when the run starts.
+    lost_after : float (default: 15.0)
+        Seconds after which one that does not listen is left out, > 0.
+    """
+
+    own: int
+    peers: Sequence[str]
+    credentials: PeerCredentials | None = None
+    listen: str = ""
+    timeout: float = 600.0
+    lost_after: float = 15.0
+
+    def __post_init__(self) -> None:
+        int_at_least(0, own=self.own)
+        positive(timeout=self.timeout, lost_after=self.lost_after)
+        if self.own >= len(self.peers):
+            raise ValueError(
+                f"site is {self.own!r}; valid is 0 to {len(self.peers) - 1}, as peers has {len(self.peers)}"
+            )
+
+    def of(self, node: int, num_nodes: int) -> int:
+        """Return the site of a node."""
+        return node * len(self.peers) // num_nodes
+
+    def nodes(self, num_nodes: int) -> list[int]:
+        """Return this site's nodes, ascending.
+
+        Raises
+        ------
+        ValueError
+            If there are more sites than nodes.
+        """
+        if len(self.peers) > num_nodes:
+            raise ValueError(
+                f"peers has {len(self.peers)} sites; valid is at most {num_nodes}, a node for each"
+            )
+        return [node for node in range(num_nodes) if self.of(node, num_nodes) == self.own]
+
+
+@dataclass
+class _Link:
+    """What is agreed on with another site: that they agree before iteration ``agrees``, or meet in ``event``.
+
+    Neither: both are at their end.
+    """
+
+    start: str
+    agrees: int | None
+    event: int | None = None
+    # Whom that site's nodes want to hear of this one's then, by receiver.
+    asked: Mapping[int, list[int]] = field(default_factory=dict)
+    # The introductions that it has of this site's nodes.
+    told: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def next(self) -> Topic | None:
+        """What is exchanged next."""
+        if self.agrees is not None:
+            return Topic(self.agrees, _AGREE)
+        return None if self.event is None else Topic(self.event, _PAYLOADS)
+
+
+class Sites:
+    """One site among its neighbours: the sites of nodes that its own nodes may hear, or be heard by.
+
+    A site that is late or gone costs its nodes' messages, and never the run: it is left out, and asked from
+    time to time whether it is there again. Then it is taken in at an iteration that neither has begun.
+
+    Parameters
+    ----------
+    site : Site
+        Which one.
+    method : GossipMethod
+        Of the run. Nodes of all sites must hear whom they choose: ``first`` is None.
+    settings : Mapping[str, Any]
+        What else must be the same at all sites.
+    max_payload : int
+        Bytes that a payload may have.
+    num_iterations : int or None
+        K of the run.
+    iterations : int (default: 0)
+        Iterations that are done, of a run that goes on.
+
+    Attributes
+    ----------
+    name : str
+        What the run is called at all sites alike.
+    absent : set of int
+        The neighbours that take no part in the event at hand.
+    seconds : float
+        Waited for other sites in it.
+
+    Raises
+    ------
+    ValueError
+        If an address is not valid, or there are more sites than nodes.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        method: GossipMethod,
+        settings: Mapping[str, Any],
+        *,
+        max_payload: int,
+        num_iterations: int | None,
+        iterations: int = 0,
+    ) -> None:
+        self.site, self.method = site, method
+        self.nodes = frozenset(site.nodes(method.num_nodes))
+        if any(method.first(i) is not None for i in self.nodes):
+            raise ValueError("site is given; valid where nodes hear the first that reply is None")
+        self.name = "sites/" + _digest(method, {**settings, "sites": len(site.peers)})
+        self._max_payload = max_payload
+        self._end = _LATEST if num_iterations is None else num_iterations
+        most = method.num_nodes * (method.num_nodes + 1)
+        agreed = most * _ENTRY + method.num_nodes * (2 * INTRODUCTION_BYTES + _ENTRY)
+        payloads = self._most_crossing() * (max_payload + _ENTRY)
+        self._channel = PeerChannel(
+            site.own,
+            site.peers,
+            self._neighbours(),
+            run=self.name,
+            layout=f"{method.name} {method.dim}",
+            largest=max(agreed, payloads, 1 << 12),
+            credentials=site.credentials,
+            listen=site.listen,
+            answer=self._answer,
+            comes=self._comes,
+            lost_after=site.lost_after,
+        )
+        self._lock = threading.Lock()
+        # The last iteration at which something began that a site cannot take part in any longer.
+        self._begun = iterations - 1
+        self._links: dict[int, _Link] = {}
+        self._start = secrets.token_hex(_START_BYTES)
+        self._seek_at: dict[int, float] = {}
+        # What own nodes made of other sites' payloads, by site and receiver: senders, and those refused.
+        self._read: dict[int, dict[int, tuple[list[int], list[int]]]] = defaultdict(dict)
+        self._booked: Counter[int] = Counter()
+        self.absent: set[int] = set()
+        self.seconds = 0.0
+
+    def _neighbours(self) -> set[int]:
+        """Return the sites that this one may have to do with; all where the graph changes."""
+        graph = self.method.graph(0)
+        if self.method.graph(1) is not graph:
+            return set(range(len(self.site.peers))) - {self.site.own}
+        return {self.of(j) for i in self.nodes for j in graph.neighbors(i)} - {self.site.own}
+
+    def _most_crossing(self) -> int:
+        graph = self.method.graph(0)
+        if self.method.graph(1) is not graph:
+            return len(self.nodes) * self.method.num_nodes
+        return sum(j not in self.nodes for i in self.nodes for j in graph.neighbors(i))
+
+    def of(self, node: int) -> int:
+        """Return a node's site."""
+        return self.site.of(node, self.method.num_nodes)
+
+    def __enter__(self) -> Self:
+        """Listen; OSError if that cannot be."""
+        self._channel.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop listening."""
+        self._channel.__exit__(kind, error, trace)
+
+    # Who is there. Of two sites the one with the lower number asks, so that both know one agreement.
+
+    def join(self) -> None:
+        """Meet the neighbours; those that come later join later."""
+        end = time.monotonic() + self.site.timeout / 2
+        while (missing := self._lost()) and time.monotonic() < end:
+            self._seek(missing)
+            time.sleep(0.1)
+        if missing := self._lost():
+            log(WARNING, "Sites that are not there yet: %s", missing)
+
+    def _lost(self) -> list[int]:
+        """Return the neighbours with which nothing is agreed on."""
+        with self._lock:
+            return [peer for peer in self._channel.neighbours if peer not in self._links]
+
+    def _seek(self, peers: Iterable[int]) -> None:
+        """Agree with sites that are there; let those that ask know that this one is."""
+        for peer in peers:
+            began = time.monotonic()
+            if peer > self.site.own:
+                self._meet(peer)
+            else:
+                self._channel.call(peer, {"start": self._start}, _QUESTION)
+            now = time.monotonic()
+            self._seek_at[peer] = now + _SELDOM * (now - began)
+
+    def _meet(self, peer: int) -> None:
+        """Agree with a site on the first iteration that neither has begun."""
+        request: dict[str, Any] = {"start": self._start}
+        for _ in range(5):
+            told = self._channel.call(peer, request, _QUESTION)
+            if told is None or not isinstance(begun := told.get("begun"), int) or not -1 <= begun < _LATEST:
+                return
+            if told.get("joined") is True and "join" in request:
+                with self._lock:
+                    # What began here since is without that site, which finds that out when it comes to it.
+                    if request["join"] > self._begun:
+                        start = str(told.get("start"))[:_LONGEST_START]
+                        self._links[peer] = _Link(start, request["join"])
+                return
+            with self._lock:
+                request["join"] = max(begun, self._begun) + 1
+
+    def _answer(self, peer: int, request: dict[str, Any]) -> dict[str, Any]:
+        start = request["start"]
+        if not isinstance(start, str) or len(start) > _LONGEST_START:
+            raise ValueError("start is not that of a site")
+        with self._lock:
+            self._seek_at.pop(peer, None)
+            known = self._links.get(peer)
+            if known is not None and known.start != start:
+                del self._links[peer]
+                self._channel.forsake(peer)
+            told = {"begun": self._begun, "start": self._start}
+            if (join := request.get("join")) is None:
+                return told
+            joined = isinstance(join, int) and self._begun < join < _LATEST
+            if joined:
+                self._links[peer] = _Link(start, join)
+            return {**told, "joined": joined}
+
+    def _comes(self, peer: int, topic: Topic) -> bool:
+        with self._lock:
+            link = self._links.get(peer)
+            return link is not None and link.next is not None and link.next <= topic
+
+    def _leave(self, peer: int, link: _Link) -> None:
+        """Leave a site out until it is met again; the lock is held."""
+        if self._links.get(peer) is link:
+            del self._links[peer]
+            log(WARNING, "Site %d is lost: its nodes' messages are.", peer)
+
+    # From event to event.
+
+    def next_event(self, own: int | None) -> int | None:
+        """Return the next iteration that this site knows of, of which ``own`` is its nodes'.
+
+        None where there is none, which is final only if ``over``.
+        """
+        with self._lock:
+            events = [link.event for link in self._links.values() if link.event is not None]
+        return min([*events, *([own] if own is not None else [])], default=None)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to agree on."""
+        with self._lock:
+            return all(link.agrees is None for link in self._links.values())
+
+    def agree(self, own: int | None, wants: Wants, introductions: Introductions | None) -> None:
+        """Agree with all sites on what comes next, as far as it comes before what is next already.
+
+        Parameters
+        ----------
+        own : int or None
+            The next iteration at which a node of this site communicates; None if there is none.
+        wants : Mapping[int, Sequence[int]]
+            Whom those nodes then want to hear, by node.
+        introductions : Introductions or None
+            Of this site's nodes; takes those of others.
+        """
+        self.seconds = 0.0
+        now = time.monotonic()
+        self._seek([peer for peer in self._lost() if now >= self._seek_at.get(peer, 0.0)])
+        while (due := self._due(own)) is not None:
+            before, links = due
+            sent = {}
+            for peer, link in links.items():
+                sent[peer] = json.dumps(self._tell(peer, link, own, wants, introductions)).encode()
+            found = self._exchange(Topic(before, _AGREE), sent)
+            for peer, link in links.items():
+                self._read.pop(peer, None)
+                try:
+                    event, asked = self._hear(peer, before, found[peer], introductions)
+                except _UNREADABLE:
+                    with self._lock:
+                        self._leave(peer, link)
+                    continue
+                both = [k for k in (own, event) if k is not None]
+                with self._lock:
+                    link.agrees, link.event = None, min(both, default=None)
+                    link.asked = asked if event is not None and link.event == event else {}
+        with self._lock:
+            here = {peer for peer, link in self._links.items() if link.agrees is None}
+        self.absent = set(self._channel.neighbours) - here
+
+    def _due(self, own: int | None) -> tuple[int, dict[int, _Link]] | None:
+        """Return the sites that something is to be agreed on with now, and before which iteration."""
+        event = self.next_event(own)
+        with self._lock:
+            agrees = [link.agrees for link in self._links.values() if link.agrees is not None]
+            if not agrees or (event is not None and min(agrees) > event):
+                if event is not None:
+                    self._begun = max(self._begun, event)
+                return None
+            before = min(agrees)
+            self._begun = max(self._begun, before)
+            return before, {peer: link for peer, link in self._links.items() if link.agrees == before}
+
+    def _tell(
+        self, peer: int, link: _Link, own: int | None, wants: Wants, introductions: Introductions | None
+    ) -> dict[str, Any]:
+        """Return what a site is told: when the next own event is, who wants whom, and who is who."""
+        asked = {str(i): [j for j in wants[i] if self._is_of(peer, j)] for i in wants}
+        told: dict[str, Any] = {"next": own, "wants": {i: those for i, those in asked.items() if those}}
+        if introductions is not None:
+            new = {i: one for i in self.nodes if (one := introductions.of.get(i)) != link.told.get(i) and one}
+            link.told.update(new)
+            told["introductions"] = {
+                str(i): [base64.b64encode(one).decode(), i in introductions.pinning]
+                for i, one in sorted(new.items())
+            }
+            told["read"] = {str(i): read for i, read in sorted(self._read[peer].items())}
+        return told
+
+    def _is_of(self, peer: int, node: int) -> bool:
+        return 0 <= node < self.method.num_nodes and self.of(node) == peer
+
+    def _hear(
+        self, peer: int, before: int, message: bytes | bytearray, introductions: Introductions | None
+    ) -> tuple[int | None, dict[int, list[int]]]:
+        """Return a site's next event, and whom its nodes then want to hear of this one's.
+
+        Raises one of ``_UNREADABLE`` where it cannot be: a site speaks for its own nodes alone.
+        """
+        told = json.loads(message)
+        event = told["next"]
+        if event is not None and not (isinstance(event, int) and before <= event < self._end):
+            raise ValueError(f"next is {event!r}")
+        asked = {}
+        for name, those in told["wants"].items():
+            if not self._is_of(peer, i := int(name)):
+                raise ValueError(f"node {i} is none of site {peer}")
+            asked[i] = sorted({j for j in those if isinstance(j, int) and j in self.nodes})
+        if introductions is not None:
+            for name, (text, pinning) in told["introductions"].items():
+                one = base64.b64decode(text, validate=True)
+                if not self._is_of(peer, i := int(name)) or len(one) != INTRODUCTION_BYTES:
+                    raise binascii.Error(f"node {i}")
+                introductions.take(i, one, pinning is True)
+            for name, (senders, refused) in told["read"].items():
+                if not self._is_of(peer, i := int(name)):
+                    raise ValueError(f"node {i} is none of site {peer}")
+                introductions.confirm(i, self.nodes.intersection(senders), refused)
+        return event, asked
+
+    def asked(self, k: int) -> dict[int, list[int]]:
+        """Return whom other sites' nodes want to hear of this one's at iteration k, by receiver."""
+        with self._lock:
+            links = [link for _, link in sorted(self._links.items()) if link.event == k]
+        return {i: senders for link in links for i, senders in link.asked.items()}
+
+    def exchanged(self, k: int, bundles: Bundles) -> Bundles:
+        """Send other sites what their nodes get of iteration k, and return what they sent of theirs.
+
+        Parameters
+        ----------
+        k : int
+            The iteration that was agreed on.
+        bundles : dict[int, dict[int, bytes]]
+            By receiver and sender; those of other sites' nodes are sent.
+        """
+        with self._lock:
+            links = {peer: link for peer, link in self._links.items() if link.event == k}
+        sent = {
+            peer: _packed({i: bundle for i, bundle in bundles.items() if self.of(i) == peer})
+            for peer in links
+        }
+        found = self._exchange(Topic(k, _PAYLOADS), sent)
+        received: Bundles = {}
+        for peer, link in links.items():
+            try:
+                entries = list(_unpacked(found[peer]))
+            except _UNREADABLE:
+                with self._lock:
+                    self._leave(peer, link)
+                self.absent.add(peer)
+                continue
+            for i, j, payload in entries:
+                if i in self.nodes and self._is_of(peer, j) and 0 < len(payload) <= self._max_payload:
+                    received.setdefault(i, {})[j] = payload
+            with self._lock:
+                link.agrees, link.event, link.asked = k + 1, None, {}
+        return received
+
+    def note_read(self, i: int, senders: Iterable[int], refused: Iterable[int]) -> None:
+        """Note which payloads a node of this site could read, for the sites of those that sent them."""
+        refusals = set(refused)
+        by_site: dict[int, list[int]] = defaultdict(list)
+        for j in senders:
+            if j not in self.nodes:
+                by_site[self.of(j)].append(j)
+        for peer, those in by_site.items():
+            self._read[peer][i] = those, sorted(refusals.intersection(those))
+
+    def _exchange(self, topic: Topic, sent: Mapping[int, bytes]) -> dict[int, bytes | bytearray]:
+        """Return what sites sent that were reached too."""
+        began = time.monotonic()
+        found = self._channel.exchange(topic, sent, self.site.timeout) if sent else None
+        self.seconds += time.monotonic() - began
+        return {} if found is None else {peer: found.received[peer] for peer in found.both_ways}
+
+    def book(self, ledger: Ledger, server_round: int) -> None:
+        """Book what was sent to other sites since the last time."""
+        for peer, traffic in self._channel.traffic.items():
+            if size := traffic.bytes - self._booked[peer]:
+                ledger.book(server_round, PEER_TO_PEER, self.site.own, peer, 0, size)
+                self._booked[peer] = traffic.bytes
+
+    def summary(self) -> None:
+        """Log who the neighbours are."""
+        own, all_of = self.site.own, len(self.site.peers)
+        log(INFO, "\t├──> Site %d of %d, next to %s", own, all_of, self._channel.neighbours)
+
+
+def _digest(method: GossipMethod, settings: Mapping[str, Any]) -> str:
+    """Return what is the same at sites that make one run."""
+    told = {
+        "method": method.name,
+        "edges": sorted(sorted(edge) for edge in method.graph(0).edges),
+        "nodes": [dict(method.instructions(i)) for i in range(method.num_nodes)],
+        **settings,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _packed(bundles: Mapping[int, Mapping[int, bytes]]) -> bytes:
+    """Return payloads as bytes: a line of receivers, senders and lengths, then what it tells of."""
+    entries = [(i, j, payload) for i, bundle in bundles.items() for j, payload in bundle.items()]
+    header = json.dumps([(i, j, len(payload)) for i, j, payload in entries]).encode()
+    return b"\n".join((header, b"".join(payload for _, _, payload in entries)))
+
+
+def _unpacked(message: bytes | bytearray) -> Iterable[tuple[int, int, bytes]]:
+    """Yield receiver, sender and payload; raises one of ``_UNREADABLE`` where it cannot."""
+    header, _, rest = bytes(message).partition(b"\n")
+    start = 0
+    for i, j, length in json.loads(header):
+        if not (isinstance(i, int) and isinstance(j, int) and 0 <= length <= len(rest) - start):
+            raise ValueError("payloads of another length")
+        yield i, j, rest[start : start + length]
+        start += length

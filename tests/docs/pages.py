@@ -1,0 +1,55 @@
+"""The site's pages as tests read them: their code blocks, and which of them are run.
+
+A page's blocks make one session in an empty folder: ``python title="x.py"`` and ``toml title="x.toml"`` are
+written there, other ``python`` blocks and all ``bash`` blocks are run, in their order. A block after a
+paragraph that begins with ``**Needs`` is shown and not run: it says what it needs.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Pages whose blocks are run.
+RUN = sorted(
+    path.relative_to(DOCS).as_posix()
+    for path in (
+        DOCS / "index.md",
+        *(p for part in ("start", "tutorials", "how-to") for p in DOCS.glob(f"{part}/*.md")),
+    )
+)
+
+_BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file that it is, its text, whether it needs what is not here."""
+
+    language: str
+    title: str
+    text: str
+    needs: bool
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page."""
+    content, end = page.read_text(encoding="utf-8"), 0
+    for match in _BLOCK.finditer(content):
+        paragraph = content[end : match.start()].strip().rpartition("\n\n")[2]
+        yield Block(match[1], match[2] or "", match[3], paragraph.startswith("**Needs "))
+        end = match.end()
+
+
+def hook() -> ModuleType:
+    """Return docs/pages.py, which MkDocs loads as a hook."""
+    spec = spec_from_file_location("hedgerow_site", DOCS / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,117 @@
+"""What holds of the site without building it: `make site` builds it, strictly."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+import yaml
+
+from hedgerow.sim.cli import app
+from hedgerow.sim.runs.app import find_app
+from hedgerow.sim.runs.plan import plan_run
+
+from .pages import DOCS, ROOT, RUN, Block, blocks, hook
+
+APPS = sorted((ROOT / "flower_apps").glob("*/README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")), *APPS]
+COMMANDS = typer.main.get_command(app)
+
+
+class _Config(yaml.SafeLoader):
+    """Reads mkdocs.yml without the functions that it names."""
+
+
+_Config.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def test_the_navigation_has_every_page_and_no_other() -> None:
+    site = hook()
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Config)
+    named = list(site.pages_of(config["nav"]))
+    made = {*site.PAGES, site.COMMANDS}
+    assert all((ROOT / file).is_file() for file in site.PAGES.values())
+    assert {f"methods/{path.parent.name}.md" for path in APPS} <= made
+    assert sorted(named) == sorted(made | {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")})
+
+
+def test_the_site_fetches_nothing() -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert "font: false" in config
+    # Its script would come from unpkg.com.
+    assert not [page.name for page in PAGES if "```mermaid" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("readme", APPS, ids=[path.parent.name for path in APPS])
+def test_each_equation_names_a_function_that_is_there(readme: Path) -> None:
+    section = readme.read_text(encoding="utf-8").split("## The method in equations")[1].split("\n## ")[0]
+    links = re.findall(r"\[`(\w+)`\]\(([^)]+\.py)\)", section)
+    assert len(links) >= 5
+    for name, target in links:
+        file = (readme.parent / target).resolve().relative_to(ROOT)
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (
+            f"{file}: {name}"
+        )
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_a_block_is_run_or_says_what_it_needs(page: str) -> None:
+    for block in blocks(DOCS / page):
+        assert block.language in ("bash", "python", "toml", "text"), block
+        # Who has not got it sees why.
+        assert not block.needs or block.language == "bash", block
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[path.relative_to(ROOT).as_posix() for path in PAGES])
+def test_every_command_has_the_options_that_a_page_gives_it(page: Path) -> None:
+    for block in blocks(page):
+        for words in _commands(block):
+            parsed = _parsed(words)
+            # A GPU that a page needs is not here.
+            if not block.needs:
+                _check_settings(*parsed)
+
+
+def _commands(block: Block) -> Iterator[list[str]]:
+    """Yield the lines of a shell block that call hedgerow, continued ones joined."""
+    if block.language != "bash":
+        return
+    text = block.text.replace("\\\n", " ")
+    for line in text.splitlines():
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            while words and words[0] in ("!", "sudo", "nice"):
+                words = words[1:]
+            if words and words[0].rpartition("/")[2] == "hedgerow":
+                yield words[1:]
+
+
+def _parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command and its options; fail unless the command line takes these words."""
+    command, context = COMMANDS, click.Context(COMMANDS)
+    while isinstance(command, click.Group):
+        name = words[0]
+        found = command.get_command(context, name)
+        assert found is not None, f"hedgerow has no command {name!r}"
+        command, words, context = found, words[1:], click.Context(found, parent=context, info_name=name)
+    try:
+        return str(context.info_name), command.make_context(context.info_name, words).params
+    except click.UsageError as error:
+        pytest.fail(f"{context.info_name} {shlex.join(words)}: {error.format_message()}")
+
+
+def _check_settings(command: str, options: dict[str, Any]) -> None:
+    """Raise SettingsError unless the settings of a run of one of the suite's apps are valid."""
+    app_name = Path(str(options.get("app_path", ""))).name
+    if command == "run" and app_name in {path.parent.name for path in APPS}:
+        # Files and folders of the reader's own are not here.
+        settings = [
+            text
+            for text in options["run_config"] or []
+            if not text.endswith(".toml") and "/path/to/" not in text
+        ]
+        plan_run(find_app(str(ROOT / "flower_apps" / app_name)), settings)

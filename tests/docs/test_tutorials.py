@@ -1,0 +1,64 @@
+"""The tutorials and how-to pages, run as they stand, each in an empty folder."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import DOCS, RUN, blocks
+
+# Under ten seconds each; the others start deployments, Ray, or a dozen runs.
+QUICK = ("tutorials/gossip.md",)
+
+
+def script(page: Path, folder: Path) -> str:
+    """Write a page's files and return its blocks as one shell script."""
+    parts = ["set -euo pipefail"]
+    for number, block in enumerate(blocks(page)):
+        if block.needs or block.language == "text":
+            continue
+        if block.title:
+            # When its turn comes, since a page may write a file anew.
+            source = folder / ".blocks" / str(number)
+            source.parent.mkdir(exist_ok=True)
+            source.write_text(block.text, encoding="utf-8")
+            parts.append(f'mkdir -p "$(dirname {block.title})" && cp {source} {block.title}')
+        elif block.language == "python":
+            parts.append(f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK")
+        else:
+            parts.append(block.text)
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize(
+    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in RUN]
+)
+def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray" if page.endswith("/ray.md") else "flwr")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(tmp_path / ".flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+    }
+    environment.pop("HEDGEROW_DATA_DIR", None)
+    with subprocess.Popen(
+        ["bash", "-c", script(DOCS / page, tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        try:
+            output, _ = run.communicate(timeout=600)
+        except BaseException:
+            os.killpg(run.pid, signal.SIGTERM)
+            raise
+    assert run.returncode == 0, output[-4000:]

@@ -1,0 +1,79 @@
+"""``hedgerow report``: where the page goes, and the graphs that settings say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sim.cli.command_line import hedgerow
+
+from hedgerow.sim.cli.report import network_of
+from hedgerow.sim.runs.results import Run
+
+WriteRun = Callable[..., Path]
+
+
+def test_a_report_is_one_file_where_it_is_told(made: Path, tmp_path: Path) -> None:
+    result = hedgerow("report", made, "-o", tmp_path / "new" / "page.html", "--target", "loss=1")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.split() == [str(tmp_path / "new" / "page.html")]
+    page = (tmp_path / "new" / "page.html").read_text()
+    assert "sim-seconds to loss &lt;= 1" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-o", "page.pdf"), "--out 'page.pdf'; valid is a file whose name ends with .html"),
+        (("--target", "loss"), "--target 'loss'; valid is name=number"),
+        (("--y", "beauty"), "y = 'beauty'; valid in"),
+        (("--x", "money"), "x = 'money'; valid is one of rounds"),
+    ],
+)
+def test_a_bad_option_is_one_error_and_writes_nothing(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = hedgerow("report", made, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob("*.pdf"))
+
+
+def run(link: str, **settings: Any) -> Run:
+    links = {link: {"messages": 1, "nominal_bits": 1, "payload_bytes": 1}}
+    config = {"run": {"seed": 0, **settings}}
+    return Run(Path(), "a", 0, json.loads(json.dumps(config)), [{"round": 1, "by_link": links}], True)
+
+
+def test_edge_servers_are_drawn_as_their_topology_says_with_their_clients() -> None:
+    settings = {"topology": "ring", "num-servers": 4, "num-clients": 10, "clusters": "contiguous"}
+    network = network_of(run("edge->edge", **settings))
+    assert network is not None
+    assert list(network.edges) == [(0, 1), (0, 3), (1, 2), (2, 3)]
+    assert (network.kind, network.leaf, list(network.leaves)) == ("edge", "client", [3, 2, 3, 2])
+    grouped = network_of(run("edge->edge", **{**settings, "clusters": "group"}))
+    assert grouped is not None
+    assert not grouped.leaves
+
+
+def test_nodes_are_drawn_as_their_topology_says() -> None:
+    network = network_of(run("node->node", **{"topology": "star", "num-clients": 3}))
+    assert network is not None
+    assert list(network.edges) == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"topology": 3, "num-servers": 2, "num-clients": 2},
+        {"topology": "no-such", "num-servers": 2, "num-clients": 2},
+        {"topology": "complete", "num-servers": 10**9, "num-clients": 10**9},
+        {"topology": "ring", "num-servers": "2", "num-clients": 2},
+        {"topology": "regular(3)", "num-servers": 3, "num-clients": 3},
+    ],
+)
+def test_what_is_no_graph_is_not_drawn(settings: dict[str, Any]) -> None:
+    assert network_of(run("edge->edge", **settings)) is None

@@ -1,0 +1,59 @@
+"""``hedgerow watch``: it says where, serves until Ctrl-C, and leaves the run as it is."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.sim.cli.command_line import hedgerow
+
+WriteRun = Callable[..., Path]
+
+
+def test_it_serves_until_it_is_interrupted(write_run: WriteRun) -> None:
+    folder = write_run("run", [2.0, 1.0])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hedgerow.sim", "watch", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith(f"Watching {folder} at http://127.0.0.1:")
+        port = int(said.partition("127.0.0.1:")[2].partition("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/events")
+        assert b"event: begin" in connection.getresponse().readline()
+        # With a page that follows.
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors == "Watched no longer; the run is not touched\n"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "is not there; valid is the folder of a run"),
+        (("--host", "256.1.1.1"), "--host '256.1.1.1' --port 0: cannot listen there"),
+    ],
+)
+def test_what_cannot_be_watched_is_one_error(
+    write_run: WriteRun, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    folder = write_run("run", [2.0]) if options else tmp_path / "none"
+    result = hedgerow("watch", folder, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,294 @@
+"""A report holds what the runs hold, on one page that needs nothing, and nothing of them is markup."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hedgerow.sim.runs.compare import common_budget
+from hedgerow.sim.runs.diagram import Crossed, Network, links_svg, network_svg, size
+from hedgerow.sim.runs.report import report_html, write_report
+from hedgerow.sim.runs.results import load
+
+WriteRun = Callable[..., Path]
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>]]>--> $\\frac{$ \x1b[2J\x00\u202e"
+LINKS = {
+    "client->edge": {"messages": 10, "nominal_bits": 8000, "payload_bytes": 12_345},
+    "edge->client": {"messages": 12, "nominal_bits": 9000, "payload_bytes": 2_000_000},
+    "edge->edge": {"messages": 6, "nominal_bits": 4800, "payload_bytes": 600},
+}
+# What stands alone in HTML.
+VOID = {"meta", "link", "br", "img"}
+
+
+class Page(HTMLParser):
+    """The page's elements and its text; every element that is opened must be closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+def with_last(folder: Path, **changes: Any) -> Path:
+    """Return a run folder whose last record says more."""
+    file = folder / "rounds.jsonl"
+    *first, last = file.read_text().splitlines()
+    file.write_text("\n".join([*first, json.dumps({**json.loads(last), **changes})]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def sweep(write_sweep: WriteRun) -> Path:
+    made = write_sweep({"A": {0: [2.0, 1.0], 1: [2.0, 1.2]}, "B": {0: [2.0, 0.8], 1: [2.0, 1.0]}})
+    for n, folder in enumerate(sorted(made.glob("A/*"))):
+        lost = {"timeout": 1 + n}
+        with_last(folder, by_link=LINKS, rejected=lost, sent=10, accepted=9 - n)
+    return made
+
+
+def test_a_report_has_what_was_run_curves_tables_links_losses_and_settings(sweep: Path) -> None:
+    page = Page(report_html(load([sweep]), targets={"loss": 1.0}))
+    for words in (
+        "Made up",
+        "Realism: numbers by hand.",
+        "loss over simulated time",
+        "2 seeds: mean, band: minimum to maximum.",
+        "loss at sim-seconds = 0.5",
+        "1.1 ± 0.14",
+        "sim-seconds to loss <= 1",
+        "client->edge",
+        "12.3 kB",
+        "2 MB",
+        "15.00% of 20",
+        'A "A"',
+    ):
+        assert words in page.text, words
+
+
+def test_a_page_needs_nothing_else_and_runs_nothing(sweep: Path) -> None:
+    text = report_html(load([sweep]))
+    page = Page(text)
+    assert not page.all("script", "link", "img", "iframe", "object", "form")
+    assert "default-src 'none'" in text
+    outward = [value for _, found in page.elements for value in found.values() if value and "//" in value]
+    assert outward == []
+    assert not [key for _, found in page.elements for key in found if key.startswith("on")]
+    assert "@import" not in text
+
+
+def test_a_page_is_read_by_those_who_do_not_see_it(sweep: Path) -> None:
+    text = report_html(load([sweep]))
+    page = Page(text)
+    assert page.all("html") == [{"lang": "en"}]
+    heads = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert heads[0] == 1
+    assert heads.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(heads))
+    ids = [found["id"] for _, found in page.elements if "id" in found]
+    assert len(ids) == len(set(ids))
+    pictures = page.all("svg")
+    assert len(pictures) >= 2
+    for picture in pictures:
+        assert picture["role"] == "img"
+        assert set((picture["aria-labelledby"] or "").split()) <= set(ids)
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert all(found.get("scope") in ("col", "row") for found in page.all("th"))
+    inner = [found["href"][1:] for found in page.all("a", "use") if (found["href"] or "").startswith("#")]
+    assert inner
+    assert set(inner) <= set(ids)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_texts_stand_out_in_light_dark_and_print(sweep: Path) -> None:
+    schemes = re.findall(r":root \{([^}]*)\}", report_html(load([sweep])))
+    assert len(schemes) == 3
+    for scheme in schemes:
+        colour = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", scheme))
+        for ink in ("ink", "muted", "accent", "bad", "good"):
+            for ground in ("paper", "panel"):
+                light, dark = sorted((luminance(colour[ink]), luminance(colour[ground])), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (ink, ground)
+
+
+def test_curves_have_the_pages_ink_so_that_they_read_in_the_dark(sweep: Path) -> None:
+    text = report_html(load([sweep]))
+    assert "currentColor" in text
+    for colour in ("#000000", "#010203", "#010204", "#ffffff;"):
+        assert colour not in text.partition("</style>")[2], colour
+
+
+def test_the_same_runs_give_the_same_page(sweep: Path, tmp_path: Path) -> None:
+    first = write_report(load([sweep]), tmp_path / "one.html").read_bytes()
+    assert write_report(load([sweep]), tmp_path / "there" / "two.html").read_bytes() == first
+
+
+def test_nothing_that_a_run_says_is_markup(
+    write_run: WriteRun, write_sweep: WriteRun, tmp_path: Path
+) -> None:
+    sweep = write_sweep({"A": {0: [2.0, 1.0]}, "B": {0: [2.0, 1.0]}})
+    asked = json.loads((sweep / "sweep.json").read_text())
+    asked |= {"title": EVIL, "realism": EVIL}
+    asked["variants"][0]["label"] = EVIL
+    (sweep / "sweep.json").write_text(json.dumps(asked))
+    folder = next(sweep.glob("A/*"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"app": EVIL, "version": EVIL}
+    config["environment"] = {
+        "cpu": EVIL,
+        "git": {"commit": EVIL},
+        "packages": {"torch": EVIL},
+        "engine": EVIL,
+    }
+    config["run"] |= {EVIL: EVIL, "text": EVIL}
+    (folder / "config.json").write_text(json.dumps(config))
+    evil_links = {
+        EVIL: LINKS["edge->edge"],
+        f"{EVIL.replace(' ', '')}->b {EVIL}": LINKS["edge->edge"],
+        "c->d": EVIL,
+    }
+    with_last(folder, by_link=evil_links, rejected={EVIL: 1}, central={"loss": 1.0, EVIL: 2.0})
+    honest = report_html(load([next(sweep.glob("B/*"))]))
+    text = report_html(load([sweep]), network=lambda _: Network(EVIL, 2, [(0, 1)], EVIL, [1, 1]))
+    page = Page(text)
+    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in Page(honest).elements} | DIAGRAM
+    assert not [key for _, found in page.elements for key in found if key.startswith("on")]
+    assert not any(c in text for c in "\x00\x1b\u202e")
+    # It is there, as text.
+    assert "<script>alert(1)</script>" in page.text
+
+
+# What the other page has not: drawings of links, and a warning.
+DIAGRAM = {
+    "svg",
+    "title",
+    "desc",
+    "path",
+    "rect",
+    "text",
+    "circle",
+    "g",
+    "div",
+    "li",
+    "figure",
+    "strong",
+    "ul",
+}
+
+
+def test_a_run_that_measured_no_loss_shows_what_it_measured(write_run: WriteRun) -> None:
+    folder = with_last(write_run("foreign", [None, None]), central={"perplexity": 3.0}, train={"kl": 0.5})
+    text = Page(report_html(load([folder]))).text
+    assert "kl over rounds" in text
+    assert "perplexity over rounds" in text
+    assert "loss over rounds" not in text
+
+
+def test_a_metric_that_was_asked_for_must_be_there(sweep: Path) -> None:
+    with pytest.raises(ValueError, match=r"y = 'perplexity'; valid in .* is one of"):
+        report_html(load([sweep]), ys=["perplexity"])
+
+
+def test_traffic_that_is_no_number_is_left_out(write_run: WriteRun) -> None:
+    bad = {
+        "a->b": {"messages": float("inf"), "nominal_bits": 1, "payload_bytes": 1},
+        "c->d": None,
+        "e->f": {},
+    }
+    folder = with_last(write_run("run", [2.0, 1.0]), by_link=bad)
+    text = Page(report_html(load([folder]))).text
+    assert "a->b" not in text
+    assert "e->f" in text
+
+
+def test_a_file_of_results_gives_the_page_of_its_folders(sweep: Path, tmp_path: Path) -> None:
+    from hedgerow.sim.runs.collected import write_collected
+
+    write_collected(load([sweep]), tmp_path / "made.json")
+    of_file, of_folder = (Page(report_html(load([path]))).text for path in (tmp_path / "made.json", sweep))
+    for words in ("loss at sim-seconds = 0.5", "12.3 kB", "timeout"):
+        assert words in of_file
+        assert words in of_folder
+    assert common_budget(load([tmp_path / "made.json"]), "sim-seconds") == 0.5
+
+
+# Drawings
+
+
+def crossed(**payload: float) -> dict[str, Crossed]:
+    return {link.replace("_", "->"): Crossed(3, 80, size) for link, size in payload.items()}
+
+
+def words(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def test_kinds_of_nodes_stand_between_those_they_talk_to() -> None:
+    links = crossed(device_edge=1e6, edge_device=2e6, edge_hospital=5.0, hospital_cloud=4.0, cloud_edge=7.0)
+    drawn = words(links_svg(links, "x"))
+    assert [word for word in drawn if word.isalpha()] == ["cloud", "hospital", "edge", "device"]
+    assert "↑ 1 MB, 3 messages" in drawn
+    assert "↓ 2 MB, 3 messages" in drawn
+
+
+def test_a_network_is_drawn_with_each_links_share() -> None:
+    ring = Network("edge", 4, [(0, 1), (1, 2), (2, 3), (0, 3)], "client", [2, 2, 2, 9])
+    links = crossed(edge_edge=8_000.0, client_edge=1_500.0, edge_client=3_000.0)
+    svg = network_svg(ring, links, "x")
+    # Four links, both ways.
+    assert words(svg).count("1 kB") == 4
+    assert "edge 0 – edge 3: 1 kB each way" in svg
+    assert "client-&gt;edge: 100 B each; edge-&gt;client: 200 B each" in svg
+    assert "×9" in words(svg)
+    assert svg.count('class="leaf"') == 2 + 2 + 2 + 6
+
+
+def test_no_network_is_drawn_without_its_links_or_of_too_many_nodes() -> None:
+    pair = Network("edge", 2, [(0, 1)])
+    assert network_svg(pair, crossed(client_edge=1.0), "x") == ""
+    assert network_svg(Network("edge", 41, []), crossed(edge_edge=1.0), "x") == ""
+    assert "0 B each way" in network_svg(pair, crossed(edge_edge=0.0), "x")
+    assert links_svg({}, "x") == ""
+    assert links_svg(crossed(nonsense=1.0), "x") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (12_345, "12.3 kB"), (3e18, "3e+03 PB")]
+)
+def test_bytes_are_said_as_people_say_them(value: float, said: str) -> None:
+    assert size(value) == said
