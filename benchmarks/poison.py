@@ -1,7 +1,8 @@
 """What lying nodes do to a run, under each rule of aggregation: final test accuracies, and what rules cost.
 
-    python benchmarks/poison.py                     # 20 % of liars, five attacks, IID, three seeds
-    python benchmarks/poison.py --shares 0.1,0.2,0.3 --attacks all --distributions all     # everything
+    python benchmarks/poison.py                     # 20 % of liars, five attacks, IID, one seed
+    python benchmarks/poison.py --seeds 0,1,2 --attacks all --distributions all --cache poison.jsonl
+    python benchmarks/poison.py --seeds 0,1,2 --shares 0.1,0.2,0.3 --attacks all --distributions all
     python benchmarks/poison.py --apps sd-feel --attacks sign-flip,alie --cache poison.jsonl
     python benchmarks/poison.py --cost-only
 
@@ -577,7 +578,7 @@ def main(
     rules: Annotated[str, typer.Option(help="with commas, or all")] = "all",
     distributions: Annotated[str, typer.Option(help="iid, skewed, or all")] = "iid",
     shares: Annotated[str, typer.Option(help="of the nodes that lie, above 0 and below 0.5")] = "0.2",
-    seeds: Annotated[str, typer.Option(help="with commas")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="with commas")] = "0",
     jobs: Annotated[int, typer.Option(min=1, help="processes, of one thread each")] = 2,
     cache: Annotated[
         Path | None, typer.Option(help="a file that keeps each run; those in it are not run")
