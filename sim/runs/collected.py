@@ -2,7 +2,8 @@
 
 A JSON text: what the sweep said, the settings that all runs share, the environments they ran in, and a line
 a run: label, seed, its other settings, traffic by link and lost replies at the end, and its evaluated
-rounds as columns, thinned to ``POINTS``. A column is named as in a record of ``rounds.jsonl``, a metric
+rounds as columns, thinned to ``POINTS``: every metric of evaluations, and of training those that the sweep
+plots. A column is named as in a record of ``rounds.jsonl``, a metric
 ``source.name``; ``null`` is what a round does not have. ``results.load`` reads it as it reads a sweep.
 """
 
@@ -53,7 +54,7 @@ def collect(results: Results) -> dict[str, Any]:
                 "finished": run.finished,
                 "by_link": run.rounds[-1].get("by_link", {}),
                 "lost-replies": _lost(run),
-                "columns": _columns(run),
+                "columns": _columns(run, results.ys),
             }
         )
     return {
@@ -129,7 +130,7 @@ def _record(columns: Mapping[str, Sequence[Any]], at: int) -> dict[str, Any]:
     return record
 
 
-def _columns(run: Run) -> dict[str, list[Any]]:
+def _columns(run: Run, ys: Sequence[str]) -> dict[str, list[Any]]:
     """Return the rounds that are kept, as columns; real seconds of those between go to the next one kept."""
     evaluated = [at for at, record in enumerate(run.rounds) if any(record.get(s) for s in SOURCES[:2])]
     kept = _thinned(evaluated or list(range(len(run.rounds))))
@@ -146,7 +147,8 @@ def _columns(run: Run) -> dict[str, list[Any]]:
             ]
     for source in SOURCES:
         rows = [dict(numbers(run.rounds[at], source)) for at in kept]
-        for name in sorted({name for row in rows for name in row}):
+        names = {name for row in rows for name in row if source != SOURCES[-1] or name in ys}
+        for name in sorted(names):
             out[f"{source}.{name}"] = [_short(row.get(name)) for row in rows]
     return out
 

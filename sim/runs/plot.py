@@ -186,7 +186,7 @@ def _dress(ax: Axes, x: str, y: str, log_x: bool, log_y: bool) -> None:
 
 
 def caption(results: Results, xs: Sequence[str]) -> str:
-    """Return what a figure's reader must know of its lines: seeds, bands, and whose seconds."""
+    """Return what a figure's reader must know of its lines: of what, seeds, bands, and whose seconds."""
     counts = sorted({len(seeds) for seeds in results.variants().values()})
     seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
     bands = []
@@ -194,10 +194,23 @@ def caption(results: Results, xs: Sequence[str]) -> str:
         bands.append("minimum to maximum")
     if any(count >= FEW_SEEDS for count in counts):
         bands.append("95 % t interval of the mean")
-    said = [f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band.")]
+    said = [_learnt(results)] if _learnt(results) else []
+    said += [f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band.")]
     presets = sorted(
         {str(r.settings["latency-preset"]) for r in results.runs if "latency-preset" in r.settings}
     )
     if "sim-seconds" in xs and presets:
         said.append(f"Simulated time: latency preset {', '.join(presets)}.")
     return " ".join(said)
+
+
+def _learnt(results: Results) -> str:
+    """Return what all runs learnt from what, as far as their settings say it and agree."""
+    settings = [run.settings for run in results.runs]
+    shared = {key: value for key, value in settings[0].items() if all(s.get(key) == value for s in settings)}
+    # An app that has several problems says which data it takes by the problem.
+    keys = ("problem",) if "problem" in settings[0] else ("dataset", "model", "partition")
+    said = [str(shared[key]) for key in keys if key in shared]
+    if "num-clients" in shared:
+        said.append(f"{shared['num-clients']} nodes")
+    return f"{', '.join(said)}." if said else ""

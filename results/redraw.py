@@ -1,0 +1,284 @@
+"""Redraw every table and picture of the apps' READMEs from the files beside this one.
+
+    python results/redraw.py            # writes what differs; `make results`
+    python results/redraw.py --check    # exits with 1 where a table differs, and writes nothing
+
+A README says what it wants between two comments, whose first holds one of
+
+    results: summary sd-feel/fig3 --x sim-seconds --y loss --y accuracy --target accuracy=0.9
+    results: table sd-feel/fig3 --x sim-seconds --y loss --target accuracy=0.9
+    results: plot sd-feel/fig3 figures/fig3 --y loss --y accuracy --log-x
+    results: claims sd-feel
+
+``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from hedgerow.sim.runs.compare import (
+    Paired,
+    at_budget,
+    budget_table,
+    common_budget,
+    higher_is_better,
+    paired_difference,
+    target_table,
+    to_target,
+)
+from hedgerow.sim.runs.plot import draw, save
+from hedgerow.sim.runs.results import Results, load
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+_REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+# Fewer repetitions show nothing.
+_FEWEST_SEEDS = 2
+
+
+@cache
+def results(name: str) -> Results:
+    """Return what a file of results holds."""
+    return load([HERE / f"{name}.json"])
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="results:", exit_on_error=False)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    for kind in ("summary", "table", "plot"):
+        sub = kinds.add_parser(kind)
+        sub.add_argument("name")
+        if kind == "plot":
+            sub.add_argument("out")
+            sub.add_argument("--log-x", action="store_true")
+            sub.add_argument("--log-y", action="store_true")
+            sub.add_argument("--by", default=None)
+        else:
+            sub.add_argument("--target", action="append", default=[])
+        if kind == "table":
+            sub.add_argument("--budget", default=None)
+        elif kind == "summary":
+            sub.add_argument("--only", action="append", default=[])
+        sub.add_argument("--x", action="append")
+        sub.add_argument("--y", action="append")
+    kinds.add_parser("claims").add_argument("app")
+    return parser
+
+
+def region(text: str, readme: Path, *, write: bool) -> str:
+    """Return what stands between two comments of a README."""
+    asked = _options().parse_args(shlex.split(text))
+    if asked.kind == "claims":
+        return claims_table(asked.app)
+    found = results(asked.name)
+    xs, ys = asked.x or list(found.xs), asked.y or list(found.ys)
+    if asked.kind == "plot":
+        out = readme.parent / asked.out
+        if write:
+            by = found.by if asked.by is None else asked.by
+            figure = draw(found, xs, ys, log_x=asked.log_x, log_y=asked.log_y, by=by)
+            save(figure, out.with_name(f"{out.name}.svg"))
+        return f"![{found.title}]({asked.out}.svg)\n"
+    if asked.kind == "summary":
+        return summary(found, xs, ys, [_pair(target) for target in asked.target], asked.only)
+    budget = None if asked.budget is None else _pair(asked.budget)
+    parts = [
+        budget_table(found, x, y, budget[1] if budget and budget[0] == x else common_budget(found, x))
+        for x in xs
+        for y in ys
+    ]
+    parts += [target_table(found, x, *_pair(target)) for target in asked.target for x in xs]
+    return "\n".join(re.sub(r"^### (.*)$", r"**\1**", part, flags=re.MULTILINE) + "\n" for part in parts)
+
+
+def summary(
+    found: Results,
+    xs: Sequence[str],
+    ys: Sequence[str],
+    targets: Sequence[tuple[str, float]],
+    only: Sequence[str],
+) -> str:
+    """Return a table of what each variant came to: metrics and costs at its end, and costs to targets.
+
+    A cost to a target is a mean only where every run reached it. ``only`` are beginnings of labels.
+    """
+    aims = [(x, y, value) for y, value in targets for x in xs]
+    relations = {y: ">=" if higher_is_better(y) else "<=" for y, _ in targets}
+    heads = [
+        "variant",
+        "seeds",
+        *(f"{y} at the end" for y in ys),
+        *(f"{x} at the end" for x in xs),
+        *(f"{x} to {y} {relations[y]} {value:g}" for x, y, value in aims),
+    ]
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for label, seeds in found.variants().items():
+        if only and not label.startswith(tuple(only)):
+            continue
+        runs = list(seeds.values())
+        cells = [label, str(len(runs))]
+        cells += [_spread([run.series("rounds", y)[-1].y for run in runs]) for y in ys]
+        cells += [_spread([run.costs(x)[-1] for run in runs]) for x in xs]
+        for x, y, value in aims:
+            reached = [cost for run in runs if (cost := to_target(run, x, y, value)) is not None]
+            if len(reached) == len(runs):
+                cells.append(_spread(reached))
+            else:
+                cells.append(f"reached by {len(reached)}" if reached else "not reached")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return mean ± sample standard deviation, or the one value that all have."""
+    if max(values) == min(values):
+        return f"{values[0]:,.4g}" if abs(values[0]) < 1e4 else f"{values[0]:,.0f}"
+    if abs(fmean(values)) >= 1e4:
+        return f"{fmean(values):,.0f} ± {stdev(values):,.0f}"
+    return f"{fmean(values):.4g} ± {stdev(values):.2g}"
+
+
+def _pair(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison behind a claim: what was found, and whether it is what the paper says."""
+
+    text: str
+    verdict: str
+
+
+def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Finding:
+    """Compare two variants of a figure, paired by seed.
+
+    ``expect`` is what the paper says of ``left`` against ``right``: ``lower``, ``higher``, or ``level``,
+    which is within ``margin``. Compared is ``y`` at the largest ``x`` that both spent, or at ``at``; or, with
+    ``target``, the ``x`` at which ``y`` reached it.
+    """
+    found = results(f"{app}/{test.get('figure', claim['figure'])}")
+    variants, x, y = found.variants(), test["x"], test["y"]
+    left, right = variants[test["left"]], variants[test["right"]]
+    if "target" in test:
+        values = [_by_seed(runs, lambda run: to_target(run, x, y, test["target"])) for runs in (left, right)]
+        what, unit = f"{x} to {y} {test['target']:g}", ""
+    else:
+        both = [*left.values(), *right.values()]
+        at = test.get("at") or min(run.costs(x)[-1] for run in both)
+        values = [_by_seed(runs, lambda run: _value(at_budget(run, x, at, y))) for runs in (left, right)]
+        what, unit = f"{y} at {x} {at:.4g}", ""
+    if not all(values) or any(len(v) < len(runs) for v, runs in zip(values, (left, right), strict=True)):
+        missed = [
+            test[side]
+            for side, v, runs in zip(("left", "right"), values, (left, right), strict=True)
+            if len(v) < len(runs)
+        ]
+        return Finding(f"{what}: not reached by every run of {', '.join(missed)}", "not decidable")
+    paired = paired_difference(*values)
+    text = (
+        f"{what}: {test['left']} {fmean(values[0].values()):.4g}{unit}, "
+        f"{test['right']} {fmean(values[1].values()):.4g} ({_interval(paired)})"
+    )
+    return Finding(text, judge(paired, test["expect"], test.get("margin", 0.0)))
+
+
+def _by_seed(runs: Mapping[int, Any], of: Any) -> dict[int, float]:
+    return {seed: value for seed, run in runs.items() if (value := of(run)) is not None}
+
+
+def _value(point: Any) -> float | None:
+    return None if point is None else point.y
+
+
+def _interval(paired: Paired) -> str:
+    if paired.seeds < _FEWEST_SEEDS:
+        return f"{paired.mean:+.4g}, one seed"
+    return f"{paired.mean:+.4g} [{paired.low:+.4g}, {paired.high:+.4g}], {paired.seeds} seeds"
+
+
+def judge(paired: Paired, expect: str, margin: float = 0.0) -> str:
+    """Return ``shown``, ``reversed``, ``not shown``, or ``not decidable`` for fewer than two seeds."""
+    if paired.seeds < _FEWEST_SEEDS:
+        return "not decidable"
+    if expect == "level":
+        return "shown" if -margin <= paired.low and paired.high <= margin else "not shown"
+    sign = {"lower": -1, "higher": 1}[expect]
+    ends = sorted((sign * paired.low, sign * paired.high))
+    return "shown" if ends[0] > 0 else "reversed" if ends[1] < 0 else "not shown"
+
+
+def overall(verdicts: Sequence[str]) -> str:
+    """Return what several comparisons come to."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    return "in part: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+
+
+def claims_table(app: str) -> str:
+    """Return the table of an app's claims, from ``claims/<app>.toml``."""
+    said = tomllib.loads((HERE / "claims" / f"{app}.toml").read_text(encoding="utf-8"))
+    lines = ["| | the paper's claim | here | what was found | from |", "|---|---|---|---|---|"]
+    for claim in said["claim"]:
+        tests = [finding(app, claim, test) for test in claim.get("test", [])]
+        verdict = claim.get("verdict") or overall([test.verdict for test in tests])
+        numbers = "; ".join([*(test.text for test in tests), *([claim["note"]] if "note" in claim else [])])
+        lines.append(f"| {claim['id']} | {claim['paper']} | {verdict} | {numbers} | {_source(claim)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _source(claim: Mapping[str, Any]) -> str:
+    if "figure" in claim:
+        figures = dict.fromkeys(
+            [claim["figure"], *(t["figure"] for t in claim.get("test", []) if "figure" in t)]
+        )
+        return ", ".join(f"`figures/{figure}.toml`" for figure in figures)
+    return claim.get("from", "")
+
+
+def redraw(*, check: bool) -> list[Path]:
+    """Write, or with ``check`` only find, the READMEs that differ from the results."""
+    changed = []
+    for readme in [ROOT / "README.md", *sorted(ROOT.glob("flower_apps/*/README.md"))]:
+        before = readme.read_text(encoding="utf-8")
+        after = _REGION.sub(
+            lambda found, readme=readme: (
+                f"{found[1]}\n{region(found[2], readme, write=not check)}\n{found[3]}"
+            ),
+            before,
+        )
+        if after != before:
+            changed.append(readme)
+            if not check:
+                readme.write_text(after, encoding="utf-8")
+    return changed
+
+
+def main() -> int:
+    """Redraw, or check."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    changed = redraw(check=check)
+    for readme in changed:
+        print(f"{readme.relative_to(ROOT)} {'differs from' if check else 'rewritten from'} results/")
+    return int(check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
