@@ -1,6 +1,7 @@
 """Edge servers with a SuperLink each: the models of emulated ones, and what is left when something breaks."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from tests.strategies.peer_addresses import Wire
 
 from hedgerow.sim.deploy.certificates import make_edge_credentials
 from hedgerow.sim.deploy.edges import EdgeDeployment, edge_overrides
-from hedgerow.sim.deploy.flower_cli import FlowerRun
+from hedgerow.sim.deploy.flower_cli import FlowerRun, healthy
 from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.generations import load_newest
 from hedgerow.sim.runs.launch import load_app, plan_run, run_app
@@ -194,16 +195,85 @@ def test_a_server_with_another_certificate_is_alone_and_the_others_go_on(tmp_pat
             assert not any(2 in members for members in there.members(d).values())
 
 
+def wired(there: Edges, stack: ExitStack, one: int, other: int, delay: float = 0.0) -> list[Wire]:
+    """Submit all servers, two of them with a wire each that it reaches the other over."""
+    real = there.deployment.peers
+    wires = {end: stack.enter_context(Wire(real[one + other - end], delay)) for end in (one, other)}
+    for d in range(len(real)):
+        seen = list(real)
+        if d in wires:
+            seen[one + other - d] = wires[d].address
+        there.submit(d, f"peers={','.join(seen)} peer-listen={real[d]}")
+    return list(wires.values())
+
+
+# Of a model of 31,400 bytes; what servers tell each other before it is a few hundred.
+@pytest.mark.parametrize(("passed", "in_step"), [(0, False), (20_000, True)])
+def test_a_server_killed_before_or_in_the_middle_of_a_gossip_step_is_left_out_by_its_neighbour(
+    passed: int, in_step: bool, tmp_path: Path
+) -> None:
+    config = "topology=path alpha=1 iterations=10 peer-timeout=40.0"
+    with edges(3, 3, config, tmp_path, tls=False) as there, ExitStack() as stack:
+        _, from_last = wired(there, stack, 1, 2)
+        there.wait_for_round(1, 1)
+        from_last.hold_after(passed)
+        assert from_last.held.wait(PATIENCE)
+        began = max(one["round"] for one in there.rounds(1)) + 1
+        there.kill(2)
+        from_last.cut()
+        there.end(0, 1)
+        told = {one["round"]: one for one in there.rounds(1)}
+        # It had said that it is there, if it was killed while its model was on its way.
+        assert there.members(1)[began] == ([0, 1, 2] if in_step else [0, 1])
+        assert there.members(0)[began] == there.members(1)[began]
+        assert _lost(told[began]) == 1
+        assert [there.members(d)[5] for d in range(2)] == [[0, 1]] * 2
+        assert there.members(1)[began - 1] == [0, 1, 2]
+
+
+def test_a_slow_link_is_waited_for_and_its_seconds_are_told(tmp_path: Path) -> None:
+    config, delay = "topology=path alpha=1 iterations=4", 0.4
+    expected = emulated(3, 2, config, tmp_path / "here")
+    with edges(3, 2, config, tmp_path / "there", tls=False) as there, ExitStack() as stack:
+        wired(there, stack, 0, 1, delay)
+        there.end()
+        for d, models in enumerate(expected):
+            found = there.model(d)
+            assert [key for key in models if not np.array_equal(models[key], found[key])] == []
+            for one in there.rounds(d)[1:]:
+                assert one["train"]["servers"] == [0, 1]
+                # A message and its acknowledgement, in each of the stages of an exchange.
+                assert one["train"]["link-send-seconds"][0] > 2 * 2 * delay
+
+
+def test_a_superlink_that_is_started_again_goes_on_where_the_others_are(tmp_path: Path) -> None:
+    config = "topology=path alpha=1 iterations=60 peer-timeout=40.0"
+    with edges(3, 3, config, tmp_path, tls=False) as there:
+        for d in range(3):
+            there.submit(d)
+        there.wait_for_round(2, 2)
+        before, server = there.folder(2), there.deployment.servers[2]
+        killed(server)
+        server.superlink.start()
+        port = int(server.address.rpartition(":")[2])
+        server.superlink.wait_until(lambda: healthy(port, None), 120.0)
+        for node in server.nodes:
+            node.restart()
+        there.submit(2, f"resume={before}")
+        there.end()
+        members = there.members(1)
+        assert [0, 1] in members.values()
+        assert members[30] == [0, 1, 2]
+        numbers = [one["round"] for one in there.rounds(2)]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == 30
+        assert len(numbers) < 31
+
+
 def test_a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again(tmp_path: Path) -> None:
     config = "topology=ring alpha=2 iterations=16 peer-timeout=40.0"
     with edges(3, 3, config, tmp_path) as there, ExitStack() as stack:
-        real = there.deployment.peers
-        wires = [stack.enter_context(Wire(real[1])), stack.enter_context(Wire(real[0]))]
-        for d in range(3):
-            seen = list(real)
-            if d < 2:
-                seen[1 - d] = wires[d].address
-            there.submit(d, f"peers={','.join(seen)} peer-listen={real[d]}")
+        wires = wired(there, stack, 0, 1)
         there.wait_for_round(0, 1)
         for wire in wires:
             wire.cut()
@@ -271,3 +341,61 @@ def test_servers_without_lock_step_all_end_though_one_is_killed(tmp_path: Path) 
         assert any(0 in members and 1 in members for members in there.members(1).values())
         stale = [one["train"]["stale-models"] for one in there.rounds(1) if one["round"]]
         assert stale[-1] >= 1
+
+
+# Put on the wire in place of what the server holds, after its own mean and rule; nothing else that servers
+# tell each other in an exchange is as long as a model.
+LYING = """
+import numpy as np
+
+from hedgerow.strategies.peers import PeerChannel
+from sd_feel.server_app import app as honest
+
+DIGEST, PARAMETERS = 32, 7850
+truth = PeerChannel.exchange
+
+
+def exchange(channel, topic, payloads, timeout):
+    return truth(channel, topic, {peer: told(payload) for peer, payload in payloads.items()}, timeout)
+
+
+def told(payload):
+    dtype = {4 * PARAMETERS: np.float32, 8 * PARAMETERS: np.float64}.get(len(payload) - DIGEST)
+    if dtype is None:
+        return payload
+    return payload[:DIGEST] + (np.frombuffer(payload, dtype, offset=DIGEST) * dtype(-20)).tobytes()
+
+
+PeerChannel.exchange = exchange
+app = honest
+"""
+
+
+def tamper(there: Edges, edge: int, folder: Path) -> None:
+    """Let a server run a copy of the app that tells its neighbours -20 times its model in each step."""
+    shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "sd_feel" / "lying.py").write_text(LYING)
+    project = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(project.replace("sd_feel.server_app:app", "sd_feel.lying:app"))
+    there.deployment.servers[edge].spec = find_app(folder)
+
+
+@pytest.mark.parametrize("aggregation", ["clipped(0.2)", "mean"])
+def test_a_server_that_lies_ruins_a_mean_and_slows_those_that_clip(aggregation: str, tmp_path: Path) -> None:
+    config = f'topology=path alpha=2 iterations=8 peer-timeout=40.0 aggregation="{aggregation}"'
+    with edges(3, 3, config, tmp_path / "there", tls=False) as there:
+        tamper(there, 2, tmp_path / "app")
+        for d in range(3):
+            there.submit(d)
+        # The liar first: where its app does not load, the others would wait for it.
+        there.end(2, 0, 1)
+        losses = [[one["central"]["loss"] for one in there.rounds(d)] for d in range(2)]
+        lost = [[_lost(one) for one in there.rounds(d)] for d in range(2)]
+        heard = [list(there.members(d).values()) for d in range(2)]
+    if aggregation == "mean":
+        assert max(losses[1]) > 2 * losses[1][0]
+        return
+    # Each lie was taken, for it is no absurd one, and moved its neighbour no further than the rule lets it.
+    assert heard == [[[0, 1, 2]] * 4] * 2
+    assert lost == [[0] * 5] * 2
+    assert all(loss[-1] < loss[0] - 0.2 for loss in losses)
