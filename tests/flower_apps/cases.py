@@ -52,6 +52,15 @@ _OWN: dict[str, Any] = {
 }
 # Of those of apps whose server averages.
 _BOUNDS: dict[str, Any] = {"max-update-norm-ratio": 0.5, "quarantine-after": -1, "max-loss-ratio": -1}
+# Of those of apps whose servers tell each other something.
+_PEERS: dict[str, Any] = {
+    "peers": 1,
+    "peer-listen": 1,
+    "peer-timeout": 0.0,
+    "peer-ca": 1,
+    "peer-certificate": 1,
+    "peer-key": 1,
+}
 # And of those of apps whose nodes train ordinary models in mini-batches.
 _TRAINING: dict[str, Any] = {
     **_COMMON,
@@ -149,12 +158,7 @@ SD_FEEL = AppCase(
         "exact-if-complete": 1,
         "edge-servers": "balloons",
         "edge": -1,
-        "peers": 1,
-        "peer-listen": 1,
-        "peer-timeout": 0.0,
-        "peer-ca": 1,
-        "peer-certificate": 1,
-        "peer-key": 1,
+        **_PEERS,
         "monitor": 1,
         "edge-rounds": "sometimes",
         "max-staleness": -1,
@@ -275,6 +279,8 @@ CEPS = AppCase(
     bad={
         **_COMMON,
         **_OWN,
+        **_PEERS,
+        "site": -1,
         "aggregation": "krum(1)",
         "method": "sgd",
         "iterations": 0,
