@@ -4,6 +4,7 @@ import json
 import logging
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ def test_tensorboard_has_the_rounds_of_both_parts_in_one_log(tracked: Runs) -> N
 
 
 def test_wandb_has_the_rounds_of_both_parts_under_one_id(tracked: Runs) -> None:
-    first, rest = sorted(map(wandb_records, tracked.place.glob("wandb/offline-run-*/run-*.wandb")), key=steps)
+    first, rest = sorted(map(ended, tracked.place.glob("wandb/offline-run-*/run-*.wandb")), key=steps)
     ids = {record.run.run_id for record in [*first, *rest] if record.WhichOneof("record_type") == "run"}
     assert len(ids) == 1
     losses = [step_and(record.history.item, "evaluate/loss") for record in [*first, *rest]]
@@ -124,6 +125,17 @@ def events(folder: Path | None) -> dict[str, list[tuple[int, float]]]:
     log = accumulator.EventAccumulator(str(folder / "tensorboard"))
     log.Reload()
     return {tag: [(e.step, e.value) for e in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+
+
+def ended(file: Path) -> list[Any]:
+    """Return the records of a run that another process of W&B's writes, once it has written the last."""
+    end = time.monotonic() + 30.0
+    while True:
+        records = wandb_records(file)
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
+        assert time.monotonic() < end, f"{file} has no end"
+        time.sleep(0.05)
 
 
 def wandb_records(file: Path) -> list[Any]:
