@@ -1,7 +1,6 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
@@ -26,6 +25,12 @@ from hedgerow.sim.runs.kinds import (
     number,
     text,
     whole,
+)
+from hedgerow.sim.runs.peer_settings import (
+    credential_files,
+    credential_problems,
+    peer_addresses,
+    peer_settings,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies.ceps.baselines import DCDPSGD, DPDSGT, DPSGD, DFedAvgM, DFedSAM, Matcha
@@ -74,21 +79,7 @@ _SITE_SETTINGS: Mapping[str, Setting] = {
         "their order, this one too. Node i of m belongs to site floor(i S / m)",
     ),
     "site": Setting(0, whole(0, MAX_NODES), "which of the sites in `peers` this is, from 0"),
-    "peer-listen": Setting(
-        "", text("host:port, or empty"), "where this one listens, if not at its own address in `peers`"
-    ),
-    "peer-timeout": Setting(
-        600.0, above(0.0), "seconds that another site which is late is waited for; half of that at the start"
-    ),
-    "peer-ca": Setting(
-        "",
-        text("a file like the ca.crt of `hedgerow deploy keys --edges`, or empty"),
-        "the certificate that sites' are signed with; empty: no TLS, on one machine alone",
-    ),
-    "peer-certificate": Setting(
-        "", text("a file like its peer.pem, or empty"), "with which this site proves who it is"
-    ),
-    "peer-key": Setting("", text("a file like its peer.key, or empty"), "the private key of that"),
+    **peer_settings("site"),
 }
 
 SETTINGS: Mapping[str, Setting] = {
@@ -270,7 +261,7 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
 
 def _site_problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the settings of one site of several."""
-    peers = _peers(values)
+    peers = peer_addresses(values)
     if not peers:
         return [
             f"{key} = {values[key]!r}; valid is {setting.default!r} where peers is empty"
@@ -289,9 +280,7 @@ def _site_problems(values: Mapping[str, Any]) -> list[str]:
     budget = Budget.parse(values["stop-after"])
     if budget is not None and budget.of != "iterations":
         problems.append(f"stop-after = {values['stop-after']!r}; valid with peers is iterations=N")
-    files = [key for key in ("peer-ca", "peer-certificate", "peer-key") if values[key]]
-    if len(files) in (1, 2):
-        problems.append(f"{files[0]} is set; valid is all of peer-ca, peer-certificate and peer-key, or none")
+    problems += credential_problems(values)
     try:
         site = _site(values)
         own = len(site.nodes(values["num-clients"])) if site is not None else 0
@@ -305,19 +294,15 @@ def _site_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _peers(values: Mapping[str, Any]) -> list[str]:
-    return [address for part in values[_PEERS].split(",") if (address := part.strip())]
-
-
 def _site(values: Mapping[str, Any]) -> Site | None:
     """Return which of several sites this is; None where there is one hub for all nodes."""
-    if not (peers := _peers(values)):
+    if not (peers := peer_addresses(values)):
         return None
-    files = (Path(values[key]).expanduser() for key in ("peer-ca", "peer-certificate", "peer-key"))
+    files = credential_files(values)
     return Site(
         values["site"],
         peers,
-        PeerCredentials(*files) if values["peer-ca"] else None,
+        None if files is None else PeerCredentials(*files),
         values["peer-listen"],
         values["peer-timeout"],
     )

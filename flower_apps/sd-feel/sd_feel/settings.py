@@ -1,7 +1,6 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
@@ -24,12 +23,17 @@ from hedgerow.sim.runs.kinds import (
     MAX_NODES,
     MAX_ROUNDS,
     POSITIVE,
-    above,
     choice,
     flag,
     in_range,
     text,
     whole,
+)
+from hedgerow.sim.runs.peer_settings import (
+    credential_files,
+    credential_problems,
+    peer_addresses,
+    peer_settings,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import (
@@ -75,23 +79,7 @@ PEER_SETTINGS: Mapping[str, Setting] = {
         text("host:port,host:port,…, or empty"),
         "with `direct`: where each edge server listens for the others, in their order, this one too",
     ),
-    "peer-listen": Setting(
-        "", text("host:port, or empty"), "where this one listens, if not at its own address in `peers`"
-    ),
-    "peer-timeout": Setting(
-        600.0,
-        above(0.0),
-        "seconds that a late neighbour is waited for in an exchange; half of that at the start",
-    ),
-    "peer-ca": Setting(
-        "",
-        text("a file like the ca.crt of `hedgerow deploy keys`, or empty"),
-        "the certificate that edge servers' are signed with; empty: no TLS, on one machine alone",
-    ),
-    "peer-certificate": Setting(
-        "", text("a file like its peer.pem, or empty"), "with which this edge server proves who it is"
-    ),
-    "peer-key": Setting("", text("a file like its peer.key, or empty"), "the private key of that"),
+    **peer_settings("edge server"),
     "monitor": Setting(
         "",
         text("host:port, or empty"),
@@ -259,15 +247,13 @@ def _peer_problems(values: Mapping[str, Any]) -> list[str]:
         ]
     if values["num-servers"] > values["num-clients"]:
         return []
-    problems, servers, peers = [], values["num-servers"], _peers(values)
+    problems, servers, peers = [], values["num-servers"], peer_addresses(values)
     if len(peers) != servers:
         problems.append(
             f"peers = {values['peers']!r}; valid is host:port of each of the {servers} edge servers, "
             "separated by commas ('hedgerow deploy local --level E3' starts them all on one machine)"
         )
-    files = [key for key in ("peer-ca", "peer-certificate", "peer-key") if values[key]]
-    if len(files) in (1, 2):
-        problems.append(f"{files[0]} is set; valid is all of peer-ca, peer-certificate and peer-key, or none")
+    problems += credential_problems(values)
     if values["partition"] == OWN:
         problems.append(
             f"partition = {OWN!r}; valid is one of a data set with edge-servers = {DIRECT!r}: servers would "
@@ -313,10 +299,6 @@ def _budget_problems(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _peers(values: Mapping[str, Any]) -> list[str]:
-    return [address for part in values["peers"].split(",") if (address := part.strip())]
-
-
 def _own_clients(values: Mapping[str, Any]) -> list[int]:
     """Return the partition ids of the clients of the edge server that this is."""
     servers = contiguous_clusters(values["num-clients"], values["num-servers"])
@@ -329,10 +311,8 @@ def _staleness(values: Mapping[str, Any]) -> int | None:
 
 
 def _credentials(values: Mapping[str, Any]) -> PeerCredentials | None:
-    if not values["peer-ca"]:
-        return None
-    files = (Path(values[key]).expanduser() for key in ("peer-ca", "peer-certificate", "peer-key"))
-    return PeerCredentials(*files)
+    files = credential_files(values)
+    return None if files is None else PeerCredentials(*files)
 
 
 def _sum_problems(values: Mapping[str, Any]) -> list[str]:
@@ -427,7 +407,7 @@ def build_strategy(
         case "sd-feel" if values["edge-servers"] == DIRECT:
             return EdgeServerSDFeel(
                 edge=values["edge"],
-                peers=_peers(values),
+                peers=peer_addresses(values),
                 topology=values["topology"],
                 tau1=values["tau1"],
                 tau2=values["tau2"],
@@ -490,7 +470,7 @@ def _emulated(values: Mapping[str, Any], clusters: Clusters, options: ClusteredO
 def _monitor(values: Mapping[str, Any], on_round_end: Sequence[RoundCallback]) -> EdgeMonitor:
     """Return what observes edge servers with SuperLinks of their own."""
     return EdgeMonitor(
-        peers=_peers(values),
+        peers=peer_addresses(values),
         address=values["monitor"],
         every=values["evaluate-every"],
         topology=values["topology"],
