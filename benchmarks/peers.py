@@ -179,7 +179,7 @@ def show(model: str, rows: list[Measured]) -> None:
 
 def main(
     env: Annotated[list[str] | None, typer.Option(help="pfl=PYTHON, fedjax=PYTHON or fluke=PYTHON")] = None,
-    rounds: Annotated[int, typer.Option(min=22)] = 42,
+    rounds: Annotated[int, typer.Option(min=22)] = 34,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     cores: Annotated[int, typer.Option(min=1, help="CPU cores that every contender may use")] = 2,
 ) -> None:
