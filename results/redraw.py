@@ -174,12 +174,12 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     left, right = variants[test["left"]], variants[test["right"]]
     if "target" in test:
         values = [_by_seed(runs, lambda run: to_target(run, x, y, test["target"])) for runs in (left, right)]
-        what, unit = f"{x} to {y} {test['target']:g}", ""
+        what = f"{x} to {y} {test['target']:g}"
     else:
         both = [*left.values(), *right.values()]
         at = test.get("at") or min(run.costs(x)[-1] for run in both)
         values = [_by_seed(runs, lambda run: _value(at_budget(run, x, at, y))) for runs in (left, right)]
-        what, unit = f"{y} at {x} {at:.4g}", ""
+        what = f"{y} at {x} {at:.4g}"
     if not all(values) or any(len(v) < len(runs) for v, runs in zip(values, (left, right), strict=True)):
         missed = [
             test[side]
@@ -189,7 +189,7 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
         return Finding(f"{what}: not reached by every run of {', '.join(missed)}", "not decidable")
     paired = paired_difference(*values)
     text = (
-        f"{what}: {test['left']} {fmean(values[0].values()):.4g}{unit}, "
+        f"{what}: {test['left']} {fmean(values[0].values()):.4g}, "
         f"{test['right']} {fmean(values[1].values()):.4g} ({_interval(paired)})"
     )
     return Finding(text, judge(paired, test["expect"], test.get("margin", 0.0)))

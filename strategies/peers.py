@@ -27,8 +27,10 @@ import grpc
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, positive
 
-__all__ = ["Exchange", "PeerChannel", "PeerCredentials", "Told", "Topic", "Traffic"]
+__all__ = ["UNREADABLE", "Exchange", "PeerChannel", "PeerCredentials", "Told", "Topic", "Traffic"]
 
+# What reading a message that another orchestrator wrote may raise.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _SERVICE = "hedgerow.Peers"
 _CHUNK = 1 << 20
 _LARGEST_HEADER = 1 << 12

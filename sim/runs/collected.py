@@ -3,8 +3,8 @@
 A JSON text: what the sweep said, the settings that all runs share, the environments they ran in, and a line
 a run: label, seed, its other settings, traffic by link and lost replies at the end, and its evaluated
 rounds as columns, thinned to ``POINTS``: every metric of evaluations, and of training those that the sweep
-plots. A column is named as in a record of ``rounds.jsonl``, a metric
-``source.name``; ``null`` is what a round does not have. ``results.load`` reads it as it reads a sweep.
+plots. A column is named as in a record of ``rounds.jsonl``, a metric ``source.name``; ``null`` is what a
+round does not have. ``results.load`` reads it as it reads a sweep.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.sim.runs.durable import write_file
+from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.results import COSTS, SOURCES, Results, Run, numbers
 
 __all__ = ["FORMAT", "POINTS", "collect", "read_collected", "write_collected"]
@@ -53,7 +54,7 @@ def collect(results: Results) -> dict[str, Any]:
                 "environment": environments.index(about),
                 "finished": run.finished,
                 "by_link": run.rounds[-1].get("by_link", {}),
-                "lost-replies": _lost(run),
+                "lost-replies": lost_replies(run.rounds),
                 "columns": _columns(run, results.ys),
             }
         )
@@ -158,14 +159,6 @@ def _thinned(places: list[int]) -> list[int]:
     step = ceil((len(places) - 1) / (POINTS - 1)) if len(places) > POINTS else 1
     kept = places[::step]
     return kept if kept[-1] == places[-1] else [*kept, places[-1]]
-
-
-def _lost(run: Run) -> dict[str, int]:
-    lost: dict[str, int] = {}
-    for record in run.rounds:
-        for reason, count in record.get("rejected", {}).items():
-            lost[reason] = lost.get(reason, 0) + count
-    return lost
 
 
 def _short(value: Any) -> Any:

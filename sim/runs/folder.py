@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ __all__ = [
     "Lock",
     "RunFolderError",
     "json_text",
+    "lost_replies",
     "new_run_folder",
     "parse_rounds",
     "read_config",
@@ -223,3 +224,12 @@ def _parsed(data: bytes, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunFolderError(f"{place} is damaged: it holds a {type(value).__name__}")
     return value
+
+
+def lost_replies(rounds: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the replies that records of rounds count as lost, by reason."""
+    lost: dict[str, int] = {}
+    for record in rounds:
+        for reason, count in record.get("rejected", {}).items():
+            lost[reason] = lost.get(reason, 0) + count
+    return lost

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, read_config, read_rounds
 
 __all__ = ["Part", "joined_config", "joined_rounds", "parts_beneath", "parts_of_runs"]
@@ -182,10 +183,6 @@ def _summed(
             into = links.setdefault(name, dict.fromkeys(traffic, 0))
             for key, count in traffic.items():
                 into[key] += count
-    rejected: dict[str, int] = {}
-    for record in here:
-        for reason, count in record["rejected"].items():
-            rejected[reason] = rejected.get(reason, 0) + count
     return {
         "round": number,
         "train": _measured(here),
@@ -200,7 +197,7 @@ def _summed(
         "wall_seconds": max(one["wall_seconds"] for one in here),
         "sent": sum(one["sent"] for one in here),
         "accepted": sum(one["accepted"] for one in here),
-        "rejected": rejected,
+        "rejected": lost_replies(here),
     }
 
 

@@ -194,8 +194,10 @@ def caption(results: Results, xs: Sequence[str]) -> str:
         bands.append("minimum to maximum")
     if any(count >= FEW_SEEDS for count in counts):
         bands.append("95 % t interval of the mean")
-    said = [_learnt(results)] if _learnt(results) else []
-    said += [f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band.")]
+    said = [
+        *_learnt(results),
+        f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band."),
+    ]
     presets = sorted(
         {str(r.settings["latency-preset"]) for r in results.runs if "latency-preset" in r.settings}
     )
@@ -204,8 +206,8 @@ def caption(results: Results, xs: Sequence[str]) -> str:
     return " ".join(said)
 
 
-def _learnt(results: Results) -> str:
-    """Return what all runs learnt from what, as far as their settings say it and agree."""
+def _learnt(results: Results) -> list[str]:
+    """Return what all runs learnt from what, a sentence, as far as their settings say it and agree."""
     settings = [run.settings for run in results.runs]
     shared = {key: value for key, value in settings[0].items() if all(s.get(key) == value for s in settings)}
     # An app that has several problems says which data it takes by the problem.
@@ -213,4 +215,4 @@ def _learnt(results: Results) -> str:
     said = [str(shared[key]) for key in keys if key in shared]
     if "num-clients" in shared:
         said.append(f"{shared['num-clients']} nodes")
-    return f"{', '.join(said)}." if said else ""
+    return [f"{', '.join(said)}."] if said else []

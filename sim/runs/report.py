@@ -26,6 +26,7 @@ import matplotlib as mpl
 from hedgerow.sim.runs.compare import NOTE, Table, budget_comparison, common_budget, target_comparison
 from hedgerow.sim.runs.diagram import Crossed, Network, links_svg, network_svg, size
 from hedgerow.sim.runs.durable import write_file
+from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
 from hedgerow.sim.runs.results import COSTS, SOURCES, Results, Run, numbers
 
@@ -390,10 +391,9 @@ def _lost(results: Results) -> str:
         reasons: dict[str, int] = {}
         sent = 0
         for run in seeds.values():
-            for record in run.rounds:
-                for reason, count in record.get("rejected", {}).items():
-                    reasons[_printable(reason)] = reasons.get(_printable(reason), 0) + count
-                sent += record.get("sent", 0)
+            for reason, count in lost_replies(run.rounds).items():
+                reasons[_printable(reason)] = reasons.get(_printable(reason), 0) + count
+            sent += sum(record.get("sent", 0) for record in run.rounds)
         of = f"{sum(reasons.values()) / sent:.2%} of {sent:,}" if sent else "n/a"
         rows += [(label, reason, f"{count:,}", of) for reason, count in sorted(reasons.items())]
     if not rows:

@@ -19,6 +19,7 @@ from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.sim.runs.environment import code_folder, environment
+from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table
@@ -285,14 +286,10 @@ def _keepers_of_node_state(grid: Grid, values: Values) -> dict[str, object]:
 
 def run_summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the run came to: its last round, traffic by link, and the replies lost, by reason."""
-    lost: dict[str, int] = {}
-    for record in rounds:
-        for reason, count in record["rejected"].items():
-            lost[reason] = lost.get(reason, 0) + count
     return {
         "status": "completed",
         "last": rounds[-1] if rounds else {},
         "by_link": rounds[-1].get("by_link", {}) if rounds else {},
-        "lost-replies": lost,
+        "lost-replies": lost_replies(rounds),
         "wall-seconds": sum(record["wall_seconds"] for record in rounds),
     }

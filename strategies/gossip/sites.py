@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flwr.common import log
 
 from hedgerow.strategies.gossip.introductions import Introductions
-from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
+from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Wants
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER, Ledger
@@ -50,7 +50,6 @@ _QUESTION = 5.0
 _SELDOM = 10
 # Bytes that the name of a node, or of one payload, takes at most in what sites tell each other.
 _ENTRY = 64
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -357,7 +356,7 @@ class Sites:
                 self._read.pop(peer, None)
                 try:
                     event, asked = self._hear(peer, before, found[peer], introductions)
-                except _UNREADABLE:
+                except UNREADABLE:
                     with self._lock:
                         self._leave(peer, link)
                     continue
@@ -406,7 +405,7 @@ class Sites:
     ) -> tuple[int | None, dict[int, list[int]]]:
         """Return a site's next event, and whom its nodes then want to hear of this one's.
 
-        Raises one of ``_UNREADABLE`` where it cannot be: a site speaks for its own nodes alone.
+        Raises one of ``UNREADABLE`` where it cannot be: a site speaks for its own nodes alone.
         """
         told = json.loads(message)
         event = told["next"]
@@ -456,7 +455,7 @@ class Sites:
         for peer, link in links.items():
             try:
                 entries = list(_unpacked(found[peer]))
-            except _UNREADABLE:
+            except UNREADABLE:
                 with self._lock:
                     self._leave(peer, link)
                 self.absent.add(peer)
@@ -517,7 +516,7 @@ def _packed(bundles: Mapping[int, Mapping[int, bytes]]) -> bytes:
 
 
 def _unpacked(message: bytes | bytearray) -> Iterable[tuple[int, int, bytes]]:
-    """Yield receiver, sender and payload; raises one of ``_UNREADABLE`` where it cannot."""
+    """Yield receiver, sender and payload; raises one of ``UNREADABLE`` where it cannot."""
     header, _, rest = bytes(message).partition(b"\n")
     start = 0
     for i, j, length in json.loads(header):

@@ -28,7 +28,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
+from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, RoundCallback, RoundEnd
 from hedgerow.strategies.sd_feel.clusters import whole_blocks
@@ -50,7 +50,6 @@ _MOST_LINKS = 16
 _LONGEST_NAME = 64
 # Seconds between two looks at what came.
 _PAUSE = 0.5
-_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def run_digest(
@@ -125,7 +124,7 @@ class _Report:
                 by_link=_links(header["links"]),
                 sim_seconds=None if seconds is None else float(seconds),
             )
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise PayloadError("unreadable", "report") from error
         if not (isfinite(size) and size > 0 and isfinite(progress.sim_seconds or 0.0)):
             raise PayloadError("unreadable", "report")
