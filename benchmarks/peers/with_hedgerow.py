@@ -1,10 +1,12 @@
 """Hedgerow: the SD-FEEL app's client and its FEEL baseline (FedAvg over a drawn cohort), in process.
 
-Modes: ``auto``, ``loop`` and ``stack`` (the run-config key ``training-mode``). A client's four batches of a
-round are drawn independently of each other, not as one shuffled epoch: the same number of steps and samples.
+Modes: ``auto``, ``loop`` and ``stack`` (the run-config key ``training-mode``), and ``workers``: ``auto`` in
+two worker processes, to which the engine deals the nodes. A client's four batches of a round are drawn
+independently of each other, not as one shuffled epoch: the same number of steps and samples.
 """
 
 import logging
+import multiprocessing
 
 import numpy as np
 import torch
@@ -27,13 +29,22 @@ def main() -> None:
     assert np.array_equal(data.x.numpy(), task.x)
     assert np.array_equal(np.stack(data.parts), task.parts)
 
+    # Workers are forked from here: they count in the same memory.
+    steps = multiprocessing.get_context("fork").Value("q", 0)
     train = LocalTraining.sgd
 
     def counted(self, model, works):
-        rounds.step(sum(len(work.batches) for work in works))
+        with steps:
+            steps.value += sum(len(work.batches) for work in works)
         return train(self, model, works)
 
     LocalTraining.sgd = counted
+
+    def end_round() -> None:
+        with steps:
+            rounds.step(steps.value)
+            steps.value = 0
+        rounds.end()
 
     model = build_model(task.model, (1, 28, 28), 10, 0)
     assert all(np.array_equal(value, task.weights[key]) for key, value in model.state_dict().items())
@@ -43,7 +54,7 @@ def main() -> None:
         "num-clients": CLIENTS,
         "model": task.model,
         "seed": 0,
-        "training-mode": task.mode,
+        "training-mode": "auto" if task.mode == "workers" else task.mode,
     }
     strategy = Feel(
         clients_per_round=COHORT,
@@ -51,9 +62,10 @@ def main() -> None:
         seed=task.seed,
         fraction_evaluate=0.0,
         min_available_nodes=CLIENTS,
-        on_round_end=[lambda end: rounds.end() if end.round else rounds.start()],
+        on_round_end=[lambda end: end_round() if end.round else rounds.start()],
     )
-    grid = InProcessGrid(sd_feel_client(), CLIENTS, run_config=run_config)
+    workers = 2 if task.mode == "workers" else 1
+    grid = InProcessGrid(sd_feel_client(), CLIENTS, run_config=run_config, workers=workers)
     rounds.start()
     with flower_identity(grid.run.run_id):
         result = strategy.start(
