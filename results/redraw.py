@@ -36,6 +36,7 @@ from hedgerow.sim.runs.compare import (
     common_budget,
     higher_is_better,
     paired_difference,
+    paired_values,
     target_table,
     to_target,
 )
@@ -47,6 +48,8 @@ ROOT = HERE.parent
 _REGION = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 # Fewer repetitions show nothing.
 _FEWEST_SEEDS = 2
+# A target that one method reached in so many seeds, and another in none, was not missed by chance.
+_FEWEST_TO_MISS = 3
 
 
 @cache
@@ -205,44 +208,77 @@ class Finding:
 
 
 def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Finding:
-    """Compare two variants of a figure, paired by seed.
+    """Compare two variants of a figure, paired by seed; of one that was not run, say so.
 
     ``expect`` is what the paper says of ``left`` against ``right``: ``lower``, ``higher``, or ``level``,
-    which is within ``margin``. Compared is ``y`` at the largest ``x`` that both spent, or at ``at``; or, with
-    ``target``, the ``x`` at which ``y`` reached it.
+    which is within ``margin``. Compared is ``y`` at ``at``, which is a cost ``x``, of ``right`` at
+    ``right-at`` if that is another; without it where ``paired_values`` has it last: the last evaluation, as
+    far as both went, of the one that was evaluated less often. Or, with ``target``, compared is the ``x`` at
+    which ``y`` reached it. ``factor`` is what ``right`` is multiplied by before.
     """
-    found = results(f"{app}/{test.get('figure', claim['figure'])}")
-    variants, x, y = found.variants(), test["x"], test["y"]
-    left, right = _variant(variants, test["left"]), _variant(variants, test["right"])
+    figure = test.get("figure", claim["figure"])
+    if not (HERE / app / f"{figure}.json").is_file():
+        return Finding(f"no runs of `figures/{figure}.toml` yet", "not run")
+    variants, x, y = results(f"{app}/{figure}").variants(), test["x"], test["y"]
+    names = test["left"], test["right"]
+    left, right = (_variant(variants, name) for name in names)
+    if missing := [name for name, runs in zip(names, (left, right), strict=True) if not runs]:
+        return Finding(f"no run of {', '.join(missing)} ended by itself", "not decidable")
     if "target" in test:
         values = [_by_seed(runs, lambda run: to_target(run, x, y, test["target"])) for runs in (left, right)]
         what = f"{x} to {y} {test['target']:g}"
-    else:
-        both = [*left.values(), *right.values()]
-        at = test.get("at") or min(run.costs(x)[-1] for run in both)
-        values = [_by_seed(runs, lambda run: _value(at_budget(run, x, at, y))) for runs in (left, right)]
-        what = f"{y} at {x} {at:.4g}"
-    if not all(values) or any(len(v) < len(runs) for v, runs in zip(values, (left, right), strict=True)):
-        missed = [
-            test[side]
-            for side, v, runs in zip(("left", "right"), values, (left, right), strict=True)
-            if len(v) < len(runs)
+    elif "at" in test:
+        ats = test["at"], test.get("right-at", test["at"])
+        values = [
+            _by_seed(runs, lambda run, at=at: _value(at_budget(run, x, at, y)))
+            for runs, at in zip((left, right), ats, strict=True)
         ]
+        what = f"{y} at {x} {' and '.join(f'{at:.4g}' for at in dict.fromkeys(ats))}"
+    else:
+        at, *values = paired_values(left, right, x, y)[-1]
+        what = f"{y} at {x} {at:.4g}"
+    missed = [
+        name for name, known, runs in zip(names, values, (left, right), strict=True) if len(known) < len(runs)
+    ]
+    if missed and "target" in test and _only_one(left, right, *values, x):
+        reached, other = names if values[0] else names[::-1]
+        cost = fmean(next(filter(None, values)).values())
+        cheaper = "lower" if values[0] else "higher"
+        verdict = {cheaper: "shown", "level": "not shown"}.get(test["expect"], "reversed")
+        return Finding(f"{what}: {reached} {cost:.4g}, {other} not for as much, {len(left)} seeds", verdict)
+    if missed:
         return Finding(f"{what}: not reached by every run of {', '.join(missed)}", "not decidable")
+    factor = test.get("factor", 1.0)
+    values[1] = {seed: factor * value for seed, value in values[1].items()}
     paired = paired_difference(*values)
     text = (
-        f"{what}: {test['left']} {fmean(values[0].values()):.4g}, "
-        f"{test['right']} {fmean(values[1].values()):.4g} ({_interval(paired)})"
+        f"{what}: {names[0]} {fmean(values[0].values()):.4g}, "
+        f"{'' if factor == 1 else f'{factor:g} times '}{names[1]} {fmean(values[1].values()):.4g} "
+        f"({_interval(paired)})"
     )
     return Finding(text, judge(paired, test["expect"], test.get("margin", 0.0)))
+
+
+def _only_one(
+    left: Mapping[int, Any],
+    right: Mapping[int, Any],
+    reached: Mapping[int, float],
+    also: Mapping[int, float],
+    x: str,
+) -> bool:
+    """Tell whether one side reached a target in each seed, and the other in none for as much."""
+    if bool(reached) == bool(also) or left.keys() != right.keys() or len(left) < _FEWEST_TO_MISS:
+        return False
+    costs, others = (reached, right) if reached else (also, left)
+    return costs.keys() == others.keys() and all(others[s].costs(x)[-1] >= costs[s] for s in costs)
 
 
 def _variant(variants: Mapping[str, Any], name: str) -> Any:
     """Return the runs of a label, or of the only one that begins with it and goes on with a setting."""
     if name in variants:
         return variants[name]
-    (label,) = [label for label in variants if label.startswith(f"{name}, ")]
-    return variants[label]
+    labels = [label for label in variants if label.startswith(f"{name}, ")]
+    return variants[labels[0]] if len(labels) == 1 else {}
 
 
 def _by_seed(runs: Mapping[int, Any], of: Any) -> dict[int, float]:
@@ -279,25 +315,42 @@ def overall(verdicts: Sequence[str]) -> str:
 
 
 def claims_table(app: str, only: Sequence[str] = ()) -> str:
-    """Return the table of an app's claims, or of some by their ids, from ``claims/<app>.toml``."""
+    """Return the table of an app's claims, or of some by their ids, from ``claims/<app>.toml``.
+
+    Its ``say`` puts words in the place of labels, its ``size`` says of figures how large their runs are.
+    """
     said = tomllib.loads((HERE / "claims" / f"{app}.toml").read_text(encoding="utf-8"))
     lines = ["| | the paper's claim | here | what was found | from |", "|---|---|---|---|---|"]
     for claim in said["claim"]:
         if only and claim["id"] not in only:
             continue
-        tests = [finding(app, claim, test) for test in claim.get("test", [])]
-        verdict = claim.get("verdict") or overall([test.verdict for test in tests])
-        numbers = "; ".join([*(test.text for test in tests), *([claim["note"]] if "note" in claim else [])])
-        lines.append(f"| {claim['id']} | {claim['paper']} | {verdict} | {numbers} | {_source(claim)} |")
+        tests = claim.get("test", [])
+        findings = [finding(app, claim, test) for test in tests]
+        verdict = claim.get("verdict") or overall([found.verdict for found in findings])
+        texts = (_of_figure(claim, *pair) for pair in zip(tests, findings, strict=True))
+        numbers = "; ".join([*dict.fromkeys(texts), *([claim["note"]] if "note" in claim else [])])
+        for label, words in said.get("say", {}).items():
+            numbers = numbers.replace(label, words)
+        source = _source(claim, said.get("size", {}))
+        lines.append(f"| {claim['id']} | {claim['paper']} | {verdict} | {numbers} | {source} |")
     return "\n".join(lines) + "\n"
 
 
-def _source(claim: Mapping[str, Any]) -> str:
+def _of_figure(claim: Mapping[str, Any], test: Mapping[str, Any], found: Finding) -> str:
+    """Return what was found, after the figure's name where that is not the claim's first."""
+    figure = test.get("figure", claim["figure"])
+    named = figure == claim["figure"] or found.verdict == "not run"
+    return found.text if named else f"{figure}: {found.text}"
+
+
+def _source(claim: Mapping[str, Any], sizes: Mapping[str, str]) -> str:
+    """Return the sweep files behind a claim, each with what the claims file says of its size."""
     if "figure" in claim:
-        figures = dict.fromkeys(
-            [claim["figure"], *(t["figure"] for t in claim.get("test", []) if "figure" in t)]
+        figures = dict.fromkeys(test.get("figure", claim["figure"]) for test in claim.get("test", [{}]))
+        return ", ".join(
+            f"`figures/{figure}.toml`" + (f" ({sizes[figure]})" if figure in sizes else "")
+            for figure in figures
         )
-        return ", ".join(f"`figures/{figure}.toml`" for figure in figures)
     return claim.get("from", "")
 
 

@@ -1,12 +1,17 @@
 """The READMEs say what results/ holds, and a verdict follows from its interval alone."""
 
 import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from results import redraw
 
+from hedgerow.sim.runs.collected import write_collected
 from hedgerow.sim.runs.compare import Paired
+from hedgerow.sim.runs.results import Results, Run, cost_named
+from hedgerow.sim.runs.sweep_file import read_sweep
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = sorted((ROOT / "results/claims").glob("*.toml"))
@@ -49,3 +54,126 @@ def test_a_claim_is_decided_by_runs_or_says_by_what(file: Path) -> None:
         else:
             assert claim["verdict"] in ("shown", "not shown", "reversed", "not decidable")
             assert claim.get("from") or claim.get("figure")
+        for test in claim.get("test", []):
+            figure = test.get("figure", claim["figure"])
+            sweep = read_sweep(ROOT / "flower_apps" / file.stem / "figures" / f"{figure}.toml")
+            labels = [variant.label for variant in sweep.variants]
+            for name in (test["left"], test["right"]):
+                matching = [one for one in labels if one == name] or [
+                    one for one in labels if one.startswith(f"{name}, ")
+                ]
+                assert len(matching) == 1, f"{claim['id']}: {name} in {figure}"
+            cost_named(test["x"])
+            assert test["expect"] in ("lower", "higher", "level")
+            # What links sent is kept of those that a sweep shows.
+            shown = {name.partition(" ")[2] for name in (*sweep.xs, *sweep.ys, *sweep.columns)}
+            assert {test[axis].partition(" ")[2] for axis in "xy"} <= shown
+
+
+# A finding
+
+
+Losses = Mapping[str, Mapping[int, Sequence[float | None]]]
+
+
+@pytest.fixture
+def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., redraw.Finding]:
+    """Compares variants whose loss was evaluated, or was not, after each of some rounds."""
+    monkeypatch.setattr(redraw, "HERE", tmp_path)
+
+    def finding(losses: Losses, **test: Any) -> redraw.Finding:
+        runs = [
+            Run(tmp_path, label, seed, {"run": {"seed": seed}}, _records(values, 1 + seed), True)
+            for label, seeds in losses.items()
+            for seed, values in seeds.items()
+        ]
+        write_collected(Results(runs, "", "", ("rounds",), ("loss",), "figure"), tmp_path / "app/figure.json")
+        redraw.results.cache_clear()
+        asked = {"left": "ours", "right": "theirs", "x": "bits", "y": "loss", "expect": "lower", **test}
+        return redraw.finding("app", {"figure": "figure"}, asked)
+
+    return finding
+
+
+def _records(losses: Sequence[float | None], bits: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "round": number,
+            "train": {},
+            "evaluate": {},
+            "central": {} if loss is None else {"loss": loss},
+            "bits": bits * number,
+            **dict.fromkeys(("iterations", "payload_bytes", "sim_seconds", "wall_seconds"), 0.0),
+        }
+        for number, loss in enumerate(losses)
+    ]
+
+
+def test_a_figure_without_results_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims/app.toml").write_text(
+        """
+        size = {fig1 = "a tenth"}
+        [[claim]]
+        id = 1
+        paper = "ours"
+        figure = "fig1"
+        test = [{left = "a", right = "b", x = "rounds", y = "loss", expect = "lower"}]
+        """
+    )
+    monkeypatch.setattr(redraw, "HERE", tmp_path)
+    row = redraw.claims_table("app").splitlines()[-1]
+    assert row == (
+        "| 1 | ours | not run | no runs of `figures/fig1.toml` yet | `figures/fig1.toml` (a tenth) |"
+    )
+
+
+def test_a_fresh_evaluation_is_not_compared_with_an_old_one(find: Callable[..., redraw.Finding]) -> None:
+    """At its last round `ours` is evaluated too, where `theirs` was not since round 2."""
+    ours = {seed: [4.0, None, 3.0, 1.0 + seed / 10] for seed in range(3)}
+    theirs = {seed: [4.0, None, 2.0, None, 0.5] for seed in range(3)}
+    found = find({"ours": ours, "theirs": theirs})
+    assert found.text.startswith("loss at bits 4: ours 3, theirs 2 ")
+    assert found.verdict == "reversed"
+    assert find({"ours": ours, "theirs": theirs}, x="rounds", at=3).verdict == "shown"
+
+
+def test_two_moments_of_a_run_are_compared(find: Callable[..., redraw.Finding]) -> None:
+    losses = {"ours": {seed: [4.0, 3.0 + seed / 10, 2.0] for seed in range(3)}}
+    found = find(losses, right="ours", x="rounds", **{"at": 2, "right-at": 1})
+    assert found.text.startswith("loss at rounds 2 and 1: ours 2, ours 3.1 ")
+    assert found.verdict == "shown"
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(0.9, "shown"), (0.4, "reversed")])
+def test_a_share_of_the_other_is_compared(
+    find: Callable[..., redraw.Finding], factor: float, verdict: str
+) -> None:
+    losses = {name: {seed: [4.0, low] for seed in range(3)} for name, low in (("ours", 1.0), ("theirs", 2.0))}
+    assert find(losses, x="rounds", factor=factor).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("theirs", "seeds", "expect", "verdict"),
+    [
+        ([4.0, 3.0, 3.0], 3, "lower", "shown"),
+        ([4.0, 3.0, 3.0], 3, "higher", "reversed"),
+        ([4.0, 3.0, 3.0], 3, "level", "not shown"),
+        ([4.0, 3.0, 3.0], 2, "lower", "not decidable"),
+        # They ended before they had spent what ours paid.
+        ([4.0], 3, "lower", "not decidable"),
+    ],
+)
+def test_a_target_that_one_reached_and_the_other_never_decides(
+    find: Callable[..., redraw.Finding], theirs: list[float], seeds: int, expect: str, verdict: str
+) -> None:
+    losses = {
+        name: dict.fromkeys(range(seeds), low) for name, low in (("ours", [4.0, 1.0]), ("theirs", theirs))
+    }
+    assert find(losses, target=2.0, expect=expect).verdict == verdict
+
+
+def test_a_variant_of_which_no_run_ended_decides_nothing(find: Callable[..., redraw.Finding]) -> None:
+    assert find({"ours": {0: [4.0, 1.0]}}) == redraw.Finding(
+        "no run of theirs ended by itself", "not decidable"
+    )

@@ -2,9 +2,10 @@
 
 A JSON text: what the sweep said, the settings that all runs share, the environments they ran in, and a line
 a run: label, seed, its other settings, traffic by link and lost replies at the end, and its evaluated
-rounds as columns, thinned to ``POINTS``: every metric of evaluations, and of training and of links those that
-the sweep plots. A column is named as in a record of ``rounds.jsonl``, a metric ``source.name``, a link's cost
-"bits client->server"; ``null`` is what a round does not have. ``results.load`` reads it as it reads a sweep.
+rounds as columns, thinned to ``POINTS``: every metric of evaluations, those of training that the sweep plots,
+and bits and bytes of the links that it plots. A column is named as in a record of ``rounds.jsonl``, a metric
+``source.name``, a link's cost "bits client->server"; ``null`` is what a round does not have. ``results.load``
+reads it as it reads a sweep.
 """
 
 from __future__ import annotations
@@ -163,13 +164,19 @@ def _columns(run: Run, shown: Sequence[str]) -> dict[str, list[Any]]:
         names = {name for row in rows for name in row if source != SOURCES[-1] or name in shown}
         for name in sorted(names):
             out[f"{source}.{name}"] = [_short(row.get(name)) for row in rows]
-    of_links = [name for name in shown if name.partition(" ")[2] and name.partition(" ")[0] in OF_LINKS]
     # A method has no link of another's.
     crossed = run.rounds[-1].get("by_link", {})
-    for name in dict.fromkeys(of_links):
-        if name.partition(" ")[2] in crossed:
+    parts = [name.partition(" ") for name in shown]
+    links = [link for total, _, link in parts if link in crossed and total in OF_LINKS]
+    # Of a link that is shown in nominal bits its real bytes are kept too, and the other way round.
+    for name in dict.fromkeys(f"{total} {link}" for link in links for total in OF_LINKS):
+        try:
             costs = run.costs(name)
-            out[name] = [_short(costs[at]) for at in kept]
+        except ValueError:  # Not known round by round.
+            if name in shown:
+                raise
+            continue
+        out[name] = [_short(costs[at]) for at in kept]
     return out
 
 

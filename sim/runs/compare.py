@@ -29,6 +29,7 @@ __all__ = [
     "difference_curve",
     "higher_is_better",
     "paired_difference",
+    "paired_values",
     "t_interval",
     "target_comparison",
     "target_table",
@@ -144,9 +145,26 @@ def difference_curve(
 ) -> list[tuple[float, Paired]]:
     """Return the paired difference of ``y`` from a reference along ``x``, as far as both spent it.
 
-    Compared is at the costs at which that one of the two was evaluated which, as far as both went, was
-    evaluated less often, their mean over seeds. A value is that of the last evaluation within the cost, as in
-    ``at_budget``.
+    Compared is where ``paired_values`` says.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is no cost or a run lacks ``y``.
+    """
+    return [
+        (cost, paired_difference(ours, theirs)) for cost, ours, theirs in paired_values(runs, reference, x, y)
+    ]
+
+
+def paired_values(
+    runs: Mapping[int, Run], reference: Mapping[int, Run], x: str, y: str
+) -> list[tuple[float, dict[int, float], dict[int, float]]]:
+    """Return ``y`` of runs and of a reference along ``x``, by seed, where neither is much older.
+
+    That is, in each seed, at the costs at which that one of the two was evaluated which, as far as both
+    went, was evaluated less often; the other's value is that of its last evaluation within the cost, which
+    is thus at most one of the shorter steps older. The cost returned is the mean over seeds.
 
     Raises
     ------
@@ -157,16 +175,21 @@ def difference_curve(
     if not common:
         return []
     sides = [[side[seed].series(x, y) for seed in common] for side in (runs, reference)]
-    end = min(points[-1].x for side in sides for points in side)
-    fewest = min(sides, key=lambda side: min(sum(_at_most(p.x, end) for p in points) for points in side))
+    ends = [min(ours[-1].x, theirs[-1].x) for ours, theirs in zip(*sides, strict=True)]
+    fewest = min(
+        sides,
+        key=lambda side: min(
+            sum(_at_most(point.x, end) for point in points) for points, end in zip(side, ends, strict=True)
+        ),
+    )
     out = []
-    for cost in (fmean(point.x for point in points) for points in zip(*fewest, strict=False)):
+    for costs in ([point.x for point in points] for points in zip(*fewest, strict=False)):
         ours, theirs = (
-            _known({seed: _last_within(points, cost) for seed, points in zip(common, side, strict=True)})
+            _known({seed: _last_within(p, cost) for seed, p, cost in zip(common, side, costs, strict=True)})
             for side in sides
         )
         if len(ours) == len(theirs) == len(common):
-            out.append((cost, paired_difference(ours, theirs)))
+            out.append((fmean(costs), ours, theirs))
     return out
 
 
