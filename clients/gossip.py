@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from logging import WARNING
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import median_low
 from typing import Any, Protocol, cast
 
@@ -260,6 +260,9 @@ class GossipMethod(Protocol):
 
     def message(self, node: Node, memory: Memory) -> Vector:
         """Return the vector that is published at the memory's iteration."""
+
+    def norm(self, node: Node, vector: Vector) -> float:
+        """Return how large what a message says is, by which neighbours are compared; inf for no message."""
 
     def update(
         self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
@@ -570,7 +573,7 @@ class _Event:
             payloads,
             refused,
             own.size,
-            float(np.linalg.norm(own)),
+            ready.method.norm(ready.node, own),
             mixing,
             flag(config, "monitor", default=False),
         )
@@ -581,9 +584,11 @@ class _Event:
         A neighbour that lies may drag the node a hundred times as far as another, and no further.
         """
         with np.errstate(over="ignore"):
-            norms = {j: float(np.linalg.norm(vector)) for j, vector in received.items()}
-        usual = max(self.norm, median_low(norms.values()) if norms else 0.0, _SMALL * sqrt(self.size))
-        return {j: vector for j, vector in received.items() if norms[j] <= _MAX_NORM_RATIO * usual}
+            norms = {j: self.known.method.norm(self.known.node, v) for j, v in received.items()}
+        finite = [norm for norm in norms.values() if isfinite(norm)]
+        usual = max(self.norm, median_low(finite) if finite else 0.0, _SMALL * sqrt(self.size))
+        within = _MAX_NORM_RATIO * usual
+        return {j: v for j, v in received.items() if isfinite(norms[j]) and norms[j] <= within}
 
     def answer(self, context: Context, received: Mapping[int, Vector]) -> RecordDict:
         """Make the update, keep the state, and return the reply."""

@@ -6,6 +6,7 @@ from hedgerow.strategies.ceps import (
     DCDPSGD,
     DPDSGT,
     DPSGD,
+    SGP,
     ChocoSGD,
     DFedAvgM,
     DFedSAM,
@@ -38,16 +39,18 @@ from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.sum_noise import SumNoise
-from hedgerow.strategies.topology import TOPOLOGIES, Mixing, as_graph, mixing
+from hedgerow.strategies.topology import DIRECTED_TOPOLOGIES, TOPOLOGIES, Mixing, as_digraph, as_graph, mixing
 
 __all__ = [
     "BEER",
     "CEPS",
     "DCDPSGD",
+    "DIRECTED_TOPOLOGIES",
     "DPDSGT",
     "DPSGD",
     "EF21P",
     "HSGD",
+    "SGP",
     "TOPOLOGIES",
     "Adaptive",
     "AsynchronousSDFeel",
@@ -97,6 +100,7 @@ __all__ = [
     "SumNoise",
     "TooFewRepliesError",
     "UploadNoise",
+    "as_digraph",
     "as_graph",
     "mixing",
 ]

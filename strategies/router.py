@@ -24,7 +24,7 @@ __all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wan
 
 NODE_TO_NODE = "node->node"
 
-# The graph on which iteration k may communicate.
+# The graph on which iteration k may communicate; in a directed one an edge leads from sender to receiver.
 GraphAt = Callable[[int], nx.Graph]
 # Receiver: the neighbours whose payloads it wants.
 Wants = Mapping[int, Sequence[int]]
@@ -100,7 +100,8 @@ class Router:
     Parameters
     ----------
     graph : networkx.Graph or Callable[[int], networkx.Graph]
-        On the nodes 0, ..., M - 1; a function gives the graph of each iteration.
+        On the nodes 0, ..., M - 1; a function gives the graph of each iteration. In a directed one an edge
+        (j, i) carries what j sends to i, and nothing the other way.
     payloads : Payloads
         The paper's bits of a payload, and how large it may be: ``PayloadSizes`` where all are alike.
     ledger : Ledger or None (default: None)
@@ -184,7 +185,7 @@ class Router:
     def _along_edges(self, k: int, wants: Wants) -> dict[int, list[int]]:
         """Return the requests that follow an edge, each once, receivers and senders ascending."""
         graph = self.graph(k)
-        asked = {i: sorted({j for j in wants[i] if graph.has_edge(i, j) and j != i}) for i in sorted(wants)}
+        asked = {i: sorted({j for j in wants[i] if graph.has_edge(j, i) and j != i}) for i in sorted(wants)}
         self.report.refused = sum(len(set(wants[i])) - len(asked[i]) for i in asked)
         return asked
 

@@ -1,9 +1,11 @@
-"""Communication graphs by name, and the mixing matrix of one gossip step.
+"""Communication graphs by name, undirected and directed, and the mixing matrix of one gossip step.
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for
 Fast Convergence on Non-IID Data": the matrix P of section II and eq. (5), the graphs of Fig. 2.
 Differs: the paper leaves the order of the Laplacian and the inverse sizes open; L @ Omega is the one
 that eq. (5) needs (columns sum to one, the size-weighted mean is kept). D = 1 is defined as P = [1].
+Directed graphs, and their weights for push-sum, are of M. Assran, N. Loizou, N. Ballas, M. Rabbat,
+"Stochastic Gradient Push for Distributed Deep Learning".
 """
 
 import math
@@ -11,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 import networkx as nx
@@ -23,13 +25,19 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
+    "DIRECTED_TOPOLOGIES",
+    "ONE_PEER",
     "TOPOLOGIES",
     "Mixing",
+    "as_digraph",
     "as_graph",
     "graph",
     "laplacian",
     "metropolis",
     "mixing",
+    "one_peer_exponential",
+    "push_weights",
+    "senders",
     "validate_topology",
 ]
 
@@ -88,6 +96,25 @@ def _geometric(D: int, rng: np.random.Generator, r: float) -> Edges:
     return [(i, j) for i, j in combinations(range(D), 2) if math.dist(place[i], place[j]) <= r]
 
 
+def _directed_ring(D: int) -> Edges:
+    return [(d, (d + 1) % D) for d in range(D if D > 1 else 0)]
+
+
+def _directed_exponential(D: int) -> Edges:
+    return [(d, (d + 2**h) % D) for d in range(D) for h in range((D - 1).bit_length())]
+
+
+def _directed_out(D: int, rng: np.random.Generator, k: float) -> Edges:
+    # The others of node d are d + 1, ..., d + D - 1.
+    return [
+        (d, int(d + other) % D) for d in range(D) for other in 1 + rng.choice(D - 1, int(k), replace=False)
+    ]
+
+
+def _directed_erdos_renyi(D: int, rng: np.random.Generator, p: float) -> Edges:
+    return [pair for pair in permutations(range(D), 2) if rng.random() < p]
+
+
 @dataclass(frozen=True)
 class _Family:
     """Graphs of one name: how to build them, and on how many nodes and which parameters they exist."""
@@ -99,9 +126,11 @@ class _Family:
     random: bool = False
     # How many edges are to be expected on D nodes.
     size: Callable[..., float] = lambda D, *p: 2 * D
+    directed: bool = False
 
     def build(self, D: int, parameters: tuple[float, ...], rng: np.random.Generator) -> nx.Graph:
-        return _from_edges(D, self.edges(D, *([rng] if self.random else []), *parameters))
+        kind = nx.DiGraph if self.directed else nx.Graph
+        return _from_edges(D, self.edges(D, *([rng] if self.random else []), *parameters), kind)
 
 
 def _even(D: int, p: tuple[float, ...]) -> bool:
@@ -125,6 +154,10 @@ def _is_probability(D: int, p: tuple[float, ...]) -> bool:
     return len(p) == 1 and 0 < p[0] <= 1
 
 
+def _is_out_degree(D: int, p: tuple[float, ...]) -> bool:
+    return len(p) == 1 and p[0] == int(p[0]) and 1 <= p[0] < D and (p[0] >= 2 or D == 2)
+
+
 def _is_radius(D: int, p: tuple[float, ...]) -> bool:
     return len(p) == 1 and p[0] > 0
 
@@ -140,6 +173,28 @@ def _half(D: int) -> float:
 _FAMILIES = {
     "bipartite": _Family(_bipartite, "an even number of nodes", _even, size=_half),
     "complete": _Family(_complete, size=_all),
+    "directed-erdos-renyi": _Family(
+        _directed_erdos_renyi,
+        "directed-erdos-renyi(p) with 0 < p <= 1",
+        _is_probability,
+        ("(p)",),
+        random=True,
+        size=lambda D, p: 2 * _all(D),
+        directed=True,
+    ),
+    "directed-exponential": _Family(
+        _directed_exponential, size=lambda D: D * (D - 1).bit_length(), directed=True
+    ),
+    "directed-out": _Family(
+        _directed_out,
+        "directed-out(k) with 2 <= k < num_nodes (or k = 1 on two nodes)",
+        _is_out_degree,
+        ("(k)",),
+        random=True,
+        size=lambda D, k: D * k,
+        directed=True,
+    ),
+    "directed-ring": _Family(_directed_ring, directed=True),
     "erdos-renyi": _Family(
         _erdos_renyi, "erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
     ),
@@ -168,19 +223,32 @@ _FAMILIES = {
     "torus": _Family(_torus, "torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
 }
 
+
+def _spelled(*, directed: bool) -> tuple[str, ...]:
+    families = {name: family for name, family in _FAMILIES.items() if family.directed == directed}
+    return tuple(name + ending for name, family in families.items() for ending in family.spelled)
+
+
 # As a user spells them: a parameter stands in parentheses, as in "erdos-renyi(0.4)" or "torus(2,5)".
-TOPOLOGIES = tuple(name + ending for name, family in _FAMILIES.items() for ending in family.spelled)
+TOPOLOGIES = _spelled(directed=False)
+DIRECTED_TOPOLOGIES = _spelled(directed=True)
+# Which changes from one communication to the next: ``one_peer_exponential`` makes its graphs.
+ONE_PEER = "one-peer-exponential"
 
 
-def _parse(name: str, num_nodes: int) -> tuple[_Family, tuple[float, ...]]:
+def _parse(name: str, num_nodes: int, *, directed: bool = False) -> tuple[_Family, tuple[float, ...]]:
     if num_nodes < 1:
         raise ValueError(f"num_nodes is {num_nodes!r}; valid is an integer >= 1")
     if num_nodes > _MAX_NODES:
         raise ValueError(f"num_nodes is {num_nodes!r}; valid for a graph is up to {_MAX_NODES}")
     match = re.fullmatch(r"([a-z0-9-]+)(?:\(([0-9.,\s]+)\))?", name.strip())
+    known = "one of " + ", ".join(TOPOLOGIES + DIRECTED_TOPOLOGIES if directed else TOPOLOGIES)
     if match is None or match[1] not in _FAMILIES:
-        raise ValueError(f"topology is {quoted(name)}; valid is one of {', '.join(TOPOLOGIES)}")
+        changes = ", whose graph changes" if name.strip() == ONE_PEER else ""
+        raise ValueError(f"topology is {quoted(name)}{changes}; valid is {known}")
     family = _FAMILIES[match[1]]
+    if family.directed and not directed:
+        raise ValueError(f"topology is {quoted(name)}, a directed graph; valid is an undirected one, {known}")
     if match[2] and family.spelled == ("",):
         raise ValueError(f"topology is {quoted(name)}; valid is {match[1]!r}, which takes no parameters")
     try:
@@ -196,22 +264,31 @@ def _parse(name: str, num_nodes: int) -> tuple[_Family, tuple[float, ...]]:
     return family, parameters
 
 
-def _from_edges(D: int, edges: Edges) -> nx.Graph:
-    result = nx.Graph()
+def _from_edges(D: int, edges: Edges, kind: type[nx.Graph] = nx.Graph) -> nx.Graph:
+    result = kind()
     result.add_nodes_from(range(D))
     result.add_edges_from(edges)
     return result
 
 
-def validate_topology(name: str, num_nodes: int) -> None:
+def validate_topology(name: str, num_nodes: int, *, directed: bool = False) -> None:
     """Check that a named graph exists on so many nodes, without drawing it.
+
+    Parameters
+    ----------
+    name : str
+        One of ``TOPOLOGIES``, or of ``DIRECTED_TOPOLOGIES`` where ``directed`` ones are valid too.
+    num_nodes : int
+        D >= 1.
+    directed : bool (default: False)
+        Whether a directed graph is valid.
 
     Raises
     ------
     ValueError
         If the name is unknown, its parameters are out of range, or it has no graph of this size.
     """
-    _parse(name, num_nodes)
+    _parse(name, num_nodes, directed=directed)
 
 
 def graph(name: str, num_nodes: int, seed: int = 0) -> nx.Graph:
@@ -235,16 +312,104 @@ def graph(name: str, num_nodes: int, seed: int = 0) -> nx.Graph:
     ValueError
         If the graph does not exist, or 1,000 draws of a random one are all disconnected.
     """
-    family, parameters = _parse(name, num_nodes)
+    return _drawn(name, *_parse(name, num_nodes), num_nodes, seed)
+
+
+def _drawn(name: str, family: _Family, parameters: tuple[float, ...], num_nodes: int, seed: int) -> nx.Graph:
     rng = generator(seed, purpose=Purpose.TOPOLOGY)
     for _ in range(_MAX_DRAWS if family.random else 1):
         candidate = family.build(num_nodes, parameters, rng)
-        if nx.is_connected(candidate):
+        if nx.is_strongly_connected(candidate) if family.directed else nx.is_connected(candidate):
             return candidate
+    strongly = "strongly " if family.directed else ""
     raise ValueError(
-        f"topology is {name!r} on {num_nodes} nodes; none of {_MAX_DRAWS} draws is connected: "
+        f"topology is {name!r} on {num_nodes} nodes; none of {_MAX_DRAWS} draws is {strongly}connected: "
         f"valid is a denser graph"
     )
+
+
+def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) -> nx.DiGraph:
+    """Return a directed graph on the nodes 0, ..., D - 1, in which every node reaches every other.
+
+    An edge (j, i) says that j sends to i.
+
+    Parameters
+    ----------
+    topology : str | networkx.Graph | Iterable[tuple[int, int]]
+        One of ``DIRECTED_TOPOLOGIES``; a directed graph; or what ``as_graph`` takes, whose edges then lead
+        both ways. ``directed-ring`` leads from each node to the next, ``directed-exponential`` to those that
+        are 1, 2, 4, ... further; in both, nodes hear as many as they send to. ``directed-out(k)``, where each
+        node sends to k others, and ``directed-erdos-renyi(p)`` are random, and in them they do not.
+    num_nodes : int
+        D >= 1.
+    seed : int (default: 0)
+        Seed of the named random graphs, >= 0.
+
+    Raises
+    ------
+    ValueError
+        If the graph has parallel edges, self loops or other nodes, or is not strongly connected.
+    """
+    if isinstance(topology, str):
+        return _drawn(topology, *_parse(topology, num_nodes, directed=True), num_nodes, seed).to_directed()
+    if not (isinstance(topology, nx.DiGraph) and not topology.is_multigraph()):
+        return as_graph(topology, num_nodes, seed).to_directed()
+    _check_nodes(topology, num_nodes)
+    if loops := sorted(nx.selfloop_edges(topology)):
+        raise ValueError(f"topology has the self loop {loops[0]!r}; valid is an edge between two nodes")
+    if not nx.is_strongly_connected(topology):
+        parts = sorted(sorted(part) for part in nx.strongly_connected_components(topology))
+        raise ValueError(
+            f"topology falls into the parts {parts}; valid is a directed graph in which every node reaches "
+            "every other"
+        )
+    return _from_edges(num_nodes, topology.edges, nx.DiGraph)
+
+
+def one_peer_exponential(num_nodes: int, communication: int) -> nx.DiGraph:
+    """Return the one-peer exponential graph of a communication: each node sends to one, and hears one.
+
+    Node d sends to d + 2^h, where h goes through 0, 1, ..., floor(log2(D - 1)) from one communication to the
+    next. On D = 2^q nodes q communications in a row average exactly.
+
+    Parameters
+    ----------
+    num_nodes : int
+        D >= 1.
+    communication : int
+        Its number, >= 0.
+
+    Examples
+    --------
+    >>> [sorted(one_peer_exponential(4, a).edges) for a in (0, 1)]
+    [[(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 2), (1, 3), (2, 0), (3, 1)]]
+    """
+    if not 1 <= num_nodes <= _MAX_NODES:
+        raise ValueError(f"num_nodes is {num_nodes!r}; valid for a graph is 1 to {_MAX_NODES}")
+    hops = (num_nodes - 1).bit_length()
+    step = 2 ** (communication % hops) if hops else 0
+    edges = [(d, (d + step) % num_nodes) for d in range(num_nodes)] if step else []
+    return _from_edges(num_nodes, edges, nx.DiGraph)
+
+
+def push_weights(graph: nx.DiGraph) -> Array:
+    """Return the weights P (D, D) of push-sum: ``P[i, j]`` is what i takes of what j has; columns sum to one.
+
+    A node's receivers and itself get equal parts, 1 / (out-degree + 1).
+
+    Parameters
+    ----------
+    graph : networkx.DiGraph
+        On the nodes 0, ..., D - 1, without self loops; an edge (j, i) says that j sends to i.
+    """
+    parts = _adjacency(graph).T + np.eye(len(graph))
+    weights: Array = parts / parts.sum(axis=0)
+    return weights
+
+
+def senders(graph: nx.Graph, node: int) -> list[int]:
+    """Return whom a node may hear, ascending: its neighbours, in a directed graph those that send to it."""
+    return sorted(graph.predecessors(node) if graph.is_directed() else graph.neighbors(node))
 
 
 def as_graph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) -> nx.Graph:
@@ -274,9 +439,13 @@ def as_graph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) ->
 def _checked_graph(candidate: nx.Graph, D: int) -> nx.Graph:
     if candidate.is_directed() or candidate.is_multigraph():
         raise ValueError(f"topology is a {type(candidate).__name__}; valid is an undirected simple graph")
+    _check_nodes(candidate, D)
+    return _checked_edges(candidate.edges, D)
+
+
+def _check_nodes(candidate: nx.Graph, D: int) -> None:
     if set(candidate) != set(range(D)):
         raise ValueError(f"topology has the nodes {sorted(candidate, key=str)}; valid is 0 to {D - 1}")
-    return _checked_edges(candidate.edges, D)
 
 
 def _checked_edges(candidate: Edges, D: int) -> nx.Graph:

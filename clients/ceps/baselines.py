@@ -6,10 +6,13 @@ Consistency of Decentralized Federated Learning"), DCD-PSGD (H. Tang et al., "Co
 Decentralized Training"), MATCHA (J. Wang et al., "MATCHA: Speeding Up Decentralized SGD via Matching
 Decomposition Sampling"), CHOCO-SGD (A. Koloskova, S. Stich, M. Jaggi, "Decentralized Stochastic Optimization
 and Gossip Algorithms with Compressed Communication", Algorithm 2), BEER (H. Zhao et al., "BEER: Fast O(1/T)
-Rate for Decentralized Nonconvex Optimization with Communication Compression", Algorithm 1) and DP-DSGT,
-gradient tracking with noise. Ours: full local gradients, since the problems are small; noise of eq. (13) of
-Sha et al. on every gradient, where it is asked for; a neighbour that does not answer leaves its weight to the
-node itself; and several local steps in DCD-PSGD and CHOCO-SGD.
+Rate for Decentralized Nonconvex Optimization with Communication Compression", Algorithm 1), SGP (A. Nedic,
+A. Olshevsky, "Stochastic Gradient-Push for Strongly Convex Functions on Time-Varying Directed Graphs";
+M. Assran, N. Loizou, N. Ballas, M. Rabbat, "Stochastic Gradient Push for Distributed Deep Learning",
+Algorithm 1) and DP-DSGT, gradient tracking with noise. Ours: full local gradients, since the problems are
+small; noise of eq. (13) of Sha et al. on every gradient, where it is asked for; a neighbour that does not
+answer leaves its weight to the node itself, but in SGP, where it never was the node's; and several local
+steps in DCD-PSGD, CHOCO-SGD and SGP.
 """
 
 from abc import ABC, abstractmethod
@@ -110,10 +113,14 @@ class _Baseline(ABC):
         arrays = self.prepared(call, k)
         # Communications in between, and one not finished, are missed.
         lost = max(k - 1, 0) // kappa - max(memory.iteration - 1, 0) // kappa
-        return Memory(arrays, k, {"gradients": call.gradients, "missed": memory.count("missed") + lost})
+        counts = {"gradients": call.gradients, "missed": memory.count("missed") + lost}
+        return Memory(arrays, k, {**memory.counts, **counts})
 
     def message(self, node: Node, memory: Memory) -> Vector:
         return memory.arrays["x"]
+
+    def norm(self, node: Node, vector: Vector) -> float:
+        return float(np.linalg.norm(vector))
 
     def update(
         self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
@@ -220,6 +227,64 @@ class _AdaptThenCombine(_Baseline):
     def _own(self, call: _Call) -> Vector:
         """Return what others decode of this node's own message."""
         return call.node.place.as_received(self.message(call.node, call.memory), call.memory.iteration)
+
+
+class _SGP(_AdaptThenCombine):
+    """y <- y - eta g_i(y / w_i), K times from x_i; x_i <- sum_j P_ij y_j and w_i <- sum_j P_ij w_j.
+
+    A message holds y_i and w_i, n + 1 numbers. The model, at which gradients are taken and which is looked
+    at, is x_i / w_i; w_i begins as 1. Read besides: ``weights``, the parts P_ij that this node takes of what
+    the others and itself have. P's columns sum to one, its rows need not. What was lost is added nowhere.
+    """
+
+    def check(self, config: ConfigRecord) -> None:
+        super().check(config)
+        if "weights" not in config:
+            raise ValueError("weights is None in the message's config; valid are the parts that are taken")
+
+    def local(self, call: _Call, x: Vector, K: int) -> Vector:
+        w = _push_weight(call.memory)
+        for _ in range(K):
+            x = x - call.eta * call.gradient(x / w)
+        return x
+
+    def message(self, node: Node, memory: Memory) -> Vector:
+        return np.append(memory.arrays["z"], _push_weight(memory))
+
+    def norm(self, node: Node, vector: Vector) -> float:
+        # Of the model, for honest x differ as the weights do. All weights of a run sum to m where nothing is
+        # lost; nodes that begin anew bring some.
+        w = float(vector[-1])
+        if not 0 < w <= 2 * node.place.num_nodes:
+            return np.inf
+        with np.errstate(over="ignore"):
+            return float(np.linalg.norm(vector[:-1] / w))
+
+    def update(
+        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+    ) -> tuple[Memory, Metrics]:
+        parts = mixing or {}
+        if min(parts.values()) < 0 or not 0 < parts[node.place.own] <= 1:
+            raise ValueError(
+                f"weights is {list(parts.values())!r} in the message's config; valid are numbers >= 0, and "
+                "the node's own in (0, 1]"
+            )
+        both = {**received, node.place.own: self.message(node, memory)}
+        total = sum((parts[j] * both[j] for j in sorted(both)), np.zeros(node.problem.n + 1))
+        x, w = _finite(total[:-1]), float(total[-1])
+        after = Memory({"x": x}, memory.iteration + 1, {**memory.counts, "push-weight": w})
+        return after, {"push-weight": w}
+
+    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+        return memory, memory.arrays["x"] / _push_weight(memory)
+
+
+def _push_weight(memory: Memory) -> float:
+    w = float(memory.counts.get("push-weight", 1.0))
+    # A node that heard nobody for a thousand communications has given all away.
+    if not 0 < w < np.inf:
+        raise ValueError(f"push-weight is {w!r} in the state; valid is a finite number > 0")
+    return w
 
 
 class _DFedAvgM(_AdaptThenCombine):
@@ -455,6 +520,8 @@ BASELINES: Mapping[str, GossipMethod] = {
     "dcd-psgd": _DCD(),
     "choco-sgd": _CHOCO(),
     "beer": _BEER(),
+    "sgp": _SGP(),
+    "sgp-dn": _SGP(),
     "dp-dsgt": _DSGT(),
 }
 
@@ -467,8 +534,9 @@ def decentralised_client(problem: ProblemFn) -> BatchClientApp:
     - ``method``, ``run-seed``, ``num-nodes``, ``neighbours``, ``codec``, ``r`` and ``privacy`` as there;
     - ``local-steps``, which is kappa unless ``kappa-low`` and ``kappa-high``, equal, are there;
     - ``weights`` (absent: equal weights of the node and those it drew): this node's row of the mixing
-      matrix, a number for each of ``neighbours`` and the node's own at the end. The config of
-      ``train.update`` may have both anew, for a communication on another graph;
+      matrix, a number for each of ``neighbours`` and the node's own at the end; ``sgp`` needs it, and there
+      ``neighbours`` are those that send to the node. The config of ``train.update`` may have both anew, for
+      a communication on another graph, or one in which what the node published was not handed to all;
     - ``eta`` > 0; ``theta`` in [0, 1) for ``dfedavgm``; ``rho-sam`` >= 0 for ``dfedsam``; ``threshold``
       (absent: false) with ``s`` for ``d-psgd``, which then keeps s entries of each mixed model;
       ``step-gamma`` in (0, 1] for ``choco-sgd`` and ``beer``.

@@ -71,6 +71,9 @@ class _CEPS:
     def message(self, node: Node, memory: Memory) -> Vector:
         return memory.arrays["w"]
 
+    def norm(self, node: Node, vector: Vector) -> float:
+        return float(np.linalg.norm(vector))
+
     def update(
         self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
     ) -> tuple[Memory, Metrics]:

@@ -2,14 +2,16 @@
 
 Papers: D-PSGD (X. Lian et al., 2017), DCD-PSGD (H. Tang et al., 2018), DFedAvgM (T. Sun et al., 2022),
 DFedSAM (Y. Shi et al., 2023), MATCHA (J. Wang et al., 2019), CHOCO-SGD (A. Koloskova, S. Stich, M. Jaggi,
-2019), BEER (H. Zhao et al., 2022) and DP-DSGT, differentially private gradient tracking; in the settings of
-S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", section V, which adds D-PSGD
-over dynamic networks and with partial communication.
+2019), BEER (H. Zhao et al., 2022), SGP (A. Nedic, A. Olshevsky, 2016; M. Assran et al., 2019) and DP-DSGT,
+differentially private gradient tracking; in the settings of S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse
+Decentralized Federated Learning", section V, which adds D-PSGD over dynamic networks and with partial
+communication.
 Below, g_i is node i's gradient, W the mixing matrix and N the number of local steps. ``Decentralised`` says
 what differs from the papers, which options all of them take, and which errors they raise.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 from hedgerow.strategies.ceps.decentralised import (
@@ -20,6 +22,7 @@ from hedgerow.strategies.ceps.decentralised import (
     NetworkOptions,
     dynamic_network,
     fixed_network,
+    push_network,
 )
 from hedgerow.strategies.ceps.matcha import Activation
 from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
@@ -29,7 +32,7 @@ from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, require
 
-__all__ = ["BEER", "DCDPSGD", "DPDSGT", "DPSGD", "ChocoSGD", "DFedAvgM", "DFedSAM", "Matcha"]
+__all__ = ["BEER", "DCDPSGD", "DPDSGT", "DPSGD", "SGP", "ChocoSGD", "DFedAvgM", "DFedSAM", "Matcha"]
 
 
 class DPSGD(Decentralised):
@@ -299,6 +302,56 @@ class BEER(Decentralised):
         super().__init__(
             "beer", learning_rate, keys, codec=compressor.codec, sparsity=top_k, vectors=2, **options
         )
+
+
+class SGP(Decentralised):
+    """Stochastic gradient push: D-PSGD on a directed graph, in which nodes do not hear those they send to.
+
+    Node i keeps x_i and a weight w_i, at first 1, and its model is z_i = x_i / w_i. N times
+    x_i <- x_i - eta g_i(x_i / w_i); then x_i <- sum_j P_ij x_j and w_i <- sum_j P_ij w_j, where j runs over i
+    itself and those that send to it.
+
+    Columns of P sum to one, as each node deals what it has to its receivers and itself, in equal parts: the
+    sums of x and of w are kept, and all z_i go to sum_j x_j / sum_j w_j, the plain mean, where a mean over
+    senders would weigh nodes by the graph. With one in-degree and out-degree for all nodes every w_i is 1.
+    Elsewhere a node's model moves by eta / w_i, so that eta must suit the least weight: w goes to m times the
+    vector that P keeps, and a graph on which few send to some node needs a small eta.
+
+    What is lost scales x and w alike, so that z stays a mean of models. A node is told by how many it was
+    heard and keeps the parts of those that are away: the sums are kept. Lost for good are parts that a
+    receiver refused, or did not live to add, and a node that missed an update keeps what it also gave away:
+    then sum_j w_j is no longer m, and a step counts m / sum_j w_j times. ``push-weight`` in a round's record
+    is the mean of w by records. A node that hears nobody, because all that send to it are away, runs out of
+    weight: choose a graph that is strongly connected without any one.
+
+    Parameters
+    ----------
+    learning_rate : float (default: 0.1)
+        eta > 0.
+    local_steps : int (default: 10)
+        N >= 1, the iterations between communications; the papers' is 1.
+    dynamic : bool (default: False)
+        Whether every communication draws a new graph (``sgp-dn``); then ``topology`` is a random one's name
+        or None.
+    **options
+        See ``BaselineOptions``; of ``topology`` ``decentralised.push_network``: a name of
+        ``DIRECTED_TOPOLOGIES`` or ``one-peer-exponential``, a ``networkx.DiGraph``, or an undirected graph,
+        whose edges lead both ways.
+    """
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float = 0.1,
+        local_steps: int = 10,
+        dynamic: bool = False,
+        **options: Unpack[BaselineOptions],
+    ) -> None:
+        int_at_least(1, local_steps=local_steps)
+        network = partial(push_network, interval=local_steps, dynamic=dynamic)
+        name = "sgp-dn" if dynamic else "sgp"
+        # A message has w_i beside x_i.
+        super().__init__(name, learning_rate, None, local_steps, scalars=1, network=network, **options)
 
 
 class DPDSGT(Decentralised):

@@ -9,7 +9,7 @@ same iterations; one of which a payload is lost keeps that payload's weight itse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Required, Self, Unpack
+from typing import Any, Required, Self, Unpack
 
 import networkx as nx
 import numpy as np
@@ -21,7 +21,14 @@ from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
-from hedgerow.strategies.topology import metropolis
+from hedgerow.strategies.topology import (
+    ONE_PEER,
+    as_digraph,
+    metropolis,
+    one_peer_exponential,
+    push_weights,
+    senders,
+)
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -33,6 +40,7 @@ __all__ = [
     "NetworkOptions",
     "dynamic_network",
     "fixed_network",
+    "push_network",
 ]
 
 Matrix = NDArray[np.float64]
@@ -55,16 +63,23 @@ class BaselineOptions(NetworkOptions, total=False):
 
 @dataclass(frozen=True)
 class Network:
-    """Who may hear whom at iteration k, and the mixing matrix W (m, m); whether they change with k."""
+    """Who may hear whom at iteration k, and the mixing matrix W (m, m); whether they change with k.
+
+    Where nodes push, W's columns sum to one and its rows need not: what a node's receivers are not handed
+    stays with the node.
+    """
 
     graph: GraphAt
     matrix: Callable[[int], Matrix]
     changes: bool
+    pushes: bool = False
 
     @classmethod
-    def weighted(cls, graph: GraphAt, weights: Callable[[nx.Graph], Matrix], *, changes: bool) -> Self:
+    def weighted(
+        cls, graph: GraphAt, weights: Callable[[Any], Matrix], *, changes: bool, pushes: bool = False
+    ) -> Self:
         """Return the network whose matrix at iteration k is that of its graph then."""
-        return cls(graph, lru_cache(maxsize=8)(lambda k: weights(graph(k))), changes)
+        return cls(graph, lru_cache(maxsize=8)(lambda k: weights(graph(k))), changes, pushes)
 
 
 def fixed_network(topology: Topology, num_nodes: int, seed: int) -> Network:
@@ -81,16 +96,71 @@ def dynamic_network(topology: Topology, num_nodes: int, seed: int) -> Network:
     ValueError
         If the topology is a graph, and no random one's name.
     """
+    _check_drawn(topology)
+
+    def draw(k: int) -> nx.Graph:
+        return neighbourhood_graph(topology, num_nodes, _own_seed(seed, k))
+
+    graph = graph_at(draw)
+    graph(0)  # A name without a graph is refused now.
+    return Network.weighted(graph, _metropolis, changes=True)
+
+
+def push_network(
+    topology: Topology, num_nodes: int, seed: int, *, interval: int, dynamic: bool = False
+) -> Network:
+    """Return a directed graph, strongly connected, with the weights of push-sum.
+
+    Parameters
+    ----------
+    topology : str, networkx.Graph, edges or None
+        As in ``topology.as_digraph``; ``one-peer-exponential``, another graph at each communication; or None,
+        the undirected random regular graph of the other baselines, whose edges lead both ways.
+    num_nodes : int
+        m >= 1.
+    seed : int
+        Of random graphs.
+    interval : int
+        Iterations between communications, >= 1.
+    dynamic : bool (default: False)
+        Whether every communication draws the graph anew.
+
+    Raises
+    ------
+    ValueError
+        If there is no such graph, or a dynamic one is no name.
+    """
+
+    def draw(own: int) -> nx.DiGraph:
+        if topology is None:
+            return neighbourhood_graph(None, num_nodes, own).to_directed()
+        return as_digraph(topology, num_nodes, own)
+
+    def one_peer(k: int) -> nx.DiGraph:
+        # The first communication is at iteration ``interval``.
+        return one_peer_exponential(num_nodes, max(0, k // interval - 1))
+
+    if dynamic:
+        _check_drawn(topology)
+        graph = graph_at(lambda k: draw(_own_seed(seed, k)))
+    elif changes := isinstance(topology, str) and topology.strip() == ONE_PEER:
+        graph = graph_at(one_peer)
+    else:
+        graph = graph_at(draw(seed))
+    graph(0)  # A name without a graph is refused now.
+    return Network.weighted(graph, push_weights, changes=dynamic or changes, pushes=True)
+
+
+def _check_drawn(topology: Topology) -> None:
     if not (topology is None or isinstance(topology, str)):
         raise ValueError(
             f"topology is {topology!r}; valid in a dynamic network is a random one's name, or None"
         )
 
-    def draw(k: int) -> nx.Graph:
-        own = int(generator(seed, round=k, purpose=Purpose.TOPOLOGY).integers(2**31))
-        return neighbourhood_graph(topology, num_nodes, own)
 
-    return Network.weighted(graph_at(draw), _metropolis, changes=True)
+def _own_seed(seed: int, k: int) -> int:
+    """Return the seed of the graph that is drawn for iteration k."""
+    return int(generator(seed, round=k, purpose=Purpose.TOPOLOGY).integers(2**31))
 
 
 def _metropolis(graph: nx.Graph) -> Matrix:
@@ -119,6 +189,8 @@ class Decentralised(Gossip):
         Of a message, as in ``Coding``.
     gradients : int (default: 1)
         Gradients an iteration takes, each of which has noise of its own.
+    scalars : int (default: 0)
+        Numbers that a message has beside its vectors, with a dense codec.
     network : Callable (default: fixed_network)
         Makes the network of topology, number of nodes and seed.
     dim : int
@@ -148,6 +220,7 @@ class Decentralised(Gossip):
         sparsity: int | None = None,
         vectors: int = 1,
         gradients: int = 1,
+        scalars: int = 0,
         network: Callable[[Topology, int, int], Network] = fixed_network,
         dim: int,
         topology: Topology = None,
@@ -159,7 +232,8 @@ class Decentralised(Gossip):
         num_nodes, seed = places_in(options), options.get("seed", 0)
         int_at_least(1, local_steps=local_steps)
         int_at_least(0, seed=seed)
-        coding = Coding(codec, dim, sparsity, vectors=vectors)
+        int_at_least(1, dim=dim)
+        coding = Coding(codec, dim + scalars, sparsity, vectors=vectors)
         told: dict[str, Scalar] = {"codec": coding.told, "r": participation, "eta": learning_rate}
         if sparsity is not None:
             told["s"] = vectors * sparsity
@@ -167,6 +241,7 @@ class Decentralised(Gossip):
         method = _Method(
             name,
             num_nodes,
+            dim,
             network(topology, num_nodes, seed),
             coding,
             {**told, **(keys or {})},
@@ -183,6 +258,7 @@ class _Method:
 
     name: str
     num_nodes: int
+    dim: int
     network: Network
     coding: Coding
     keys: Mapping[str, Scalar]
@@ -191,10 +267,6 @@ class _Method:
     gradients: int
 
     set_up_bytes = 0
-
-    @property
-    def dim(self) -> int:
-        return self.coding.dim
 
     @property
     def sizes(self) -> PayloadSizes:
@@ -208,8 +280,16 @@ class _Method:
         place = {"num-nodes": self.num_nodes, **self._place(node, 0)}
         return {**self.keys, **self.privacy.instructions(), **place}
 
-    def event(self, node: int, k: int) -> dict[str, Scalar]:
-        return self._place(node, k) if self.network.changes else {}
+    def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
+        receivers = set(self.graph(k).neighbors(node)) if self.network.pushes else set()
+        heard_by = sorted(receivers.intersection(readers))
+        if not self.network.changes and len(heard_by) == len(receivers):
+            return {}
+        place = self._place(node, k)
+        if len(heard_by) < len(receivers):
+            # What nobody was handed stays with the node: columns sum to one whoever is away.
+            place["weights"][-1] = 1.0 - float(self.network.matrix(k)[heard_by, node].sum())
+        return place
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
         return self._neighbours(node, k) if self.hears_all else None
@@ -224,7 +304,7 @@ class _Method:
     def describe(self) -> Iterable[str]:
         yield ", ".join(f"{key} = {value}" for key, value in self.keys.items())
 
-    def _place(self, node: int, k: int) -> dict[str, Scalar]:
+    def _place(self, node: int, k: int) -> dict[str, Any]:
         """Return a node's neighbours and, where it hears all of them, their weights and its own, the last."""
         neighbours = self._neighbours(node, k)
         if not self.hears_all:
@@ -235,4 +315,4 @@ class _Method:
         }
 
     def _neighbours(self, node: int, k: int) -> list[int]:
-        return sorted(self.graph(k).neighbors(node))
+        return senders(self.graph(k), node)

@@ -279,7 +279,7 @@ class _Method:
             "num-nodes": self.num_nodes,
         }
 
-    def event(self, node: int, k: int) -> dict[str, Scalar]:
+    def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
         return {}
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:

@@ -46,8 +46,11 @@ class GossipMethod(Protocol):
     def instructions(self, node: int) -> Mapping[str, Scalar]:
         """Return the settings that a node is told once."""
 
-    def event(self, node: int, k: int) -> Mapping[str, Scalar]:
-        """Return what a node is told of its communication at iteration k alone."""
+    def event(self, node: int, k: int, readers: Sequence[int]) -> Mapping[str, Scalar]:
+        """Return what a node is told of its communication at iteration k alone.
+
+        ``readers`` are the nodes that were handed what it published, ascending.
+        """
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
         """Return the neighbours that a node gets payloads of at iteration k; None leaves it to the node."""

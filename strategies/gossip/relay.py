@@ -4,7 +4,7 @@ Everything that passes through the hub is booked here, and what a node tells its
 first message. The router books the payloads themselves.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -128,6 +128,10 @@ class Relay:
             first=first,
             introduce=None if self.introductions is None else self.introductions.for_sender,
         )
+        readers: dict[int, list[int]] = defaultdict(list)
+        for i in sorted(bundles):
+            for j in bundles[i]:
+                readers[j].append(i)
         if self.sites is not None:
             self._carry(self.sites, k, wants, bundles)
         self.deprived = {i for i in wants if wants[i] and not bundles[i]}
@@ -135,7 +139,8 @@ class Relay:
         self.unopened = Counter()
         contents = []
         for i in wants:
-            content = self._content(ConfigRecord({**config, "iteration": k, **self.method.event(i, k)}))
+            event = self.method.event(i, k, readers[i])
+            content = self._content(ConfigRecord({**config, "iteration": k, **event}))
             bundle = ConfigRecord({str(j): payload for j, payload in bundles[i].items()})
             content["bundle"] = bundle
             self._introduce(server_round, i, content)
@@ -149,7 +154,7 @@ class Relay:
             return wants
         graph, here = self.method.graph(k), self.sites.nodes
         # Who asks for others than neighbours is refused, wherever they are.
-        asked = {i: [j for j in wants[i] if j in here or not graph.has_edge(i, j)] for i in wants}
+        asked = {i: [j for j in wants[i] if j in here or not graph.has_edge(j, i)] for i in wants}
         return {**asked, **self.sites.asked(k)}
 
     def _carry(
@@ -160,7 +165,7 @@ class Relay:
         for i in bundles.keys() - sites.nodes:
             del bundles[i]
         for i in wants:
-            elsewhere = {j for j in wants[i] if graph.has_edge(i, j) and j not in sites.nodes}
+            elsewhere = {j for j in wants[i] if graph.has_edge(j, i) and j not in sites.nodes}
             come = {j: payload for j, payload in received.get(i, {}).items() if j in elsewhere}
             bundles[i] = dict(sorted({**bundles[i], **come}.items()))
             if lost := len(elsewhere) - len(come):

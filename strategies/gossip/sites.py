@@ -25,6 +25,7 @@ from logging import INFO, WARNING
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import networkx as nx
 from flwr.common import log
 
 from hedgerow.strategies.gossip.introductions import Introductions
@@ -218,13 +219,13 @@ class Sites:
         graph = self.method.graph(0)
         if self.method.graph(1) is not graph:
             return set(range(len(self.site.peers))) - {self.site.own}
-        return {self.of(j) for i in self.nodes for j in graph.neighbors(i)} - {self.site.own}
+        return {self.of(j) for i in self.nodes for j in nx.all_neighbors(graph, i)} - {self.site.own}
 
     def _most_crossing(self) -> int:
         graph = self.method.graph(0)
         if self.method.graph(1) is not graph:
             return len(self.nodes) * self.method.num_nodes
-        return sum(j not in self.nodes for i in self.nodes for j in graph.neighbors(i))
+        return sum(j not in self.nodes for i in self.nodes for j in nx.all_neighbors(graph, i))
 
     def of(self, node: int) -> int:
         """Return a node's site."""
@@ -499,9 +500,10 @@ class Sites:
 
 def _digest(method: GossipMethod, settings: Mapping[str, Any]) -> str:
     """Return what is the same at sites that make one run."""
+    graph = method.graph(0)
     told = {
         "method": method.name,
-        "edges": sorted(sorted(edge) for edge in method.graph(0).edges),
+        "edges": sorted(list(edge) if graph.is_directed() else sorted(edge) for edge in graph.edges),
         "nodes": [dict(method.instructions(i)) for i in range(method.num_nodes)],
         **settings,
     }

@@ -265,6 +265,7 @@ DECODERS = [
     *gossiping(
         "choco-sgd", method="choco-sgd", codec="quantised8", eta=0.01, weights=[0.3, 0.3, 0.4], step_gamma=0.5
     ),
+    *gossiping("sgp", method="sgp", codec="dense64", eta=0.01, weights=[0.3, 0.5, 0.4], local_steps=2),
     *gossiping("dcd-psgd", method="dcd-psgd", codec="quantised8", eta=0.01, weights=[0.3, 0.3, 0.4]),
     *gossiping("dp-dsgt", method="dp-dsgt", codec="dense64", eta=0.01),
     *(

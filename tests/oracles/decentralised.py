@@ -90,6 +90,25 @@ def choco(local: Callable[[Array], Array], X: Array, W: Array, gamma: float, ste
     return X
 
 
+def push_matrix(edges: Sequence[tuple[int, int]], m: int) -> Array:
+    """Return P of directed edges (sender, receiver): a node deals to its receivers and itself alike."""
+    P = np.zeros((m, m))
+    for j in range(m):
+        receivers = [j, *(b for a, b in edges if a == j)]
+        P[receivers, j] = 1 / len(receivers)
+    return P
+
+
+def sgp(gradients: Gradients, X: Array, P: Sequence[Array], eta: float, K: int) -> tuple[Array, Array]:
+    """Return the biased models and the weights (m, 1) after a communication for each matrix."""
+    w = np.ones((len(X), 1))
+    for matrix in P:
+        for _ in range(K):
+            X = X - eta * gradients(X / w)
+        X, w = matrix @ X, matrix @ w
+    return X, w
+
+
 def beer(
     gradients: Gradients,
     X: Array,

@@ -87,6 +87,14 @@ def test_bundles_are_requests_that_follow_edges_whatever_is_asked(
     }
 
 
+def test_a_directed_edge_carries_from_sender_to_receiver_and_never_back() -> None:
+    relay = Relay(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]))
+    assert senders(relay.route({0: [1, 2, 3], 1: [0, 2], 2: [0, 1], 3: [0, 2]})) == {
+        0: [3], 1: [0], 2: [0, 1], 3: [2],
+    }  # fmt: skip
+    assert relay.router.report.refused == 4
+
+
 def test_a_sender_publishes_once_for_all_its_receivers() -> None:
     relay = Relay(nx.star_graph(3))
     relay.route({1: [0], 2: [0], 3: [0]})

@@ -8,13 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.strategies.topology import (
+    DIRECTED_TOPOLOGIES,
     TOPOLOGIES,
     Mixing,
+    as_digraph,
     as_graph,
     graph,
     laplacian,
     metropolis,
     mixing,
+    one_peer_exponential,
+    push_weights,
+    senders,
     validate_topology,
 )
 
@@ -618,6 +623,112 @@ def test_a_mixing_matrix_cannot_be_written_to() -> None:
     network = mixing(graph("ring", 4), np.ones(4))
     with pytest.raises(ValueError, match="read-only"):
         network.matrix[0, 0] = 0.5
+
+
+# Directed graphs
+
+DIRECTED = ["directed-ring", "directed-exponential", "directed-out(3)", "directed-erdos-renyi(0.3)"]
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+@pytest.mark.parametrize("D", [10, 16])
+def test_in_every_directed_topology_each_node_reaches_each_other(name: str, D: int) -> None:
+    built = as_digraph(name, D)
+    assert built.is_directed()
+    assert not built.is_multigraph()
+    assert list(built) == list(range(D))
+    assert nx.is_strongly_connected(built)
+    assert nx.number_of_selfloops(built) == 0
+
+
+def test_every_directed_spelling_can_be_built_and_is_no_undirected_one() -> None:
+    for spelling in DIRECTED_TOPOLOGIES:
+        name, _, ending = spelling.partition("(")
+        name += {"k)": "(2)", "p)": "(0.9)", "": ""}[ending]
+        assert len(as_digraph(name, 6)) == 6
+        for refuse in (as_graph, validate_topology):
+            with pytest.raises(
+                ValueError, match=r"a directed graph; valid is an undirected one, one of bipar"
+            ):
+                refuse(name, 6)
+
+
+@pytest.mark.parametrize("D", [1, 2])
+@pytest.mark.parametrize("name", ["directed-ring", "directed-exponential", "one-peer"])
+def test_the_smallest_directed_graphs_have_no_loops(name: str, D: int) -> None:
+    built = one_peer_exponential(D, 3) if name == "one-peer" else as_digraph(name, D)
+    assert sorted(built.edges) == [(0, 1), (1, 0)][: 2 * (D - 1)]
+
+
+def test_the_exponential_graph_leads_to_nodes_at_powers_of_two() -> None:
+    built = as_digraph("directed-exponential", 6)
+    assert sorted(built.successors(4)) == [0, 2, 5]
+    assert senders(built, 4) == [0, 2, 3]
+    assert senders(graph("ring", 6), 4) == [3, 5]
+
+
+@pytest.mark.parametrize("name", ["directed-out(3)", "directed-erdos-renyi(0.3)"])
+def test_a_random_directed_graph_depends_on_its_seed_alone_and_is_unbalanced(name: str) -> None:
+    draws = [sorted(as_digraph(name, 12, seed).edges) for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    built = as_digraph(name, 12)
+    assert [built.in_degree(i) for i in range(12)] != [built.out_degree(i) for i in range(12)]
+    if name == "directed-out(3)":
+        assert {degree for _, degree in built.out_degree} == {3}
+
+
+def test_an_undirected_graphs_edges_lead_both_ways() -> None:
+    for topology in ("path", [(0, 1), (1, 2)], nx.path_graph(3)):
+        assert sorted(as_digraph(topology, 3).edges) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("topology", "match"),
+    [
+        (nx.DiGraph([(0, 1), (1, 2)]), r"falls into the parts \[\[0\], \[1\], \[2\]\]; valid is a directed"),
+        (nx.DiGraph([(0, 1), (1, 2), (2, 0), (1, 1)]), r"the self loop \(1, 1\)"),
+        (nx.DiGraph([(0, 1), (1, 0)]), r"the nodes \[0, 1\]; valid is 0 to 2"),
+        (nx.MultiDiGraph([(0, 1), (1, 2), (2, 0)]), "is a MultiDiGraph; valid"),
+        ("directed-out(1)", r"valid is directed-out\(k\) with 2 <= k < num_nodes"),
+        ("directed-out(3)", r"valid is directed-out\(k\) with 2 <= k < num_nodes"),
+        ("directed-ring(2)", "valid is 'directed-ring', which takes no parameters"),
+        ("one-peer-exponential", "whose graph changes; valid is one of bipartite.*directed-ring"),
+        ("directed-erdos-renyi(0)", r"valid is directed-erdos-renyi\(p\) with 0 < p <= 1"),
+    ],
+)
+def test_a_directed_graph_that_cannot_be_pushed_on_is_refused(topology: object, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        as_digraph(topology, 3)  # type: ignore[arg-type]
+
+
+def test_a_directed_graph_that_is_never_strongly_connected_is_refused() -> None:
+    with pytest.raises(ValueError, match="none of 1000 draws is strongly connected: valid is a denser graph"):
+        as_digraph("directed-erdos-renyi(0.01)", 12)
+
+
+def test_push_weights_deal_all_that_a_node_has_in_equal_parts() -> None:
+    built = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
+    np.testing.assert_array_equal(push_weights(built), exact([[2, 0, 3], [2, 3, 0], [2, 3, 3]], 6))
+    for name in DIRECTED:
+        np.testing.assert_allclose(push_weights(as_digraph(name, 10)).sum(axis=0), 1, atol=1e-15)
+
+
+@pytest.mark.parametrize("D", [2, 8, 16])
+def test_as_many_one_peer_communications_as_there_are_hops_average_powers_of_two_exactly(D: int) -> None:
+    product = np.eye(D)
+    for a in range(D.bit_length() - 1):
+        built = one_peer_exponential(D, a)
+        assert {degree for _, degree in [*built.in_degree, *built.out_degree]} == {1}
+        product = push_weights(built) @ product
+    np.testing.assert_array_equal(product, np.full((D, D), 1 / D))
+
+
+def test_one_peer_graphs_of_any_size_lead_everywhere_together() -> None:
+    for D in (3, 6, 11):
+        hops = (D - 1).bit_length()
+        union = nx.compose_all([one_peer_exponential(D, a) for a in range(hops)])
+        assert nx.utils.graphs_equal(union, as_digraph("directed-exponential", D))
+        assert nx.utils.graphs_equal(one_peer_exponential(D, hops), one_peer_exponential(D, 0))
 
 
 # Metropolis weights

@@ -38,6 +38,7 @@ from hedgerow.strategies.ceps.baselines import (
     DCDPSGD,
     DPDSGT,
     DPSGD,
+    SGP,
     ChocoSGD,
     DFedAvgM,
     DFedSAM,
@@ -52,7 +53,7 @@ from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.topology import validate_topology
+from hedgerow.strategies.topology import ONE_PEER, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_STEPS
@@ -70,9 +71,13 @@ METHODS = (
     "dcd-psgd",
     "choco-sgd",
     "beer",
+    "sgp",
+    "sgp-dn",
     "dp-dsgt",
     "matcha",
 )
+# Who takes a directed graph.
+_DIRECTED = ("sgp", "sgp-dn")
 # A node holds its records of `linear` as a dense matrix, of at most as many entries: 1 GiB.
 _MAX_ENTRIES = 2**27
 _MAX_FEATURES = 2**24
@@ -100,7 +105,9 @@ SETTINGS: Mapping[str, Setting] = {
     "topology": Setting(
         "",
         text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4"),
-        "a connected graph: `ring`, `complete`, `regular(8)`, `erdos-renyi(0.4)`, …; empty: random regular",
+        "a connected graph: `ring`, `complete`, `regular(8)`, `erdos-renyi(0.4)`, …; empty: random regular. "
+        "`sgp` also takes directed ones: `directed-ring`, `directed-exponential`, `directed-out(4)`, "
+        "`directed-erdos-renyi(0.3)`, `one-peer-exponential`",
     ),
     "participation": Setting(
         0.5,
@@ -270,9 +277,11 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
         and values["class-0"] == values["class-1"]
     ):
         problems.append(f"class-1 = {values['class-1']}; valid is another class than class-0")
-    if values["topology"]:
+    changes = values["method"] == "sgp" and values["topology"].strip() == ONE_PEER
+    if values["topology"] and not changes:
         try:
-            validate_topology(values["topology"], values["num-clients"])
+            directed = values["method"] in _DIRECTED
+            validate_topology(values["topology"], values["num-clients"], directed=directed)
         except ValueError as error:
             problems.append(str(error))
     if values["privacy"] == "sound" and values["sigma-rule"] == "paper" and values["method"] == "ceps":
@@ -398,6 +407,8 @@ def build_strategy(
         "dcd-psgd": lambda: DCDPSGD(learning_rate=rate, bits=values["bits"] or 8, **options),
         "choco-sgd": lambda: ChocoSGD(local_steps=values["local-steps"], **compressed),
         "beer": lambda: BEER(**compressed),
+        "sgp": lambda: SGP(**local),
+        "sgp-dn": lambda: SGP(dynamic=True, **local),
         "dp-dsgt": lambda: DPDSGT(learning_rate=rate, **options),
         "matcha": lambda: Matcha(learning_rate=rate, budget=values["budget"], **options),
     }

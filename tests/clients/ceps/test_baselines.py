@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from flwr.app import ConfigRecord
 from tests.clients.ceps.federation import Federation, squares
 from tests.oracles import decentralised as oracle
 
 from hedgerow.clients.ceps.baselines import BASELINES, decentralised_client, mix
 from hedgerow.clients.ceps.client import ceps_client
+from hedgerow.clients.ceps.problems import LinearRegression, Problem
+from hedgerow.clients.gossip import Memory, Node, Place
 from hedgerow.clients.gradient_noise import Privacy, gaussian_variance, noised
 from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.vector_codecs import Quantised
@@ -286,6 +289,178 @@ def test_dp_dsgt_is_its_loop_and_the_trackers_sum_to_the_gradients(mode: str) ->
     x, y, _ = oracle.dp_dsgt(clipped, zeros(), W, ETA, 11, noisy)
     np.testing.assert_allclose(models, x, atol=1e-12)
     np.testing.assert_allclose([arrays["y"] for arrays in state], y, atol=1e-12)
+
+
+# SGP: directed edges, from sender to receiver. Node 0 sends to three, and all but node 3 hear one or two.
+ARROWS = ((0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3), (1, 3))
+P = oracle.push_matrix(ARROWS, M)
+
+
+def pushing(problems: Sequence[Problem] = PROBLEMS, **changes: Any) -> Federation:
+    configs = [{**SETTINGS, "method": "sgp", **row(P, i), **changes} for i in range(M)]
+    return Federation(decentralised_client, problems, configs)
+
+
+def sums(found: Federation, key: str = "x") -> tuple[Array, float]:
+    """Return the sums of all nodes' biased models and of their weights."""
+    x = sum((found.arrays(i)[key] for i in range(M)), np.zeros(N))
+    return x, sum(found.counts(i).get("push-weight", 1.0) for i in range(M))
+
+
+def test_sgp_on_an_unbalanced_directed_graph_is_its_plain_loop() -> None:
+    found = pushing()
+    models = found.run_until(9 * K + 1)
+    X, w = oracle.sgp(gradients, zeros(), [P] * 9, ETA, K)
+    np.testing.assert_allclose(models, X / w, atol=1e-12)
+    np.testing.assert_allclose([found.arrays(i)["x"] for i in range(M)], X, atol=1e-12)
+    weights = [found.counts(i)["push-weight"] for i in range(M)]
+    np.testing.assert_allclose(weights, w[:, 0], atol=1e-12)
+    assert max(weights) > 2 * min(weights)
+
+
+def test_sgp_may_push_along_another_directed_graph_each_time() -> None:
+    matrices = [
+        oracle.push_matrix([(i, (i + step) % M) for i in range(M)] + more, M)
+        for step, more in ((1, [(0, 3)]), (2, []), (4, [(3, 1), (3, 0)]))
+    ]
+    found = federation("sgp-dn")
+    models = found.run_until(3 * K + 1, extra=lambda k, i: row(matrices[k // K - 1], i))
+    X, w = oracle.sgp(gradients, zeros(), matrices, ETA, K)
+    np.testing.assert_allclose(models, X / w, atol=1e-12)
+
+
+def test_sgp_where_rows_and_columns_sum_to_one_is_d_psgd_that_steps_before_it_mixes() -> None:
+    found = federation("sgp")
+    np.testing.assert_allclose(found.run_until(5 * K + 1), federation("matcha").run_until(5 * K + 1), 1e-12)
+    np.testing.assert_allclose([found.counts(i)["push-weight"] for i in range(M)], 1, atol=1e-14)
+
+
+def test_a_push_keeps_the_sums_of_models_and_weights() -> None:
+    found = pushing()
+    for k in range(K, 6 * K, K):
+        found.publish(k, range(M))
+        before, weights = sums(found, "z")
+        found.event(k)
+        after = sums(found)
+        np.testing.assert_allclose(after[0], before, atol=1e-12)
+        assert after[1] == pytest.approx(weights, abs=1e-13) == pytest.approx(M, abs=1e-12)
+
+
+def test_sgp_ends_at_the_mean_of_all_nodes_and_row_averaging_on_the_same_graph_does_not() -> None:
+    rng = np.random.default_rng(3)
+    centres = rng.standard_normal((M, N))
+    # f_i(w) = ||w - centre_i||^2 / 2, whose sum is least at the mean of the centres.
+    problems = [LinearRegression(np.sqrt(N) * np.eye(N), np.sqrt(N) * centre) for centre in centres]
+    rows = (P > 0) / (P > 0).sum(axis=1, keepdims=True)
+
+    def mean(method: str, matrix: Array) -> Array:
+        base = {**SETTINGS, "eta": 0.1, "local-steps": 1, "method": method}
+        found = Federation(decentralised_client, problems, [{**base, **row(matrix, i)} for i in range(M)])
+        return np.asarray(found.run_until(250).mean(axis=0))
+
+    # At the fixed point the gradients' sum is zero: exactly so, whatever the step.
+    np.testing.assert_allclose(mean("sgp", P), centres.mean(axis=0), atol=1e-8)
+    # Row-averaging ends where X = R X - eta (X - centres), at a mean that weighs nodes by the graph.
+    biased = (0.1 * np.linalg.solve(1.1 * np.eye(M) - rows, centres)).mean(axis=0)
+    assert np.linalg.norm(biased - centres.mean(axis=0)) > 0.3
+    np.testing.assert_allclose(mean("d-psgd", rows), biased, atol=1e-8)
+
+
+def test_what_is_lost_scales_model_and_weight_alike() -> None:
+    # All nodes have one minimiser, so that every mean of models is as good as another.
+    problems = squares(1, 1, N, 3) * M
+    H = np.stack([problems[0].gradient(e) - problems[0].gradient(0 * e) for e in np.eye(N)])
+    best = np.linalg.solve(H, -problems[0].gradient(np.zeros(N)))
+    found = pushing(problems=problems)
+    rng = np.random.default_rng(0)
+    models = found.run_until(40 * K + 1, lost=lambda k, j, i: bool(rng.random() < 0.05))
+    assert 0 < sums(found)[1] < 0.6 * M
+    np.testing.assert_allclose(models, np.tile(best, (M, 1)), atol=1e-3)
+
+
+def test_models_that_agree_agree_whatever_is_lost() -> None:
+    method, model = BASELINES["sgp"], np.array([1.5, -2.0, 0.25, 3.0, 0.5, -1.0])
+    config = ConfigRecord({**SETTINGS, "method": "sgp", **row(P, 2)})
+    node = Node(Place.of(config, 2), PROBLEMS[2], config, root=0)
+    memory = Memory({"x": 0.7 * model, "z": 0.7 * model}, K, {"push-weight": 0.7})
+    for there in ((), (0,), (1,), (0, 1)):
+        received = {j: np.append(model, 1.0) * (j + 0.3) for j in there}
+        after, _ = method.update(node, memory, received, node.mixing)
+        np.testing.assert_allclose(method.look(node, after, K + 1)[1], model, rtol=1e-15)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 2.0 * M + 0.1, 1e300, 1e-12, -0.0, np.nan, np.inf])
+def test_a_neighbours_impossible_weight_costs_its_message_alone(weight: float) -> None:
+    found, honest = pushing(), pushing()
+    for one in (found, honest):
+        one.event(K)
+    box = found.publish(2 * K, range(M))
+    honest.publish(2 * K, range(M))
+    lie = np.append(np.frombuffer(box[1])[:-1], weight).tobytes()
+    bundles = {"1": lie, "0": box[0]}, {"0": box[0]}
+    metrics = []
+    for one, bundle in zip((found, honest), bundles, strict=True):
+        content = {"config": ConfigRecord({"iteration": 2 * K}), "bundle": ConfigRecord(bundle)}
+        metrics.append(one.ask("train.update", {2: content})[2].metric_records["metrics"])
+    assert [told["rejected"] for told in metrics] == [1, 0]
+    assert metrics[0]["push-weight"] == metrics[1]["push-weight"]
+    assert np.array_equal(found.arrays(2)["x"], honest.arrays(2)["x"])
+
+
+def test_a_node_that_hears_none_but_a_liar_goes_on_with_what_it_has() -> None:
+    found = pushing()
+    found.event(K)
+    box = found.publish(2 * K, range(M))
+    before = found.counts(1)["push-weight"]
+    lie = np.append(np.frombuffer(box[0])[:-1], -1.0).tobytes()
+    content = {"config": ConfigRecord({"iteration": 2 * K}), "bundle": ConfigRecord({"0": lie})}
+    told = found.ask("train.update", {1: content})[1].metric_records["metrics"]
+    assert told["rejected"] == 1
+    assert told["push-weight"] == pytest.approx(P[1, 1] * before, rel=1e-15)
+
+
+def test_a_state_without_weight_has_no_model() -> None:
+    config = ConfigRecord({**SETTINGS, "method": "sgp", **row(P, 2)})
+    node = Node(Place.of(config, 2), PROBLEMS[2], config, root=0)
+    with pytest.raises(ValueError, match=r"push-weight is 0.0 in the state; valid is a finite number > 0"):
+        BASELINES["sgp"].look(node, Memory({"x": np.zeros(N)}, K, {"push-weight": 0.0}), K)
+
+
+def test_a_model_is_compared_with_others_by_what_it_is_and_not_by_its_weight() -> None:
+    found = pushing()
+    found.event(K)
+    box = found.publish(2 * K, range(M))
+    # A thousandth of the weight is an honest message, and so is its thousandth of the model.
+    light = (np.frombuffer(box[1]) / 1000).tobytes()
+    content = {
+        "config": ConfigRecord({"iteration": 2 * K}),
+        "bundle": ConfigRecord({"1": light, "0": box[0]}),
+    }
+    assert found.ask("train.update", {2: content})[2].metric_records["metrics"]["rejected"] == 0
+
+
+def test_sgp_adds_noise_to_each_gradient_and_clips_its_records() -> None:
+    clip, variance = 0.5, gaussian_variance(1.0, 1e-5, 2 * 0.5 / PROBLEMS[0].num_examples)
+    private, count = Privacy("sound", variance, clip, PROBLEMS[0].num_examples), iter(range(99))
+
+    def noisy(Z: Array) -> Array:
+        a = next(count)
+        clipped = [problem.gradient(z, clip) for problem, z in zip(PROBLEMS, Z, strict=True)]
+        return np.stack([noised(SEED, i, a, g, private) for i, g in enumerate(clipped)])
+
+    models = pushing(privacy="sound").run_until(4 * K + 1)
+    X, w = oracle.sgp(noisy, zeros(), [P] * 4, ETA, K)
+    np.testing.assert_allclose(models, X / w, atol=1e-12)
+
+
+def test_sgp_refuses_parts_that_are_none() -> None:
+    with pytest.raises(ValueError, match="weights is None in the message's config; valid are the parts"):
+        federation("sgp", weights=False)
+    for own, other in ((0.0, 0.5), (0.5, -0.1), (1.5, 0.5)):
+        found = pushing()
+        parts = {"neighbours": [0, 1], "weights": [other, 0.5, own]}
+        with pytest.raises(ValueError, match=r"valid are numbers >= 0, and the node's own in \(0, 1\]"):
+            found.event(K, extra=lambda k, i, parts=parts: parts if i == 2 else row(P, i))  # type: ignore[misc]
 
 
 # MATCHA: the ring and its chord fall into three matchings; each is active with its probability.

@@ -10,6 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from tests.oracles import decentralised as oracle
+from tests.strategies.changing_grid import ChangingGrid
 from tests.strategies.gossip.nodes import DIM, Nodes, run
 
 from hedgerow.clients.ceps.baselines import decentralised_client
@@ -21,6 +22,7 @@ from hedgerow.strategies.ceps.baselines import (
     DCDPSGD,
     DPDSGT,
     DPSGD,
+    SGP,
     ChocoSGD,
     DFedAvgM,
     DFedSAM,
@@ -31,11 +33,15 @@ from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.rounds import EvaluateFn, RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
+from hedgerow.wire.records import view
 from hedgerow.wire.vector_codecs import parse_codec
 
 M, N = 8, 5
 GRAPH = nx.cycle_graph(M)
 GRAPH.add_edges_from([(0, 4), (1, 6)])
+# Edges lead from sender to receiver; node 0 sends to three, and hears one.
+DIRECTED = nx.DiGraph([(i, (i + 1) % M) for i in range(M)] + [(0, 2), (0, 5), (3, 7), (4, 1)])
+ARROWS = sorted(DIRECTED.edges)
 
 STRATEGIES: dict[str, Callable[..., Gossip]] = {
     "d-psgd": DPSGD,
@@ -46,6 +52,8 @@ STRATEGIES: dict[str, Callable[..., Gossip]] = {
     "dcd-psgd": DCDPSGD,
     "choco-sgd": ChocoSGD,
     "beer": BEER,
+    "sgp": SGP,
+    "sgp-dn": partial(SGP, dynamic=True),
     "dp-dsgt": partial(DPDSGT, privacy=Privacy()),
     "matcha": Matcha,
 }
@@ -53,7 +61,7 @@ STRATEGIES: dict[str, Callable[..., Gossip]] = {
 
 def make(name: str, **parameters: Any) -> Gossip:
     known: dict[str, Any] = {"dim": N, "min_available_nodes": M}
-    if name != "d-psgd-dn":
+    if not name.endswith("-dn"):
         known["topology"] = GRAPH
     return STRATEGIES[name](**{**known, **parameters})
 
@@ -123,6 +131,62 @@ def test_a_dynamic_network_is_the_same_again_for_the_same_seed() -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def sent(fake: Nodes, k: int) -> list[tuple[int, int]]:
+    """Return (sender, receiver) of each payload of iteration k."""
+    events = [event for event in fake.events("update") if event.k == k]
+    return sorted((j, event.node) for event in events for j in event.received)
+
+
+def test_payloads_follow_the_edges_of_a_directed_graph_and_their_weights_columns_sum_to_one() -> None:
+    fake = fakes()
+    strategy = make("sgp", topology=DIRECTED, local_steps=1)
+    run(strategy, fake, 2)
+    P = matrix_of({event.node: event.config for event in fake.events("hello")})
+    np.testing.assert_allclose(P, oracle.push_matrix(ARROWS, M), atol=1e-15)
+    assert sent(fake, 1) == sent(fake, 2) == ARROWS
+    assert strategy.ledger.total(NODE_TO_NODE).messages == 2 * len(ARROWS)
+    assert all("weights" not in event.config for event in fake.events("update"))
+
+
+def test_one_peer_exponential_sends_each_node_to_one_other_and_doubles_the_hop() -> None:
+    fake = fakes(kappa=3)
+    run(make("sgp", topology="one-peer-exponential", local_steps=3), fake, 4)
+    for k, hop in ((3, 1), (6, 2), (9, 4), (12, 1)):
+        assert sent(fake, k) == sorted((i, (i + hop) % M) for i in range(M))
+        events = [event for event in fake.events("update") if event.k == k]
+        assert all(event.config["weights"] == [0.5, 0.5] for event in events)
+
+
+@pytest.mark.parametrize("topology", [None, "regular(4)", "directed-out(2)", "directed-erdos-renyi(0.4)"])
+def test_a_dynamic_push_network_deals_all_that_nodes_have_at_each_communication(topology: Any) -> None:
+    fake = fakes()
+    run(make("sgp-dn", topology=topology, local_steps=1), fake, 4)
+    drawn = set()
+    for k in range(1, 5):
+        configs = {event.node: event.config for event in fake.events("update") if event.k == k}
+        P = matrix_of(configs)
+        np.testing.assert_allclose(P.sum(axis=0), 1, atol=1e-15)
+        edges = sorted((j, i) for i, j in zip(*np.nonzero(P), strict=True) if i != j)
+        assert edges == sent(fake, k)
+        assert nx.is_strongly_connected(nx.DiGraph(edges))
+        drawn.add(tuple(edges))
+    assert len(drawn) == 4
+
+
+@pytest.mark.parametrize("topology", [DIRECTED, "one-peer-exponential"])
+def test_what_a_node_could_not_hand_on_it_keeps(topology: Any) -> None:
+    away, method = 2, make("sgp", topology=topology, local_steps=1).method
+    for k in (1, 2, 3):
+        assert all(method.event(i, k, [])["weights"][-1] == 1 for i in range(M))  # type: ignore[index]
+        P = np.zeros((M, M))
+        for i in set(range(M)) - {away}:
+            readers = sorted(set(method.graph(k).neighbors(i)) - {away})
+            place = {**method.instructions(i), **method.event(i, k, readers)}
+            P[i, [*place["neighbours"], i]] = place["weights"]  # type: ignore[index,misc]
+        P[:, away] = 0
+        np.testing.assert_allclose(np.delete(P, away, axis=1).sum(axis=0), 1, atol=1e-15)
+
+
 def test_partial_communication_leaves_the_choice_to_nodes_and_tells_no_weights() -> None:
     fake = fakes(want=lambda i, k: [(i + 1) % M])
     run(make("d-psgd-pc", local_steps=1), fake, 2)
@@ -169,6 +233,7 @@ def test_settings_reach_the_nodes(name: str, parameters: dict[str, Any], told: d
         ("beer", {"bits": None}, 2 * 64 * N),
         ("dp-dsgt", {}, 2 * 64 * N),
         ("matcha", {}, 64 * N),
+        ("sgp", {}, 64 * (N + 1)),
     ],
 )
 def test_bits_of_a_message(name: str, parameters: dict[str, Any], bits: int) -> None:
@@ -221,6 +286,12 @@ def test_noisy_baselines_account_for_the_steps_that_a_node_takes_again() -> None
         ("d-psgd", "dim", 0),
         ("d-psgd-dn", "participation", 0.5),
         ("d-psgd-dn", "topology", GRAPH),
+        ("sgp", "learning_rate", 0.0),
+        ("sgp", "local_steps", 0),
+        ("sgp", "dim", 0),
+        ("sgp", "topology", "one-peer"),
+        ("sgp-dn", "topology", nx.DiGraph(GRAPH)),
+        ("sgp-dn", "topology", "one-peer-exponential"),
         ("dfedavgm", "momentum", 1.0),
         ("dfedavgm", "bits", 1),
         ("dfedsam", "rho", -0.1),
@@ -235,6 +306,13 @@ def test_a_parameter_out_of_range_is_named(name: str, key: str, value: Any) -> N
     named = "codec" if key == "bits" else key
     with pytest.raises(ValueError, match=f"{named} is .*valid"):
         make(name, **{key: value})
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"sgp", "sgp-dn"}))
+@pytest.mark.parametrize("topology", ["directed-ring", "one-peer-exponential", DIRECTED])
+def test_methods_whose_weights_are_symmetric_refuse_a_directed_graph(name: str, topology: Any) -> None:
+    with pytest.raises(ValueError, match=r"topology is .*; valid .*(undirected|is one of|random one's name)"):
+        make(name, topology=topology)
 
 
 def test_the_compressors_parameters_are_named() -> None:
@@ -291,13 +369,13 @@ class Regressions:
     def gradients(self, X: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.stack([problem.gradient(x) for problem, x in zip(self.problems, X, strict=True)])
 
+    def problem(self, context: Context) -> LinearRegression:
+        return self.problems[int(context.node_config["partition-id"])]
+
     def learn(
         self, strategy: Gossip, rounds: int, evaluate_fn: EvaluateFn | None = None
     ) -> NDArray[np.float64]:
-        def problem(context: Context) -> LinearRegression:
-            return self.problems[int(context.node_config["partition-id"])]
-
-        grid = InProcessGrid(decentralised_client(problem), M, strict=True)
+        grid = InProcessGrid(decentralised_client(self.problem), M, strict=True)
         with flower_identity(1):
             strategy.start(grid, ArrayRecord(), num_rounds=rounds, evaluate_fn=evaluate_fn)
         assert strategy.monitor is not None
@@ -417,6 +495,46 @@ def test_choco_sgd_and_beer_without_compression_are_their_matrix_loops() -> None
     strategy = make("beer", monitor=Monitor(1), **options)
     expected, _ = oracle.beer(data.gradients, start(), W, 0.1, 0.7, 4, lambda x, v, a: (x, v))
     np.testing.assert_allclose(data.learn(strategy, 99), expected, rtol=1e-10)
+
+
+def test_sgp_is_its_plain_loop_on_a_directed_graph() -> None:
+    data, strategy = Regressions(), make("sgp", topology=DIRECTED, monitor=Monitor(1), local_steps=4)
+    X, w = oracle.sgp(data.gradients, start(), [oracle.push_matrix(ARROWS, M)] * 3, 0.1, 4)
+    np.testing.assert_allclose(data.learn(strategy, 3), X / w, rtol=0, atol=1e-12)
+
+
+def test_sgp_is_its_plain_loop_on_graphs_that_change() -> None:
+    data, options = Regressions(), {"monitor": Monitor(1), "local_steps": 2, "num_iterations": 13}
+    hops = [[(i, (i + 2 ** (a % 3)) % M) for i in range(M)] for a in range(6)]
+    strategy = make("sgp", topology="one-peer-exponential", **options)
+    X, w = oracle.sgp(data.gradients, start(), [oracle.push_matrix(one, M) for one in hops], 0.1, 2)
+    np.testing.assert_allclose(data.learn(strategy, 99), X / w, rtol=0, atol=1e-12)
+    strategy = make("sgp-dn", topology="directed-out(2)", **options)
+    drawn = [oracle.push_matrix(sorted(strategy.method.graph(k).edges), M) for k in range(2, 13, 2)]
+    X, w = oracle.sgp(data.gradients, start(), drawn, 0.1, 2)
+    np.testing.assert_allclose(data.learn(strategy, 99), X / w, rtol=0, atol=1e-12)
+
+
+def test_nodes_that_are_away_take_no_weight_with_them() -> None:
+    data, ends, away = Regressions(), list[RoundEnd](), {3}
+    # Without node 3 the others still reach each other.
+    strategy = make(
+        "sgp", topology="directed-exponential", local_steps=2, num_iterations=60, num_clients=M,
+        min_available_nodes=M - 1,
+    )  # fmt: skip
+    grid = ChangingGrid(decentralised_client(data.problem), M, away=away, strict=True)
+    strategy.on_round_end = [ends.append]
+    with flower_identity(1):
+        strategy.start(grid, ArrayRecord(), num_rounds=99, timeout=60.0)
+    states = {node.partition_id: node.state for node in grid._nodes.values() if node.partition_id not in away}
+    weights = {i: state.config_records["ceps-state"]["push-weight"] for i, state in states.items()}
+    assert sum(weights.values()) == pytest.approx(M - 1, abs=1e-12)
+    assert min(weights.values()) > 0.3
+    assert sum(end.train.get("lost-payloads", 0) for end in ends) > 0
+    models = np.stack([view(s.array_records["ceps"]["x"]) / weights[i] for i, s in sorted(states.items())])
+    there = [i for i in range(M) if i not in away]
+    best, *_ = np.linalg.lstsq(data.A[there].reshape(-1, N), data.b[there].ravel(), rcond=None)
+    assert np.linalg.norm(models.mean(axis=0) - best) < 0.05 * np.linalg.norm(best)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.strategies.ceps.baselines import DCDPSGD, DPSGD
+from hedgerow.strategies.ceps.baselines import DCDPSGD, DPSGD, SGP
 from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.relay import SET_UP
@@ -124,6 +124,10 @@ STRATEGIES: dict[str, Callable[..., Gossip]] = {
     "dcd-psgd": lambda **more: DCDPSGD(
         dim=N, learning_rate=0.02, min_available_nodes=M, num_iterations=6, seed=SEED, **more
     ),
+    "sgp": lambda **more: SGP(
+        dim=N, learning_rate=0.02, topology="directed-out(2)", local_steps=2, min_available_nodes=M,
+        num_iterations=8, seed=SEED, **more,
+    ),
     "d-psgd-dn": lambda **more: DPSGD(
         dim=N, learning_rate=0.02, dynamic=True, local_steps=2, min_available_nodes=M, num_iterations=8,
         seed=SEED, **more,
@@ -182,10 +186,10 @@ def read_back(grid: Relay) -> list[float]:
         payloads = record["bytes"] if isinstance(record["bytes"], list) else [record["bytes"]]
         for payload in payloads if vector.any() else []:
             found = guesses(codec, hello["run-seed"], sender, payload)
+            # Random bytes are numbers up to 1e308, whose squares would overflow.
+            scaled = [one / np.abs(one).max() for one in found if one.any()]
             cosines = [
-                abs(float(one @ vector)) / (np.linalg.norm(one) * np.linalg.norm(vector))
-                for one in found
-                if one.any()
+                abs(float(one @ vector)) / (np.linalg.norm(one) * np.linalg.norm(vector)) for one in scaled
             ]
             likeness.append(max(cosines, default=0.0))
     return likeness

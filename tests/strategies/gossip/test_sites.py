@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context
@@ -20,7 +21,7 @@ import hedgerow.clients.node_state
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies.ceps.baselines import DPSGD, Matcha
+from hedgerow.strategies.ceps.baselines import DPSGD, SGP, Matcha
 from hedgerow.strategies.ceps.strategy import CEPS
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.relay import SET_UP
@@ -58,12 +59,23 @@ def matcha(**parameters: Any) -> Matcha:
     )  # fmt: skip
 
 
+# Site 0 of two hears one node of site 1, and two of its nodes are heard there.
+ARROWS = nx.DiGraph([(i, (i + 1) % M) for i in range(M)] + [(1, 4)])
+
+
+def sgp(**parameters: Any) -> SGP:
+    defaults: dict[str, Any] = {"learning_rate": 0.02, "local_steps": 2}
+    return SGP(dim=N, num_clients=M, num_iterations=9, seed=SEED, **{**defaults, **parameters})
+
+
 METHODS: dict[str, Callable[..., Gossip]] = {
     "ceps": ceps,
     "ceps, some neighbours": lambda **more: ceps(topology="complete", participation=0.5, **more),
     "d-psgd": d_psgd,
     "d-psgd-dn": lambda **more: d_psgd(dynamic=True, topology=None, **more),
     "matcha": matcha,
+    "sgp": lambda **more: sgp(topology=ARROWS, **more),
+    "sgp, one peer": lambda **more: sgp(topology="one-peer-exponential", **more),
 }
 
 
