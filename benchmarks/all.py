@@ -47,7 +47,7 @@ RUNS: Sequence[tuple[str, ...]] = (
     ("deployment", "--rounds", "2"),
     ("edge",),
     ("gpu",),
-    ("peers", "--repeats", "1", "--rounds", "22"),
+    ("peers", "--repeats", "2"),
 )
 
 
