@@ -17,7 +17,7 @@ from tests.sim.runs import quickstarts as apps
 from hedgerow.sim.engine.grid import InProcessGrid
 
 ROOT = Path(__file__).parents[3]
-# Each framework once, and a strategy of each kind: mean, adaptive, robust, private. A slow test has all pairs.
+# Each framework once, and a strategy of each kind: mean, adaptive, robust, private. A slow test has all.
 SOME = ("torch/FedAvg", "sklearn/FedAvg", "numpy/FedYogi", "numpy/Krum", "numpy/DP-client-adaptive")
 
 
