@@ -28,7 +28,7 @@ from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.sim.runs.sweep_file import read_sweep
 from hedgerow.sim.runs.sweep_plan import plan_sweep
-from hedgerow.strategies import HSGD
+from hedgerow.strategies import HSGD, DivergenceError
 from hedgerow.strategies.hsgd import strategy as module
 from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
 from hedgerow.tasks import (
@@ -349,6 +349,14 @@ def test_asking_for_more_people_than_there_are_names_how_many_there_are(
 def test_a_run_that_asks_for_more_people_than_there_are_stops_before_work(run: Run) -> None:
     with pytest.raises(SettingsError, match=r"patients-per-group = 300; valid .* is at most 228"):
         run(**{"patients-per-group": 300})
+
+
+def test_weights_whose_logits_overflow_are_told_as_divergence() -> None:
+    found = dealt()
+    state = {key: 1e30 * value for key, value in found.model.state_dict().items()}
+    assert all(value.isfinite().all() for value in state.values())
+    with pytest.raises(DivergenceError, match="the run diverges"):
+        SplitMetrics(found)(state)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hedgerow.strategies import DivergenceError
 from hedgerow.tasks import logit_metrics, normalised_utility, split_logits, weighted_loss
 from hsgd.parties import Parties
 
@@ -43,10 +44,20 @@ class SplitMetrics:
 
         ``loss`` has the weights of classes that training has, ``test-loss`` none. ``utility`` is there where
         the data say what a class told is worth (``normalised_utility``): told is the most probable one.
+
+        Raises
+        ------
+        DivergenceError
+            Weights are finite, but so large that logits are not.
         """
         self._model.load_state_dict(dict(state))
         x1, x2, y = self._test
         logits = split_logits(self._model, x1, x2)
+        if not torch.isfinite(logits).all():
+            raise DivergenceError(
+                "The test people's logits are not finite: the run diverges. "
+                "A smaller learning-rate keeps it stable."
+            )
         test = asdict(logit_metrics(logits, y))
         del test["num_examples"]
         if self._payoffs is not None:
