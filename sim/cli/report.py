@@ -50,7 +50,7 @@ def network_of(run: Run) -> Network | None:
     from hedgerow.sim.runs.diagram import MOST_DRAWN, Network
     from hedgerow.strategies.ceps.strategy import neighbourhood_graph
     from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
-    from hedgerow.strategies.topology import graph
+    from hedgerow.strategies.topology import as_digraph, graph
 
     said, links = run.settings, run.rounds[-1].get("by_link") or {}
     topology = said.get("topology")
@@ -67,8 +67,12 @@ def network_of(run: Run) -> Network | None:
                 hanging = [members[server] for server in range(servers)]
             return Network("edge", servers, edges, "client", hanging)
         if "node->node" in links and 1 <= clients <= MOST_DRAWN:
-            edges = sorted(neighbourhood_graph(topology or None, clients, run.seed).edges)
-            return Network("node", clients, edges)
+            if not topology:
+                return Network("node", clients, sorted(neighbourhood_graph(None, clients, run.seed).edges))
+            drawn = as_digraph(topology, clients, run.seed)
+            directed = any(not drawn.has_edge(b, a) for a, b in drawn.edges)
+            both = drawn if directed else drawn.to_undirected()
+            return Network("node", clients, sorted(both.edges), directed=directed)
     except ValueError:
         # A graph of that name is not to be had on so many nodes: not a run of ours.
         return None

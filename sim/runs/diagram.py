@@ -50,11 +50,13 @@ class Network:
     num_nodes : int
         How many, >= 1.
     edges : sequence of (int, int)
-        Who tells whom, both ways; nodes from 0.
+        Who tells whom; nodes from 0.
     leaf : str (default: "")
         What hangs at the nodes: ``"client"``; empty for nothing.
     leaves : sequence of int (default: none)
         How many of them at each node.
+    directed : bool (default: False)
+        Whether the first of an edge tells the second and is not told, or both tell each other.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Network:
     edges: Sequence[tuple[int, int]]
     leaf: str = ""
     leaves: Sequence[int] = ()
+    directed: bool = False
 
 
 def size(value: float, unit: str = "B") -> str:
@@ -137,10 +140,11 @@ def network_svg(network: Network, crossed: Mapping[str, Crossed], name: str) -> 
     between = crossed.get(f"{network.kind}->{network.kind}")
     if between is None or not 0 < network.num_nodes <= MOST_DRAWN:
         return ""
-    graph = nx.Graph()
+    graph = nx.DiGraph() if network.directed else nx.Graph()
     graph.add_nodes_from(range(network.num_nodes))
     graph.add_edges_from(network.edges)
-    each = size(between.payload_bytes / max(1, 2 * graph.number_of_edges()))
+    ways, ways_told = (1, "") if network.directed else (2, " each way")
+    each = size(between.payload_bytes / max(1, ways * graph.number_of_edges()))
     leaves = list(network.leaves) if len(network.leaves) == network.num_nodes else []
     radius = 132.0 if leaves else 168.0
     centre, outer = _WIDTH / 2, 196.0
@@ -167,10 +171,11 @@ def network_svg(network: Network, crossed: Mapping[str, Crossed], name: str) -> 
             labels.append(f'<text class="many" x="{more[0]:.1f}" y="{more[1]:.1f}">×{count}</text>')
     for a, b in sorted(graph.edges):
         (x, y), (u, v) = spot[a], spot[b]
-        told = f"{network.kind} {a} – {network.kind} {b}: {each} each way"
+        told = f"{network.kind} {a} {'→' if network.directed else '–'} {network.kind} {b}: {each}{ways_told}"
+        head = _arrowhead((x, y), (u, v), dot) if network.directed else ""
         parts.append(
             f"<g><title>{_text(told, 200)}</title>"
-            f'<path class="wire" stroke-width="2.5" d="M{x:.1f} {y:.1f}L{u:.1f} {v:.1f}"/></g>'
+            f'<path class="wire" stroke-width="2.5" d="M{x:.1f} {y:.1f}L{u:.1f} {v:.1f}"/>{head}</g>'
         )
         if graph.number_of_edges() <= _MOST_LABELLED:
             # Off the middle, where lines of a dense graph cross.
@@ -184,9 +189,21 @@ def network_svg(network: Network, crossed: Mapping[str, Crossed], name: str) -> 
     hanging = f", {sum(leaves)} × {network.leaf}" if leaves else ""
     said = (
         f"{network.num_nodes} × {network.kind}, {graph.number_of_edges()} links{hanging}; "
-        f"each link carried {each} each way. {_leaf_told(network, legs, sum(leaves))}"
+        f"each link carried {each}{ways_told}. {_leaf_told(network, legs, sum(leaves))}"
     )
     return _svg(name, "The network and what crossed each link", said, _WIDTH, 2 * outer, [*parts, *labels])
+
+
+def _arrowhead(tail: tuple[float, float], tip: tuple[float, float], gap: float) -> str:
+    """Return the head of an arrow that ends ``gap`` before its tip; nothing where it has no length."""
+    dx, dy = tip[0] - tail[0], tip[1] - tail[1]
+    if (length := math.hypot(dx, dy)) == 0:
+        return ""
+    dx, dy = dx / length, dy / length
+    x, y = tip[0] - gap * dx, tip[1] - gap * dy
+    left, right = ((x - 9 * dx + side * 4 * dy, y - 9 * dy - side * 4 * dx) for side in (1, -1))
+    corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in ((x, y), left, right))
+    return f'<polygon class="head" points="{corners}"/>'
 
 
 def _leaf_told(network: Network, legs: Sequence[Crossed | None], count: int) -> str:

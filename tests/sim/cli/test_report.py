@@ -62,6 +62,18 @@ def test_nodes_are_drawn_as_their_topology_says() -> None:
     network = network_of(run("node->node", **{"topology": "star", "num-clients": 3}))
     assert network is not None
     assert list(network.edges) == [(0, 1), (0, 2)]
+    assert not network.directed
+
+
+def test_nodes_that_are_not_told_by_whom_they_tell_are_drawn_with_arrows() -> None:
+    network = network_of(run("node->node", **{"topology": "directed-ring", "num-clients": 3}))
+    assert network is not None
+    assert list(network.edges) == [(0, 1), (1, 2), (2, 0)]
+    assert network.directed
+
+
+def test_a_graph_that_changes_is_not_drawn() -> None:
+    assert network_of(run("node->node", **{"topology": "one-peer-exponential", "num-clients": 4})) is None
 
 
 @pytest.mark.parametrize(

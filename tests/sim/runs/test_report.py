@@ -278,6 +278,15 @@ def test_a_network_is_drawn_with_each_links_share() -> None:
     assert svg.count('class="leaf"') == 2 + 2 + 2 + 6
 
 
+def test_an_edge_of_one_way_is_an_arrow_with_all_of_its_share() -> None:
+    ring = Network("node", 3, [(0, 1), (1, 2), (2, 0)], directed=True)
+    svg = network_svg(ring, crossed(node_node=3_000.0), "x")
+    assert "node 2 → node 0: 1 kB<" in svg
+    assert words(svg).count("1 kB") == 3
+    assert svg.count('class="head"') == 3
+    assert "each way" not in svg
+
+
 def test_no_network_is_drawn_without_its_links_or_of_too_many_nodes() -> None:
     pair = Network("edge", 2, [(0, 1)])
     assert network_svg(pair, crossed(client_edge=1.0), "x") == ""
