@@ -47,7 +47,7 @@ from hedgerow.wire.records import PayloadError, finite_views, lazy_array, only_r
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["SumPart", "masked_sum_handlers"]
+__all__ = ["SumPart", "check_alone", "masked_sum_handlers"]
 
 NO_SUM = "this node takes no part in such a sum"
 # Of the node config: the node trains for nothing but sums; of so many members at least.
@@ -138,6 +138,12 @@ def masked_sum_handlers(
     return {message_type: handle, SUM_KEYS: each(_introduce), SUM_SHARES: each(_reveal)}
 
 
+def check_alone(call: Call) -> None:
+    """Raise Refusal where a node's owner wants that it tells what its data say within sums alone."""
+    if call.context.node_config.get(_ONLY):
+        raise Refusal(WEAK, "secure-sum")
+
+
 @dataclass(frozen=True)
 class _Sent:
     """What is read once of an instruction: its plan, and the instruction without it."""
@@ -183,10 +189,8 @@ def _attempt(work: Any, *arguments: Any) -> Any:
 
 def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] | None) -> _Job:
     """Read and check a call before anything is trained; the node's part begins here, and is written down."""
-    config = call.context.node_config
     if MASKED_SUM not in call.content:
-        if config.get(_ONLY):
-            raise Refusal(WEAK, "secure-sum")
+        check_alone(call)
         return _Job(call, None)
     key = id(call.content)
     try:

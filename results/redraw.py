@@ -159,11 +159,13 @@ def trials(found: Results, y: str, settings: Sequence[str]) -> str:
     """Return a table of what ``y`` came to at each trial of some settings; the best of a row is bold."""
     tried = tuple(f"{setting}=" for setting in settings)
     rows: dict[str, dict[str, float]] = {}
+    # A run that diverged did not end, and is not exported.
+    most = max(len(seeds) for seeds in found.variants().values())
     for label, seeds in found.variants().items():
         parts = label.split(", ")
         value = ", ".join(part.partition("=")[2] for part in parts if part.startswith(tried))
         row = rows.setdefault(", ".join(part for part in parts if not part.startswith(tried)), {})
-        if all(run.finished for run in seeds.values()):
+        if len(seeds) == most and all(run.finished for run in seeds.values()):
             row[value] = fmean(run.series("rounds", y)[-1].y for run in seeds.values())
     columns = sorted({value for row in rows.values() for value in row}, key=_numbers)
     best = {label: (min, max)[higher_is_better(y)](row, key=row.__getitem__) for label, row in rows.items()}

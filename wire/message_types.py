@@ -8,6 +8,7 @@ __all__ = [
     "ENCODE",
     "EXCHANGE",
     "GOSSIP",
+    "GRADIENT",
     "HELLO",
     "INTRA",
     "MERGE",
@@ -59,5 +60,6 @@ MERGE = "query.merge"
 # What a node says that answers no monitor, or no message of the type at all: a server need not ask again.
 NO_MONITOR = "this node answers no monitor"
 NO_MESSAGE = "this node does not answer messages of this type"
-# SimilarityFree: curvature and gradient variance at a model.
-PROBE = "query.probe"
+# SimilarityFree: curvature and gradient variance at a model. SD-FEEL: these and the gradient, which tells of
+# the data what an update does, and is training to a node's policy.
+PROBE, GRADIENT = "query.probe", "train.gradient"

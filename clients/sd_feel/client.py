@@ -11,19 +11,20 @@ from dataclasses import dataclass
 
 from flwr.app import MetricRecord, RecordDict
 
-from hedgerow.clients.app import Answer, BatchClientApp, together, whoami
+from hedgerow.clients.app import Answer, BatchClientApp, each, together, whoami
 from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.masking import masked_sum_handlers
+from hedgerow.clients.masking import check_alone, masked_sum_handlers
 from hedgerow.clients.own_share import told_of_own
+from hedgerow.clients.probes import local_gradient, probe, probe_stream
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.edge_servers import EDGE
-from hedgerow.wire.message_types import WHOAMI
+from hedgerow.wire.message_types import GRADIENT, WHOAMI
 from hedgerow.wire.records import to_record
 
 __all__ = ["sd_feel_client"]
@@ -35,8 +36,10 @@ def sd_feel_client(
     """Return the ClientApp of SD-FEEL, HierFAVG, FEEL and FedAvg.
 
     It answers ``train`` (the config names ``first-step``, ``local-steps``, ``learning-rate``,
-    ``batch-size`` and ``seed``), ``evaluate`` and ``query.whoami``. A node that is an edge server (see
-    ``edge_server.role_of``) has no data and answers ``train.intra`` and ``train.gossip``.
+    ``batch-size`` and ``seed``), ``evaluate`` and ``query.whoami``; and ``train.gradient`` (``server-round``,
+    ``batch-size`` and ``seed``) with its gradient, ``curvature`` and ``gradient-variance`` at the model that
+    is sent. A node that is an edge server (see ``edge_server.role_of``) has no data and answers
+    ``train.intra`` and ``train.gossip``.
 
     Parameters
     ----------
@@ -59,9 +62,28 @@ def sd_feel_client(
             lambda context: {} if role_of(context) == EDGE else told_of_own(context),
             known_sizes(task),
         ),
+        GRADIENT: each(lambda call: _gradient(call, task(call.context))),
         **edge_server_handlers(),
     }
     return BatchClientApp(handlers)
+
+
+def _gradient(call: Call, task: LocalTask) -> RecordDict:
+    """Return the gradient of all of a node's samples at the model that was sent, and the estimates there."""
+    check_alone(call)
+    config = only_config(call)
+    seed, server_round = whole(config, "seed", 0), whole(config, "server-round", 0)
+    batch_size = whole(config, "batch-size", 1)
+    task.model.load_state_dict(sent_state(call, task))
+    stream = probe_stream(seed, server_round, call.partition_id)
+    found = probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream)
+    estimates = {"curvature": found.curvature, "gradient-variance": found.gradient_variance}
+    return RecordDict(
+        {
+            "arrays": to_record(local_gradient(task.model, task.x, task.y, task.part)),
+            "metrics": MetricRecord({"num-examples": len(task.part), **estimates}),
+        }
+    )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from hedgerow.clients.instructions import (
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.masking import SumPart, masked_sum_handlers
-from hedgerow.clients.similarity_free.probes import Probe, probe, probe_stream
+from hedgerow.clients.probes import Probe, probe, probe_stream
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.augmented_work import augmented_work
 from hedgerow.clients.training.batches import step_batches

@@ -10,23 +10,28 @@ the others, which the paper leaves open.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, Unpack
 
 import networkx as nx
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from hedgerow.strategies.exchange import Exchange, Node, collect
+from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
+from hedgerow.strategies.sd_feel.probes import Told, seen, told
 from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.stragglers import ServerClocks, Stragglers
 from hedgerow.strategies.sd_feel.theory import Scheme, cluster_seconds, inter_seconds
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
 from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.message_types import GRADIENT
+from hedgerow.wire.records import payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["EDGE_SERVERS", "SDFeel"]
@@ -79,6 +84,12 @@ class SDFeel(ClusteredStrategy):
         Probability, in [0, 1], that a client moves to a neighbouring server before a round, which one by a
         draw of its own; the last client of a server stays. Sizes, and with them the mixing matrix and the
         weights of u, are those of the clusters as they are. Not where edge servers are nodes.
+    probe_rounds : int (default: 0)
+        Before the first so many rounds all clients that are there tell grad F_i(u) and estimates of L and
+        sigma^2 (``train.gradient``), for the planner: the round's metrics have ``curvature``,
+        ``gradient-variance``, ``gradient-dissimilarity`` (kappa^2) and ``gradient2`` (``sd_feel.probes``).
+        The server holds all gradients at once. Training and simulated seconds are as without. Not with
+        ``secure_sum``: gradients are each client's own.
     **options
         Participation, seed, Flower's FedAvg names, clock, callbacks: see ``ClusteredStrategy``, also for
         **what the ClientApp must do**.
@@ -104,10 +115,11 @@ class SDFeel(ClusteredStrategy):
         edge_servers: str = "emulated",
         stragglers: Stragglers | None = None,
         mobility: float = 0.0,
+        probe_rounds: int = 0,
         **options: Unpack[ClusteredOptions],
     ) -> None:
         int_at_least(1, tau2=tau2)
-        int_at_least(0, alpha=alpha)
+        int_at_least(0, alpha=alpha, probe_rounds=probe_rounds)
         if edge_servers not in EDGE_SERVERS:
             raise ValueError(
                 f"edge_servers is {edge_servers!r}; valid is {' or '.join(map(repr, EDGE_SERVERS))}"
@@ -117,7 +129,11 @@ class SDFeel(ClusteredStrategy):
             raise ValueError(f"mobility is {mobility!r}; valid is 0 where edge servers are nodes")
         if mobility and options.get("secure_sum"):
             raise ValueError(f"mobility is {mobility!r}; valid with secure_sum is 0: clusters get too small")
-        self.stragglers, self.mobility = stragglers, mobility
+        if probe_rounds and options.get("secure_sum"):
+            raise ValueError(
+                f"probe_rounds is {probe_rounds}; valid with secure_sum is 0: they are each client's"
+            )
+        self.stragglers, self.mobility, self.probe_rounds = stragglers, mobility, probe_rounds
         super().__init__(
             clusters=clusters,
             num_servers=num_servers,
@@ -139,6 +155,8 @@ class SDFeel(ClusteredStrategy):
     def _forget(self) -> None:
         super()._forget()
         self._moved_before, self._moves = 0, 0
+        # What the probe before a round has shown, if anything, and before which.
+        self._probed_before, self._probed = 0, MetricRecord()
         if hasattr(self, "_homes"):  # Not while this is being made.
             self.clusters = self._homes
             self._clocks = ServerClocks(self.graph)
@@ -237,16 +255,66 @@ class SDFeel(ClusteredStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send each participant its server's model, after clients moved."""
+        """Send each participant its server's model, after clients moved; first rounds begin with a probe."""
         self._begin_round(server_round)
         self._move(server_round)
-        return super().configure_train(server_round, arrays, config, grid)
+        messages = super().configure_train(server_round, arrays, config, grid)
+        if self._probed_before < server_round <= self.probe_rounds:
+            self._probed_before, self._probed = server_round, self._probe(server_round, config, grid)
+        return messages
+
+    def _probe(self, server_round: int, config: ConfigRecord, grid: Grid) -> MetricRecord:
+        """Return what the clients' gradients at u show, and of the system what a plan needs beside."""
+        u, layout = self.current_arrays(), self.federation.known_layout()
+        assert u is not None  # Models are there once a round is configured.
+        key, config_key = self.settings.arrayrecord_key, self.settings.configrecord_key
+        content = RecordDict({key: u, config_key: ConfigRecord({**config, "server-round": server_round})})
+        nodes, _ = self.federation.online(grid, range(self.num_clients))
+        group = f"{server_round} {GRADIENT}"
+        messages = [
+            Message(content, node.node_id, GRADIENT, ttl=self.federation.timeout, group_id=group)
+            for node in nodes
+        ]
+        sizes = (payload_bytes(u), payload_bytes(content))
+        for node in nodes:
+            client = node.partition_id
+            self.federation.book_down(
+                server_round, f"{self.down_link} probe", self.clusters[client], client, 0, sizes
+            )
+
+        def checked(node: Node, reply: RecordDict) -> Told:
+            gradient = layout.flatten(only_arrays(reply), np.float64)
+            return told(reply, gradient, self.settings.weighted_by_key)
+
+        exchange = Exchange(nodes, group, checked)
+        weights, answers = self.federation.weights(self.num_clients), []
+        for reply in exchange.accept(collect(grid, messages, self.federation.timeout) if messages else ()):
+            client = reply.node.partition_id
+            self.federation.book_up(
+                server_round, f"{self.up_link} probe", client, self.clusters[client], 0,
+                only_arrays(reply.content), reply,
+            )  # fmt: skip
+            answers.append((float(weights[client]), reply.value))
+        found = seen(answers)
+        if found is None:
+            log(WARNING, "No client told its gradient before round %d: nothing is estimated.", server_round)
+            return MetricRecord({"probe-lost": exchange.report.sent})
+        system, shares = self._system(), weights / weights.sum()
+        metrics = found.metrics()
+        metrics["probe-lost"] = exchange.report.sent - found.clients
+        metrics["sum-m2"] = float(shares @ shares)
+        metrics["zeta"] = float(self.mixing.zeta)
+        metrics["iteration-seconds"] = system.compute.seconds()
+        metrics["parameters"] = system.num_params
+        return metrics
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average each cluster, eq. (3), gossip if due, eq. (5), and return u."""
         arrays, metrics = super().aggregate_train(server_round, replies)
+        if metrics is not None and self._probed_before == server_round:
+            metrics.update(self._probed)
         if metrics is not None and self.mobility:
             metrics["moved-clients"] = self._moves
             counts = Counter(self.clusters)

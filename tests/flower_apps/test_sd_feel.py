@@ -173,6 +173,7 @@ DIRECT: dict[str, Any] = {
             "mobility = 0.5; valid is 0.0 but for method = 'sd-feel' with edge-servers = 'emul",
         ),
         ({"stragglers": "lasting(1,2)"}, "stragglers = 'lasting(1,2)'; valid is ''"),
+        ({"probe-rounds": 2}, "probe-rounds = 2; valid is 0 but for method = 'sd-feel' with edge-servers"),
     ],
 )
 def test_what_does_not_make_an_edge_server_of_its_own_is_named(changes: dict[str, Any], words: str) -> None:
@@ -186,6 +187,7 @@ def test_what_does_not_make_an_edge_server_of_its_own_is_named(changes: dict[str
         ({}, "alpha = 2; valid with edge-rounds = 'asynchronous' is 1"),
         ({"mobility": 0.5}, "mobility = 0.5; valid with edge-rounds = 'asynchronous' is 0.0"),
         ({"secure-sum": True}, "secure-sum = True; valid with edge-rounds = 'asynchronous' is False"),
+        ({"probe-rounds": 1}, "probe-rounds = 1; valid with edge-rounds = 'asynchronous' is 0"),
         ({"method": "hierfavg"}, "edge-rounds = 'asynchronous'; valid is 'synchronous' but for method"),
         ({"edge-servers": "nodes"}, "with edge-servers = 'emulated' or 'direct' or 'monitor'"),
     ],

@@ -148,6 +148,11 @@ SETTINGS: Mapping[str, Setting] = {
         in_range(0.0, 1.0),
         "probability that a client moves to a neighbouring edge server before a round",
     ),
+    "probe-rounds": Setting(
+        0,
+        whole(0, MAX_ROUNDS),
+        "first rounds before which all clients also tell their gradient at u, for the planner",
+    ),
     **override(
         task_settings(TASK_TEXTS),
         defaults={"partition": "dirichlet(0.5)"},
@@ -218,6 +223,7 @@ def _timing_problems(values: Mapping[str, Any]) -> list[str]:
         "edge-rounds": ("emulated", DIRECT, MONITOR),
         "stragglers": ("emulated",),
         "mobility": ("emulated",),
+        "probe-rounds": EDGE_SERVERS,
     }
     problems = [
         f"{key} = {values[key]!r}; valid is {SETTINGS[key].default!r} but for method = 'sd-feel' with "
@@ -230,13 +236,17 @@ def _timing_problems(values: Mapping[str, Any]) -> list[str]:
         problems.append(
             f"mobility = {values['mobility']}; valid with secure-sum is 0: clusters get too small"
         )
+    if values["probe-rounds"] and values["secure-sum"]:
+        problems.append(
+            f"probe-rounds = {values['probe-rounds']}; valid with secure-sum is 0: they are each client's"
+        )
     if values["edge-rounds"] != "asynchronous":
         return problems
     if values["alpha"] != 1:
         problems.append(f"alpha = {values['alpha']}; valid with edge-rounds = 'asynchronous' is 1")
     problems += [
         f"{key} = {values[key]!r}; valid with edge-rounds = 'asynchronous' is {SETTINGS[key].default!r}"
-        for key in ("mobility", "secure-sum", "exact-if-complete")
+        for key in ("mobility", "secure-sum", "exact-if-complete", "probe-rounds")
         if values[key]
     ]
     return problems
@@ -473,6 +483,7 @@ def _emulated(values: Mapping[str, Any], clusters: Clusters, options: ClusteredO
         edge_servers=values["edge-servers"],
         stragglers=stragglers,
         mobility=values["mobility"],
+        probe_rounds=values["probe-rounds"],
         **options,
     )
 

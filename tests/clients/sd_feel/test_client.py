@@ -1,6 +1,8 @@
 """SD-FEEL's client: mini-batch SGD, Sun et al., eq. (2), on batches that no setting but the seed moves."""
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hedgerow.clients import LocalTask, batch_indices, sd_feel_client
+from hedgerow.clients.guard import Refusal
 from hedgerow.sim.engine._compat import through_the_wire
 from hedgerow.wire.calls import Call
 from hedgerow.wire.records import to_record, to_state_dict
@@ -306,3 +309,44 @@ def test_flowers_way_in_gives_the_same_answer(kind: str) -> None:
         assert_same_model(reply, expected)
     assert dict(reply.metric_records) == dict(expected.metric_records)
     assert dict(reply.config_records) == dict(expected.config_records)
+
+
+# What the planner asks for
+
+
+def test_a_client_tells_its_gradient_and_estimates_at_the_model_that_is_sent() -> None:
+    content = answer(call(2, None, "train.gradient", **{"server-round": 3}))
+    own = slice(int(STARTS[2]), int(STARTS[3]))
+    model = nn.Linear(3, 2)
+    model.load_state_dict(START)
+    loss = nn.functional.cross_entropy(model(X[own]), Y[own])
+    expected = torch.autograd.grad(loss, [model.weight, model.bias])
+    told = to_state_dict(content["arrays"])
+    torch.testing.assert_close(told["weight"], expected[0])
+    torch.testing.assert_close(told["bias"], expected[1])
+    metrics = content["metrics"]
+    assert metrics["num-examples"] == SIZES[2]
+    assert metrics["curvature"] > 0
+    assert metrics["gradient-variance"] > 0
+
+
+def test_a_gradient_stays_where_the_owner_wants_sums_or_noise_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ask = partial(call, 0, None, "train.gradient", **{"server-round": 1})
+    (told,) = answers([ask()])
+    assert isinstance(told, RecordDict)
+    only_sums = ask()
+    only_sums.context.node_config["secure-sum"] = True
+    monkeypatch.setattr("hedgerow.clients.policy.is_simulated", lambda: False)
+    monkeypatch.setattr("hedgerow.wire.simulated._open", 0)
+    asked = [only_sums]
+    sound = "privacy = 'sound'\nmin-noise-multiplier = 4.0\nmax-clip = 1.0\nmax-epsilon = 1.8\ndelta = 1e-5"
+    for number, policy in enumerate(("secure-sums = 'required'", sound)):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(f'{policy}\nledger = "{number}.jsonl"\n')
+        asked.append(ask())
+        asked[-1].context.node_config["policy"] = str(file)
+    for one in asked:
+        (refusal,) = answers([one])
+        assert isinstance(refusal, Refusal), refusal

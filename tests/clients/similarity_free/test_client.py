@@ -18,8 +18,8 @@ from torch import nn
 from hedgerow.clients import LocalTask, batch_indices
 from hedgerow.clients.local_task import LocalTaskFn
 from hedgerow.clients.local_training import LocalTraining
+from hedgerow.clients.probes import probe, probe_stream
 from hedgerow.clients.similarity_free.client import similarity_free_client
-from hedgerow.clients.similarity_free.probes import probe, probe_stream
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
 from hedgerow.clients.training.sgd import TrainingMode
 from hedgerow.clients.training.work import Loss, cross_entropy

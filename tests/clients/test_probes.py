@@ -12,7 +12,7 @@ from tests.clients.similarity_free.quadratic_cases import Point, half_square, sa
 from tests.oracles.similarity_free import Quadratic
 from torch import Tensor, nn
 
-from hedgerow.clients.similarity_free.probes import curvature, gradient_variance, probe, probe_stream
+from hedgerow.clients.probes import curvature, gradient_variance, local_gradient, probe, probe_stream
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -183,3 +183,30 @@ def test_the_loss_is_that_of_at_most_max_samples() -> None:
 def test_too_few_products_or_batches_are_named(bad: dict[str, int], valid: str) -> None:
     with pytest.raises(ValueError, match=valid):
         probe(classifier(), X, Y, np.arange(9), batch_size=3, stream=probe_stream(0, 0, 0), **bad)
+
+
+# The gradient
+
+
+def test_the_gradient_of_all_samples_does_not_depend_on_how_many_pass_at_once() -> None:
+    model, part = classifier(), np.arange(4, 37)
+    one, many = (local_gradient(model, X, Y, part, samples_at_once=n) for n in (7, 100))
+    model.eval()
+    expected = torch.autograd.grad(
+        nn.functional.cross_entropy(model(X[part]), Y[part]), [*model.parameters()]
+    )
+    for (name, _), whole in zip(model.named_parameters(), expected, strict=True):
+        torch.testing.assert_close(one[name], whole)
+        torch.testing.assert_close(many[name], whole)
+
+
+def test_what_does_not_train_has_a_gradient_of_zeros() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).double().train()
+    model[1].bias.requires_grad_(False)
+    found = local_gradient(model, X, Y, np.arange(9))
+    assert found.keys() == model.state_dict().keys()
+    still = ("0.running_mean", "0.running_var", "0.num_batches_tracked", "1.bias")
+    assert all(not found[key].any() for key in still)
+    assert found["1.weight"].any()
+    assert model[0].training
+    assert int(model.state_dict()["0.num_batches_tracked"]) == 0

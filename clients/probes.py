@@ -1,8 +1,10 @@
-"""Estimates of what the planner's bounds take as given: L and sigma^2, at one node and one point.
+"""Estimates of what the planners' bounds take as given: L, sigma^2 and a gradient, at one node and one point.
 
-Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
-without Data Similarity", assumptions A1 and A2. There they are bounds over all points; what is measured
-here is at the model at hand, on samples: a convenience outside of the paper, and no bound.
+Papers: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", assumptions A1 and A2; Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang,
+"Semi-Decentralized Federated Edge Learning for Fast Convergence on Non-IID Data", Assumption 1. There they
+are bounds over all points; what is measured here is at the model at hand, on samples: a convenience outside
+of the papers, and no bound.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from hedgerow.clients.training.work import Loss, cross_entropy
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Probe", "curvature", "gradient_variance", "probe", "probe_stream"]
+__all__ = ["Probe", "curvature", "gradient_variance", "local_gradient", "probe", "probe_stream"]
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,46 @@ def gradient_variance(
         mean = [m + a / j for m, a in zip(mean, apart, strict=True)]
         squares += (1 - 1 / j) * _norm(apart) ** 2
     return squares / (len(batches) - 1)
+
+
+def local_gradient(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    part: NDArray[np.int64],
+    loss: Loss = cross_entropy,
+    samples_at_once: int = 256,
+) -> dict[str, Tensor]:
+    """Return grad F_i at the model's current parameters, in evaluation mode, by the keys of its state.
+
+    What is no parameter that trains, such as statistics, has zeros.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the device of ``x``. Its parameters and modes are left as they are.
+    x, y : Tensor
+        The data, (samples, ...) and (samples,).
+    part : NDArray[int64]
+        The node's own samples, as indices into ``x`` and ``y``, at least one: all of them are taken.
+    loss : Loss (default: cross_entropy)
+        Loss of each sample.
+    samples_at_once : int (default: 256)
+        Samples of one pass, >= 1.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    total = [torch.zeros_like(p, dtype=torch.float64) for p in trained.values()]
+    with _evaluation_mode(model):
+        for first in range(0, len(part), samples_at_once):
+            own = part[first : first + samples_at_once]
+            parts = torch.autograd.grad(
+                loss(model(x[own]), y[own]).sum(), list(trained.values()), materialize_grads=True
+            )
+            total = [t + g.double() for t, g in zip(total, parts, strict=True)]
+    gradient = {key: torch.zeros_like(value) for key, value in model.state_dict().items()}
+    for (name, p), whole in zip(trained.items(), total, strict=True):
+        gradient[name] = (whole / len(part)).to(p.dtype)
+    return gradient
 
 
 def _drawn(stream: np.random.Generator, part: NDArray[np.int64], most: int) -> NDArray[np.int64]:
