@@ -6,18 +6,21 @@ client tells grad F_i(u), and of its samples curvature and mini-batch variance. 
 models that a run visits: estimates from below. Nothing of it enters the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import checked_metrics
-from hedgerow.wire.records import PayloadError
+from hedgerow.strategies.exchange import Exchange, Node, checked_metrics, collect
+from hedgerow.strategies.federation import Federation, only_arrays
+from hedgerow.wire.message_types import GRADIENT
+from hedgerow.wire.printable import quoted
+from hedgerow.wire.records import PayloadError, payload_bytes
 
-__all__ = ["CURVATURE", "VARIANCE", "Seen", "Told", "seen", "told"]
+__all__ = ["CURVATURE", "VARIANCE", "Seen", "Told", "probed"]
 
 CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
@@ -76,37 +79,83 @@ class Seen:
         )
 
 
-def told(content: RecordDict, gradient: NDArray[np.float64], weighted_by_key: str) -> Told:
-    """Return what a valid reply tells beside its gradient (M,).
+def probed(
+    federation: Federation,
+    grid: Grid,
+    server_round: int,
+    u: ArrayRecord,
+    config: ConfigRecord,
+    links: Mapping[int, tuple[int, str, str]],
+) -> tuple[Seen | None, int]:
+    """Ask clients for their gradients at u; return what they show, None of none, and how many were lost.
 
-    Raises
-    ------
-    PayloadError
-        If a metric is missing, not finite or negative.
+    Parameters
+    ----------
+    federation : Federation
+        Whose clients they are; what travels is booked beside the method's links.
+    grid : Grid
+        Where they are.
+    server_round : int
+        The round that begins.
+    u : ArrayRecord
+        The model.
+    config : ConfigRecord
+        What they are told to train with: ``batch-size`` and ``seed`` count.
+    links : Mapping[int, (int, str, str)]
+        The clients, by partition id: each one's server, and its links down and up.
     """
-    metrics = checked_metrics(content, weighted_by_key)
+    settings, layout = federation.settings, federation.known_layout()
+    nodes, _ = federation.online(grid, sorted(links))
+    told = RecordDict({
+        settings.arrayrecord_key: u,
+        settings.configrecord_key: ConfigRecord({**config, "server-round": server_round}),
+    })  # fmt: skip
+    group, sizes = f"{server_round} {GRADIENT}", (payload_bytes(u), payload_bytes(told))
+    messages = [
+        Message(told, node.node_id, GRADIENT, ttl=federation.timeout, group_id=group) for node in nodes
+    ]
+    for node in nodes:
+        server, down, _ = links[node.partition_id]
+        federation.book_down(server_round, f"{down} probe", server, node.partition_id, 0, sizes)
+
+    def checked(node: Node, reply: RecordDict) -> Told:
+        gradient = layout.flatten(only_arrays(reply), np.float64)
+        return _told(checked_metrics(reply, settings.weighted_by_key), gradient)
+
+    exchange = Exchange(nodes, group, checked)
+    weights, answers = federation.weights(1 + max(links, default=0)), []
+    for reply in exchange.accept(collect(grid, messages, federation.timeout) if messages else ()):
+        client = reply.node.partition_id
+        server, _, up = links[client]
+        arrays = only_arrays(reply.content)
+        federation.book_up(server_round, f"{up} probe", client, server, 0, arrays, reply)
+        answers.append((float(weights[client]), reply.value))
+    return _seen(answers), exchange.report.sent - exchange.report.accepted
+
+
+def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> Told:
+    """Return what a valid reply tells beside its gradient (M,); PayloadError where it tells none."""
     estimates = []
     for key in (CURVATURE, VARIANCE):
         value = metrics.get(key)
-        if not (isinstance(value, int | float) and isfinite(value) and value >= 0):
-            raise PayloadError("bad metrics", f"{key} is {value!r}; valid is a number >= 0")
+        if not (isinstance(value, int | float) and value >= 0):
+            raise PayloadError("bad metrics", f"{key} is {quoted(value)}; valid is a number >= 0")
         estimates.append(float(value))
     return Told(gradient, *estimates)
 
 
-def seen(replies: Iterable[tuple[float, Told]]) -> Seen | None:
+def _seen(answers: Sequence[tuple[float, Told]]) -> Seen | None:
     """Return what clients of weights |S_i| show together; None of none of them."""
-    pairs = list(replies)
-    if not pairs:
+    if not answers:
         return None
-    weights = np.array([weight for weight, _ in pairs])
-    gradients = np.stack([one.gradient for _, one in pairs])  # (clients, M)
+    weights = np.array([weight for weight, _ in answers])
+    gradients = np.stack([one.gradient for _, one in answers])  # (clients, M)
     mean = (weights / weights.sum()) @ gradients
     apart = gradients - mean
     return Seen(
-        max(one.curvature for _, one in pairs),
-        max(one.variance for _, one in pairs),
+        max(one.curvature for _, one in answers),
+        max(one.variance for _, one in answers),
         float(np.einsum("ij,ij->i", apart, apart).max()),
         float(mean @ mean),
-        len(pairs),
+        len(answers),
     )

@@ -15,23 +15,19 @@ from typing import Any, Unpack
 
 import networkx as nx
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Exchange, Node, collect
-from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
-from hedgerow.strategies.sd_feel.probes import Told, seen, told
+from hedgerow.strategies.sd_feel.probes import probed
 from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.stragglers import ServerClocks, Stragglers
 from hedgerow.strategies.sd_feel.theory import Scheme, cluster_seconds, inter_seconds
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
 from hedgerow.wire.checks import in_range, int_at_least
-from hedgerow.wire.message_types import GRADIENT
-from hedgerow.wire.records import payload_bytes
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["EDGE_SERVERS", "SDFeel"]
@@ -265,43 +261,19 @@ class SDFeel(ClusteredStrategy):
 
     def _probe(self, server_round: int, config: ConfigRecord, grid: Grid) -> MetricRecord:
         """Return what the clients' gradients at u show, and of the system what a plan needs beside."""
-        u, layout = self.current_arrays(), self.federation.known_layout()
+        links = {
+            client: (server, self.down_link, self.up_link) for client, server in enumerate(self.clusters)
+        }
+        u = self.current_arrays()
         assert u is not None  # Models are there once a round is configured.
-        key, config_key = self.settings.arrayrecord_key, self.settings.configrecord_key
-        content = RecordDict({key: u, config_key: ConfigRecord({**config, "server-round": server_round})})
-        nodes, _ = self.federation.online(grid, range(self.num_clients))
-        group = f"{server_round} {GRADIENT}"
-        messages = [
-            Message(content, node.node_id, GRADIENT, ttl=self.federation.timeout, group_id=group)
-            for node in nodes
-        ]
-        sizes = (payload_bytes(u), payload_bytes(content))
-        for node in nodes:
-            client = node.partition_id
-            self.federation.book_down(
-                server_round, f"{self.down_link} probe", self.clusters[client], client, 0, sizes
-            )
-
-        def checked(node: Node, reply: RecordDict) -> Told:
-            gradient = layout.flatten(only_arrays(reply), np.float64)
-            return told(reply, gradient, self.settings.weighted_by_key)
-
-        exchange = Exchange(nodes, group, checked)
-        weights, answers = self.federation.weights(self.num_clients), []
-        for reply in exchange.accept(collect(grid, messages, self.federation.timeout) if messages else ()):
-            client = reply.node.partition_id
-            self.federation.book_up(
-                server_round, f"{self.up_link} probe", client, self.clusters[client], 0,
-                only_arrays(reply.content), reply,
-            )  # fmt: skip
-            answers.append((float(weights[client]), reply.value))
-        found = seen(answers)
+        found, lost = probed(self.federation, grid, server_round, u, config, links)
+        metrics = MetricRecord({"probe-lost": lost})
         if found is None:
             log(WARNING, "No client told its gradient before round %d: nothing is estimated.", server_round)
-            return MetricRecord({"probe-lost": exchange.report.sent})
-        system, shares = self._system(), weights / weights.sum()
-        metrics = found.metrics()
-        metrics["probe-lost"] = exchange.report.sent - found.clients
+            return metrics
+        sizes, system = self.federation.weights(self.num_clients), self._system()
+        shares = sizes / sizes.sum()
+        metrics.update(found.metrics())
         metrics["sum-m2"] = float(shares @ shares)
         metrics["zeta"] = float(self.mixing.zeta)
         metrics["iteration-seconds"] = system.compute.seconds()
