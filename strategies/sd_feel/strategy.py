@@ -262,7 +262,9 @@ class SDFeel(ClusteredStrategy):
     def _probe(self, server_round: int, config: ConfigRecord, grid: Grid) -> MetricRecord:
         """Return what the clients' gradients at u show, and of the system what a plan needs beside."""
         links = {
-            client: (server, self.down_link, self.up_link) for client, server in enumerate(self.clusters)
+            client: (server, self.down_link, self.up_link)
+            for client, server in enumerate(self.clusters)
+            if server >= 0  # Others have not come yet.
         }
         u = self.current_arrays()
         assert u is not None  # Models are there once a round is configured.
