@@ -28,6 +28,7 @@ __all__ = [
     "common_budget",
     "difference_curve",
     "higher_is_better",
+    "is_share",
     "paired_difference",
     "paired_values",
     "t_interval",
@@ -39,7 +40,8 @@ __all__ = [
 CONFIDENCE = 0.95
 _MISSING = "n/a"
 # Everything else (losses, errors, distances) is better when it is lower.
-_HIGHER = ("accuracy", "auc", "auprc", "auroc", "f1", "precision", "recall", "utility")
+_SHARES = ("accuracy", "auc", "auprc", "auroc", "f1", "precision", "recall")
+_HIGHER = (*_SHARES, "utility")
 
 NOTE = (
     "Means and sample standard deviations over seeds. A value at a budget is that of the last evaluation "
@@ -51,6 +53,11 @@ NOTE = (
 def higher_is_better(y: str) -> bool:
     """Tell whether a metric is a score: its name ends with accuracy, auc, auprc, f1, utility and the like."""
     return y.lower().endswith(_HIGHER)
+
+
+def is_share(y: str) -> bool:
+    """Tell whether a metric lies between 0 and 1, as accuracy, auc, f1 and the like do."""
+    return y.lower().endswith(_SHARES)
 
 
 def at_budget(run: Run, x: str, budget: float, y: str) -> Point | None:

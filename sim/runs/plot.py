@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from hedgerow.sim.runs.compare import difference_curve, t_interval
+from hedgerow.sim.runs.compare import difference_curve, is_share, t_interval
 from hedgerow.sim.runs.results import SOURCES, Results, Run, cost_named, numbers
 
 __all__ = ["Curve", "caption", "default_path", "draw", "mean_curve", "save"]
@@ -62,8 +62,8 @@ class Curve:
 def mean_curve(runs: Sequence[Run], x: str, y: str) -> Curve:
     """Return mean and band of ``y`` over seeds, round by round, over the seeds' mean cost ``x``.
 
-    The band is minimum to maximum for 2 to 4 seeds, the 95 % t interval of the mean from 5 on, and the
-    line itself for one.
+    The band is minimum to maximum for 2 to 4 seeds, the 95 % t interval of the mean from 5 on (of a
+    score between 0 and 1, as much of it as lies there), and the line itself for one.
 
     Raises
     ------
@@ -74,6 +74,8 @@ def mean_curve(runs: Sequence[Run], x: str, y: str) -> Curve:
     rounds = [number for number in series[0] if all(number in points for points in series)]
     values = [[points[number].y for points in series] for number in rounds]
     bands = [t_interval(v) if len(v) >= FEW_SEEDS else (min(v), max(v)) for v in values]
+    if is_share(y):
+        bands = [(max(low, 0.0), min(high, 1.0)) for low, high in bands]
     return Curve(
         x=[fmean(points[number].x for points in series) for number in rounds],
         mean=[fmean(v) for v in values],

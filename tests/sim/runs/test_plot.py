@@ -41,6 +41,16 @@ def test_the_band_of_five_seeds_is_a_t_interval(write_sweep: WriteRun) -> None:
     assert (curve.low[0], curve.high[0]) == pytest.approx(t_interval(values))
 
 
+def test_a_band_of_scores_has_no_score_that_cannot_be(write_sweep: WriteRun) -> None:
+    results = load(
+        [write_sweep({"A": {seed: [loss] for seed, loss in enumerate([0.01, 0.01, 0.01, 0.01, 0.9])}})]
+    )
+    runs = list(results.variants()["A"].values())
+    scores, losses = (mean_curve(runs, "rounds", y) for y in ("accuracy", "loss"))
+    assert (scores.low[0], scores.high[0]) == (pytest.approx(1 - losses.high[0] / 4), 1.0)
+    assert losses.low[0] < 0
+
+
 def test_a_round_that_a_seed_lacks_is_not_averaged(write_sweep: WriteRun) -> None:
     results = load([write_sweep({"A": {0: [2.0, 1.5, 1.0], 1: [2.0, 1.5]}})])
     assert mean_curve(results.runs, "rounds", "loss").x == [0, 1]
