@@ -165,6 +165,7 @@ SD_FEEL = AppCase(
         "max-staleness": -1,
         "stragglers": "transient(2,10)",
         "mobility": 1.5,
+        "probe-rounds": -1,
         **_SUMS,
         **_SUM_NOISE,
         "learning-rate": 0.0,
