@@ -16,10 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hedgerow.clients.instructions import only_config, sent_state, whole
+from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.training.work import Loss, cross_entropy
+from hedgerow.wire.calls import Call
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Probe", "curvature", "gradient_variance", "local_gradient", "probe", "probe_stream"]
+__all__ = [
+    "Probe",
+    "curvature",
+    "gradient_variance",
+    "local_gradient",
+    "probe",
+    "probe_as_told",
+    "probe_stream",
+]
 
 
 @dataclass(frozen=True)
@@ -40,10 +51,27 @@ class Probe:
     gradient_variance: float
     loss: float
 
+    def estimates(self) -> dict[str, float]:
+        """Return what the planners take, by the names of a reply's metrics."""
+        return {"curvature": self.curvature, "gradient-variance": self.gradient_variance}
+
 
 def probe_stream(seed: int, round_index: int, partition_id: int) -> np.random.Generator:
     """Return the generator of one node's probe in one round."""
     return generator(seed, round=round_index, partition_id=partition_id, purpose=Purpose.PROBE)
+
+
+def probe_as_told(call: Call, task: LocalTask, round_key: str, loss: Loss = cross_entropy) -> Probe:
+    """Return the estimates at the model that was sent, which the task's model is then set to.
+
+    The message's config has ``batch-size``, ``seed``, and under ``round_key`` the round.
+    """
+    config = only_config(call)
+    seed, round_index = whole(config, "seed", 0), whole(config, round_key, 0)
+    batch_size = whole(config, "batch-size", 1)
+    task.model.load_state_dict(sent_state(call, task))
+    stream = probe_stream(seed, round_index, call.partition_id)
+    return probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream, loss=loss)
 
 
 def probe(
@@ -220,8 +248,8 @@ def local_gradient(
             )
             total = [t + g.double() for t, g in zip(total, parts, strict=True)]
     gradient = {key: torch.zeros_like(value) for key, value in model.state_dict().items()}
-    for (name, p), whole in zip(trained.items(), total, strict=True):
-        gradient[name] = (whole / len(part)).to(p.dtype)
+    for (name, p), summed in zip(trained.items(), total, strict=True):
+        gradient[name] = (summed / len(part)).to(p.dtype)
     return gradient
 
 

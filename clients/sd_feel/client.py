@@ -18,7 +18,7 @@ from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.masking import check_alone, masked_sum_handlers
 from hedgerow.clients.own_share import told_of_own
-from hedgerow.clients.probes import local_gradient, probe, probe_stream
+from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
@@ -71,17 +71,11 @@ def sd_feel_client(
 def _gradient(call: Call, task: LocalTask) -> RecordDict:
     """Return the gradient of all of a node's samples at the model that was sent, and the estimates there."""
     check_alone(call)
-    config = only_config(call)
-    seed, server_round = whole(config, "seed", 0), whole(config, "server-round", 0)
-    batch_size = whole(config, "batch-size", 1)
-    task.model.load_state_dict(sent_state(call, task))
-    stream = probe_stream(seed, server_round, call.partition_id)
-    found = probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream)
-    estimates = {"curvature": found.curvature, "gradient-variance": found.gradient_variance}
+    found = probe_as_told(call, task, "server-round")
     return RecordDict(
         {
             "arrays": to_record(local_gradient(task.model, task.x, task.y, task.part)),
-            "metrics": MetricRecord({"num-examples": len(task.part), **estimates}),
+            "metrics": MetricRecord({"num-examples": len(task.part), **found.estimates()}),
         }
     )
 

@@ -33,7 +33,7 @@ from hedgerow.clients.instructions import (
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.masking import SumPart, masked_sum_handlers
-from hedgerow.clients.probes import Probe, probe, probe_stream
+from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.augmented_work import augmented_work
 from hedgerow.clients.training.batches import step_batches
@@ -84,8 +84,8 @@ def similarity_free_client(
 
     def answer_probe(call: Call) -> RecordDict:
         own = task(call.context)
-        found = _probe(call, own, loss)
-        metrics = {"num-examples": len(own.part), "loss": found.loss, **_estimates(found)}
+        found = probe_as_told(call, own, "round-index", loss)
+        metrics = {"num-examples": len(own.part), "loss": found.loss, **found.estimates()}
         return RecordDict({"metrics": MetricRecord({**metrics})})
 
     handlers: dict[str, BatchHandler] = {
@@ -130,7 +130,8 @@ class _Round:
             partition_id=call.partition_id,
         )
         compressor = parse_compressor(string(config, "compressor"))
-        estimates = _estimates(_probe(call, task, loss)) if flag(config, "probe", default=False) else {}
+        asked = flag(config, "probe", default=False)
+        estimates = probe_as_told(call, task, "round-index", loss).estimates() if asked else {}
         return cls(task, work, compressor, estimates)
 
     def learnt(self, outcome: Outcome) -> "_Learnt":
@@ -250,20 +251,6 @@ def _apply_operators(
     sgd = how.sgd(model, list(gradient.values()))
     points = proximal_steps(model, list(prox.values()), how)
     return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))
-
-
-def _probe(call: Call, task: LocalTask, loss: Loss) -> Probe:
-    """Return the estimates at the model that was sent."""
-    config = only_config(call)
-    seed, round_index = whole(config, "seed", 0), whole(config, "round-index", 0)
-    batch_size = whole(config, "batch-size", 1)
-    task.model.load_state_dict(sent_state(call, task))
-    stream = probe_stream(seed, round_index, call.partition_id)
-    return probe(task.model, task.x, task.y, task.part, batch_size=batch_size, stream=stream, loss=loss)
-
-
-def _estimates(found: Probe) -> dict[str, float]:
-    return {"curvature": found.curvature, "gradient-variance": found.gradient_variance}
 
 
 def _distance(model: nn.Module, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

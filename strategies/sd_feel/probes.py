@@ -85,7 +85,9 @@ def probed(
     server_round: int,
     u: ArrayRecord,
     config: ConfigRecord,
-    links: Mapping[int, tuple[int, str, str]],
+    servers: Mapping[int, int],
+    weights: NDArray[np.float64],
+    links: tuple[str, str],
 ) -> tuple[Seen | None, int]:
     """Ask clients for their gradients at u; return what they show, None of none, and how many were lost.
 
@@ -101,11 +103,16 @@ def probed(
         The model.
     config : ConfigRecord
         What they are told to train with: ``batch-size`` and ``seed`` count.
-    links : Mapping[int, (int, str, str)]
-        The clients, by partition id: each one's server, and its links down and up.
+    servers : Mapping[int, int]
+        The clients, by partition id: each one's server.
+    weights : NDArray
+        |S_i| by partition id, (C,).
+    links : (str, str)
+        The method's, down to a client and up from it.
     """
     settings, layout = federation.settings, federation.known_layout()
-    nodes, _ = federation.online(grid, sorted(links))
+    down, up = links
+    nodes, _ = federation.online(grid, sorted(servers))
     told = RecordDict({
         settings.arrayrecord_key: u,
         settings.configrecord_key: ConfigRecord({**config, "server-round": server_round}),
@@ -115,20 +122,19 @@ def probed(
         Message(told, node.node_id, GRADIENT, ttl=federation.timeout, group_id=group) for node in nodes
     ]
     for node in nodes:
-        server, down, _ = links[node.partition_id]
-        federation.book_down(server_round, f"{down} probe", server, node.partition_id, 0, sizes)
+        client = node.partition_id
+        federation.book_down(server_round, f"{down} probe", servers[client], client, 0, sizes)
 
     def checked(node: Node, reply: RecordDict) -> Told:
         gradient = layout.flatten(only_arrays(reply), np.float64)
         return _told(checked_metrics(reply, settings.weighted_by_key), gradient)
 
     exchange = Exchange(nodes, group, checked)
-    weights, answers = federation.weights(1 + max(links, default=0)), []
+    answers = []
     for reply in exchange.accept(collect(grid, messages, federation.timeout) if messages else ()):
         client = reply.node.partition_id
-        server, _, up = links[client]
         arrays = only_arrays(reply.content)
-        federation.book_up(server_round, f"{up} probe", client, server, 0, arrays, reply)
+        federation.book_up(server_round, f"{up} probe", client, servers[client], 0, arrays, reply)
         answers.append((float(weights[client]), reply.value))
     return _seen(answers), exchange.report.sent - exchange.report.accepted
 

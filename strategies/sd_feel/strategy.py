@@ -261,19 +261,17 @@ class SDFeel(ClusteredStrategy):
 
     def _probe(self, server_round: int, config: ConfigRecord, grid: Grid) -> MetricRecord:
         """Return what the clients' gradients at u show, and of the system what a plan needs beside."""
-        links = {
-            client: (server, self.down_link, self.up_link)
-            for client, server in enumerate(self.clusters)
-            if server >= 0  # Others have not come yet.
-        }
+        # Clients without a server have not come yet.
+        servers = {client: server for client, server in enumerate(self.clusters) if server >= 0}
+        sizes, system = self.federation.weights(self.num_clients), self._system()
         u = self.current_arrays()
         assert u is not None  # Models are there once a round is configured.
-        found, lost = probed(self.federation, grid, server_round, u, config, links)
+        links = (self.down_link, self.up_link)
+        found, lost = probed(self.federation, grid, server_round, u, config, servers, sizes, links)
         metrics = MetricRecord({"probe-lost": lost})
         if found is None:
             log(WARNING, "No client told its gradient before round %d: nothing is estimated.", server_round)
             return metrics
-        sizes, system = self.federation.weights(self.num_clients), self._system()
         shares = sizes / sizes.sum()
         metrics.update(found.metrics())
         metrics["sum-m2"] = float(shares @ shares)
