@@ -1,25 +1,24 @@
-"""How a model's weights lie in memory."""
-
-from typing import TypeVar
+"""How images lie in memory."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["channels_last_on_cpu"]
-
-M = TypeVar("M", bound=nn.Module)
+__all__ = ["ChannelsLast"]
 
 
-def channels_last_on_cpu(model: M) -> M:
-    """Lay out the weights of 2-d convolutions as a CPU's kernels are fastest with; return the model.
+class ChannelsLast(nn.Module):
+    """The identity: images (N, C, H, W) laid out as a CPU's convolutions and pools are fastest with.
 
-    Their values and shapes stay, and what a layer is given may stay as it is; results move in the last bits.
-    On an x86-64 core a step of ``cnn4`` takes 0.35 to 0.65 of the time, of ``cnn-431k`` 0.6. Elsewhere than
-    on a CPU nothing is changed, nor are frozen weights: to a base an update is added that has torch's layout,
-    and the same weight must be the same bits with a base and without.
+    The layers behind it keep that layout, whatever that of their weights. A network of your own can begin
+    with it too, if nothing behind it calls ``view`` on feature maps (``flatten`` and ``reshape`` take any
+    layout). Results move in the last bits. On one core of an x86-64 processor without AVX-512 a step of
+    ``cnn4`` on 64 images takes 0.7 of the time and its forward pass 0.45; of ``cnn-431k`` 0.6 and 0.5.
+    Elsewhere than on a CPU images stay as they are.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.weight.is_cpu and module.weight.requires_grad:
-            weight = module.weight.detach().contiguous(memory_format=torch.channels_last)
-            module.weight.data = weight
-    return model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same images."""
+        if not x.is_cpu:
+            return x
+        # Copied, for of one channel the strides alone say which layout it is, and torch would leave them.
+        return x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1)

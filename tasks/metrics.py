@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from .extras import needed
 from .federated import FederatedData
-from .layout import channels_last_on_cpu
 from .modes import evaluating
 from .split_models import SplitModel, split_loss
 from .threads import map_on_threads
@@ -135,7 +134,7 @@ class CentralMetrics:
     """
 
     def __init__(self, model: nn.Module, data: FederatedData, train_samples: int = 0) -> None:
-        self.model, self.data = channels_last_on_cpu(deepcopy(model)), data
+        self.model, self.data = deepcopy(model), data
         self.x, self.y = data.x, data.y
         if 0 < train_samples < len(self.y):
             chosen = np.random.default_rng(_SAMPLE_SEED).choice(len(self.y), train_samples, replace=False)

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .imports import call_imported, is_import_path
 from .initial_weights import draw_normal, draw_uniform, weight_generator
+from .layout import ChannelsLast
 from .modes import evaluating
 from .resnet import ResNet
 
@@ -155,6 +156,7 @@ def _two_convolutions(
 ) -> nn.Module:
     height, width = (((length - 4) // 2 - 4) // 2 for length in input_shape[1:])
     layers: OrderedDict[str, nn.Module] = OrderedDict(
+        layout=ChannelsLast(),
         conv1=nn.Conv2d(input_shape[0], channels[0], 5),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
@@ -187,7 +189,7 @@ def _cnn10(input_shape: Shape, num_classes: int) -> nn.Module:
 
 def _plain_cnn(input_shape: Shape, num_classes: int, widths: tuple[int, ...], convolutions: int) -> nn.Module:
     """Return blocks of so many convolutions each, without biases, and halve the image after each block."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers: OrderedDict[str, nn.Module] = OrderedDict(layout=ChannelsLast())
     channels, number = input_shape[0], 0
     for block, width in enumerate(widths, start=1):
         for _ in range(convolutions):
@@ -278,7 +280,7 @@ def _logits(model: nn.Module, input_shape: Shape, num_samples: int) -> torch.Ten
 _WITH_PRODUCTS = (nn.Conv2d, nn.Linear)
 _WITHOUT_PRODUCTS = (
     nn.Sequential, nn.Flatten, nn.Identity, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
-    nn.Dropout, nn.Dropout2d, nn.BatchNorm2d, nn.GroupNorm,
+    nn.Dropout, nn.Dropout2d, nn.BatchNorm2d, nn.GroupNorm, ChannelsLast,
 )  # fmt: skip
 
 _BUILDERS: dict[str, Callable[..., Any]] = {

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .layout import ChannelsLast
+
 __all__ = ["ResNet"]
 
 
@@ -27,6 +29,7 @@ class ResNet(nn.Module):
         self, in_channels: int, num_classes: int, widths: Sequence[int] = (64, 128, 256, 512)
     ) -> None:
         super().__init__()
+        self.layout = ChannelsLast()
         self.conv1 = _conv3x3(in_channels, widths[0])
         self.bn1 = nn.BatchNorm2d(widths[0])
         blocks: list[nn.Module] = []
@@ -37,7 +40,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (N, num_classes) of images (N, in_channels, H, W)."""
-        features = self.blocks(functional.relu(self.bn1(self.conv1(x))))
+        features = self.blocks(functional.relu(self.bn1(self.conv1(self.layout(x)))))
         logits: Tensor = self.linear(features.mean(dim=(2, 3)))
         return logits
 

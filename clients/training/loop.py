@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.threads import train_on_threads
 from hedgerow.clients.training.work import Correction, LocalWork, Loss, Trained, cross_entropy
-from hedgerow.tasks.layout import channels_last_on_cpu
 
 __all__ = ["train_loop", "train_one"]
 
@@ -63,7 +62,7 @@ def train_one(
 ) -> Trained:
     """Train one node by the model's own forward pass: the oracle of every faster form."""
     model.load_state_dict(dict(work.start))
-    channels_last_on_cpu(model).train()
+    model.train()
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters: list[Tensor] = list(trainable.values())
     start = {name: p.detach().clone()[None] for name, p in trainable.items()} if correction else {}

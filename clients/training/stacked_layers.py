@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hedgerow.clients.training.products import aligned, aligned_empty, multiplied, product
+from hedgerow.tasks.layout import ChannelsLast
 
 __all__ = ["Reparametrised", "StackedLayers", "stacked_layers"]
 
@@ -94,6 +95,8 @@ def stacked_layers(model: nn.Module, sample_dims: int) -> StackedLayers | None:
         return None
     for prefix, module in leaves:
         layer: Layer
+        if type(module) is ChannelsLast and dims == 3:
+            continue  # A stack has a layout of its own.
         if type(module) is nn.Conv2d and dims == 3 and _is_plain_convolution(module):
             layer = _convolution(prefix, module)
         elif type(module) in _POOLS and dims == 3 and not getattr(module, "return_indices", False):

@@ -9,6 +9,11 @@ from hedgerow.tasks import CentralMetrics, build_model, evaluate, federated, loa
 from hedgerow.tasks.metrics import evaluate_split, logit_metrics, normalised_utility
 
 
+class Viewed(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), -1)
+
+
 @pytest.fixture
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -107,6 +112,13 @@ def test_central_metrics_are_those_of_the_state_and_leave_the_model_alone():
     assert metrics["loss"] == evaluate(other, data.x, data.y).loss
     assert metrics["accuracy"] == evaluate(other, data.x_test, data.y_test).accuracy
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_central_metrics_take_a_model_that_relies_on_the_layout_of_its_feature_maps():
+    data = federated("mnist-5k", "iid", 2, seed=0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 5), Viewed(), nn.Linear(2 * 24 * 24, 10))
+
+    assert math.isfinite(CentralMetrics(model, data, 100)(model.state_dict())["loss"])
 
 
 def test_the_training_loss_can_be_taken_over_a_sample_that_is_always_the_same():

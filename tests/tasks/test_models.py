@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from hedgerow.tasks import MODELS, build_model, count_parameters, forward_macs
+from hedgerow.tasks.layout import ChannelsLast
 
 OWN_MODEL = """
 from torch import nn
@@ -174,6 +175,7 @@ def test_the_lenet_applies_relu_after_max_pooling():
     layers = [type(layer).__name__ for layer in build_model("lenet", (1, 28, 28), 10, seed=0)]
 
     assert layers == [
+        "ChannelsLast",
         *("Conv2d", "MaxPool2d", "ReLU"),
         *("Conv2d", "MaxPool2d", "ReLU"),
         *("Flatten", "Linear", "ReLU", "Linear"),
@@ -188,6 +190,26 @@ def test_models_map_images_to_logits(name, input_shape):
     model = build_model(name, input_shape, 7, seed=0)
 
     assert model(torch.zeros(5, *input_shape)).shape == (5, 7)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logistic", "mlp")])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_feature_maps_on_a_cpu_are_channels_last(name, channels):
+    model, seen = build_model(name, (channels, 32, 32), 10, seed=0), []
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda layer, inputs, output: seen.append(output.stride()))
+
+    model(torch.zeros(2, channels, 32, 32))
+
+    assert seen
+    assert all(stride[1] == 1 for stride in seen)
+
+
+def test_the_layout_of_images_changes_no_value():
+    images = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+
+    assert torch.equal(ChannelsLast()(images), images)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -204,6 +204,34 @@ def test_a_model_that_draws_loops_in_the_order_of_the_nodes():
     assert _same_bits(runs[2], runs[0])
 
 
+class Viewing(nn.Module):
+    """The network of PyTorch's tutorial, which calls ``view`` on its feature maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 5)
+        self.linear = nn.Linear(6 * 6 * 6, 10)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(nn.functional.relu(self.conv(x)), 2)
+        return self.linear(x.view(-1, 6 * 6 * 6))
+
+
+@pytest.mark.parametrize("mode", ["loop", "auto"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_model_may_rely_on_the_layout_of_its_feature_maps(mode, nodes):
+    model = torch_seeded(Viewing)
+    works = ragged_works(model, [(4, 4)] * nodes)
+
+    trained = local_sgd(model, works, mode=mode)
+
+    assert all(torch.isfinite(each.state["conv.weight"]).all() for each in trained)
+    assert not any(
+        torch.equal(each.state["conv.weight"], work.start["conv.weight"])
+        for each, work in zip(trained, works, strict=True)
+    )
+
+
 class Branching(nn.Module):
     """A flow of control that depends on values, which vmap cannot take."""
 
