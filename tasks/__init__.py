@@ -6,6 +6,7 @@ from .federated import FederatedData, federated
 from .groups import GROUP_SCHEMES, GroupSplit, group_split, match_ids, validate_group_scheme
 from .images import SCALINGS
 from .imports import is_import_path
+from .layout import ChannelsLast
 from .metrics import (
     CentralMetrics,
     Evaluation,
@@ -55,6 +56,7 @@ __all__ = [
     "VERTICAL_DATASETS",
     "CatalogueEntry",
     "CentralMetrics",
+    "ChannelsLast",
     "Classes",
     "Dataset",
     "DatasetNotFound",

@@ -3,8 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.tasks import MODELS, build_model, count_parameters, forward_macs
-from hedgerow.tasks.layout import ChannelsLast
+from hedgerow.tasks import MODELS, ChannelsLast, build_model, count_parameters, forward_macs
 
 OWN_MODEL = """
 from torch import nn
