@@ -61,9 +61,13 @@ def pids(replies: Sequence[Message]) -> dict[int, int]:
 
 
 def alive(pid: int) -> bool:
+    # Where the first thread is a zombie and another is not gone yet, the sockets are still open.
+    process = Path(f"/proc/{pid}")
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return len(list((process / "task").iterdir())) > 1 or (
+            (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
