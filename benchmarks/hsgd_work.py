@@ -1,6 +1,6 @@
 """HSGD: floating-point operations and memory of one iteration at a hospital and at a device.
 
-    python benchmarks/hsgd_work.py [--data-dir DIR]
+    python benchmarks/hsgd_work.py --data-dir DIR > results/hsgd/work.md
 
 Counted on the library's own steps, in matrix products and convolutions, forward and backward, of a hospital
 with a batch of 20 and of a device with its one sample; an exchange costs each side another forward pass of
@@ -9,6 +9,7 @@ and what the forward pass keeps for the backward pass. The methods of one app do
 so that what each computes to a target is this times its iterations.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,25 +83,28 @@ def flat(block: torch.nn.Module) -> Tensor:
 def main(
     data_dir: Annotated[Path | None, typer.Option(help="where ecg5000 and sepsis2019 are")] = None,
 ) -> None:
-    print(f"{'':<14} {'party':<9} {'parameters':>10} {'a step':>14} {'an exchange':>14} {'memory':>10}")
+    print("| data | party | parameters trained | a step, MFLOP | an exchange, MFLOP | memory, MB |")
+    print("|---|---|---:|---:|---:|---:|")
     for name, kind in MODELS.items():
         try:
             data = load_vertical(name, data_dir)
         except DatasetNotFound as missing:
-            print(f"{name:<14} left out: {str(missing).splitlines()[0]}")
+            print(f"{name} left out: {str(missing).splitlines()[0]}", file=sys.stderr)
             continue
         shapes = data.hospital_train.shape[1:], data.device_train.shape[1:]
         model = split_model(kind, *shapes, len(data.classes), seed=0)
         at_hospital, at_device = hospital(model, shapes[0]), device(model, shapes[1])
         show(
-            f"{name:<14} hospital ",
+            name,
+            "hospital",
             block_size(model.head) + block_size(model.hospital),
             at_hospital,
             partial(hospital_steps, model, split_loss, at_hospital, [0.1]),
             partial(encodings, model.hospital, at_hospital.hospital, at_hospital.x1),
         )
         show(
-            f"{name:<14} device   ",
+            name,
+            "device",
             block_size(model.device),
             at_device,
             partial(device_steps, model, split_loss, at_device, [0.1]),
@@ -109,14 +113,19 @@ def main(
 
 
 def show(
-    title: str, trained: int, stack: tuple[Tensor, ...], step: Callable[[], Any], encode: Callable[[], Any]
+    name: str,
+    party: str,
+    trained: int,
+    stack: tuple[Tensor, ...],
+    step: Callable[[], Any],
+    encode: Callable[[], Any],
 ) -> None:
     held = sum(part.nbytes for part in stack) + 4 * trained + kept(step)
     print(
-        f"{title} {trained:>10,} {flops(step) / 1e6:>8.3f} MFLOP {flops(encode) / 1e6:>8.3f} MFLOP"
-        f" {held / 1e6:>7.2f} MB"
+        f"| {name} | {party} | {trained:,} | {flops(step) / 1e6:.3g} | {flops(encode) / 1e6:.3g} "
+        f"| {held / 1e6:.2f} |"
     )
-    report(f"a step of {' '.join(title.split())}", flops(step) / 1e6, "MFLOP")
+    report(f"a step of {name} {party}", flops(step) / 1e6, "MFLOP")
 
 
 if __name__ == "__main__":

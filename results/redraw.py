@@ -11,8 +11,10 @@ A README says what it wants between two comments, whose first holds one of
     results: plot sd-feel/fig3 figures/fig3 --y loss --y accuracy --log-x --differences
     results: claims sd-feel
     results: claims sd-feel --only R9 --only R10
+    results: file hsgd/work
 
-``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote.
+``sd-feel/fig3`` is ``results/sd-feel/fig3.json``, which ``hedgerow export runs/fig3 --json`` wrote;
+``hsgd/work`` is the table ``results/hsgd/work.md``, of a benchmark.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ def _options() -> argparse.ArgumentParser:
     sub = kinds.add_parser("claims")
     sub.add_argument("app")
     sub.add_argument("--only", action="append", default=[])
+    kinds.add_parser("file").add_argument("name")
     tried = kinds.add_parser("trials")
     tried.add_argument("name")
     tried.add_argument("--y", required=True)
@@ -93,6 +96,8 @@ def region(text: str, readme: Path, *, write: bool) -> str:
     asked = _options().parse_args(shlex.split(text))
     if asked.kind == "claims":
         return claims_table(asked.app, asked.only)
+    if asked.kind == "file":
+        return (HERE / f"{asked.name}.md").read_text(encoding="utf-8")
     found = results(asked.name)
     if asked.kind == "trials":
         return trials(found, asked.y, asked.setting)

@@ -47,6 +47,7 @@ _METADATA: dict[str, dict[str, None]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+_ID = r"[mp][0-9a-f]{10}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,16 @@ def save(figure: Figure, out: str | Path) -> list[Path]:
     with mpl.rc_context({"svg.hashsalt": "hedgerow"}):
         for path in paths:
             figure.savefig(path, dpi=150, metadata=_METADATA[path.suffix.lower()])
+            if path.suffix.lower() == ".svg":
+                path.write_text(_numbered(path.read_text(encoding="utf-8")), encoding="utf-8")
     return paths
+
+
+def _numbered(svg: str) -> str:
+    """Return a picture with numbers for ids: Matplotlib's tell last bits, which are the processor's."""
+    names = dict.fromkeys(re.findall(f'id="({_ID})"', svg))
+    numbers = {name: f"n{number}" for number, name in enumerate(names)}
+    return re.sub(f'(?<=["#]){_ID}(?=[")])', lambda found: numbers.get(found[0], found[0]), svg)
 
 
 def default_path(results: Results, xs: Sequence[str], ys: Sequence[str]) -> Path:

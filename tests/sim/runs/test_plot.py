@@ -1,9 +1,11 @@
 """Figures show mean and band of what was measured, and read without colour."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
@@ -128,6 +130,21 @@ def test_a_suffix_says_which_kind_of_file(
 def test_the_same_runs_give_the_same_files(results: Results, tmp_path: Path) -> None:
     one, other = (save(draw(results, ["rounds"], ["loss"]), tmp_path / name) for name in "ab")
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_no_id_of_a_picture_tells_the_last_bits_of_its_coordinates(results: Results, tmp_path: Path) -> None:
+    figure = draw(results, ["rounds"], ["loss"])
+    (first,) = save(figure, tmp_path / "first.svg")
+    figure.canvas.draw()
+    figure.set_layout_engine("none")
+    for ax in figure.axes:
+        ax.set_position([float(np.nextafter(side, 1)) for side in ax.get_position().bounds])
+    (second,) = save(figure, tmp_path / "second.svg")
+
+    ids, again = (re.findall(r'id="(.+?)"', path.read_text()) for path in (first, second))
+    assert again == ids
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(#|href="#)(.+?)[)"]', first.read_text())) <= set(ids)
 
 
 def test_a_sweeps_figure_goes_into_its_folder(results: Results) -> None:
