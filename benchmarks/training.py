@@ -29,12 +29,16 @@ from hedgerow.clients.training.work import LocalWork, cross_entropy
 from hedgerow.tasks import MODELS, build_model
 
 IMAGES = (1, 28, 28)
+COLOUR = "-colour"  # behind a name: on images of 3x32x32
 CASES = [  # model, nodes, batch, steps
     ("lenet", 1, 10, 20),
     ("lenet", 10, 10, 10),
     ("lenet", 20, 10, 10),
     ("lenet", 50, 10, 6),
     ("lenet", 100, 10, 4),
+    ("lenet-colour", 1, 10, 20),
+    ("lenet-colour", 10, 10, 10),
+    ("lenet-colour", 50, 10, 4),
     ("cnn-431k", 1, 64, 5),
     ("cnn-431k", 10, 64, 3),
     ("logistic", 50, 10, 20),
@@ -45,8 +49,8 @@ CASES = [  # model, nodes, batch, steps
 
 
 def model_of(name: str) -> nn.Module:
-    if name in MODELS:
-        return build_model(name, IMAGES, 10, seed=0)
+    if (known := name.removesuffix(COLOUR)) in MODELS:
+        return build_model(known, shape_of(name), 10, seed=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if name == "groupnorm":
@@ -58,9 +62,15 @@ def model_of(name: str) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def works_of(model: nn.Module, nodes: int, batch: int, steps: int) -> list[LocalWork]:
+def shape_of(name: str) -> tuple[int, int, int]:
+    return (3, 32, 32) if name.endswith(COLOUR) else IMAGES
+
+
+def works_of(
+    model: nn.Module, nodes: int, batch: int, steps: int, shape: tuple[int, int, int] = IMAGES
+) -> list[LocalWork]:
     stream = np.random.default_rng(0)
-    x = torch.as_tensor(stream.normal(size=(2000, *IMAGES)), dtype=torch.float32)
+    x = torch.as_tensor(stream.normal(size=(2000, *shape)), dtype=torch.float32)
     y = torch.as_tensor(stream.integers(0, 10, 2000))
     start = {key: value.clone() for key, value in model.state_dict().items()}
     return [
@@ -129,7 +139,7 @@ def main() -> None:
         if options.only not in name:
             continue
         model = model_of(name)
-        works = works_of(model, nodes, batch, steps)
+        works = works_of(model, nodes, batch, steps, shape_of(name))
         together = [np.concatenate([work.batches[step] for work in works]) for step in range(steps)]
         big = LocalWork(works[0].start, works[0].x, works[0].y, together, 0.01)
         times = milliseconds(

@@ -22,6 +22,7 @@ from hedgerow.clients.training.loop import train_loop
 from hedgerow.clients.training.stack import can_vmap, takes_batch_statistics, train_stacks
 from hedgerow.clients.training.stacked_layers import Reparametrised, can_normalise, stacked_layers
 from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
+from hedgerow.tasks.layout import ChannelsLast
 
 __all__ = [
     "Correction",
@@ -100,7 +101,8 @@ def local_sgd(
         raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
     if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works, arithmetic)):
         return train_stacks(model, works, loss, correction, max_nodes, arithmetic)
-    return train_loop(model, works, loss, correction, spread=mode == "auto", arithmetic=arithmetic)
+    spread = mode == "auto" and not _is_small(model)
+    return train_loop(model, works, loss, correction, spread=spread, arithmetic=arithmetic)
 
 
 def stackable(model: nn.Module) -> str | None:
@@ -139,43 +141,59 @@ def _unlike_alone(module: nn.Module) -> str | None:
 def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Arithmetic) -> bool:
     """Decide by device, architecture and number of nodes, as ``benchmarks/training.py`` measures.
 
-    Milliseconds a node-step on two CPU cores (medians), against one model on all nodes' batches (big):
+    Milliseconds a node-step on two CPU cores (medians), against one model on all nodes' batches (big);
+    ``lenet-colour`` is ``lenet`` on images of three channels:
 
     =============  =====  =====  =====  =====  =====  =====
     model          nodes  batch   loop  stack   vmap    big
     =============  =====  =====  =====  =====  =====  =====
-    lenet              1     10   1.67   2.12   2.72   1.66
-    lenet             10     10   1.27   1.00   1.26   0.69
-    lenet             20     10   1.25   1.02   1.20   0.66
-    lenet             50     10   1.27   0.90   1.16   0.68
-    lenet            100     10   1.33   0.86   1.17   0.80
-    cnn-431k           1     64   11.6   23.8   14.2   11.7
-    cnn-431k          10     64   11.4   11.1   15.1   13.0
-    logistic          50     10   0.24   0.03   0.03   0.01
-    mlp               50     10   0.47   0.17   0.35   0.06
-    groupnorm         50     10   1.07   0.60   0.60   0.30
-    layernorm-mlp     50     10   0.44   0.12   0.10   0.03
+    lenet              1     10   1.29   2.07   1.81   0.82
+    lenet             10     10   0.79   0.63   0.67   0.29
+    lenet             20     10   0.65   0.59   0.68   0.29
+    lenet             50     10   0.66   0.61   0.70   0.35
+    lenet            100     10   0.68   0.57   0.71   0.37
+    lenet-colour       1     10   1.41   2.09   1.84   1.05
+    lenet-colour      10     10   1.01   1.15   1.21   0.48
+    lenet-colour      50     10   0.97   1.26   1.24   0.50
+    cnn-431k           1     64   10.0   14.9   15.2   6.13
+    cnn-431k          10     64   5.80   8.60   10.9   5.05
+    logistic          50     10   0.12   0.03   0.03   0.01
+    mlp               50     10   0.22   0.19   0.21   0.04
+    groupnorm         50     10   0.58   0.35   0.35   0.19
+    layernorm-mlp     50     10   0.21   0.09   0.08   0.02
     =============  =====  =====  =====  =====  =====  =====
 
-    With both cores also wanted by others, the loop of one node on two threads took up to 110 ms for lenet
-    and the stack 5, so a small model is a stack also where it is alone; its bits are then also the same
-    whether an engine sends one node a call or all. ``groupnorm`` and ``layernorm-mlp`` have no stacked
-    layers and are stacked by vmap. Networks with batch normalisation, whose loop lays its
-    convolutions out as a CPU's kernels are fastest with, are stacked on GPUs alone: ``cnn4`` with 8 nodes
-    and batches of 32 took 24 ms in a loop and 36 as a stack on one core, its factored form 26 and 34.
-    Nothing was measured on a GPU, where ``benchmarks/gpu.py`` does.
+    Told to do with AVX2, the loop takes 0.77 for ``lenet`` with 10 nodes and 0.77 with 50, the stack 0.84 and
+    0.66; for ``lenet-colour`` 1.0 and 1.3; for ``cnn-431k`` 8.1 and 9.6. So networks that lie channels-last
+    are looped on CPUs, but for small ones on images of one channel. A small model takes the same form
+    alone and among others, and has one thread, so that its bits are the same whether an engine sends one
+    node a call or all, and where others want the cores too it does not wait for them: with both wanted, the
+    loop of one node on two threads took up to 110 ms for ``lenet``. ``groupnorm`` and ``layernorm-mlp`` have
+    no stacked layers and are stacked by vmap, as several. Networks with batch normalisation are stacked on
+    GPUs alone: ``cnn4`` with 8 nodes and batches of 32 took 24 ms in a loop and 36 as a stack on one core,
+    its factored form 26 and 34. Nothing was measured on a GPU, where ``benchmarks/gpu.py`` does.
     """
     first = works[0]
     several = len(works) > 1
-    small = sum(p.numel() for p in model.parameters()) < _SMALL
+    small = _is_small(model)
     on_cpu = first.x.device.type == "cpu"
     if on_cpu and (takes_batch_statistics(model) or arithmetic.rounds):
+        return False
+    if on_cpu and _lies_channels_last(model) and not (small and first.x.shape[1] == 1):
         return False
     if not arithmetic.rounds and stacked_layers(model, first.x.dim() - 1) is not None:
         if isinstance(model, Reparametrised):
             return several and (small or not on_cpu)
         return several or (on_cpu and small)
     return several and (small or not on_cpu) and can_vmap(model, first)
+
+
+def _is_small(model: nn.Module) -> bool:
+    return sum(p.numel() for p in model.parameters()) < _SMALL
+
+
+def _lies_channels_last(model: nn.Module) -> bool:
+    return any(isinstance(module, ChannelsLast) for module in model.modules())
 
 
 def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:

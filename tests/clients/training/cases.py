@@ -19,11 +19,13 @@ def torch_seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def ragged_works(model: nn.Module, lengths: Sequence[Sequence[int]]) -> list[LocalWork]:
+def ragged_works(
+    model: nn.Module, lengths: Sequence[Sequence[int]], shape: tuple[int, ...] = IMAGES
+) -> list[LocalWork]:
     """One node for each entry, which lists its steps' batch lengths; starts and rates differ."""
     stream = np.random.default_rng(7)
     dtype = next(model.parameters()).dtype
-    x = torch.as_tensor(stream.normal(size=(40, *IMAGES))).to(dtype)
+    x = torch.as_tensor(stream.normal(size=(40, *shape))).to(dtype)
     y = torch.as_tensor(stream.integers(0, 10, 40))
 
     def start() -> dict[str, torch.Tensor]:

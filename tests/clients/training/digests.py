@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hedgerow.clients.training.sgd import local_sgd
+from hedgerow.clients.training.sgd import TrainingMode, local_sgd
 from hedgerow.clients.training.work import LocalWork
 from hedgerow.tasks import MODELS, build_model
 
-SHAPE = (1, 28, 28)
+Shape = tuple[int, ...]
+
+SHAPE: Shape = (1, 28, 28)
 NODES = 6
 
 
@@ -34,9 +36,9 @@ def weights() -> dict[str, str]:
     return {name: digest([build_model(name, (3, 32, 32), 10, 0).state_dict()]) for name in MODELS}
 
 
-def ragged_works(model: nn.Module, batch: int, steps: int = 3) -> list[LocalWork]:
+def ragged_works(model: nn.Module, batch: int, shape: Shape = SHAPE, steps: int = 3) -> list[LocalWork]:
     draws = np.random.default_rng(7)
-    x = torch.from_numpy(draws.standard_normal((200, *SHAPE)).astype(np.float32))
+    x = torch.from_numpy(draws.standard_normal((200, *shape)).astype(np.float32))
     y = torch.from_numpy(draws.integers(0, 10, 200))
     start = {key: value.clone() for key, value in model.state_dict().items()}
     return [
@@ -47,10 +49,10 @@ def ragged_works(model: nn.Module, batch: int, steps: int = 3) -> list[LocalWork
     ]
 
 
-def learnt(name: str, batch: int, mode: str = "stack") -> dict[str, str]:
-    """Digests by threads and size of a stack, or of a call where nodes are trained one by one."""
-    model = build_model(name, SHAPE, 10, 0)
-    works = ragged_works(model, batch)
+def learnt(name: str, batch: int, mode: TrainingMode = "stack", shape: Shape = SHAPE) -> dict[str, str]:
+    """Digests by threads and size of a stack, or under ``loop`` and ``auto`` of a call."""
+    model = build_model(name, shape, 10, 0)
+    works = ragged_works(model, batch, shape)
     before = torch.get_num_threads()
     found = {}
     try:
@@ -60,7 +62,7 @@ def learnt(name: str, batch: int, mode: str = "stack") -> dict[str, str]:
                 trained = local_sgd(model, works, mode="stack", max_nodes=size)
             else:
                 calls = [works[i : i + size] for i in range(0, NODES, size)]
-                trained = [one for call in calls for one in local_sgd(model, call, mode="loop")]
+                trained = [one for call in calls for one in local_sgd(model, call, mode=mode)]
             found[f"{threads} threads, {size} nodes"] = digest(one.state for one in trained)
     finally:
         torch.set_num_threads(before)

@@ -57,6 +57,15 @@ def test_the_loop_teaches_a_node_the_same_bits_whoever_else_is_asked(name: str) 
     assert len(set(found.values())) == 1, found
 
 
+@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet", (1, 28, 28)), ("lenet", (3, 32, 32)), ("logistic", (1, 28, 28))]
+)
+def test_so_does_auto_where_models_are_small(name: str, shape: tuple[int, ...], batch: int) -> None:
+    found = learnt(name, batch, "auto", shape)
+    assert len(set(found.values())) == 1, found
+
+
 @pytest.mark.parametrize("settings", QUICK)
 def test_so_it_is_under_other_instruction_sets(settings: str) -> None:
     told = elsewhere(settings, "lenet,mlp", "5", "stack,loop")

@@ -232,6 +232,14 @@ def test_a_model_may_rely_on_the_layout_of_its_feature_maps(mode, nodes):
     )
 
 
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (3, 16, 16)), ("cnn-431k", (1, 28, 28))])
+def test_auto_loops_networks_that_lie_channels_last(name, shape):
+    model = build_model(name, shape, 10, 0)
+    works = ragged_works(model, LENGTHS, shape)
+
+    assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
+
+
 class Branching(nn.Module):
     """A flow of control that depends on values, which vmap cannot take."""
 
