@@ -221,7 +221,8 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     which is within ``margin``. Compared is ``y`` at ``at``, which is a cost ``x``, of ``right`` at
     ``right-at`` if that is another; without it where ``paired_values`` has it last: the last evaluation, as
     far as both went, of the one that was evaluated less often. Or, with ``target``, compared is the ``x`` at
-    which ``y`` reached it. ``factor`` is what ``right`` is multiplied by before.
+    which ``y`` reached it; or, with ``over``, the mean of ``y`` in that last share of the common cost, where
+    single evaluations jump. ``factor`` is what ``right`` is multiplied by before.
     """
     figure = test.get("figure", claim["figure"])
     if not (HERE / app / f"{figure}.json").is_file():
@@ -241,6 +242,11 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
             for runs, at in zip((left, right), ats, strict=True)
         ]
         what = f"{y} at {x} {' and '.join(f'{at:.4g}' for at in dict.fromkeys(ats))}"
+    elif "over" in test:
+        end = paired_values(left, right, x, y)[-1][0]
+        begin = (1 - test["over"]) * end
+        values = [_by_seed(runs, lambda run: _mean(run, x, y, begin, end)) for runs in (left, right)]
+        what = f"mean {y} of {x} {begin:.4g} to {end:.4g}"
     else:
         at, *values = paired_values(left, right, x, y)[-1]
         what = f"{y} at {x} {at:.4g}"
@@ -294,6 +300,12 @@ def _by_seed(runs: Mapping[int, Any], of: Any) -> dict[int, float]:
 
 def _value(point: Any) -> float | None:
     return None if point is None else point.y
+
+
+def _mean(run: Any, x: str, y: str, begin: float, end: float) -> float | None:
+    """Return the mean of the evaluations between two costs, both included; None without any."""
+    found = [point.y for point in run.series(x, y) if begin <= point.x <= end]
+    return fmean(found) if found else None
 
 
 def _interval(paired: Paired) -> str:

@@ -145,6 +145,15 @@ def test_two_moments_of_a_run_are_compared(find: Callable[..., redraw.Finding]) 
     assert found.verdict == "shown"
 
 
+def test_means_over_the_last_share_are_compared(find: Callable[..., redraw.Finding]) -> None:
+    """Of rounds 2 to 4; what `theirs` has beyond `ours` is not of it."""
+    ours = {seed: [9.0, 9.0, 1.0, None, 3.0 + seed / 10] for seed in range(3)}
+    theirs = {seed: [0.0, 0.0, 4.0, 4.0, 2.5, 0.0] for seed in range(3)}
+    found = find({"ours": ours, "theirs": theirs}, x="rounds", over=0.5)
+    assert found.text.startswith("mean loss of rounds 2 to 4: ours 2.05, theirs 3.5 ")
+    assert found.verdict == "shown"
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(0.9, "shown"), (0.4, "reversed")])
 def test_a_share_of_the_other_is_compared(
     find: Callable[..., redraw.Finding], factor: float, verdict: str
