@@ -222,13 +222,14 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     ``right-at`` if that is another; without it where ``paired_values`` has it last: the last evaluation, as
     far as both went, of the one that was evaluated less often. Or, with ``target``, compared is the ``x`` at
     which ``y`` reached it; or, with ``over``, the mean of ``y`` in that last share of the common cost, where
-    single evaluations jump. ``factor`` is what ``right`` is multiplied by before.
+    single evaluations jump. ``factor`` is what ``right`` is multiplied by before. With ``published``, a
+    number, ``left`` is compared with that and not with another variant.
     """
     figure = test.get("figure", claim["figure"])
     if not (HERE / app / f"{figure}.json").is_file():
         return Finding(f"no runs of `figures/{figure}.toml` yet", "not run")
     variants, x, y = results(f"{app}/{figure}").variants(), test["x"], test["y"]
-    names = test["left"], test["right"]
+    names = test["left"], test.get("right", test["left"])
     left, right = (_variant(variants, name) for name in names)
     if missing := [name for name, runs in zip(names, (left, right), strict=True) if not runs]:
         return Finding(f"no run of {', '.join(missing)} ended by itself", "not decidable")
@@ -261,6 +262,8 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
         return Finding(f"{what}: {reached} {cost:.4g}, {other} not for as much, {len(left)} seeds", verdict)
     if missed:
         return Finding(f"{what}: not reached by every run of {', '.join(missed)}", "not decidable")
+    if "published" in test:
+        names, values[1] = (names[0], "published"), dict.fromkeys(values[0], test["published"])
     factor = test.get("factor", 1.0)
     values[1] = {seed: factor * value for seed, value in values[1].items()}
     paired = paired_difference(*values)

@@ -58,7 +58,8 @@ def test_a_claim_is_decided_by_runs_or_says_by_what(file: Path) -> None:
             figure = test.get("figure", claim["figure"])
             sweep = read_sweep(ROOT / "flower_apps" / file.stem / "figures" / f"{figure}.toml")
             labels = [variant.label for variant in sweep.variants]
-            for name in (test["left"], test["right"]):
+            assert ("right" in test) is not ("published" in test)
+            for name in (test["left"], test.get("right", test["left"])):
                 matching = [one for one in labels if one == name] or [
                     one for one in labels if one.startswith(f"{name}, ")
                 ]
@@ -160,6 +161,13 @@ def test_a_share_of_the_other_is_compared(
 ) -> None:
     losses = {name: {seed: [4.0, low] for seed in range(3)} for name, low in (("ours", 1.0), ("theirs", 2.0))}
     assert find(losses, x="rounds", factor=factor).verdict == verdict
+
+
+def test_what_a_paper_published_is_compared(find: Callable[..., redraw.Finding]) -> None:
+    losses = {"ours": {seed: [4.0, 1.0 + seed / 100] for seed in range(3)}}
+    found = find(losses, right="ours", x="rounds", published=1.06, expect="level", margin=0.1)
+    assert found.text.startswith("loss at rounds 1: ours 1.01, published 1.06 (-0.05 [-0.07484, -0.02516]")
+    assert found.verdict == "shown"
 
 
 @pytest.mark.parametrize(
