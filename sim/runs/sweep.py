@@ -2,6 +2,7 @@
 
 A sweep can be stopped and started again: an interrupted run goes on from its checkpoint, where the app has
 the key ``resume``. One of an app without it begins anew, because its checkpoint does not hold all of it.
+Where the sweep now asks for more iterations, finished runs go on too.
 
 A sweep's folder holds ``sweep.json`` (what was asked, and how each run ended) and for each run
 ``<variant>/seed-<seed>/`` (the run's folder, with ``settings.toml``, its whole run config, which
@@ -28,7 +29,7 @@ from hedgerow.sim.deploy.processes import cores
 from hedgerow.sim.runs.plan import toml_text
 from hedgerow.sim.runs.recorder import write_json
 from hedgerow.sim.runs.sweep_file import Sweep
-from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, changed_settings
+from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, can_go_on
 from hedgerow.sim.signals import sigterm_raises
 
 __all__ = ["Outcome", "run_sweep"]
@@ -185,11 +186,11 @@ def _run_all(queue: Sequence[Job], app: Path, *, jobs: int, threads: int) -> Gen
 
 def _start(job: Job, app: Path, settings: Path, threads: int) -> subprocess.Popen[bytes]:
     partial = job.beside("partial")
-    begun = _interrupted_run(job)
+    begun = _begun(job)
     if begun is None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        (partial / SETTINGS_FILE).write_text(toml_text(job.settings), encoding="utf-8")
+    (partial / SETTINGS_FILE).write_text(toml_text(job.settings), encoding="utf-8")
     place, options = {"output-dir": str(partial)}, job.options
     if begun is not None:
         place = {"resume": str(begun)}
@@ -211,13 +212,18 @@ def _command(app: Path, settings: Path) -> list[str]:
     return [sys.executable, "-m", "hedgerow.sim", "run", str(app), "--run-config", str(settings)]
 
 
-def _interrupted_run(job: Job) -> Path | None:
-    """Return the folder of a run of the same settings that can go on, where the app knows ``resume``."""
+def _begun(job: Job) -> Path | None:
+    """Return the folder of a run that can go on, interrupted or finished, where the app knows ``resume``."""
     partial = job.beside("partial")
+    if job.folder.is_dir():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        shutil.copyfile(job.folder / SETTINGS_FILE, partial / SETTINGS_FILE)
+        job.folder.rename(partial / job.folder.name)
     begun = [path.parents[1] for path in partial.glob("*/checkpoint/latest.npz")]
-    if "resume" not in job.settings or len(begun) != 1 or not (partial / SETTINGS_FILE).is_file():
+    if len(begun) != 1 or not (partial / SETTINGS_FILE).is_file():
         return None
-    return None if changed_settings(partial / SETTINGS_FILE, job.settings) else begun[0]
+    return begun[0] if can_go_on(begun[0], partial / SETTINGS_FILE, job.settings) else None
 
 
 def _ended(run: _Running) -> Outcome:

@@ -22,7 +22,7 @@ from hedgerow.sim.runs.folder import read_config
 from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 
-__all__ = ["SETTINGS_FILE", "Job", "changed_settings", "plan_sweep"]
+__all__ = ["SETTINGS_FILE", "Job", "can_go_on", "changed_settings", "plan_sweep"]
 
 # Settings that change no result: a finished run is kept whatever they are.
 _IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "registry", "resume"))
@@ -46,7 +46,7 @@ class Job:
     settings : dict
         The whole run config, defaults included.
     kept : bool
-        Whether it is finished already.
+        Whether it is finished already. One that shall go further than it went is not: it goes on.
     options : tuple of str (default: none)
         What ``hedgerow run`` is told beside the settings.
     """
@@ -153,9 +153,26 @@ def _is_kept(folder: Path, plan: Plan, defaults: UserConfig) -> bool:
     nodes = read_config(folder).get("nodes", plan.num_nodes)
     if nodes != plan.num_nodes:
         changed.append(f"{nodes} nodes, asked are {plan.num_nodes}")
+    if changed and can_go_on(folder, folder / SETTINGS_FILE, plan.run_config, defaults):
+        return False
     if changed:
         raise ValueError(f"{folder} was run with {'; '.join(changed)}; remove it or choose another --out")
     return True
+
+
+def can_go_on(run: Path, file: Path, settings: UserConfig, defaults: UserConfig | None = None) -> bool:
+    """Tell whether a run, made with the settings in ``file``, can go on to become the one asked for now.
+
+    It has a checkpoint, its app has the key ``resume``, and nothing has changed but that there are more
+    ``iterations``, which do not determine the rounds already run (``recorder.RESUME_MAY_CHANGE``).
+    """
+    before = {**(defaults or {}), **read_toml(file)}
+    if "resume" not in settings or not (run / "checkpoint" / "latest.npz").is_file():
+        return False
+    changed = _changed(before, settings)
+    return not changed or (
+        changed == ["iterations"] and int(before["iterations"]) < int(settings["iterations"])
+    )
 
 
 def changed_settings(file: Path, settings: UserConfig, defaults: UserConfig | None = None) -> list[str]:
@@ -165,7 +182,10 @@ def changed_settings(file: Path, settings: UserConfig, defaults: UserConfig | No
     """
     before = {**(defaults or {}), **read_toml(file)}
     return [
-        f"{key} = {before.get(key)!r}, asked is {settings.get(key)!r}"
-        for key in sorted((set(before) | set(settings)) - _IRRELEVANT)
-        if before.get(key) != settings.get(key)
+        f"{key} = {before.get(key)!r}, asked is {settings.get(key)!r}" for key in _changed(before, settings)
     ]
+
+
+def _changed(before: UserConfig, settings: UserConfig) -> list[str]:
+    keys = sorted((set(before) | set(settings)) - _IRRELEVANT)
+    return [key for key in keys if before.get(key) != settings.get(key)]

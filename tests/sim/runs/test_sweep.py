@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hedgerow.sim.deploy.processes import cores
@@ -215,6 +216,30 @@ def test_an_interrupted_run_of_other_settings_starts_again(write_toml: WriteToml
     assert record(out, "all/seed-0")["resume"] == ""
 
 
+@pytest.mark.usefixtures("quick_runs")
+def test_an_interrupted_run_that_shall_go_further_goes_on(write_toml: WriteToml, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (job,) = plan_sweep(read_sweep(write_toml("base = {iterations = 10}")), out)
+    begun = interrupted(job)
+    go(write_toml("base = {iterations = 20}"), out)
+    assert record(out, "all/seed-0")["resume"] == str(begun)
+    assert tomllib.loads((out / "all/seed-0/settings.toml").read_text())["iterations"] == 20
+
+
+@pytest.mark.usefixtures("quick_runs")
+def test_a_finished_run_that_shall_go_further_goes_on(write_toml: WriteToml, tmp_path: Path) -> None:
+    out, further = tmp_path / "out", "base = {iterations = 20}"
+    go(write_toml("base = {iterations = 10}"), out)
+    with pytest.raises(ValueError, match="was run with iterations = 10, asked is 20"):
+        plan_sweep(read_sweep(write_toml(further)), out)  # It has no checkpoint.
+    (out / "all/seed-0/checkpoint").mkdir()
+    (out / "all/seed-0/checkpoint/latest.npz").touch()
+    (outcome,) = go(write_toml(further), out)
+    assert outcome.status == "finished"
+    assert record(out, "all/seed-0")["resume"] == str(out / "all/seed-0.partial/seed-0")
+    assert sorted(path.name for path in (out / "all").iterdir()) == ["seed-0", "seed-0.log"]
+
+
 def interrupted(job: Job) -> Path:
     """Leave what an interrupted run leaves."""
     begun = job.folder.with_name("seed-0.partial") / "run"
@@ -251,6 +276,32 @@ def test_settings_share_their_start_seed_by_seed(write_toml: WriteToml, tmp_path
     assert len(set(ends.values())) == 4
     results = load([out])
     assert [run.costs("iterations")[-1] for run in results.runs] == [4.0] * 4
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_where_more_iterations_are_asked(
+    write_toml: WriteToml, tmp_path: Path
+) -> None:
+    """It ends as one that was not finished before; fewer iterations are another run."""
+    sweep = """
+        base = {{iterations = {}, num-clients = 4, num-servers = 2, tau1 = 2, tau2 = 1, evaluate-every = 1}}
+    """
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    go(write_toml(sweep.format(4)), out)
+    (outcome,) = go(write_toml(sweep.format(8)), out)
+    assert outcome.status == "finished"
+    go(write_toml(sweep.format(8)), whole)
+    rounds, expected = (read_rounds(place / "all/seed-0") for place in (out, whole))
+    assert [entry["iterations"] for entry in rounds] == [entry["iterations"] for entry in expected]
+    assert [entry["central"] for entry in rounds] == [entry["central"] for entry in expected]
+    assert read_model(out / "all/seed-0") == read_model(whole / "all/seed-0")
+    assert [path.name for path in (out / "all").iterdir() if path.is_dir()] == ["seed-0"]
+    with pytest.raises(ValueError, match="was run with iterations = 8, asked is 4"):
+        plan_sweep(read_sweep(write_toml(sweep.format(4))), out)
+
+
+def read_model(folder: Path) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in np.load(folder / "model.npz").items()}
 
 
 def runs_of(out: Path) -> list[str]:
