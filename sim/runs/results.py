@@ -310,7 +310,8 @@ class Results:
 def load(paths: Sequence[str | Path]) -> Results:
     """Read run folders, sweep folders and files of ``hedgerow export --json`` into one comparison.
 
-    Runs of a sweep carry its labels (with the sweep's name before them if there are several sweeps).
+    Runs of a sweep carry its labels (with the sweep's name before them if there are sweeps of other names:
+    ``results/fig1.json`` and ``runs/fig1`` are parts of one).
     Single runs are labelled by the settings in which they differ from one another. Folders that several
     sites, or several edge servers and who observed them, wrote in one run are that one run; so is a folder
     that holds them.
@@ -332,7 +333,7 @@ def load(paths: Sequence[str | Path]) -> Results:
     # It builds on this module.
     from hedgerow.sim.runs.collected import read_collected  # noqa: PLC0415
 
-    several = len(folders) > 1
+    several = len({place.stem if place.is_file() else place.name for place in folders}) > 1
     parts = [
         read_collected(place, prefix=several) if place.is_file() else _read_sweep(place, prefix=several)
         for place in sweeps

@@ -63,6 +63,17 @@ def test_several_files_compare_like_several_sweeps(results: Results, tmp_path: P
     assert list(both.variants()) == ["one: A", "one: B", "two: A", "two: B"]
 
 
+def test_a_file_and_a_folder_of_one_name_are_parts_of_one_sweep(
+    write_sweep: WriteRun, tmp_path: Path
+) -> None:
+    file = tmp_path / "kept" / "fig1.json"
+    write_collected(load([write_sweep({"A": {0: [2.0], 1: [2.5]}}, "fig1")]), file)
+    (tmp_path / "more").mkdir()
+    more = write_sweep({"A": {2: [3.0]}, "B": {0: [1.0]}}, "more/fig1")
+    both = load([file, more])
+    assert {label: list(seeds) for label, seeds in both.variants().items()} == {"A": [0, 1, 2], "B": [0]}
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "hedgerow-results-9"}', "[" * 100_000])
 def test_another_file_is_one_error(text: str, tmp_path: Path) -> None:
     file = tmp_path / "x.json"
