@@ -43,7 +43,7 @@ from hedgerow.sim.runs.compare import (
     to_target,
 )
 from hedgerow.sim.runs.plot import draw, save
-from hedgerow.sim.runs.results import Results, load
+from hedgerow.sim.runs.results import Results, Run, load
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -131,8 +131,12 @@ def summary(
 ) -> str:
     """Return a table of what each variant came to: metrics and costs at its end, and costs to targets.
 
-    A cost to a target is a mean only where every run reached it. ``only`` are beginnings of labels.
+    A cost to a target is a mean only where every run reached it. ``only`` are beginnings of labels. The cell
+    of a metric that a variant does not record is empty; that of none is a ValueError.
     """
+    for y in ys:
+        if not any(_last([run], y) for run in found.runs):
+            raise ValueError(f"y = {y!r}: no run of {found.name} records it")
     aims = [(x, y, value) for y, value in targets for x in xs]
     relations = {y: ">=" if higher_is_better(y) else "<=" for y, _ in targets}
     heads = [
@@ -148,7 +152,7 @@ def summary(
             continue
         runs = list(seeds.values())
         cells = [label, str(len(runs))]
-        cells += [_spread([run.series("rounds", y)[-1].y for run in runs]) for y in ys]
+        cells += [_last(runs, y) for y in ys]
         cells += [_spread([run.costs(x)[-1] for run in runs]) for x in xs]
         for x, y, value in aims:
             reached = [cost for run in runs if (cost := to_target(run, x, y, value)) is not None]
@@ -190,6 +194,12 @@ def trials(found: Results, y: str, settings: Sequence[str]) -> str:
 
 def _numbers(value: str) -> list[float]:
     return [float(part) for part in value.split(", ")]
+
+
+def _last(runs: Sequence[Run], y: str) -> str:
+    """Return what a metric came to, or nothing where runs have no such metric."""
+    values = [run.value_at(y, run.rounds[-1]["round"]) for run in runs]
+    return _spread([value for value in values if value is not None]) if None not in values else ""
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -110,6 +110,19 @@ def _records(losses: Sequence[float | None], bits: int) -> list[dict[str, Any]]:
     ]
 
 
+def test_a_summary_has_no_value_of_what_a_variant_does_not_record(tmp_path: Path) -> None:
+    def run(label: str, told: dict[str, float]) -> Run:
+        records = [{**record, "train": told} for record in _records([4.0, 3.0], 1)]
+        return Run(tmp_path, label, 0, {"run": {"seed": 0}}, records, True)
+
+    runs = [run("plain", {}), run("noisy", {"epsilon": 2.0})]
+    found = Results(runs, "", "", ("rounds",), ("loss",), "figure")
+    rows = redraw.summary(found, ["rounds"], ["loss", "epsilon"], [], []).splitlines()[2:]
+    assert rows == ["| plain | 1 | 3 |  | 1 |", "| noisy | 1 | 3 | 2 | 1 |"]
+    with pytest.raises(ValueError, match="y = 'epsilom': no run"):
+        redraw.summary(found, ["rounds"], ["epsilom"], [], [])
+
+
 def test_a_figure_without_results_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims/app.toml").write_text(

@@ -643,7 +643,7 @@ class Liars(RecordingGrid):
 
 @pytest.mark.slow
 def test_a_fifth_of_lying_groups_ruins_the_mean_and_no_rule() -> None:
-    """At most three points of accuracy to where nobody lies; the table of the README."""
+    """At most three points of accuracy to where nobody lies."""
 
     def accuracy(rule: str, times: float) -> float:
         size = {"num-groups": 10, "num-clients": 20, "iterations": 200, "max-loss-ratio": 0.0}
