@@ -131,8 +131,9 @@ def summary(
 ) -> str:
     """Return a table of what each variant came to: metrics and costs at its end, and costs to targets.
 
-    A cost to a target is a mean only where every run reached it. ``only`` are beginnings of labels. The cell
-    of a metric that a variant does not record is empty; that of none is a ValueError.
+    A cost to a target is a mean only where every run reached it; one that failed did not, and is in no mean.
+    ``only`` are beginnings of labels. The cell of a metric that a variant does not record is empty; that of
+    none is a ValueError.
     """
     for y in ys:
         if not any(_last([run], y) for run in found.runs):
@@ -151,12 +152,13 @@ def summary(
         if only and not label.startswith(tuple(only)):
             continue
         runs = list(seeds.values())
-        cells = [label, str(len(runs))]
+        failed = found.asked(label) - len(runs)
+        cells = [label, f"{len(runs)}, {failed} failed" if failed else str(len(runs))]
         cells += [_last(runs, y) for y in ys]
         cells += [_spread([run.costs(x)[-1] for run in runs]) for x in xs]
         for x, y, value in aims:
             reached = [cost for run in runs if (cost := to_target(run, x, y, value)) is not None]
-            if len(reached) == len(runs):
+            if len(reached) == found.asked(label):
                 cells.append(_spread(reached))
             else:
                 cells.append(f"reached by {len(reached)}" if reached else "not reached")
@@ -168,7 +170,7 @@ def trials(found: Results, y: str, settings: Sequence[str]) -> str:
     """Return a table of what ``y`` came to at each trial of some settings; the best of a row is bold."""
     tried = tuple(f"{setting}=" for setting in settings)
     rows: dict[str, dict[str, float]] = {}
-    # A run that diverged did not end, and is not exported.
+    # A run that diverged failed, and is not here.
     most = max(len(seeds) for seeds in found.variants().values())
     for label, seeds in found.variants().items():
         parts = label.split(", ")
@@ -238,11 +240,19 @@ def finding(app: str, claim: Mapping[str, Any], test: Mapping[str, Any]) -> Find
     figure = test.get("figure", claim["figure"])
     if not (HERE / app / f"{figure}.json").is_file():
         return Finding(f"no runs of `figures/{figure}.toml` yet", "not run")
-    variants, x, y = results(f"{app}/{figure}").variants(), test["x"], test["y"]
+    found = results(f"{app}/{figure}")
+    variants, x, y = found.variants(), test["x"], test["y"]
     names = test["left"], test.get("right", test["left"])
     left, right = (_variant(variants, name) for name in names)
     if missing := [name for name, runs in zip(names, (left, right), strict=True) if not runs]:
         return Finding(f"no run of {', '.join(missing)} ended by itself", "not decidable")
+    # What is left is no sample of all.
+    if failed := [
+        f"{found.asked(label) - len(runs)} of {found.asked(label)} runs of {name}"
+        for name, runs in zip(names, (left, right), strict=True)
+        if len(runs) < found.asked(label := next(iter(runs.values())).label)
+    ]:
+        return Finding(f"{' and '.join(dict.fromkeys(failed))} failed", "not decidable")
     if "target" in test:
         values = [_by_seed(runs, lambda run: to_target(run, x, y, test["target"])) for runs in (left, right)]
         what = f"{x} to {y} {test['target']:g}"

@@ -82,13 +82,16 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., redra
     """Compares variants whose loss was evaluated, or was not, after each of some rounds."""
     monkeypatch.setattr(redraw, "HERE", tmp_path)
 
-    def finding(losses: Losses, **test: Any) -> redraw.Finding:
+    def finding(
+        losses: Losses, failed: Mapping[str, Mapping[int, str]] | None = None, **test: Any
+    ) -> redraw.Finding:
         runs = [
             Run(tmp_path, label, seed, {"run": {"seed": seed}}, _records(values, 1 + seed), True)
             for label, seeds in losses.items()
             for seed, values in seeds.items()
         ]
-        write_collected(Results(runs, "", "", ("rounds",), ("loss",), "figure"), tmp_path / "app/figure.json")
+        made = Results(runs, "", "", ("rounds",), ("loss",), "figure", failed=failed or {})
+        write_collected(made, tmp_path / "app/figure.json")
         redraw.results.cache_clear()
         asked = {"left": "ours", "right": "theirs", "x": "bits", "y": "loss", "expect": "lower", **test}
         return redraw.finding("app", {"figure": "figure"}, asked)
@@ -207,3 +210,21 @@ def test_a_variant_of_which_no_run_ended_decides_nothing(find: Callable[..., red
     assert find({"ours": {0: [4.0, 1.0]}}) == redraw.Finding(
         "no run of theirs ended by itself", "not decidable"
     )
+
+
+@pytest.mark.parametrize("test", [{}, {"target": 1.5}, {"expect": "higher"}])
+def test_those_that_survived_decide_nothing(
+    find: Callable[..., redraw.Finding], test: Mapping[str, Any]
+) -> None:
+    """The same runs decide without the one that failed."""
+    losses = {name: {seed: [4.0, low] for seed in range(3)} for name, low in (("ours", 1.0), ("theirs", 2.0))}
+    assert find(losses, **test).verdict != "not decidable"
+    found = find(losses, failed={"theirs": {3: "Run failed: the run diverges"}}, **test)
+    assert found == redraw.Finding("1 of 4 runs of theirs failed", "not decidable")
+
+
+def test_a_summary_tells_failed_runs_and_has_no_mean_cost_of_the_others(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wild", 0, {"run": {"seed": 0}}, _records([4.0, 3.0], 1), True)
+    found = Results([run], "", "", ("rounds",), ("loss",), "figure", failed={"wild": {1: "", 2: ""}})
+    (row,) = redraw.summary(found, ["rounds"], ["loss"], [("loss", 3.5)], []).splitlines()[2:]
+    assert row == "| wild | 1, 2 failed | 3 | 1 | reached by 1 |"

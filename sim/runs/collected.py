@@ -1,11 +1,11 @@
 """Runs as one small file: what their pictures and tables are drawn from, without their folders.
 
-A JSON text: what the sweep said, the settings that all runs share, the environments they ran in, and a line
-a run: label, seed, its other settings, traffic by link and lost replies at the end, and its evaluated
-rounds as columns, thinned to ``POINTS``: every metric of evaluations, those of training that the sweep plots,
-and bits and bytes of the links that it plots. A column is named as in a record of ``rounds.jsonl``, a metric
-``source.name``, a link's cost "bits client->server"; ``null`` is what a round does not have. ``results.load``
-reads it as it reads a sweep.
+A JSON text: what the sweep said, the settings that all runs share, the environments they ran in, why runs
+failed, and a line for each that did not: label, seed, its other settings, traffic by link and lost replies
+at the end, and its evaluated rounds as columns, thinned to ``POINTS``: every metric of evaluations, those of
+training that the sweep plots, and bits and bytes of the links that it plots. A column is named as in a record
+of ``rounds.jsonl``, a metric ``source.name``, a link's cost "bits client->server"; ``null`` is what a round
+does not have. ``results.load`` reads it as it reads a sweep.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ def collect(results: Results) -> dict[str, Any]:
         "differences": results.differences,
         "settings": shared,
         "environments": environments,
+        # Only of sweeps where a run failed: their tables count what means leave out.
+        **({"failed": results.failed} if results.failed else {}),
         "runs": runs,
     }
 
@@ -103,8 +105,12 @@ def read_collected(file: Path, *, prefix: bool = False) -> Results:
         runs = [_run(file, said, run, prefix) for run in said["runs"]]
         shown = said["x"], said["y"], file.stem, file.parent, (), said["by"], said.get("columns", ())
         differences = said.get("differences", False)
-        return Results(runs, said["title"], said["realism"], *shown, differences=differences)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        failed = {
+            _label(file, label, prefix): {int(seed): why for seed, why in seeds.items()}
+            for label, seeds in said.get("failed", {}).items()
+        }
+        return Results(runs, said["title"], said["realism"], *shown, differences=differences, failed=failed)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not a file of `hedgerow export --json`: {error}") from error
 
 
@@ -122,8 +128,11 @@ def _run(file: Path, said: Mapping[str, Any], run: Mapping[str, Any], prefix: bo
         record["by_link"] = {link: {} for link in run["by_link"]} | record["by_link"]
     if rounds:
         rounds[-1] |= {"by_link": run["by_link"], "rejected": run["lost-replies"]}
-    label = f"{file.stem}: {run['label']}" if prefix else run["label"]
-    return Run(file, label, run["seed"], config, rounds, run["finished"])
+    return Run(file, _label(file, run["label"], prefix), run["seed"], config, rounds, run["finished"])
+
+
+def _label(file: Path, label: str, prefix: bool) -> str:
+    return f"{file.stem}: {label}" if prefix else label
 
 
 def _record(columns: Mapping[str, Sequence[Any]], at: int) -> dict[str, Any]:

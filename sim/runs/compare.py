@@ -263,7 +263,7 @@ def budget_comparison(
     for label, value in values.items():
         at = _number(fmean(evaluated[label].values())) if evaluated[label] else "n/a"
         difference = _difference(value, values[reference], label == reference)
-        counted = f"{len(value)} of {len(points[label])}"
+        counted = f"{len(value)} of {results.asked(label)}"
         rows.append((label, _mean(value), at, *extra[label], *difference, counted))
     numeric = (False, True, True, *(True for _ in shown), True, False, True)
     return Table(f"{y} at {x} = {_number(budget)}", heads, numeric, rows)
@@ -288,7 +288,7 @@ def target_comparison(results: Results, x: str, y: str, target: float) -> Table:
         label: _known({seed: to_target(run, x, y, target) for seed, run in seeds.items()})
         for label, seeds in results.variants().items()
     }
-    counts = {label: len(seeds) for label, seeds in results.variants().items()}
+    counts = {label: results.asked(label) for label in reached}
     reference = next(iter(reached))
     relation = ">=" if higher_is_better(y) else "<="
     columns = (

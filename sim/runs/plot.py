@@ -252,6 +252,7 @@ def caption(results: Results, xs: Sequence[str], ys: Sequence[str] = (), *, diff
     """Return what a figure's reader must know: of what its lines are, seeds, bands, and whose seconds."""
     counts = sorted({len(seeds) for seeds in results.variants().values()})
     seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+    failed = sum(map(len, results.failed.values()))
     bands = []
     if any(1 < count < FEW_SEEDS for count in counts):
         bands.append("minimum to maximum")
@@ -261,6 +262,7 @@ def caption(results: Results, xs: Sequence[str], ys: Sequence[str] = (), *, diff
         *_learnt(results),
         *_measured(results, ys),
         f"{seeds}: mean" + (f", band: {' or '.join(bands)}." if bands else ", no band."),
+        *([f"{failed} of {failed + len(results.runs)} runs failed, and are left out."] if failed else []),
     ]
     presets = sorted(
         {str(r.settings["latency-preset"]) for r in results.runs if "latency-preset" in r.settings}

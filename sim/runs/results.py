@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from hedgerow.sim.runs.joined import (
     parts_of_runs,
 )
 from hedgerow.sim.runs.recorder import read_config, read_rounds
+from hedgerow.wire.printable import shown
 
 __all__ = [
     "COSTS",
@@ -70,6 +72,8 @@ _UNOBSERVED = {
     SITES + "disagreement": "{}: nobody saw the models of all sites, so no loss was measured; "
     f"'{SITES}disagreement' is the mean of what sites say of their own nodes",
 }
+# The most characters that are told of why a run failed.
+_LONGEST = 300
 # Where a metric is looked for, in this order.
 SOURCES = ("central", "evaluate", "train")
 
@@ -285,6 +289,9 @@ class Results:
         What tables show beside ``ys`` where the user does not say, as in ``Run.value_at``.
     differences : bool
         Whether pictures have panels of paired differences where the user does not say.
+    failed : mapping of str to mapping of int to str
+        Why runs of a sweep failed, by label and seed. They are not among ``runs``: means over the others are
+        of those that survived.
     """
 
     runs: Sequence[Run]
@@ -298,6 +305,7 @@ class Results:
     by: str = ""
     columns: Sequence[str] = ()
     differences: bool = False
+    failed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def variants(self) -> dict[str, dict[int, Run]]:
         """Return the runs by label, then by seed, in their order."""
@@ -305,6 +313,10 @@ class Results:
         for run in self.runs:
             out.setdefault(run.label, {})[run.seed] = run
         return out
+
+    def asked(self, label: str) -> int:
+        """Return how many runs of a variant were to be compared: those there are and those that failed."""
+        return len(self.variants().get(label, {})) + len(self.failed.get(label, {}))
 
 
 def load(paths: Sequence[str | Path]) -> Results:
@@ -370,6 +382,7 @@ def load(paths: Sequence[str | Path]) -> Results:
         by=parts[0].by if parts else "",
         columns=parts[0].columns if parts else (),
         differences=bool(parts and parts[0].differences),
+        failed=_failed(parts, runs),
     )
 
 
@@ -429,14 +442,20 @@ def _run(
 def _read_sweep(folder: Path, *, prefix: bool) -> Results:
     asked = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
     runs, warnings = [], []
+    failed: dict[str, dict[int, str]] = {}
     for variant in asked["variants"]:
         label = f"{folder.name}: {variant['label']}" if prefix else variant["label"]
         for seed in asked["seeds"]:
             place = folder / variant["folder"] / f"seed-{seed}"
             if (place / "summary.json").is_file():
                 runs.append(_read_run(place, label))
-            else:
-                warnings.append(f"{label}, seed {seed}: not finished, left out")
+                continue
+            what = "not finished"
+            if place.with_name(f"{place.name}.failed").is_dir():
+                why = _last_line(place.with_name(f"{place.name}.log"))
+                failed.setdefault(label, {})[seed] = why
+                what = f"failed ({why})"
+            warnings.append(f"{label}, seed {seed}: {what}, left out")
     return Results(
         runs,
         asked["title"],
@@ -449,7 +468,26 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
         asked.get("by", ""),
         asked.get("columns", ()),
         asked.get("differences", False),
+        failed,
     )
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a run's output, which says why it failed; "" without any."""
+    with suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((shown(line, _LONGEST) for line in reversed(lines) if line.strip()), "")
+    return ""
+
+
+def _failed(parts: Sequence[Results], runs: Sequence[Run]) -> dict[str, dict[int, str]]:
+    """Return what failed in all parts of a comparison, and was not run again in another."""
+    ended = {(run.label, run.seed) for run in runs}
+    out: dict[str, dict[int, str]] = {}
+    for part in parts:
+        for label, seeds in part.failed.items():
+            out.setdefault(label, {}).update({s: w for s, w in seeds.items() if (label, s) not in ended})
+    return {label: seeds for label, seeds in out.items() if seeds}
 
 
 def _labelled(runs: list[Run]) -> list[Run]:

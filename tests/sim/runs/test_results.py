@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.sim.runs.collected import write_collected
+from hedgerow.sim.runs.compare import budget_table, target_table
+from hedgerow.sim.runs.plot import draw
 from hedgerow.sim.runs.results import load
 
 WriteRun = Callable[..., Path]
@@ -139,3 +142,56 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_an_empty_sweep_is_refused(write_sweep: WriteRun) -> None:
     with pytest.raises(ValueError, match="no run is there yet"):
         load([write_sweep({})])
+
+
+# Runs that failed
+
+
+@pytest.fixture
+def half_failed(write_sweep: WriteRun) -> Path:
+    """A sweep of which seed 1 of B failed."""
+    folder = write_sweep({"A": {0: [2.0, 1.0], 1: [2.0, 1.0]}, "B": {0: [2.0, 0.5], 1: [2.0, 0.5]}})
+    (folder / "B" / "seed-1").rename(folder / "B" / "seed-1.failed")
+    (folder / "B" / "seed-1.log").write_text("[ROUND 1/2]\nRun failed: the loss is \x1b[2J1e9\n\n")
+    return folder
+
+
+def test_a_failed_run_is_in_no_mean_and_is_told_with_its_reason(half_failed: Path) -> None:
+    results = load([half_failed])
+    assert [(run.label, run.seed) for run in results.runs] == [("A", 0), ("A", 1), ("B", 0)]
+    assert results.failed == {"B": {1: "Run failed: the loss is \\x1b[2J1e9"}}
+    assert results.warnings == ["B, seed 1: failed (Run failed: the loss is \\x1b[2J1e9), left out"]
+    assert (results.asked("A"), results.asked("B")) == (2, 2)
+
+
+def test_a_failed_run_without_a_log_is_told_too(half_failed: Path) -> None:
+    (half_failed / "B" / "seed-1.log").unlink()
+    assert load([half_failed]).failed == {"B": {1: ""}}
+
+
+def test_a_failed_run_that_ended_in_another_part_of_the_sweep_did_not_fail(
+    half_failed: Path, write_sweep: WriteRun, tmp_path: Path
+) -> None:
+    (tmp_path / "again").mkdir()
+    again = write_sweep({"B": {1: [2.0, 0.6]}}, "again/made")
+    results = load([half_failed, again])
+    assert (results.failed, results.asked("B")) == ({}, 2)
+
+
+def test_tables_count_a_failed_run(half_failed: Path) -> None:
+    results = load([half_failed])
+    assert budget_table(results, "rounds", "loss", 1).splitlines()[-1].endswith("| 1 of 2 |")
+    assert target_table(results, "rounds", "loss", 0.7).splitlines()[-1] == "| B | n/a | n/a | n/a | 1 of 2 |"
+
+
+def test_a_file_of_results_keeps_what_failed(half_failed: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    write_collected(load([half_failed]), file)
+    assert load([file]).failed == load([half_failed]).failed
+    (tmp_path / "other.json").write_text(file.read_text())
+    assert set(load([file, tmp_path / "other.json"]).failed) == {"kept: B", "other: B"}
+
+
+def test_a_picture_says_how_many_runs_failed(half_failed: Path) -> None:
+    caption = draw(load([half_failed]), ["rounds"], ["loss"]).get_supxlabel().replace("\n", " ")
+    assert "1 of 4 runs failed, and are left out." in caption
