@@ -226,7 +226,7 @@ class _StoppedError(Exception):
 
 
 def test_a_site_that_dies_and_comes_back_goes_on_from_its_checkpoint_with_the_others() -> None:
-    peers, quick = addresses(2), {"timeout": 5.0, "lost_after": 0.5}
+    peers, quick = addresses(2), {"timeout": 5.0, "lost_after": 1.0}
     several = [ceps(num_iterations=40, site=site(d, peers, **quick)) for d in range(2)]
     told = [rounds(each) for each in several]
     kept: list[dict[str, Any]] = []

@@ -232,7 +232,7 @@ def test_a_client_that_dials_another_server_is_its_client_from_the_next_round_on
 def test_clients_of_a_server_that_is_gone_are_adopted_where_they_come_and_counted_where_they_may_not(
     max_staleness: int | None,
 ) -> None:
-    options: dict[str, Any] = {"tau2": 1, "topology": "path", "lost_after": 0.5, "peer_timeout": 4.0}
+    options: dict[str, Any] = {"tau2": 1, "topology": "path", "lost_after": 1.0, "peer_timeout": 4.0}
     options["max_staleness"] = max_staleness
     own = [frozenset(i for i, server in enumerate(CLUSTERS) if server == d) for d in range(4)]
     peers = addresses(4)

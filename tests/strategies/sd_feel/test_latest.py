@@ -29,7 +29,7 @@ def gossips(graph: nx.Graph, **options: Any) -> Iterator[list[LatestGossip]]:
         ends = []
         for d in graph:
             channel = PeerChannel(
-                d, peers, graph.neighbors(d), run="run", layout="layout", largest=10_000, lost_after=0.5,
+                d, peers, graph.neighbors(d), run="run", layout="layout", largest=10_000,
                 answer=lambda peer, request: {},
             )  # fmt: skip
             rule = parse_aggregation("mean")
@@ -105,7 +105,7 @@ def test_what_is_no_model_is_refused_and_counted() -> None:
 
 
 def test_servers_that_do_not_wait_all_end_and_one_that_dies_stops_nobody() -> None:
-    servers = strategies(max_staleness=2, tau2=1, peer_timeout=4.0, lost_after=0.5)
+    servers = strategies(max_staleness=2, tau2=1, peer_timeout=4.0, lost_after=1.0)
     told = [gossip_rounds(one) for one in servers]
     servers[2].on_round_end.append(stops_after(3))
     for one in servers:

@@ -79,7 +79,7 @@ def test_the_monitor_sees_u_as_emulated_servers_have_it() -> None:
 
 def test_no_round_waits_for_a_monitor_that_is_not_there_and_what_it_lacks_is_counted() -> None:
     *peers, address = addresses(5)
-    own = servers(peers, address, lost_after=0.5)
+    own = servers(peers, address, lost_after=1.0)
     ends: list[RoundEnd] = []
     own[0].on_round_end = [ends.append]
     found = run(own, INITIAL, 12)
