@@ -13,20 +13,17 @@ what machines of their own would save is not measured.
 """
 
 import argparse
-import json
 import multiprocessing
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
 import networkx as nx
 import numpy as np
+from processes import free_addresses, links_of, run_together
 from reports import report
 
 from hedgerow.sim.deploy.certificates import make_edge_credentials
@@ -47,21 +44,6 @@ CONFIG = (
 )
 
 
-def free_addresses(count: int) -> list[str]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-
-
-def links_of(folder: Path) -> dict[str, int]:
-    """Return the bytes of each link of the one run in a folder."""
-    (run,) = folder.iterdir()
-    by_link = json.loads((run / "summary.json").read_text())["by_link"]
-    return {link: traffic["payload_bytes"] for link, traffic in by_link.items()}
-
-
 def traffic() -> dict[str, float]:
     """Return the bytes a round through the busiest host, by level, and what E3 needs at least."""
     # Their tables are not what is asked for.
@@ -70,25 +52,17 @@ def traffic() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         for level, servers in (("E1", "emulated"), ("E2", "nodes")):
             out = Path(place) / level
-            subprocess.run(
-                [*command, "-c", f"edge-servers={servers} output-dir={out}"],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
+            run_together([[*command, "-c", f"edge-servers={servers} output-dir={out}"]])
             links = links_of(out)
             busiest[level] = (links["hub->node"] + links["node->hub"]) / ROUNDS
         peers = ",".join(free_addresses(SERVERS))
         outs = [Path(place) / f"E3-{d}" for d in range(SERVERS)]
-        runs = [
-            subprocess.Popen(
-                [*command, "-c", f"edge-servers=direct edge={d} peers={peers} output-dir={out}"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for d, out in enumerate(outs)
-        ]
-        if any(run.wait() for run in runs):
-            raise RuntimeError("an edge server failed")
+        run_together(
+            [
+                [*command, "-c", f"edge-servers=direct edge={d} peers={peers} output-dir={out}"]
+                for d, out in enumerate(outs)
+            ]
+        )
         hosts = [links_of(out) for out in outs]
     # Each sends its two neighbours the same: what it gets is half of what each of them sends.
     total = [

@@ -1,12 +1,17 @@
-"""Runs a command and measures it with everything it starts: wall seconds, and peak memory over all of it."""
+"""Runs commands: one, measured with everything it starts, or several at once; and reads what a run booked."""
 
+import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from hedgerow.sim.deploy.processes import free_ports
 
 MARK = "HEDGEROW_BENCHMARK"
 
@@ -65,3 +70,32 @@ def measure(command: list[str], env: dict[str, str] | None = None) -> Measured:
     if process.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} exited with {process.returncode}:\n{output[-3000:]}")
     return Measured(seconds, peak / 2**20, output)
+
+
+def run_together(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands at once to their ends; all must exit with 0, or those that still run are killed."""
+    with tempfile.TemporaryFile() as log:
+        running = [subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) for command in commands]
+        try:
+            for one in running:
+                if one.wait() != 0:
+                    log.seek(0)
+                    said = log.read()[-3000:].decode(errors="replace")
+                    raise RuntimeError(
+                        f"{' '.join(map(str, one.args))} exited with {one.returncode}:\n{said}"
+                    )
+        finally:
+            for one in running:
+                one.kill()
+                one.wait()
+
+
+def free_addresses(count: int) -> list[str]:
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+
+def links_of(folder: Path) -> dict[str, int]:
+    """Return the bytes of each link of the one run in a folder."""
+    (run,) = folder.iterdir()
+    by_link = json.loads((run / "summary.json").read_text())["by_link"]
+    return {link: traffic["payload_bytes"] for link, traffic in by_link.items()}

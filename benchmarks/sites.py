@@ -6,13 +6,11 @@ Each site is a process with a channel of its own to the others. Its nodes reach 
 other sites is what nodes there want to hear, with headers.
 """
 
-import json
-import socket
-import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from processes import free_addresses, links_of, run_together
 
 APP = Path(__file__).resolve().parent.parent / "flower_apps" / "ceps"
 SITES = 4
@@ -20,46 +18,30 @@ SETTINGS = "iterations=40 samples-low=50 samples-high=100 monitor=false quiet=tr
 CODECS = {"the model (`dense64`)": "dense64", "one bit a measurement": "1bcs"}
 
 
-def free_addresses(count: int) -> list[str]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-
-
-def run(folder: Path, settings: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "hedgerow.sim", "run", str(APP), "-c", settings]
-    with folder.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen([*command, "--output-dir", str(folder)], stdout=log, stderr=subprocess.STDOUT)
-
-
-def traffic(folder: Path) -> dict[str, int]:
-    """Return the bytes of each link of the one run in a folder."""
-    (summary,) = folder.glob("*/summary.json")
-    links = json.loads(summary.read_text())["by_link"]
-    return {link: total["payload_bytes"] for link, total in links.items()}
-
-
 def main() -> None:
+    command = [sys.executable, "-m", "hedgerow.sim", "run", str(APP), "-c"]
     print("| what travels | one hub, bytes | busiest site, bytes with its nodes | sent to other sites |")
     print("|---|---:|---:|---:|")
     for what, codec in CODECS.items():
         settings = f"{SETTINGS} codec='{codec}'"
-        with TemporaryDirectory() as folder:
-            hub = Path(folder) / "hub"
+        with TemporaryDirectory() as place:
+            hub = Path(place) / "hub"
+            sites = [Path(place) / f"site-{d}" for d in range(SITES)]
             peers = ",".join(free_addresses(SITES))
-            sites = [Path(folder) / f"site-{d}" for d in range(SITES)]
-            runs = [run(hub, settings)]
-            runs += [run(site, f"{settings} site={d} peers='{peers}'") for d, site in enumerate(sites)]
-            for one, at in zip(runs, [hub, *sites], strict=True):
-                if one.wait():
-                    raise SystemExit(at.with_suffix(".log").read_text())
-            rows = [(nodes(found), found["peer->peer"]) for found in map(traffic, sites)]
-            with_nodes, to_sites = max(rows, key=sum)
-            print(f"| {what} | {nodes(traffic(hub)):,} | {with_nodes:,} | {to_sites:,} |", flush=True)
+            run_together([[*command, f"{settings} output-dir={hub}"]])
+            run_together(
+                [
+                    [*command, f"{settings} site={d} peers='{peers}' output-dir={site}"]
+                    for d, site in enumerate(sites)
+                ]
+            )
+            found = [links_of(site) for site in sites]
+            with_nodes, to_sites = max(((nodes(links), links["peer->peer"]) for links in found), key=sum)
+            print(f"| {what} | {nodes(links_of(hub)):,} | {with_nodes:,} | {to_sites:,} |", flush=True)
 
 
-def nodes(found: dict[str, int]) -> int:
-    return found["hub->node"] + found["node->hub"]
+def nodes(links: dict[str, int]) -> int:
+    return links["hub->node"] + links["node->hub"]
 
 
 if __name__ == "__main__":
