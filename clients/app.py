@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 
-from hedgerow.clients.guard import guarded
+from hedgerow.clients.guard import Reveals, guarded, reveals, reveals_of
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
@@ -48,8 +48,10 @@ class BatchClientApp(ClientApp):
     Parameters
     ----------
     handlers : Mapping[str, BatchHandler]
-        Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler. ``query.state`` and
-        ``query.restore``, by which a run's checkpoint holds what nodes keep, are added where missing.
+        Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler, with what its answers
+        reveal (``guard.reveals``): a handler that declares nothing is refused by nodes with a strict policy.
+        ``query.state`` and ``query.restore``, by which a run's checkpoint holds what nodes keep, are added
+        where missing.
 
     Raises
     ------
@@ -59,8 +61,14 @@ class BatchClientApp(ClientApp):
 
     def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
         super().__init__()
-        own = {STATE: each(tell_state), RESTORE: each(restore_state), **handlers}
+        own = {
+            STATE: reveals(Reveals.NOTHING, each(tell_state)),
+            RESTORE: reveals(Reveals.NOTHING, each(restore_state)),
+            **handlers,
+        }
         self._introduction = own.get(WHOAMI)
+        if isinstance(self._introduction, Whoami):
+            own[WHOAMI] = reveals(Reveals.NOTHING, self._introduction)
         self._handlers = {key: guarded(key, _on_one_blas_thread(handler)) for key, handler in own.items()}
         for message_type, handler in self._handlers.items():
             category, _, action = message_type.partition(".")
@@ -90,7 +98,7 @@ def _on_one_blas_thread(handler: BatchHandler) -> BatchHandler:
         with one_blas_thread():
             return handler(calls)
 
-    return handle
+    return reveals(reveals_of(handler), handle)
 
 
 def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:

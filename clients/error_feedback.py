@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients.guard import reveals, reveals_of
 from hedgerow.clients.instructions import flag, only_config, whole
 from hedgerow.clients.node_state import keep, kept
 from hedgerow.wire.calls import BatchHandler, Call
@@ -164,7 +165,9 @@ def compressed(app: BatchClientApp) -> BatchClientApp:
         Any; a reply to ``train`` must hold one ArrayRecord, of the keys and shapes that were sent.
     """
     handlers = {
-        message_type: _compressing(handler) if message_type.partition(".")[0] == "train" else handler
+        message_type: reveals(reveals_of(handler), _compressing(handler))
+        if message_type.partition(".")[0] == "train"
+        else handler
         for message_type, handler in app._handlers.items()
     }
     return BatchClientApp(handlers)

@@ -6,7 +6,7 @@ from flwr.app import Context, MetricRecord, RecordDict
 from hedgerow.clients.app import Sizes, each, whoami
 from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
-from hedgerow.clients.own_share import has_own, own_handlers, own_part, told_of_own
+from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_part, told_of_own
 from hedgerow.tasks import Evaluation, evaluate
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import WHOAMI
@@ -43,6 +43,7 @@ def evaluate_on_part(call: Call, task: LocalTask) -> RecordDict:
 
     They are of the samples that the node keeps aside, where it does. ``auc`` is told of two classes.
     """
+    check_enough(call.context, len(task.measured))
     task.model.load_state_dict(sent_state(call, task))
     index = torch.as_tensor(task.measured, device=task.x.device)
     result = evaluate(task.model, task.x[index], task.y[index])

@@ -27,12 +27,14 @@ from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import Privacy, noise_root, noised, privacy_of
 from hedgerow.clients.guard import (
     Refusal,
-    check_begin,
+    Reveals,
+    check_hello,
     check_monitor,
     check_privacy,
     check_release,
     is_monitored,
     releases_made,
+    reveals,
 )
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
@@ -174,6 +176,13 @@ def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ..
             f"{num_nodes - 1}, each once"
         )
     return tuple(sorted(cast(list[int], value)))
+
+
+def _peers(config: ConfigRecord, place: Place) -> tuple[int, ...]:
+    """Return whom the node may ever exchange payloads with: its neighbours, if nobody else is named."""
+    if "peers" not in config:
+        return place.neighbours
+    return _neighbours(ConfigRecord({"neighbours": config["peers"]}), place.own, place.num_nodes)
 
 
 def _choice(config: ConfigRecord, key: str, valid: tuple[str, ...]) -> str:
@@ -324,9 +333,9 @@ def gossip_app(
 
     handlers: dict[str, BatchHandler] = {
         WHOAMI: whoami(lambda context: problem(context).num_examples),
-        HELLO: each(hello),
-        PUBLISH: each(publish),
-        UPDATE: update,
+        HELLO: reveals(Reveals.NOISED, each(hello)),
+        PUBLISH: reveals(Reveals.NOISED, each(publish)),
+        UPDATE: reveals(Reveals.NOISED, update),
         MONITOR: each(lambda call: _monitored(call, problem, methods)),
         **(more or {}),
     }
@@ -380,9 +389,11 @@ class _Known:
         place = Place.of(config, call.partition_id)
         root = noise_root(config, dict(call.context.node_config), place.seed)
         links = _links(call, config, place, begin=True)
+        if links is not None:
+            links.name_neighbours(map(str, _peers(config, place)))
         node = Node(place, problem(call.context), config, root, _sensing(links))
         node.check_privacy()
-        check_begin("hello")
+        check_hello()
         method = methods[choice(config, "method", tuple(methods))]
         return cls(node, method, method.begin(node), str(call.context.run_id), links)
 

@@ -1,26 +1,30 @@
 """The guard before every handler of a node: what its owner's policy does not allow is not done, nor told.
 
 ``policy.py`` has the policy, ``releases.py`` the ledger of what was released, docs/privacy.md what the guard
-is for and what it cannot do. A handler asks it where it matters: before noise is drawn, before a state is
-replaced, before a monitor is answered. Where no policy stands, in simulations, all that does nothing.
+is for and what it cannot do. Under a strict policy the guard is an allow-list: a handler declares what its
+answers reveal of the node's records (``Reveals``), and one that declares nothing is not run. A handler asks
+the guard where it matters: before noise is drawn, before a state is replaced, before a monitor is answered.
+Where no policy stands, in simulations, all that does nothing.
 
-An error that leaves a guarded node is one of the phrases of ``Refusal``. What happened, in full, is in the
-node's own log.
+An error that leaves a guarded node is one of the phrases of ``Refusal``, and the node's state is then what it
+was before the message. What happened, in full, is in the node's own log.
 """
 
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Flag, auto
 from functools import cache
+from hashlib import sha256
 from logging import ERROR, WARNING
 from math import inf
 from pathlib import Path
 from types import FrameType
 
-from flwr.app import Context, MessageType, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.common import log
 
 from hedgerow.clients.policy import PRIVACY_MODES, Policy, PolicyError, policy_of
@@ -31,32 +35,37 @@ from hedgerow.tasks.permissions import Permissions, permitted
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.masked_sums import MASKED_SUM
 from hedgerow.wire.message_types import (
-    EXCHANGE,
     MONITOR,
     NO_MESSAGE,
     NO_MONITOR,
     RESTORE,
     STATE,
-    UPDATE,
-    WHOAMI,
 )
 from hedgerow.wire.records import payload_bytes
 from hedgerow.wire.simulated import is_simulated
 
 __all__ = [
+    "Declared",
     "KeyMistake",
     "Refusal",
-    "check_begin",
+    "Reveals",
+    "check_hello",
+    "check_kept_for_sum",
     "check_monitor",
+    "check_pooled",
     "check_privacy",
     "check_release",
+    "check_restore",
     "check_sum",
     "guarded",
+    "is_guarded",
     "is_monitored",
-    "kept_for_sum",
+    "locked_number",
     "needs_entropy",
     "releases_made",
-    "tells_nothing",
+    "reveals",
+    "reveals_nothing",
+    "reveals_of",
 ]
 
 Answer = RecordDict | Exception
@@ -71,10 +80,8 @@ NO_IMPORT = "the import path is none that this node allows"
 NO_FILE = "the file or folder is none that this node lets a run name"
 TOO_OFTEN = "this run asked for that as often as it may"
 WEAK = "the privacy is weaker than this node's owner allows"
-UNPROTECTED = "this node tells only what it has put noise on"
+UNPROTECTED = "this node's policy does not cover what such a message would reveal"
 SPENT = "this node's privacy budget is spent"
-# Steps that HSGD's parties make for a sum that is told in another message.
-_MAY_KEEP = (EXCHANGE, UPDATE)
 NO_LEDGER = "this node cannot write down what it releases, so it releases nothing"
 
 
@@ -105,6 +112,43 @@ class KeyMistake(ValueError):  # noqa: N818
         self.key = key
 
 
+class Reveals(Flag):
+    """What a handler's answers reveal of a node's records."""
+
+    # What no policy covers: models, gradients, losses, statistics. A handler that declares nothing is here.
+    RECORDS = 0
+    # Whether they are there, how many and of what shape; nothing else.
+    NOTHING = auto()
+    # Where the message asks for a secure sum, that sum.
+    SUMMED = auto()
+    # What it has put noise on, which it says with ``check_privacy``.
+    NOISED = auto()
+    # What the server cannot read: kept for a later sum, which it says with ``check_kept_for_sum``.
+    KEPT = auto()
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A handler, and what its answers to a message reveal."""
+
+    handler: BatchHandler
+    reveals: Callable[[RecordDict], Reveals]
+
+    def __call__(self, calls: Sequence[Call]) -> Sequence[Answer]:
+        """Answer."""
+        return self.handler(calls)
+
+
+def reveals(what: Reveals | Callable[[RecordDict], Reveals], handler: BatchHandler) -> BatchHandler:
+    """Return the handler with what its answers reveal, a function of the message where it depends on that."""
+    return Declared(handler, what if callable(what) else lambda content: what)
+
+
+def reveals_of(handler: BatchHandler) -> Callable[[RecordDict], Reveals]:
+    """Return what a handler declares, ``Reveals.RECORDS`` if nothing."""
+    return handler.reveals if isinstance(handler, Declared) else lambda content: Reveals.RECORDS
+
+
 class _OutOfTime(BaseException):
     """Raised in a handler whose time is up; none of them catches it."""
 
@@ -115,10 +159,8 @@ class _Watch:
 
     policy: Policy
     call: Call
-    # Whether the handler said that what it tells is noised as the policy wants.
-    noised: bool = False
-    # Whether it said that what it learnt is kept for a sum.
-    kept: bool = False
+    # What the handler said that its answer reveals.
+    done: Reveals = Reveals.RECORDS
 
     @property
     def run(self) -> str:
@@ -135,6 +177,7 @@ _watch: _Watch | None = None
 
 def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
     """Return the handler behind the guard: the nodes that have a policy are answered one by one."""
+    declared = reveals_of(handler)
 
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
         if _watch is not None:  # An app within another: the guard stands before that one.
@@ -148,10 +191,10 @@ def guarded(message_type: str, handler: BatchHandler) -> BatchHandler:
             answers.update(zip(free, handler([calls[at] for at in free]), strict=True))
         for at, (call, policy) in enumerate(zip(calls, policies, strict=True)):
             if policy is not None:
-                answers[at] = _answer(message_type, handler, call, policy)
+                answers[at] = _answer(message_type, handler, declared, call, policy)
         return [answers[at] for at in range(len(calls))]
 
-    return handle
+    return Declared(handle, declared)
 
 
 def _policy(context: Context) -> Policy | PolicyError | None:
@@ -161,24 +204,34 @@ def _policy(context: Context) -> Policy | PolicyError | None:
         return error
 
 
-def _answer(message_type: str, handler: BatchHandler, call: Call, policy: Policy | PolicyError) -> Answer:
+def _answer(
+    message_type: str,
+    handler: BatchHandler,
+    declared: Callable[[RecordDict], Reveals],
+    call: Call,
+    policy: Policy | PolicyError,
+) -> Answer:
     """Return a node's answer, or a ``Refusal`` in place of whatever went wrong."""
     if isinstance(policy, PolicyError):
         log(ERROR, "This node answers nothing: %s", policy)
         return Refusal(NO_POLICY)
-    watch = _Watch(policy, call)
+    watch, before = _Watch(policy, call), call.context.state.copy()
+    answer: Answer
     try:
-        _check_message(message_type, call, policy)
-        with _watching(watch), permitted(_permissions(watch)), _limited(policy.max_seconds), _bounded(policy):
-            (answer,) = handler([call])
+        with _watching(watch):
+            what = declared(call.content)
+            _check_message(message_type, watch, what)
+            with permitted(_permissions(watch)), _limited(policy.max_seconds), _bounded(policy):
+                (answer,) = handler([call])
         if isinstance(answer, RecordDict):
-            _check_answer(message_type, answer, watch)
+            _check_answer(watch, what)
     except Exception as error:
         answer = error
     except _OutOfTime:
         answer = Refusal(TOO_LONG)
     if not isinstance(answer, Exception):
         return answer
+    call.context.state = before
     if policy.max_memory is not None and is_out_of_memory(answer):
         refusal = Refusal(TOO_MUCH)
         refusal.__cause__ = answer
@@ -239,7 +292,9 @@ def _warn_of_no_bound() -> None:
     log(WARNING, "max-memory bounds nothing in a simulation: its nodes share a process")
 
 
-def _check_message(message_type: str, call: Call, policy: Policy) -> None:
+def _check_message(message_type: str, watch: _Watch, what: Reveals) -> None:
+    """Raise Refusal before any handler runs."""
+    policy, call = watch.policy, watch.call
     if policy.messages is not None and message_type not in policy.messages:
         raise Refusal(NO_MESSAGE)
     if message_type == MONITOR and not policy.monitor:
@@ -248,18 +303,33 @@ def _check_message(message_type: str, call: Call, policy: Policy) -> None:
         raise Refusal(NO_STATE)
     if payload_bytes(call.content) > policy.max_bytes:
         raise Refusal(TOO_LARGE)
-    trains = message_type.partition(".")[0] == MessageType.TRAIN
-    alone = trains and MASKED_SUM not in call.content
-    if policy.secure_sums == "required" and alone and message_type not in _MAY_KEEP:
-        raise Refusal(WEAK, "secure-sum")
+    if what is Reveals.NOTHING:
+        return
+    is_summed = _is_summed(call, what)
+    if policy.secure_sums == "required" and not (is_summed or Reveals.KEPT in what):
+        raise Refusal(UNPROTECTED, "secure-sums")
+    if policy.privacy != "none" and not (is_summed or Reveals.NOISED in what):
+        raise Refusal(UNPROTECTED, "privacy")
+    # Written down before the handler runs: an answer that is empty, refused or failed counts like any other.
+    if policy.max_unprotected is not None and not is_summed and Reveals.NOISED not in what:
+        with _written():
+            watch.releases.open(watch.run, call.context.node_id, message_type, policy.max_unprotected)
 
 
-def _check_answer(message_type: str, answer: RecordDict, watch: _Watch) -> None:
-    if watch.policy.secure_sums == "required" and message_type in _MAY_KEEP and not watch.kept:
-        raise Refusal(WEAK, "secure-sum")
-    # An empty answer tells nothing; an introduction tells the number of examples, which is no secret.
-    if watch.policy.privacy != "none" and not watch.noised and len(answer) and message_type != WHOAMI:
-        raise Refusal(UNPROTECTED)
+def _check_answer(watch: _Watch, what: Reveals) -> None:
+    """Raise Refusal if a handler did not do what it declared and the policy rests on."""
+    policy = watch.policy
+    if what is Reveals.NOTHING:
+        return
+    is_kept = bool((Reveals.KEPT | Reveals.NOTHING) & watch.done)
+    if policy.secure_sums == "required" and not (is_kept or _is_summed(watch.call, what)):
+        raise Refusal(UNPROTECTED, "secure-sums")
+    if policy.privacy != "none" and not (Reveals.NOISED | Reveals.NOTHING) & watch.done:
+        raise Refusal(UNPROTECTED, "privacy")
+
+
+def _is_summed(call: Call, what: Reveals) -> bool:
+    return Reveals.SUMMED in what and MASKED_SUM in call.content
 
 
 def _permissions(watch: _Watch) -> Permissions:
@@ -286,8 +356,13 @@ def _permissions(watch: _Watch) -> Permissions:
 # What handlers ask.
 
 
-def check_begin(what: str, of: str | None = None) -> None:
-    """Note that a run begins at this node, or replaces its state: ``hello`` or ``restore``, ``of`` a run.
+def is_guarded() -> bool:
+    """Return whether the node at work has a policy: what its owner decides is then not the run's to say."""
+    return _watch is not None
+
+
+def check_hello() -> None:
+    """Note that a method of gossip begins at this node.
 
     Raises
     ------
@@ -296,9 +371,66 @@ def check_begin(what: str, of: str | None = None) -> None:
     """
     if _watch is None:
         return
-    most = _watch.policy.max_hellos if what == "hello" else _watch.policy.max_restores
     with _written():
-        _watch.releases.begin(what, _watch.run, _watch.call.context.node_id, most, of)
+        _watch.releases.hello(_watch.run, _watch.call.context.node_id, _watch.policy.max_hellos)
+
+
+def locked_number() -> int:
+    """Return the number of a state to be locked, 0 without a ledger; Refusal as ``check_hello``."""
+    if _watch is None:
+        return 0
+    with _written():
+        return _watch.releases.lock(_watch.run, _watch.call.context.node_id)
+
+
+def check_restore(of: str, number: int) -> None:
+    """Note that the node's state is replaced by one of the run ``of``, locked under a number.
+
+    Raises
+    ------
+    Refusal
+        If it was as often as it may be, a later state of that run was restored before, or that cannot be
+        written down.
+    """
+    if _watch is None:
+        return
+    with _written():
+        node, most = _watch.call.context.node_id, _watch.policy.max_restores
+        _watch.releases.restore(_watch.run, node, most, of, number)
+
+
+def check_pooled(kind: str, source: str, *parts: bytes) -> None:
+    """Note a sum over a node's records that is told without noise: of each kind one, which may be told again.
+
+    Two sums that differ by one record tell that record. The ledger knows sums of all runs.
+
+    Parameters
+    ----------
+    kind : str
+        What is summed.
+    source : str
+        Where the records come from.
+    *parts : bytes
+        What tells this sum from another one.
+
+    Raises
+    ------
+    Refusal
+        If as many others were told as may be, or that cannot be written down.
+    """
+    if _watch is None:
+        return
+    digest = sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8) + part)
+    with _written():
+        _watch.releases.pooled(
+            _watch.run,
+            _watch.call.context.node_id,
+            sha256(f"{kind}\n{source}".encode()).hexdigest()[:32],
+            digest.hexdigest()[:32],
+            _watch.policy.max_pooled,
+        )
 
 
 def check_sum(number: int) -> None:
@@ -343,19 +475,29 @@ def check_privacy(mode: str, multiplier: float = inf, clip: float = inf) -> None
         most = policy.max_epsilon_per_release
         if most < inf and epsilon_of([multiplier], policy.delta) > most:
             raise Refusal(WEAK, "epsilon")
-    _watch.noised = True
+    _watch.done |= Reveals.NOISED
 
 
-def tells_nothing() -> None:
-    """Note that what is told depends on no record: keys, and shares of the masks of a sum."""
+def reveals_nothing() -> None:
+    """Note that this answer reveals nothing of the node's records, though others of its kind do."""
     if _watch is not None:
-        _watch.noised = True
+        _watch.done |= Reveals.NOTHING
 
 
-def kept_for_sum() -> None:
-    """Note that a training message is answered with nothing of what was learnt, which is kept for a sum."""
-    if _watch is not None:
-        _watch.kept = True
+def check_kept_for_sum(is_kept: bool) -> None:
+    """Note whether a message is answered with nothing that the server can read, until a sum is asked for.
+
+    Raises
+    ------
+    Refusal
+        If it is not, and the node's owner wants that.
+    """
+    if _watch is None:
+        return
+    if is_kept:
+        _watch.done |= Reveals.KEPT
+    elif _watch.policy.secure_sums == "required":
+        raise Refusal(UNPROTECTED, "secure-sums")
 
 
 def check_release(root: int, index: int, multiplier: float) -> None:

@@ -7,6 +7,7 @@ a run that goes on finds its links as they were.
 
 import json
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -92,17 +93,31 @@ class NodeLinks(Links):
         pins = read_pins(_path(_PINS, named)) if named else None
         kept = config_in(context.state, LINKS_RECORD)
         written = kept.get(_WRITTEN) if kept.get(RUN_KEY) == self._flowers else None
-        known, told = _read(written) if isinstance(written, bytes) else ({}, {})
-        super().__init__(_identity(own_key(context, seed), session), run or self._flowers, name, pins, known)
+        found = _read(written) if isinstance(written, bytes) else ({}, {}, None)
+        known, told, neighbours = found
+        identity = _identity(own_key(context, seed), session)
+        super().__init__(identity, run or self._flowers, name, pins, known, neighbours)
         # Other secrets that are told on the links, by name.
         self.told: dict[str, bytes] = dict(told)
-        self._before = (known, told)
+        self._before = found
+
+    def name_neighbours(self, names: Iterable[str]) -> None:
+        """Take the neighbours that the run's graph has, once: the first key of no other name is trusted.
+
+        A server that could add a name later could hand on a key of its own under it, at any time. Simulated
+        nodes, all of one user, trust everybody.
+        """
+        if self.neighbours is None and not is_simulated():
+            self.neighbours = frozenset(names)
 
     def keep(self, context: Context) -> None:
         """Write the links to the node's state."""
-        if (self.known, self.told) != self._before:
-            parts = ({name: value.hex() for name, value in part.items()} for part in (self.known, self.told))
-            written = json.dumps(list(parts)).encode()
+        if (self.known, self.told, self.neighbours) != self._before:
+            secrets = (
+                {name: value.hex() for name, value in part.items()} for part in (self.known, self.told)
+            )
+            graph = [] if self.neighbours is None else [sorted(self.neighbours)]
+            written = json.dumps([*secrets, *graph]).encode()
             context.state[LINKS_RECORD] = ConfigRecord({RUN_KEY: self._flowers, _WRITTEN: written})
         if not is_simulated():
             secret = config_in(context.state, SECRET_RECORD)
@@ -116,9 +131,10 @@ def _identity(key: SealingKey, session: SealingKey) -> Identity:
 
 
 @lru_cache(maxsize=2**12)
-def _read(written: bytes) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    known, told = ({name: bytes.fromhex(one) for name, one in part.items()} for part in json.loads(written))
-    return known, told
+def _read(written: bytes) -> tuple[dict[str, bytes], dict[str, bytes], frozenset[str] | None]:
+    known, told, *graph = json.loads(written)
+    known, told = ({name: bytes.fromhex(one) for name, one in part.items()} for part in (known, told))
+    return known, told, frozenset(graph[0]) if graph else None
 
 
 def _session(context: Context, *, begin: bool) -> SealingKey:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.app import Answer, each
 from hedgerow.clients.guard import (
-    WEAK,
     Refusal,
+    Reveals,
     check_privacy,
     check_release,
     check_sum,
     needs_entropy,
-    tells_nothing,
+    reveals,
 )
 from hedgerow.clients.links import NodeLinks
 from hedgerow.wire.calls import RUN_KEY, SECRET_RECORD, BatchHandler, Call
@@ -47,11 +47,11 @@ from hedgerow.wire.records import PayloadError, finite_views, lazy_array, only_r
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["SumPart", "check_alone", "masked_sum_handlers"]
+__all__ = ["SumPart", "masked_sum_handlers"]
 
 NO_SUM = "this node takes no part in such a sum"
-# Of the node config: the node trains for nothing but sums; of so many members at least.
-_ONLY, _LEAST = "secure-sum", "min-sum-nodes"
+# Of the node config: the least number of a sum's members.
+_LEAST = "min-sum-nodes"
 # What is told beside a sum: that a node took the steps it was asked for, and started from the right base.
 _PLAIN = ("num-steps", "base-version", "need-base")
 _OWN_STATE = "masked-sum"
@@ -89,8 +89,8 @@ def masked_sum_handlers(
     """Return the handlers of a node that can tell what it learnt within a sum.
 
     An instruction with the record ``masked-sum`` is answered with the node's masked update, times its
-    weight, in place of arrays and metrics; any other as ``train`` answers it, unless the node config says
-    ``secure-sum = true``.
+    weight, in place of arrays and metrics; any other as ``train`` answers it, which a node whose policy
+    demands sums does not let happen.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def masked_sum_handlers(
     """
 
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
-        if not any(MASKED_SUM in call.content or _ONLY in call.context.node_config for call in calls):
+        if not any(MASKED_SUM in call.content for call in calls):
             return train(calls)
         # Nodes that were sent one content share what is read from it.
         sent: dict[int, _Sent] = {}
@@ -135,13 +135,11 @@ def masked_sum_handlers(
                 told.append(_attempt(_masked_answer, one, answers[at], part))
         return told
 
-    return {message_type: handle, SUM_KEYS: each(_introduce), SUM_SHARES: each(_reveal)}
-
-
-def check_alone(call: Call) -> None:
-    """Raise Refusal where a node's owner wants that it tells what its data say within sums alone."""
-    if call.context.node_config.get(_ONLY):
-        raise Refusal(WEAK, "secure-sum")
+    return {
+        message_type: reveals(Reveals.SUMMED, handle),
+        SUM_KEYS: reveals(Reveals.NOTHING, each(_introduce)),
+        SUM_SHARES: reveals(Reveals.NOTHING, each(_reveal)),
+    }
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,6 @@ def _attempt(work: Any, *arguments: Any) -> Any:
 def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] | None) -> _Job:
     """Read and check a call before anything is trained; the node's part begins here, and is written down."""
     if MASKED_SUM not in call.content:
-        check_alone(call)
         return _Job(call, None)
     key = id(call.content)
     try:
@@ -229,7 +226,7 @@ def _joined(call: Call, sent: _Sent) -> _Own:
     ends = {}
     for other, key in zip(plan.members, plan.introductions, strict=True):
         if other != member:
-            links.meet(str(other), key)
+            links.meet(str(other), key, in_sum=True)
             ends[other] = Link(links.identity.secret_with(key), links.run, str(member), str(other))
     links.keep(call.context)
     # Of a sum in which the node does not get so far as to mask anything there is nothing to tell.
@@ -319,7 +316,6 @@ def _metric(metrics: MetricRecord, name: str) -> list[float]:
 def _introduce(call: Call) -> RecordDict:
     """Answer ``query.sum_keys``: the node's public keys, and the last sum of the run that it took part in."""
     config = only_record(call.content, ConfigRecord, "bad config")
-    tells_nothing()
     links = NodeLinks(call, _seed(config), begin=True)
     links.keep(call.context)
     number = _whole(_state(call, links.run), "number")
@@ -329,7 +325,6 @@ def _introduce(call: Call) -> RecordDict:
 
 def _reveal(call: Call) -> RecordDict:
     """Answer ``query.sum_shares``, once for each sum: what takes the masks off for these survivors."""
-    tells_nothing()
     config = only_record(call.content, ConfigRecord, "bad config")
     try:
         told = _shares(call, config)
@@ -376,7 +371,7 @@ def _shares(call: Call, config: ConfigRecord) -> bytes:
 
 def _link(links: NodeLinks, own: int, other: int) -> Link:
     """Return this node's end of the link with a member; their names are those of the sum."""
-    return Link(links.link(str(other)).secret, links.run, str(own), str(other))
+    return Link(links.link(str(other), in_sum=True).secret, links.run, str(own), str(other))
 
 
 def _purpose(about: bytes) -> str:

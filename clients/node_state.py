@@ -1,9 +1,8 @@
 """What a node keeps between rounds, told to the server for its checkpoint and taken back from it.
 
 Flower's engines drop a node's state when a run ends, and give a resumed run a new id. The state of a device
-is its owner's: with ``share-state = false`` in the node config it stays where it is. Where a device's links
-are sealed, the server gets its state locked with the device's own key: what neighbours are told sealed must
-not be read there.
+is its owner's: with ``share-state = false`` in the node config it stays where it is. A device locks what it
+tells with its own key, and takes back nothing else: the server can neither read a state nor make one up.
 """
 
 import base64
@@ -15,7 +14,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hedgerow.clients.guard import check_begin
+from hedgerow.clients.guard import check_restore, locked_number
 from hedgerow.clients.links import own_key
 from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECORD, SECRET_RECORD, Call
 from hedgerow.wire.records import PayloadError, finite_views
@@ -43,8 +42,8 @@ def kept(context: Context, name: str) -> tuple[dict[str, NDArray[Any]], ConfigRe
 def tell_state(call: Call) -> RecordDict:
     """Answer ``query.state``: the records of ``context.state``, and in ``NODE_RECORD`` whose they are.
 
-    ``SECRET_RECORD`` is left out: who knows what a node's noise is drawn from can take it off. A device whose
-    links are sealed tells one record, ``SEALED_RECORD``, which it alone can read.
+    ``SECRET_RECORD`` is left out: who knows what a node's noise is drawn from can take it off. A device tells
+    one record, ``SEALED_RECORD``, which it alone can read.
 
     Raises
     ------
@@ -52,12 +51,14 @@ def tell_state(call: Call) -> RecordDict:
         If the node config says ``share-state = false``.
     """
     _check_shared(call)
-    about = ConfigRecord({"partition-id": call.partition_id, RUN_KEY: str(call.context.run_id)})
+    node = ConfigRecord({"partition-id": call.partition_id, RUN_KEY: str(call.context.run_id)})
     told = {name: record for name, record in call.context.state.items() if name != SECRET_RECORD}
-    if LINKS_RECORD in told and not is_simulated():
-        locked = own_key(call.context).lock(_written(told), _of(call, str(call.context.run_id)))
-        told = {SEALED_RECORD: ConfigRecord({"bytes": locked})}
-    return RecordDict({**told, NODE_RECORD: about})
+    if not is_simulated():
+        number = locked_number()
+        about = _of(call, str(call.context.run_id), number)
+        locked = own_key(call.context).lock(_written(told), about)
+        told = {SEALED_RECORD: ConfigRecord({"bytes": locked, "number": number})}
+    return RecordDict({**told, NODE_RECORD: node})
 
 
 def restore_state(call: Call) -> RecordDict:
@@ -66,9 +67,9 @@ def restore_state(call: Call) -> RecordDict:
     Raises
     ------
     PermissionError
-        As ``tell_state``: who does not tell a state takes none.
+        As ``tell_state``: a node that shares no state takes none.
     ValueError
-        If the records are none that this node told.
+        If the records are none that this node told. A device that lost its key is among those.
     """
     _check_shared(call)
     about = call.content.config_records.get(NODE_RECORD, ConfigRecord())
@@ -78,17 +79,20 @@ def restore_state(call: Call) -> RecordDict:
             f"{NODE_RECORD} is {dict(about)} in the message; valid is a run and the partition "
             f"{call.partition_id}"
         )
-    records: Mapping[str, Any] = call.content
-    if SEALED_RECORD in records:
-        locked = call.content.config_records.get(SEALED_RECORD, ConfigRecord()).get("bytes")
-        if not isinstance(locked, bytes):
-            raise ValueError(f"{SEALED_RECORD} holds no bytes; valid is what this node told")
-        records = _read(own_key(call.context).unlock(locked, _of(call, earlier_run)))
-    elif not is_simulated():
-        # Whom the node trusts is not the server's to say.
-        records = {name: record for name, record in records.items() if name != LINKS_RECORD}
-    check_begin("restore", earlier_run)
     state = call.context.state
+    records: Mapping[str, Any] = call.content
+    if is_simulated():
+        check_restore(earlier_run, 0)
+        kept = {}
+    else:
+        sealed = call.content.config_records.get(SEALED_RECORD, ConfigRecord())
+        locked, number = sealed.get("bytes"), sealed.get("number")
+        if not isinstance(locked, bytes) or not isinstance(number, int):
+            raise ValueError(f"{SEALED_RECORD} must hold what this node locked, got {dict(sealed)!r:.80}")
+        records = _read(own_key(call.context).unlock(locked, _of(call, earlier_run, number)))
+        check_restore(earlier_run, number)
+        # What this run has established stands: whom the node met in it, and what it told in its sums.
+        kept = {name: state[name] for name in (LINKS_RECORD, SECRET_RECORD) if name in state}
     state.clear()
     for name, record in records.items():
         if name in (NODE_RECORD, SECRET_RECORD):
@@ -98,6 +102,8 @@ def restore_state(call: Call) -> RecordDict:
             state[name] = ConfigRecord({**record, RUN_KEY: str(call.context.run_id)})
         else:
             state[name] = record
+    for name, record in kept.items():
+        state[name] = record
     return RecordDict()
 
 
@@ -108,8 +114,8 @@ def _check_shared(call: Call) -> None:
         )
 
 
-def _of(call: Call, run: str) -> str:
-    return f"state of partition {call.partition_id} in run {run}"
+def _of(call: Call, run: str, number: int) -> str:
+    return f"state {number} of partition {call.partition_id} in run {run}"
 
 
 # Records as text. Flower's own serialisation of them is none of its public names.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.clients.app import Told, each
+from hedgerow.clients.guard import Reveals, check_pooled, is_guarded, reveals
 from hedgerow.tasks import (
     OWN,
     OwnData,
@@ -34,10 +35,20 @@ from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["OwnShare", "check_no_data", "has_own", "own_handlers", "own_part", "own_share", "told_of_own"]
+__all__ = [
+    "OwnShare",
+    "check_enough",
+    "check_no_data",
+    "has_own",
+    "own_handlers",
+    "own_part",
+    "own_share",
+    "told_of_own",
+]
 
 _RECORD = "standardise"  # in context.state, and in the message
 _MOST_HELD_OUT = 0.9
+_LEAST_SAMPLES = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +121,10 @@ def check_no_data(context: Context) -> None:
 def own_share(context: Context) -> OwnShare:
     """Return what a node learns from and is measured on.
 
-    Read from the run config: ``holdout``, ``classes``, ``standardise`` and ``seed``; from the node config
-    what ``OwnSource.of`` takes, and ``name``, which with the seed keys the held-out share.
+    Read from the run config: ``classes`` and ``standardise``; from the node config what ``OwnSource.of``
+    takes, and ``name``, which keys the held-out share. How large that is (``holdout``) and what draws it
+    (``holdout-seed``) the node config says; in a simulation without them the run config's ``holdout`` and
+    ``seed``.
 
     Raises
     ------
@@ -147,7 +160,10 @@ def told_of_own(context: Context) -> Told:
 
 def own_handlers() -> dict[str, BatchHandler]:
     """Return the handlers of ``query.statistics`` and ``query.standardise``."""
-    return {STATISTICS: each(_tell_statistics), STANDARDISE: each(_keep_standardisation)}
+    return {
+        STATISTICS: each(_tell_statistics),
+        STANDARDISE: reveals(Reveals.NOTHING, each(_keep_standardisation)),
+    }
 
 
 def own_part(context: Context) -> int:
@@ -155,17 +171,36 @@ def own_part(context: Context) -> int:
     return len(_held(_key(context)).part)
 
 
+def check_enough(context: Context, samples: int) -> None:
+    """Raise ValueError where a statistic or measure is over fewer samples than the node's owner allows.
+
+    The node config's ``min-samples`` says how many, 5 without it. A simulated node has nothing to guard.
+    """
+    if not is_guarded() or not has_own(context):
+        return
+    least = context.node_config.get("min-samples", _LEAST_SAMPLES)
+    if not isinstance(least, int) or isinstance(least, bool) or least < 1:
+        raise ValueError(f"min-samples must be an integer >= 1 in the node config, got {least!r}")
+    if samples < least:
+        raise ValueError(f"{samples} samples are measured or pooled; min-samples is {least}")
+
+
 def _key(context: Context) -> _Key:
     run, node = context.run_config, context.node_config
-    holdout, seed, classes = run.get("holdout", 0.2), run.get("seed", 0), run.get("classes", "")
-    if not isinstance(holdout, int | float) or not 0 <= holdout <= _MOST_HELD_OUT:
-        raise ValueError(
-            f"holdout is {holdout!r} in the run config; valid is a number from 0 to {_MOST_HELD_OUT}"
-        )
+    # Which samples are pooled or measured is the owner's to say: a server that could would tell them apart.
+    ours = is_guarded()
+    holdout = node.get("holdout", 0.2 if ours else run.get("holdout", 0.2))
+    seed = node.get("holdout-seed", 0 if ours else run.get("seed", 0))
+    if (
+        isinstance(holdout, bool)
+        or not isinstance(holdout, int | float)
+        or not 0 <= holdout <= _MOST_HELD_OUT
+    ):
+        raise ValueError(f"holdout must be a number from 0 to {_MOST_HELD_OUT}, got {holdout!r}")
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed is {seed!r} in the run config; valid is an integer >= 0")
+        raise ValueError(f"the seed of the held-out share must be an integer >= 0, got {seed!r}")
     name = str(node.get("name") or f"partition-{node.get('partition-id')}")
-    return OwnSource.of(node), str(classes), float(holdout), seed, name
+    return OwnSource.of(node), str(run.get("classes", "")), float(holdout), seed, name
 
 
 @lru_cache(maxsize=4096)
@@ -217,8 +252,11 @@ def _tell_statistics(call: Call) -> RecordDict:
         )
     key = _key(call.context)
     held = _held(key)
+    check_enough(call.context, len(held.part))
     x = held.data.x if held.applied is None else _read(key).x
     found = moments(x if not held.held_out.size else x[held.part])
+    sums = (np.array([found.count]), found.mean, found.squares)
+    check_pooled("moments", f"{key[0].data} {key[-1]}", *(part.tobytes() for part in sums))
     metrics: dict[str, Any] = {
         "count": found.count,
         "mean": found.mean.tolist(),

@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,17 @@ class Policy:
         Bytes that a message's process may allocate while it is handled, >= 1, on Linux; None for no limit.
         Simulated nodes share a process, of which it bounds nothing.
     secure_sums : {"allowed", "required"} (default: "allowed")
-        Whether a run may ask this node to train for anything but a secure sum.
+        With ``required`` only messages are answered that reveal nothing of the records, or go into a secure
+        sum. The node config's ``secure-sum = true`` says the same.
     privacy : {"none", "paper", "sound"} (default: "none")
-        The weakest mode that is obeyed. With any but ``none`` only what is noised so is told at all.
+        The weakest mode that is obeyed. With any but ``none`` only messages are answered that reveal nothing
+        of the records, or whose answers are noised so.
+    max_pooled : int (default: 1)
+        How many different sums of each kind (moments of features, counts of classes) over the same records
+        are told without noise, in all runs, >= 0. A sum that was told may be told again.
+    max_unprotected : int or None (default: None)
+        How many messages are answered, in all runs, whose answers depend on records without noise or a secure
+        sum, >= 0; None for no bound.
     noise_source : {"entropy", "seed"} (default: "entropy")
         Where noise comes from: the operating system whatever a run says, or what the run says.
     min_noise_multiplier : float (default: 0)
@@ -89,6 +97,8 @@ class Policy:
     max_memory: int | None = None
     secure_sums: str = "allowed"
     privacy: str = "none"
+    max_pooled: int = 1
+    max_unprotected: int | None = None
     noise_source: str = "entropy"
     min_noise_multiplier: float = 0.0
     max_clip: float = math.inf
@@ -114,10 +124,14 @@ def policy_of(context: Context) -> Policy | None:
     """
     named = context.node_config.get("policy") or os.environ.get(POLICY_VARIABLE, "")
     if not named:
-        return None if is_simulated() else Policy()
-    if not isinstance(named, str):
+        if is_simulated():
+            return None
+        policy = Policy()
+    elif not isinstance(named, str):
         raise PolicyError(f"policy is {named!r} in the node config; valid is the path of a TOML file")
-    return read_policy(Path(named).expanduser())
+    else:
+        policy = read_policy(Path(named).expanduser())
+    return replace(policy, secure_sums="required") if context.node_config.get("secure-sum") else policy
 
 
 def read_policy(path: Path) -> Policy:
@@ -211,6 +225,8 @@ _KEYS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "max-memory": ("an integer >= 1", _whole(1)),
     "secure-sums": ("'allowed' or 'required'", lambda value: value in ("allowed", "required")),
     "privacy": (f"one of {', '.join(PRIVACY_MODES)}", lambda value: value in PRIVACY_MODES),
+    "max-pooled": ("an integer >= 0", _whole(0)),
+    "max-unprotected": ("an integer >= 0", _whole(0)),
     "noise-source": ("'entropy' or 'seed'", lambda value: value in ("entropy", "seed")),
     "min-noise-multiplier": _POSITIVE,
     "max-clip": _POSITIVE,

@@ -23,6 +23,8 @@ except ImportError:  # Windows has no such locks; there a SuperNode handles one 
     fcntl = None  # type: ignore[assignment]
 
 _HELLO, _RESTORE, _RELEASE, _SUM = "hello", "restore", "release", "sum"
+_LOCK, _POOLED, _OPEN = "lock", "pooled", "open"
+_KINDS = (_HELLO, _RESTORE, _RELEASE, _SUM, _LOCK, _POOLED, _OPEN)
 
 
 class ReleasesError(ValueError):
@@ -49,24 +51,50 @@ class Releases:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def begin(self, what: str, run: str, node: int, most: int, of: str | None = None) -> None:
-        """Note a ``hello`` or ``restore`` of a run, of which there may be so many.
-
-        ``of`` is the run that a restored state is of.
+    def hello(self, run: str, node: int, most: int) -> None:
+        """Note that a method of gossip begins in a run, which it may do ``most`` times.
 
         Raises
         ------
         TooOften
-            If there were as many.
+            If it did.
         ReleasesError
             If the file is damaged or cannot be written.
         """
         with self._opened() as (file, lines):
-            before = sum((line["what"], line["run"], line["node"]) == (what, run, node) for line in lines)
-            if before >= most:
-                raise TooOften(f"run {run} had {before} of {what}; valid are at most {most}")
-            entry: dict[str, Any] = {"what": what, "run": run, "node": node}
-            _append(file, entry if of is None else {**entry, "of": of})
+            _append(file, _one_more(lines, _HELLO, run, node, most))
+
+    def lock(self, run: str, node: int) -> int:
+        """Note that a state is locked, and return its number: a later state has a higher one.
+
+        Raises
+        ------
+        ReleasesError
+            As ``hello``.
+        """
+        with self._opened() as (file, lines):
+            number = 1 + max((line["index"] for line in lines if line["what"] == _LOCK), default=0)
+            _append(file, {"what": _LOCK, "run": run, "node": node, "index": number})
+        return number
+
+    def restore(self, run: str, node: int, most: int, of: str, number: int) -> None:
+        """Note that a state of the run ``of``, locked under a number, replaces that of a run.
+
+        Raises
+        ------
+        TooOften
+            If ``most`` states were restored in the run, or a later one of the run ``of`` was.
+        ReleasesError
+            As ``hello``.
+        """
+        with self._opened() as (file, lines):
+            entry = _one_more(lines, _RESTORE, run, node, most)
+            if any(
+                line["what"] == _RESTORE and line.get("of") == of and line.get("index", 0) > number
+                for line in lines
+            ):
+                raise TooOften(f"a later state of run {of} was restored than number {number}")
+            _append(file, {**entry, "of": of, "index": number})
 
     def once(self, what: str, run: str, node: int, index: int) -> None:
         """Note a ``sum`` of a run, of which there may be one of each index.
@@ -76,13 +104,58 @@ class Releases:
         TooOften
             If there was.
         ReleasesError
-            As ``begin``.
+            As ``hello``.
         """
         entry = {"what": what, "run": run, "node": node, "index": index}
         with self._opened() as (file, lines):
             if any(entry.items() <= line.items() for line in lines):
                 raise TooOften(f"run {run} had {what} {index}; valid is each once")
             _append(file, entry)
+
+    def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
+        """Note one sum over the records of a source; the same sum may be told again.
+
+        Parameters
+        ----------
+        run, node : str, int
+            Who is told by whom.
+        source : str
+            Which records it is over, and what kind of sum it is.
+        digest : str
+            What tells this sum from others.
+        most : int
+            How many different ones may be told, in all runs.
+
+        Raises
+        ------
+        TooOften
+            If as many others were.
+        ReleasesError
+            As ``hello``.
+        """
+        entry = {"what": _POOLED, "run": run, "node": node, "source": source, "digest": digest}
+        with self._opened() as (file, lines):
+            told = {line["digest"] for line in lines if line["what"] == _POOLED and line["source"] == source}
+            if digest in told:
+                return
+            if len(told) >= most:
+                raise TooOften(f"{len(told)} other sums of this kind were told; at most {most} may be")
+            _append(file, entry)
+
+    def open(self, run: str, node: int, kind: str, most: int) -> None:
+        """Note a message whose answer depends on records without noise or a sum; ``most`` in all runs.
+
+        Raises
+        ------
+        TooOften
+            If there were as many.
+        ReleasesError
+            As ``hello``.
+        """
+        with self._opened() as (file, lines):
+            if (made := sum(line["what"] == _OPEN for line in lines)) >= most:
+                raise TooOften(f"{made} unprotected answers were given; at most {most} may be")
+            _append(file, {"what": _OPEN, "run": run, "node": node, "kind": kind})
 
     def release(
         self, run: str, node: int, root: int, index: int, multiplier: float, delta: float, max_epsilon: float
@@ -149,7 +222,7 @@ class Releases:
         Raises
         ------
         ReleasesError
-            As ``begin``.
+            As ``hello``.
         """
         with self._opened() as (_, lines):
             links = [(line["run"], line["of"]) for line in lines if line["what"] == _RESTORE and "of" in line]
@@ -202,11 +275,22 @@ def epsilon_of(multipliers: list[float], delta: float) -> float:
 
 def _checked(line: dict[str, Any]) -> dict[str, Any]:
     str(line["run"]), int(line["node"]), str(line.get("of"))
-    if line["what"] not in (_HELLO, _RESTORE, _RELEASE, _SUM):
+    if line["what"] not in _KINDS:
         raise ValueError(f"what is {line['what']!r}")
+    for key in {_LOCK: ("index",), _POOLED: ("source", "digest")}.get(line["what"], ()):
+        line[key]
+    int(line.get("index", 0))
     if line["what"] == _RELEASE and not (float(line["multiplier"]) > 0 and line["noise"]):
         raise ValueError(f"multiplier is {line['multiplier']!r}")
     return line
+
+
+def _one_more(lines: list[dict[str, Any]], what: str, run: str, node: int, most: int) -> dict[str, Any]:
+    """Return the entry of one more of these; TooOften if a run had as many as it may."""
+    before = sum((line["what"], line["run"], line["node"]) == (what, run, node) for line in lines)
+    if before >= most:
+        raise TooOften(f"run {run} had {before} of {what}; at most {most} may be")
+    return {"what": what, "run": run, "node": node}
 
 
 def _append(file: IO[bytes], entry: dict[str, Any]) -> None:

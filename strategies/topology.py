@@ -35,6 +35,7 @@ __all__ = [
     "laplacian",
     "metropolis",
     "mixing",
+    "neighbours",
     "one_peer_exponential",
     "push_weights",
     "senders",
@@ -410,6 +411,11 @@ def push_weights(graph: nx.DiGraph) -> Array:
 def senders(graph: nx.Graph, node: int) -> list[int]:
     """Return whom a node may hear, ascending: its neighbours, in a directed graph those that send to it."""
     return sorted(graph.predecessors(node) if graph.is_directed() else graph.neighbors(node))
+
+
+def neighbours(graph: nx.Graph, node: int) -> list[int]:
+    """Return whom a node exchanges messages with, ascending: whom it hears, and who hears it."""
+    return sorted({*graph.neighbors(node), *senders(graph, node)})
 
 
 def as_graph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) -> nx.Graph:

@@ -38,7 +38,17 @@ __all__ = [
 # The partition of a run whose nodes have data of their own.
 OWN = "own"
 # The keys of a node config that say what its data are.
-NODE_DATA_KEYS = ("allow-imports", "data", "features", "label", "name", "share-statistics")
+NODE_DATA_KEYS = (
+    "allow-imports",
+    "data",
+    "features",
+    "holdout",
+    "holdout-seed",
+    "label",
+    "min-samples",
+    "name",
+    "share-statistics",
+)
 
 _MAX_CLASSES = 2**20
 
@@ -349,8 +359,9 @@ def write_split(
 ) -> Path:
     """Write the training set of a data set as one file a node, dealt as a simulation deals it.
 
-    With ``partition = "own"``, ``holdout = 0`` and ``standardise = "none"``, node i on ``node-<i>.npz``
-    learns what it learns in the simulation of the same data set, partition, scaling and seed: docs/bits.md.
+    With ``partition = "own"``, ``standardise = "none"`` and ``holdout = 0`` (on devices in the node config),
+    With ``partition = "own"``, ``standardise = "none"`` and ``holdout = 0`` (on devices of the node config),
+    and seed: docs/bits.md.
 
     Parameters
     ----------

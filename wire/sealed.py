@@ -68,7 +68,8 @@ UNKNOWN = "not introduced"
 MALFORMED = "malformed introduction"
 CHANGED = "another key"
 UNPINNED = "not pinned"
-REASONS = (ALTERED, UNKNOWN, MALFORMED, CHANGED, UNPINNED)
+STRANGER = "not a neighbour"
+REASONS = (ALTERED, UNKNOWN, MALFORMED, CHANGED, UNPINNED, STRANGER)
 
 _PROTOCOL = "hedgerow sealed link 1"
 
@@ -326,6 +327,8 @@ class Links:
         key that stands under a name is, and no other one after it.
     known : Mapping[str, bytes] (default: none)
         Introductions that were believed before, by name.
+    neighbours : frozenset of str or None (default: None)
+        Whose first key is trusted: those that the graph had when the run began. None: anybody's.
     """
 
     def __init__(
@@ -335,8 +338,10 @@ class Links:
         own: str,
         pins: Mapping[str, bytes] | None = None,
         known: Mapping[str, bytes] | None = None,
+        neighbours: frozenset[str] | None = None,
     ) -> None:
         self.identity, self.run, self.own, self.pins = identity, run, own, pins
+        self.neighbours = neighbours
         self.known: dict[str, bytes] = dict(known or {})
 
     @property
@@ -344,21 +349,23 @@ class Links:
         """Whether the owner said whose keys are trusted; else it is the first."""
         return self.pins is not None
 
-    def meet(self, peer: str, introduction: bytes) -> None:
+    def meet(self, peer: str, introduction: bytes, *, in_sum: bool = False) -> None:
         """Take an introduction; one with another key of the run alone is a peer that began anew.
+
+        With ``in_sum`` it is that of another member of a secure sum, who need be no neighbour.
 
         Raises
         ------
         PayloadError
-            With reason ``malformed introduction``, ``not pinned``, or ``another key`` than is pinned, or than
-            was the first. What was known of the peer stands.
+            With reason ``malformed introduction``, ``not pinned``, ``not a neighbour``, or ``another key``
+            than is pinned, or than was the first. What was known of the peer stands.
         """
-        self._check(peer, introduction)
+        self._check(peer, introduction, in_sum)
         self.identity.secret_with(introduction)
         self.known[peer] = introduction
 
-    def link(self, peer: str) -> Link:
-        """Return the link with a peer.
+    def link(self, peer: str, *, in_sum: bool = False) -> Link:
+        """Return the link with a peer; ``in_sum`` as ``meet``.
 
         Raises
         ------
@@ -367,13 +374,16 @@ class Links:
         """
         if peer not in self.known:
             raise PayloadError(UNKNOWN, f"no introduction of {peer}")
-        self._check(peer, self.known[peer])
+        self._check(peer, self.known[peer], in_sum)
         return Link(self.identity.secret_with(self.known[peer]), self.run, self.own, peer)
 
-    def _check(self, peer: str, introduction: bytes) -> None:
+    def _check(self, peer: str, introduction: bytes, in_sum: bool) -> None:
         key = introduction[:KEY_BYTES]
         if self.pins is not None and peer not in self.pins:
             raise PayloadError(UNPINNED, f"no key of {peer} is pinned")
+        named = in_sum or self.pins is not None or self.neighbours is None or peer in self.neighbours
+        if not named:
+            raise PayloadError(STRANGER, f"{peer} was no neighbour when the run began")
         trusted = self.known.get(peer, key)[:KEY_BYTES] if self.pins is None else self.pins[peer]
         if key != trusted:
             raise PayloadError(CHANGED, f"{peer} has another key than before, or than is pinned")

@@ -19,6 +19,7 @@ from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
 from hedgerow.clients.fedmud.frozen_base import Bases, held_base
 from hedgerow.clients.fedmud.methods import Instruction, Method, Work
+from hedgerow.clients.guard import Reveals, reveals
 from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
@@ -84,7 +85,7 @@ def fedmud_client(
 
     handlers: dict[str, BatchHandler] = {
         **masked_sum_handlers(train, part_of=lambda call: _part(call, task(call.context))),
-        MERGE: listen,
+        MERGE: reveals(Reveals.NOTHING, listen),
         **task_handlers(task),
     }
     return BatchClientApp(handlers)

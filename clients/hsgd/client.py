@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from hedgerow.clients.app import BatchClientApp, Sizes, each, whoami
-from hedgerow.clients.guard import tells_nothing
+from hedgerow.clients.guard import Reveals, reveals
 from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, config_of
 from hedgerow.clients.hsgd.own import own_party, party_of
 from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
@@ -106,7 +106,6 @@ def hsgd_client(
         return party_of(context) if own(context) else load(context)
 
     def pair(call: Call) -> RecordDict:
-        tells_nothing()  # Of records: whose they are is told.
         told = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
         config = records_of(call.content, ConfigRecord).get("config", ConfigRecord())
         about = records_of(told, ConfigRecord)["pair"]
@@ -120,12 +119,13 @@ def hsgd_client(
         except ValueError:  # Told in the answer to ``query.pair``, which costs this node its part.
             return 0
 
+    steps = Reveals.NOISED | Reveals.KEPT
     return BatchClientApp(
         {
             WHOAMI: whoami(people, sizes=sizes),
-            PAIR: each(pair),
-            EXCHANGE: _handler(party, ExchangeRequest.of, Exchange.of, encode_all),
-            UPDATE: _handler(party, UpdateRequest.of, update_of, step_all),
+            PAIR: reveals(Reveals.NOTHING, each(pair)),
+            EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, Exchange.of, encode_all)),
+            UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update_of, step_all)),
             **own_handlers(),
             **sum_handlers(party),
         }

@@ -6,6 +6,7 @@ for the parties of one group, and for no one else.
 """
 
 import hmac
+import json
 import os
 import struct
 import unicodedata
@@ -73,15 +74,20 @@ class MatchKey:
 
     # Labels for devices that have none.
 
-    def seal(self, label: int, person: str) -> bytes:
-        """Return a class for this person's device; every class has the same length."""
+    def seal(self, label: int, person: str, classes: Sequence[str]) -> bytes:
+        """Return a class, as its place in a list, for this person's device; all have the same length."""
         nonce = os.urandom(_NONCE)
-        return nonce + self._labels.encrypt(nonce, struct.pack("<I", label), person.encode())
+        about = _label_of(person, classes)
+        return nonce + self._labels.encrypt(nonce, struct.pack("<I", label), about.encode())
 
-    def unseal(self, sealed: bytes, person: str) -> int:
-        """Return the class; ValueError if it was not sealed for this person with this key."""
-        plain = _opened(self._labels, sealed, person, "label")
-        return int(struct.unpack("<I", plain)[0]) if len(plain) == 4 else -1
+    def unseal(self, sealed: bytes, person: str, classes: Sequence[str]) -> int:
+        """Return the class; ValueError if it was not sealed for this person and list with this key.
+
+        The list is bound: a server that told the device a shorter one would read from a refusal whether the
+        label is on it.
+        """
+        plain = _opened(self._labels, sealed, _label_of(person, classes), "label")
+        return int(struct.unpack("<I", plain)[0])
 
     # Sums of devices with one person each.
 
@@ -98,6 +104,10 @@ class MatchKey:
             own = _expanded(_opened(self._masks, seed, person, "mask"), count)
             total = [a + b for a, b in zip(total, own, strict=True)]
         return joined(total)
+
+
+def _label_of(person: str, classes: Sequence[str]) -> str:
+    return json.dumps([person, *classes])
 
 
 def _opened(cipher: AESGCM, sealed: bytes, person: str, what: str) -> bytes:

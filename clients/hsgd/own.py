@@ -2,7 +2,8 @@
 
 Ids leave the node as keyed hashes alone; labels leave a hospital sealed for the person's device, or as
 counts of classes and of scores. A server that lies can ask for sums over few people: every sum is over at
-least ``min-people``, and a node gives sums of features once a run.
+least ``min-people``, and a device tells one sum of each kind over the same records, in all runs. No refusal
+depends on the label of a person whom a message names.
 """
 
 import math
@@ -76,6 +77,11 @@ class OwnParty:
     def classes(self) -> list[str]:
         """The names of the classes that its people have; empty without labels."""
         return sorted(set(self.half.labels or ()))
+
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Raise ValueError unless all of the party's classes are among these, whoever a message is about."""
+        if missing := set(self.classes) - set(classes):
+            raise ValueError(f"classes lacks {len(missing)} of this party's classes in the message's config")
 
     def people(self, ids: Sequence[str]) -> list[int]:
         """Return the rows of these people; ValueError if one is not here."""
@@ -284,15 +290,10 @@ def _labels(own: OwnParty, terms: Terms, rows: Sequence[int]) -> list[int]:
             raise ValueError(
                 "this party has no labels and was told none; valid are labels on one of the sides"
             )
-        labels = [own.key.unseal(one, person) for one, person in zip(terms.labels, terms.people, strict=True)]
-        if not all(0 <= label < len(terms.classes) for label in labels):
-            raise ValueError(f"a sealed label is no class; valid is 0 to {len(terms.classes) - 1}")
-        return labels
+        sealed = zip(terms.labels, terms.people, strict=True)
+        return [own.key.unseal(one, person, terms.classes) for one, person in sealed]
+    own.check_classes(terms.classes)
     number = {name: index for index, name in enumerate(terms.classes)}
-    if unknown := sum(own.half.labels[row] not in number for row in rows):
-        raise ValueError(
-            f"{unknown} people here have a class that was not agreed on; valid are {terms.classes}"
-        )
     return [number[own.half.labels[row]] for row in rows]
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch.func import functional_call
 
 from hedgerow.clients.app import each
-from hedgerow.clients.guard import tells_nothing
+from hedgerow.clients.guard import Reveals, check_pooled, reveals
 from hedgerow.clients.hsgd.messages import Release, config_of, received
 from hedgerow.clients.hsgd.own import (
     OwnParty,
@@ -48,14 +48,13 @@ from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError, is_sealed
 from hedgerow.clients.hsgd.step import block_size, encodings
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.tasks.split_models import split_loss
-from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.fixed_point import fixed_point
 from hedgerow.wire.message_types import ENCODE, POOL, SCORE, SETUP, UNMASK
 from hedgerow.wire.records import to_record
 
 __all__ = ["own_handlers", "own_pair"]
 
-_ONCE = "hsgd-told"  # what is told once a run, in context.state
 _CALIBRATION_BINS = 15
 # Encodings of evaluated people, where they are sealed: none of training.
 _EVALUATED = "evaluated-zeta2"
@@ -64,10 +63,13 @@ _MOST_BINS = 100_000
 
 def own_handlers() -> dict[str, BatchHandler]:
     """Return the handlers of a node with a file of its own, beside those of training."""
-    work: dict[str, Callable[[Call], RecordDict]] = {
-        POOL: _pool, UNMASK: _unmask, SETUP: _setup, ENCODE: _encode, SCORE: _score,
-    }  # fmt: skip
-    return {kind: each(_checked(handle)) for kind, handle in work.items()}
+    return {
+        POOL: reveals(_pool_reveals, each(_checked(_pool))),
+        UNMASK: each(_checked(_unmask)),
+        SETUP: reveals(Reveals.NOTHING, each(_checked(_setup))),
+        ENCODE: reveals(Reveals.NOISED, each(_checked(_encode))),
+        SCORE: each(_checked(_score)),
+    }
 
 
 def _checked(work: Callable[[Call], RecordDict]) -> Callable[[Call], RecordDict]:
@@ -89,6 +91,13 @@ def own_pair(own: OwnParty) -> RecordDict:
     return RecordDict({"pair": ConfigRecord(told)})
 
 
+def _pool_reveals(content: RecordDict) -> Reveals:
+    """Return that sealed labels reveal nothing, and sums and counts do."""
+    config = content.config_records.get("config", ConfigRecord())
+    pools = any(config.get(key, False) is not False for key in ("sums", "counts"))
+    return Reveals.RECORDS if pools else Reveals.NOTHING
+
+
 def _people(call: Call, own: OwnParty) -> tuple[list[str], list[int]]:
     """Return the people of the message, a device's its one, and their rows."""
     if own.role == "device":
@@ -108,16 +117,9 @@ def _enough(call: Call, people: Sequence[str], what: str) -> None:
         )
 
 
-def _once(call: Call, what: str) -> None:
-    """Raise ValueError where a node told this in this run: two sums that differ by one person tell of it."""
-    told = call.context.state.config_records.get(_ONCE, ConfigRecord())
-    if told.get(RUN_KEY) != str(call.context.run_id):
-        told = ConfigRecord({RUN_KEY: str(call.context.run_id)})
-    if told.get(what):
-        raise ValueError(
-            f"{what} were told in this run; valid is once, or their difference tells of a person"
-        )
-    call.context.state[_ONCE] = ConfigRecord({**told, what: True})
+def _pooled_once(call: Call, kind: str, *parts: bytes) -> None:
+    """Note a sum over this party's people: two that differ by one person tell of that person."""
+    check_pooled(kind, str(call.context.node_config.get("data")), *parts)
 
 
 def _pool(call: Call) -> RecordDict:
@@ -129,33 +131,32 @@ def _pool(call: Call) -> RecordDict:
         x = own.features([str(name) for name in _texts(config, "features")])[rows].astype(np.float64)
         x = x.reshape(-1, x.shape[-1])  # a value a step or a pixel counts like one a person
         if own.role == "device":
-            _once(call, "sums of features")
             exact = [sum(map(fixed_point, column)) for part in (x, x * x) for column in part.T.tolist()]
+            _pooled_once(call, "sums of features", *(number.to_bytes(64, signed=True) for number in exact))
             masked, seed = own.key.mask(exact, ids[0])
             return RecordDict({"masked": ConfigRecord({"sums": masked, "seed": seed, "rows": len(x)})})
         _enough(call, ids, "sums")
-        _once(call, "sums of features")
         arrays |= {
             "sum": x.sum(axis=0),
             "square": (x * x).sum(axis=0),
             "rows": np.array([len(x)], np.float64),
         }
+        _pooled_once(call, "sums of features", *(part.tobytes() for part in arrays.values()))
     if own.role == "hospital":
-        number = {name: index for index, name in enumerate(_texts(config, "classes"))}
-        labels = own.half.labels or ()
-        if unknown := sum(labels[row] not in number for row in rows):
-            raise ValueError(
-                f"{unknown} people have none of the classes in the message's config; valid is all"
-            )
-        mine = [number[labels[row]] for row in rows]
+        classes = _texts(config, "classes")
+        own.check_classes(classes)
+        number, labels = {name: index for index, name in enumerate(classes)}, own.half.labels or ()
         if flag(config, "counts", default=False):
             _enough(call, ids, "counts of classes")
-            _once(call, "counts of classes")
+            mine = [number[labels[row]] for row in rows]
             arrays["counts"] = np.bincount(mine, minlength=len(number)).astype(np.float64)
+            _pooled_once(call, "counts of classes", arrays["counts"].tobytes())
         sealed = [str(one) for one in config.get("labels-of", [])]  # type: ignore[union-attr]
         if sealed:
-            own_rows = own.people(sealed)
-            labels_of = [own.key.seal(number[labels[r]], p) for r, p in zip(own_rows, sealed, strict=True)]
+            labels_of = [
+                own.key.seal(number[labels[row]], person, classes)
+                for row, person in zip(own.people(sealed), sealed, strict=True)
+            ]
             reply["sealed"] = ConfigRecord({"labels": labels_of})
     if arrays:
         reply["arrays"] = to_record(arrays)
@@ -171,7 +172,7 @@ def _unmask(call: Call) -> RecordDict:
     if not isinstance(seeds, list) or len(seeds) != len(ids) or not all(isinstance(s, bytes) for s in seeds):
         raise ValueError("seeds in the message's config; valid is one of each of ids")
     _enough(call, ids, "sums")
-    _once(call, "masks of devices")
+    _pooled_once(call, "masks of devices", *(person.encode() for person in sorted(ids)))
     return RecordDict({"masks": ConfigRecord({"sum": own.key.masks(seeds, ids, count)})})  # type: ignore[arg-type]
 
 
@@ -183,7 +184,6 @@ def _setup(call: Call) -> RecordDict:
     except ValueError:
         call.context.state = before
         raise
-    tells_nothing()
     return RecordDict({"ready": ConfigRecord({"encoding": party.encoding})})
 
 

@@ -112,8 +112,10 @@ class Channel:
         names, t = tuple(map(str, peers)), whole(config, "t", 0)
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
         told: Mapping[str, Any] = records_of(call.content, ConfigRecord).get(_INTRODUCTIONS, ConfigRecord())
+        if told:
+            links.name_neighbours(told)
         for name in dict.fromkeys(names):
-            if name in told:
+            if told.get(name):
                 try:
                     links.meet(name, told[name] if isinstance(told[name], bytes) else b"")
                 except PayloadError as error:

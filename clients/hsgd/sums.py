@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import Context, MetricRecord, RecordDict
 
 from hedgerow.clients.app import each
-from hedgerow.clients.guard import WEAK, Refusal, kept_for_sum
 from hedgerow.clients.hsgd.messages import Memory, ProtectedUpload, Vector, config_of, reply
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import is_sealed
@@ -19,30 +18,12 @@ from hedgerow.clients.masking import masked_sum_handlers
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import UPLOAD
 
-__all__ = ["check_kept", "mean_of_rows", "sum_handlers"]
-
-# Of the node config, as in ``clients/masking.py``: the node trains for nothing but sums.
-_ONLY = "secure-sum"
+__all__ = ["mean_of_rows", "sum_handlers"]
 
 
 def sum_handlers(load: Callable[[Context], Party]) -> dict[str, BatchHandler]:
     """Return the handlers of secure sums; ``load`` finds a node's party."""
     return masked_sum_handlers(each(lambda call: _uploaded(call, load(call.context))), UPLOAD)
-
-
-def check_kept(call: Call, *, sealed: bool, summed: bool) -> None:
-    """Note that a message is answered without a model or a loss, where that is so.
-
-    Raises
-    ------
-    Refusal
-        If it is not, and the node's owner wants that it tells what it learnt within sums alone. Heads and
-        encodings that the server reads tell that too.
-    """
-    if call.context.node_config.get(_ONLY) and not (sealed and summed):
-        raise Refusal(WEAK, _ONLY if sealed else "sealed")
-    if sealed and summed:
-        kept_for_sum()
 
 
 def _uploaded(call: Call, party: Party) -> RecordDict:

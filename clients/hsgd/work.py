@@ -17,7 +17,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.guard import check_privacy, tells_nothing
+from hedgerow.clients.guard import check_kept_for_sum, check_privacy, reveals_nothing
 from hedgerow.clients.hsgd.messages import (
     ExchangeRequest,
     Memory,
@@ -37,7 +37,7 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
-from hedgerow.clients.hsgd.sums import check_kept, mean_of_rows
+from hedgerow.clients.hsgd.sums import mean_of_rows
 from hedgerow.clients.instructions import flag
 from hedgerow.wire.calls import Call
 
@@ -68,7 +68,7 @@ class Exchange:
         """Prepare one call."""
         ids = _ids_of(party, request.ids)
         channel = Channel.of(call, config_of(call))
-        check_kept(call, sealed=channel is not None, summed=True)
+        check_kept_for_sum(channel is not None)
         if party.role == "hospital" and not has_arrays(call):
             check_privacy("none")  # The head that it tells has learnt since, and has no noise.
         x, _ = party.rows(ids)
@@ -243,7 +243,8 @@ Update = HospitalUpdate | DeviceUpdate
 def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
     """Prepare one call of ``train.update``."""
     sealed = flag(config_of(call), "sealed", default=False)
-    check_kept(call, sealed=sealed, summed=request.summed)
+    # Heads and encodings that the server reads tell what was learnt, too.
+    check_kept_for_sum(sealed and request.summed)
     kind = HospitalUpdate if party.role == "hospital" else DeviceUpdate
     return kind.of(call, party, request)
 
@@ -300,7 +301,7 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
     memory = Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
     memory.keep(context, stepped=job.party.role != "device")  # A device is sent theta_2 each time.
     if "loss" not in told:
-        tells_nothing()
+        reveals_nothing()
     return _kept(job, RecordDict({"metrics": told}))
 
 

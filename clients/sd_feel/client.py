@@ -16,7 +16,7 @@ from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
 from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.masking import check_alone, masked_sum_handlers
+from hedgerow.clients.masking import masked_sum_handlers
 from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
@@ -70,7 +70,6 @@ def sd_feel_client(
 
 def _gradient(call: Call, task: LocalTask) -> RecordDict:
     """Return the gradient of all of a node's samples at the model that was sent, and the estimates there."""
-    check_alone(call)
     found = probe_as_told(call, task, "server-round")
     return RecordDict(
         {

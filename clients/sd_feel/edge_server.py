@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import each
+from hedgerow.clients.guard import Reveals, reveals
 from hedgerow.clients.instructions import choice, only_config, string, whole
 from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
 from hedgerow.wire.edge_servers import (
@@ -87,7 +88,11 @@ def edge_server_handlers() -> dict[str, BatchHandler]:
     - ``columns`` are starts and ends of what is mixed, [start, end, start, end, …]; the rest (running
       statistics) stays. ``dtype`` is that of the result: between two steps it is float64.
     """
-    return {INTRA: each(_intra), GOSSIP: each(_gossip)}
+    # An edge server has no records: what it answers is made of what it was sent.
+    return {
+        INTRA: reveals(Reveals.NOTHING, each(_intra)),
+        GOSSIP: reveals(Reveals.NOTHING, each(_gossip)),
+    }
 
 
 def _intra(call: Call) -> RecordDict:

@@ -17,6 +17,7 @@ from hedgerow.sim.cli.options import (
     interruptible,
     read_node_configs,
     read_own_data,
+    with_holdout,
 )
 
 __all__ = ["Level", "deploy_keys", "deploy_local", "deploy_split"]
@@ -108,6 +109,7 @@ def deploy_local(
                 "data-dir: no node of --own-data reads it, and the server has no data; leave it out"
             )
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
+        configs = with_holdout(configs, plan.run_config)
         if own and (open_ := readable_by_others(own)):
             typer.echo(f"Warning: other users may read {open_[0]}, of {len(open_)} such files", err=True)
     try:

@@ -164,6 +164,17 @@ def read_node_configs(
     return configs
 
 
+def with_holdout(configs: Sequence[UserConfig], run_config: UserConfig) -> list[UserConfig]:
+    """Return node configs with the run's held-out share, for nodes with data that whoever runs them owns.
+
+    A device takes neither that share nor its seed from a run.
+    """
+    if run_config.get("partition") != "own" or "holdout" not in run_config:
+        return list(configs)
+    ours: UserConfig = {"holdout": run_config["holdout"], "holdout-seed": run_config["seed"]}
+    return [{**ours, **config} if "data" in config else config for config in configs]
+
+
 def read_own_data(
     spec: AppSpec, folder: Path | None, nodes: int | None
 ) -> tuple[list[str], list[UserConfig]]:

@@ -76,7 +76,10 @@ def task_settings(texts: Mapping[str, tuple[str, Callable[[str], object]]]) -> d
 
 
 HOLDOUT = Setting(
-    0.2, in_range(0.0, 0.9), "of `own`: the share of its samples that each node keeps aside to measure on"
+    0.2,
+    in_range(0.0, 0.9),
+    "of `own`, in simulations: the share of its samples that each node keeps aside to measure on. "
+    "A device's own `holdout` is in its node config",
 )
 QUORUM = Setting(
     0, whole(0, MAX_NODES), "nodes that must be there when the run starts; others may come later (0: all)"

@@ -25,6 +25,7 @@ from hedgerow.strategies.topology import (
     ONE_PEER,
     as_digraph,
     metropolis,
+    neighbours,
     one_peer_exponential,
     push_weights,
     senders,
@@ -279,6 +280,11 @@ class _Method:
     def instructions(self, node: int) -> dict[str, Scalar]:
         place = {"num-nodes": self.num_nodes, **self._place(node, 0)}
         return {**self.keys, **self.privacy.instructions(), **place}
+
+    def peers(self, node: int) -> Sequence[int]:
+        if self.network.changes:
+            return [j for j in range(self.num_nodes) if j != node]
+        return neighbours(self.graph(0), node)
 
     def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
         receivers = set(self.graph(k).neighbors(node)) if self.network.pushes else set()

@@ -279,6 +279,9 @@ class _Method:
             "num-nodes": self.num_nodes,
         }
 
+    def peers(self, node: int) -> Sequence[int]:
+        return self._neighbours(node)
+
     def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
         return {}
 

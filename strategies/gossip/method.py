@@ -46,6 +46,9 @@ class GossipMethod(Protocol):
     def instructions(self, node: int) -> Mapping[str, Scalar]:
         """Return the settings that a node is told once."""
 
+    def peers(self, node: int) -> Sequence[int]:
+        """Return whom a node exchanges payloads with at any iteration, ascending."""
+
     def event(self, node: int, k: int, readers: Sequence[int]) -> Mapping[str, Scalar]:
         """Return what a node is told of its communication at iteration k alone.
 

@@ -224,6 +224,9 @@ class Relay:
             if self.sites is not None:
                 flags["link-run"] = self.sites.name
         own = {"method": self.method.name, "run-seed": seed, **flags, **self.method.instructions(i)}
+        # A node trusts the first key of those alone that it is told of here.
+        if self.introductions is not None and (peers := list(self.method.peers(i))) != own["neighbours"]:
+            own["peers"] = peers
         return ConfigRecord({**config, **own})
 
 

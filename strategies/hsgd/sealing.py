@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.gossip.introductions import Introductions
+from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.messages import REFUSED, LinkIntroduction
 from hedgerow.wire.limits import MAX_PLACES
 from hedgerow.wire.sealed import REASONS
@@ -63,12 +64,21 @@ class SealedLinks:
         self._seed = seed
         self._introductions = Introductions()
         self.names: dict[int, str] = {}
+        # By partition id: whom a party talks with, in any batch.
+        self._neighbours: dict[int, set[int]] = {}
         self._of_name: dict[str, int] = {}
         self.begin_round()
 
     def begin(self, run: int) -> None:
         """Begin a run, or one that goes on: under another id all nodes have other keys."""
         self._introductions.begin(run)
+
+    def place(self, groups: Iterable[Group]) -> None:
+        """Take who talks with whom: a hospital with all of its people's hosts."""
+        for group in groups:
+            self._neighbours.setdefault(group.hospital, set()).update(group.hosts.values())
+            for host in group.hosts.values():
+                self._neighbours.setdefault(host, set()).add(group.hospital)
 
     def begin_round(self) -> None:
         """Count anew what is refused."""
@@ -97,9 +107,16 @@ class SealedLinks:
         return {"sealed": True, "seed": self._seed, "peers": [self.names[j] for j in peers]}
 
     def introduce(self, i: int, peers: Iterable[int]) -> ConfigRecord | None:
-        """Return the introductions that a party lacks, by name; None where it has all."""
+        """Return the introductions that a party lacks, by name; None where it has all.
+
+        The first of them name all its neighbours, those without an introduction yet with empty bytes: a party
+        trusts nobody who is named later.
+        """
         told = self._introductions.for_receiver(i, peers)
-        return ConfigRecord({self.names[j]: one for j, one in told.items()}) if told else None
+        if not told:
+            return None
+        named = {j: b"" for j in sorted(self._neighbours.get(i, ())) if j in self.names}
+        return ConfigRecord({self.names[j]: one for j, one in {**named, **told}.items()})
 
     def met(self, i: int, peers: Iterable[int], refused: Mapping[str, Iterable[str]]) -> set[int]:
         """Note that a party knows its peers but those that it refused, and return these."""

@@ -555,6 +555,8 @@ class HSGD(FederatedStrategy):
     def _take_part(self, matching: Matching, setup: OwnSetup | DealtSetup) -> None:
         self._matching, self._unmatched = matching, setup.counts
         self.groups, self.encodings = matching.groups, setup.encodings
+        if self._links is not None:
+            self._links.place([*matching.groups, *matching.held_out.values()])
         if isinstance(setup, DealtSetup):
             self._sizes = [setup.sizes.get(m, 0) for m in range(max(setup.sizes) + 1)]
         else:

@@ -35,7 +35,7 @@ from hedgerow.clients.policy import POLICY_VARIABLE, Policy, PolicyError, policy
 from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.wire import simulated
-from hedgerow.wire.calls import NODE_RECORD, SECRET_RECORD, Call
+from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, SEALED_RECORD, SECRET_RECORD, Call
 from hedgerow.wire.message_types import HELLO, MONITOR, PUBLISH, RESTORE, STATE, UPDATE, WHOAMI
 from hedgerow.wire.records import to_record, view
 from hedgerow.wire.vector_codecs import parse_codec
@@ -465,25 +465,50 @@ def test_a_forced_restore_takes_the_noise_off_a_simulated_node() -> None:
     assert rms(gradient_by_restore(node())) < 1e-9
 
 
-def test_a_forced_restore_does_not_take_the_noise_off_a_device(device: Path) -> None:
+def test_a_device_takes_back_nothing_but_what_it_locked(device: Path) -> None:
     context = node(policy=policy(device, SOUND))
     answered(hello(context))
-    assert refused(told(APP, STATE, {}, context)) == UNPROTECTED
+    locked = answered(told(APP, STATE, {}, context))
+    assert set(locked) == {SEALED_RECORD, NODE_RECORD}
+    before = {name: dict(record) for name, record in context.state.items()}
     # A state that the server made up.
     forged = RecordDict({key: record for key, record in context.state.items() if key != SECRET_RECORD})
     forged["ceps-config"] = ConfigRecord({**forged["ceps-config"], "privacy": "none"})  # type: ignore[arg-type]
     forged[NODE_RECORD] = ConfigRecord({"partition-id": 0, "run": "1"})
-    answered(told(APP, RESTORE, forged, context))
-    assert refused(update(context, 1, np.zeros(N))).startswith("privacy: ")
+    number = {**locked[SEALED_RECORD], "number": 2}
+    for made_up in (forged, {**locked, SEALED_RECORD: ConfigRecord({**number})}):
+        assert refused(told(APP, RESTORE, {**made_up}, context)) == FAILED
+        assert {name: dict(record) for name, record in context.state.items()} == before
+    assert np.any(update(context, 1, np.zeros(N))["metrics"]["gradients"])  # type: ignore[index]
 
 
 def test_restores_are_counted(device: Path) -> None:
-    context = node(policy=policy(device, "max-restores = 1"))
-    empty = {NODE_RECORD: ConfigRecord({"partition-id": 0, "run": "1"})}
-    answered(told(APP, RESTORE, empty, context))
-    assert refused(told(APP, RESTORE, empty, context)) == TOO_OFTEN
+    path = policy(device, "max-restores = 1")
+    locked = answered(told(APP, STATE, {}, node(1, policy=path)))
+    context = node(2, policy=path)
+    answered(told(APP, RESTORE, locked, context))
+    assert refused(told(APP, RESTORE, locked, context)) == TOO_OFTEN
     # Of each run: an honest one has a new id when it is resumed.
-    answered(told(APP, RESTORE, empty, node(2, policy=str(device / "hedgerow-node.toml"))))
+    answered(told(APP, RESTORE, locked, node(3, policy=path)))
+
+
+def test_no_state_is_restored_after_a_later_one_of_its_run(device: Path) -> None:
+    path = policy(device, "max-restores = 9")
+    context = node(1, policy=path)
+    first, second = (answered(told(APP, STATE, {}, context)) for _ in range(2))
+    answered(told(APP, RESTORE, first, node(2, policy=path)))
+    answered(told(APP, RESTORE, second, node(3, policy=path)))
+    assert refused(told(APP, RESTORE, first, node(4, policy=path))) == TOO_OFTEN
+
+
+def test_what_a_run_has_established_outlives_a_restore(device: Path) -> None:
+    path = policy(device, "")
+    earlier = answered(told(APP, STATE, {}, node(1, policy=path)))
+    context = node(2, policy=path)
+    answered(hello(context, sealed=True, privacy="none"))
+    kept = {name: dict(context.state[name]) for name in (LINKS_RECORD, SECRET_RECORD)}
+    answered(told(APP, RESTORE, earlier, context))
+    assert {name: dict(context.state[name]) for name in (LINKS_RECORD, SECRET_RECORD)} == kept
 
 
 def two_updates(first: Context) -> tuple[Context, Context]:
@@ -556,7 +581,8 @@ def test_the_seed_takes_the_noise_off_a_simulated_node_alone(device: Path) -> No
 
 def test_what_no_noise_is_on_is_not_told_where_the_owner_wants_noise(device: Path) -> None:
     app = BatchClientApp({"evaluate": each(lambda _: RecordDict({"metrics": MetricRecord({"loss": 1.0})}))})
-    assert refused(told(app, "evaluate", {}, node(policy=policy(device, SOUND)))) == UNPROTECTED
+    reason = refused(told(app, "evaluate", {}, node(policy=policy(device, SOUND))))
+    assert reason == f"privacy: {UNPROTECTED}"
     answered(told(app, "evaluate", {}, node(policy=policy(device, ""))))
 
 

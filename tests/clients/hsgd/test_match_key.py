@@ -32,17 +32,19 @@ def test_two_ways_to_write_an_accent_are_one_id() -> None:
 
 
 def test_a_label_is_for_one_person_and_one_key() -> None:
-    sealed = KEY.seal(3, "a" * 32)
-    assert KEY.unseal(sealed, "a" * 32) == 3
-    assert sealed != KEY.seal(3, "a" * 32)
-    for key, person, told in (
-        (KEY, "b" * 32, sealed),
-        (MatchKey(SECRET, 1), "a" * 32, sealed),
-        (KEY, "a" * 32, sealed[:-1]),
-        (KEY, "a" * 32, b""),
+    classes = list("abcd")
+    sealed = KEY.seal(3, "a" * 32, classes)
+    assert KEY.unseal(sealed, "a" * 32, classes) == 3
+    assert sealed != KEY.seal(3, "a" * 32, classes)
+    for key, person, told, among in (
+        (KEY, "b" * 32, sealed, classes),
+        (MatchKey(SECRET, 1), "a" * 32, sealed, classes),
+        (KEY, "a" * 32, sealed[:-1], classes),
+        (KEY, "a" * 32, b"", classes),
+        (KEY, "a" * 32, sealed, classes[:3]),
     ):
         with pytest.raises(ValueError, match="match-key-file"):
-            key.unseal(told, person)
+            key.unseal(told, person, among)
 
 
 @given(st.lists(st.lists(FLOATS, min_size=2, max_size=2), min_size=1, max_size=6))

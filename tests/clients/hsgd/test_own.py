@@ -67,7 +67,7 @@ def setup(**changes: Any) -> dict[str, Any]:
     person = PEOPLE.person("p-1")
     good: dict[str, Any] = {"model": "auto", "seed": 0, "hospital-shape": [3], "device-shape": [1]}
     good |= {"classes": ["no", "yes"], "features": ["pulse"], "people": [person]}
-    return {**good, "labels": [PEOPLE.seal(1, person)], **changes}
+    return {**good, "labels": [PEOPLE.seal(1, person, ["no", "yes"])], **changes}
 
 
 def told(context: Context, kind: str, **config: Any) -> RecordDict | Exception:
@@ -94,7 +94,9 @@ def test_a_device_without_labels_is_ready_with_a_sealed_one(tmp_path: Path) -> N
         ({"people": [], "labels": []}, "at least one of people"),
         ({"labels": [b"x" * 32]}, "not sealed with this party's key"),
         ({"labels": []}, "told none"),
-        ({"labels": [PEOPLE.seal(2, PEOPLE.person("p-1"))]}, "no class"),
+        # Of whatever label: a refusal tells nothing of it.
+        ({"labels": [PEOPLE.seal(1, PEOPLE.person("p-1"), ["no", "other", "yes"])]}, "not sealed with"),
+        ({"labels": [PEOPLE.seal(0, PEOPLE.person("p-1"), ["no", "other", "yes"])]}, "not sealed with"),
         ({"mean": [1.0], "deviation": [0.0]}, "finite numbers > 0"),
         ({"mean": [1.0, 1.0], "deviation": [1.0, 1.0]}, "mean has 2 entries"),
         ({"model": "os:getcwd"}, "code, which this node's owner has not allowed"),

@@ -205,7 +205,7 @@ def test_linked_runs_are_counted_together_and_others_are_not(tmp_path: Path) -> 
     ledger = Releases(tmp_path / "ledger.jsonl")
     for root, (run_id, of) in enumerate([("a", None), ("b", "a"), ("c", "a"), ("d", "c"), ("x", None)]):
         if of is not None:
-            ledger.begin("restore", run_id, 7, 9, of)
+            ledger.restore(run_id, 7, 9, of, 1)
         for index in range(2):
             ledger.release(run_id, 7, root, index, 5.0, 1e-5, math.inf)
     assert {one: ledger.made(one) for one in "abcdxy"} == {

@@ -222,14 +222,17 @@ def test_two_hospitals_have_no_sum() -> None:
         run(strategy(world, 2, 1, sealed=True, secure_sum=True), world, 1)
 
 
-def test_an_owner_can_have_its_node_train_for_nothing_but_sums() -> None:
-    told = [{"partition-id": i, **({"secure-sum": True} if i == 1 else {})} for i in range(6)]
-    own = {"node_configs": told}
-    _, (end,), _ = ended("edges", nodes=own)
+def test_an_owner_can_have_its_node_train_for_nothing_but_sums(tmp_path: Path) -> None:
+    def guarded(run: int) -> dict[str, Any]:
+        (tmp_path / f"{run}.toml").write_text(f'secure-sums = "required"\nledger = "{run}.jsonl"\n')
+        own = {"policy": str(tmp_path / f"{run}.toml")}
+        return {"node_configs": [{"partition-id": i, **(own if i == 1 else {})} for i in range(6)]}
+
+    _, (end,), _ = ended("edges", nodes=guarded(1))
     assert end.rejected == {}
-    _, (end,), grid = ended("edges", summed=False, nodes=own)
+    _, (end,), grid = ended("edges", summed=False, nodes=guarded(2))
     assert (end.train["groups"], end.rejected) == (2, {"error 2": 2})
-    _, (end,), grid = ended("edges", summed=False, sealed=False, nodes=own)
+    _, (end,), grid = ended("edges", summed=False, sealed=False, nodes=guarded(3))
     assert end.train["groups"] == 2
     assert not any(partition == 1 for kind, partition, _ in grid.replies if kind.startswith("train"))
 
