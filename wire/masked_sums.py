@@ -11,7 +11,8 @@ agreed on and no share is dealt before a round: shares of b_u and of all s_uv tr
 is told of s_uv after u is lost says nothing of other rounds. Shares go to all members, not to neighbours
 alone: a member tells its share of b_u or those of s_uv, once, and as two thirds of the others are needed and
 few of a survivor's neighbours may be lost, a server that tells members different lists of survivors gets too
-little of either, without an exchange that compares the lists. All that a sum is of (``about``: members,
+little of either (``survivors_needed``; docs/privacy.md has the proof), without an exchange that compares the
+lists. All that a sum is of (``about``: members,
 settings, the model that was sent) is part of every key: who was told something else has masks that do not
 cancel.
 
@@ -76,7 +77,7 @@ SEED_BYTES = 16
 MAX_MEMBERS = MAX_SHARES
 # With two members each knows what the other told.
 LEAST_MEMBERS = 3
-# More than two thirds must survive: the server and a third of the members together learn nothing.
+# More than two thirds must survive: the server and fewer than a third of the members open no update.
 LEAST_THRESHOLD = 2 / 3
 # What counters (arrays of integers) and metrics are clipped to.
 COUNTER_CLIP, METRIC_CLIP = 2.0**20, 2.0**10
@@ -88,9 +89,15 @@ Words = NDArray[np.uint32]
 
 
 def survivors_needed(members: int, threshold: float = LEAST_THRESHOLD) -> int:
-    """Return how many members must survive: more than that share of them, all at most."""
+    """Return t, how many members must survive: more than that share of them, all at most.
+
+    At least as many as keep an update closed to the server and any c < n / 3 members, whatever lists of
+    survivors it tells the others: 2 (t - 1) > n - 1 + c, for n = 3 k + 1 one more than two thirds ask.
+    """
     # A share such as 2/3 is a binary fraction below it: floor(3 * (2/3)) is 2 all the same.
-    return min(floor(members * threshold + 1e-9) + 1, members)
+    share = floor(members * threshold + 1e-9) + 1
+    colluders = (members - 1) // 3
+    return min(max(share, (members - 1 + colluders) // 2 + 2), members)
 
 
 def default_neighbours(members: int) -> int:

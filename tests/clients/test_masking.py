@@ -134,6 +134,14 @@ def test_sums_that_do_not_hide_are_refused(name: str, nodes: Nodes) -> None:
         nodes.train(0, HOSTILE[name](nodes))
 
 
+@pytest.mark.parametrize("n", [4, 7])
+def test_a_sum_that_two_lists_would_open_is_refused(n: int) -> None:
+    nodes = Nodes(n)
+    # Two thirds: n - 1 shares of two kinds, with those of (n - 1) / 3 colluders, are twice as many as needed.
+    with pytest.raises(Refusal, match="takes no part in such a sum"):
+        nodes.train(0, nodes.plan(threshold=2 * n // 3 + 1))
+
+
 def test_an_owner_may_want_more_members() -> None:
     nodes = Nodes(**{"min-sum-nodes": 6})
     with pytest.raises(Refusal, match="such a sum"):

@@ -245,7 +245,7 @@ def test_the_graph_is_regular_and_symmetric(n: int) -> None:
 
 def test_survivors_are_more_than_two_thirds() -> None:
     assert all(3 * survivors_needed(n) > 2 * n or survivors_needed(n) == n for n in range(1, 256))
-    assert [survivors_needed(n) for n in (3, 4, 6, 9, 50)] == [3, 3, 5, 7, 34]
+    assert [survivors_needed(n) for n in (3, 4, 6, 7, 9, 10, 50)] == [3, 4, 5, 6, 7, 8, 34]
 
 
 def test_those_whose_neighbours_are_lost_are_left_out_and_the_others_accept_the_list() -> None:
