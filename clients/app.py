@@ -7,7 +7,7 @@ with one message and the handler sees a list of one; an engine that holds a whol
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
@@ -69,7 +69,8 @@ class BatchClientApp(ClientApp):
         self._introduction = own.get(WHOAMI)
         if isinstance(self._introduction, Whoami):
             own[WHOAMI] = reveals(Reveals.NOTHING, self._introduction)
-        self._handlers = {key: guarded(key, _on_one_blas_thread(handler)) for key, handler in own.items()}
+        types = tuple(sorted(own))
+        self._handlers = {key: guarded(key, _of_app(types, handler)) for key, handler in own.items()}
         for message_type, handler in self._handlers.items():
             category, _, action = message_type.partition(".")
             registers = {"train": self.train, "evaluate": self.evaluate, "query": self.query}
@@ -93,10 +94,12 @@ class BatchClientApp(ClientApp):
         return sizes if sizes is None or all(sizes) else None
 
 
-def _on_one_blas_thread(handler: BatchHandler) -> BatchHandler:
+def _of_app(types: tuple[str, ...], handler: BatchHandler) -> BatchHandler:
+    """Return a handler that declares the same, on one BLAS thread, whose calls say which app they are of."""
+
     def handle(calls: Sequence[Call]) -> Sequence[RecordDict | Exception]:
         with one_blas_thread():
-            return handler(calls)
+            return handler([replace(call, app=types) for call in calls])
 
     return reveals(reveals_of(handler), handle)
 

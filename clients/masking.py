@@ -8,6 +8,7 @@ sum once, and helps to take its masks off once.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from hedgerow.clients.guard import (
     reveals,
 )
 from hedgerow.clients.links import NodeLinks
+from hedgerow.clients.told import told_digest
 from hedgerow.wire.calls import RUN_KEY, SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.discrete_gaussian import KEY_BYTES, CoinFlips
 from hedgerow.wire.masked_sums import (
@@ -64,8 +66,9 @@ class SumPart:
     Parameters
     ----------
     common : RecordDict
-        All that a member's answer depends on beside its own data, which is part of the masks' keys: whoever
+        All of the instruction that a member's answer depends on, which is part of the masks' keys: whoever
         was sent another model than the others has masks that do not cancel. The server must find the same.
+        What else the node was told is part of the keys by ``told_digest``.
     start : Mapping[str, NDArray]
         From what each array of an answer is a change, by key; their order is that of the sum's numbers.
     """
@@ -170,6 +173,8 @@ class _Own:
     seed: int
     # Its end of the link with each other member.
     ends: Mapping[int, Link]
+    # Of what it was told beside the instruction, before it trains.
+    told: bytes
 
 
 @dataclass(frozen=True)
@@ -230,9 +235,9 @@ def _joined(call: Call, sent: _Sent) -> _Own:
             ends[other] = Link(links.identity.secret_with(key), links.run, str(member), str(other))
     links.keep(call.context)
     # Of a sum in which the node does not get so far as to mask anything there is nothing to tell.
-    unmade = {"about": b"", "told": True}
+    unmade = {"about": b"", "key": b"", "told": True}
     _keep(call, links.run, {"number": plan.number, "plan": sent.packed, **unmade})
-    return _Own(sent, member, links.run, seed, ends)
+    return _Own(sent, member, links.run, seed, ends, told_digest(call))
 
 
 def _masked_answer(
@@ -253,10 +258,13 @@ def _masked_answer(
         [np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in start.items()]
     )
     numbers = _numbers(job, update, start, metrics)
-    _keep(job.call, job.sum.run, {**_plain(_state(job.call, job.sum.run)), "about": about, "told": False})
-    seeds = {other: pair_seed(ends[other].secret, about) for other in plan.graph(about)[own]}
-    made = masked(plan, own, about, numbers, seeds)
-    purpose = _purpose(about)
+    # The server need not know what members were told beside the instruction: it has no use for this key.
+    key = sha256(about + job.sum.told).digest()
+    state = _plain(_state(job.call, job.sum.run))
+    _keep(job.call, job.sum.run, {**state, "about": about, "key": key, "told": False})
+    seeds = {other: pair_seed(ends[other].secret, key) for other in plan.graph(about)[own]}
+    made = masked(plan, own, numbers, seeds)
+    purpose = _purpose(key)
     sealed = b"".join(ends[other].seal(share, plan.number, purpose) for other, share in made.shares.items())
     return RecordDict(
         {
@@ -336,8 +344,11 @@ def _reveal(call: Call) -> RecordDict:
 def _shares(call: Call, config: ConfigRecord) -> bytes:
     links = NodeLinks(call, _seed(config))
     state = _state(call, links.run)
-    about, kept = state.get("about"), state.get("plan")
-    if not isinstance(about, bytes) or not isinstance(kept, bytes) or config.get("number") != state["number"]:
+    about, key, kept = (state.get(name) for name in ("about", "key", "plan"))
+    if (
+        not (isinstance(about, bytes) and isinstance(key, bytes) and isinstance(kept, bytes))
+        or config.get("number") != state["number"]
+    ):
         raise ValueError(f"this node took no part in sum {config.get('number')!r}, or in a later one")
     if state.get("told") is not False:
         raise ValueError("this node has told its shares for this sum")
@@ -359,7 +370,7 @@ def _shares(call: Call, config: ConfigRecord) -> bytes:
     for at, other in enumerate(others):
         try:
             end = _link(links, own, other)
-            opened[other] = end.open(sealed[size * at : size * (at + 1)], plan.number, _purpose(about))
+            opened[other] = end.open(sealed[size * at : size * (at + 1)], plan.number, _purpose(key))
         except PayloadError:
             continue  # The server is told that there is none.
     told = revealed(plan, own, plan.graph(about), alive, opened)
@@ -374,8 +385,8 @@ def _link(links: NodeLinks, own: int, other: int) -> Link:
     return Link(links.link(str(other), in_sum=True).secret, links.run, str(own), str(other))
 
 
-def _purpose(about: bytes) -> str:
-    return f"shares of a sum {about.hex()}"
+def _purpose(key: bytes) -> str:
+    return f"shares of a sum {key.hex()}"
 
 
 def _seed(record: Mapping[str, Any]) -> int:

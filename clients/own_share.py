@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hedgerow.clients.app import Told, each
 from hedgerow.clients.guard import Reveals, check_pooled, is_guarded, reveals
+from hedgerow.clients.told import keep_told, told
 from hedgerow.tasks import (
     OWN,
     OwnData,
@@ -31,8 +32,9 @@ from hedgerow.tasks import (
     parse_standardise,
     read_own,
 )
-from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
+from hedgerow.wire.records import config_in
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
@@ -46,7 +48,7 @@ __all__ = [
     "told_of_own",
 ]
 
-_RECORD = "standardise"  # in context.state, and in the message
+_RECORD = "standardise"  # in the message, and among what the node was told
 _MOST_HELD_OUT = 0.9
 _LEAST_SAMPLES = 5
 
@@ -232,10 +234,9 @@ def _standardisation(context: Context) -> Standardisation | None:
     said = str(context.run_config.get("standardise", "none"))
     if said != "federated":
         return parse_standardise(said)
-    told = context.state.config_records.get(_RECORD, ConfigRecord())
-    if told.get(RUN_KEY) != str(context.run_id):
+    if (kept := told(context, _RECORD)) is None:
         raise ValueError(f"this node was not told the run's standardisation; valid is {STANDARDISE!r} first")
-    return Standardisation(tuple(_numbers(told, "mean")), tuple(_numbers(told, "std")))
+    return Standardisation(tuple(_numbers(kept, "mean")), tuple(_numbers(kept, "std")))
 
 
 def _tell_statistics(call: Call) -> RecordDict:
@@ -267,21 +268,20 @@ def _tell_statistics(call: Call) -> RecordDict:
 
 def _keep_standardisation(call: Call) -> RecordDict:
     """Obey ``query.standardise``: keep ``mean`` and ``std`` of each feature for this run."""
-    told = call.content.config_records.get(_RECORD, ConfigRecord())
-    mean, std = _numbers(told, "mean"), _numbers(told, "std")
+    sent = config_in(call.content, _RECORD)
+    mean, std = _numbers(sent, "mean"), _numbers(sent, "std")
     features = num_features(_held(_key(call.context)).data.input_shape)
     if not len(mean) == len(std) == features or not all(value > 0 for value in std):
         raise ValueError(
             f"mean and std are {len(mean)} and {len(std)} numbers in the message; valid are {features} of "
             "each, deviations > 0"
         )
-    run = str(call.context.run_id)
-    call.context.state[_RECORD] = ConfigRecord({RUN_KEY: run, "mean": mean, "std": std})
+    keep_told(call.context, _RECORD, {"mean": mean, "std": std})
     return RecordDict({"metrics": MetricRecord({"num-examples": own_part(call.context)})})
 
 
-def _numbers(told: ConfigRecord, key: str) -> list[float]:
-    values = told.get(key)
+def _numbers(sent: ConfigRecord, key: str) -> list[float]:
+    values = sent.get(key)
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and isfinite(value) for value in values
     ):

@@ -52,11 +52,14 @@ class Call:
         The node's context. ``context.state`` is the only thing that lives until its next call.
     message_type : str
         Flower's message type, ``"train"`` or ``"train.local_step"`` for example.
+    app : tuple of str (default: none)
+        The message types that the app answers, sorted: ``BatchClientApp`` says so to its handlers.
     """
 
     content: RecordDict
     context: Context
     message_type: str
+    app: tuple[str, ...] = ()
 
     @property
     def partition_id(self) -> int:

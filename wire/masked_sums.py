@@ -492,7 +492,7 @@ def clips_of(arrays: Mapping[str, NDArray[Any]], plan: SumPlan) -> NDArray[np.fl
 
 
 def pair_seed(secret: bytes, about: bytes) -> bytes:
-    """Return s_uv, 16 bytes of one sum, from what two members agreed on."""
+    """Return s_uv, 16 bytes of one sum, from what two members agreed on and what they were told."""
     return HKDFExpand(SHA256(), SEED_BYTES, _PROTOCOL + b" pair" + about).derive(secret)
 
 
@@ -527,7 +527,7 @@ class MaskedSum:
     commitments: bytes
 
 
-def masked(plan: SumPlan, own: int, about: bytes, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:
+def masked(plan: SumPlan, own: int, numbers: Words, seeds: Mapping[int, bytes]) -> MaskedSum:
     """Mask one member's numbers.
 
     Parameters
@@ -536,8 +536,6 @@ def masked(plan: SumPlan, own: int, about: bytes, numbers: Words, seeds: Mapping
         The sum.
     own : int
         The member.
-    about : bytes
-        ``plan.about``.
     numbers : NDArray[uint32]
         On the grid.
     seeds : Mapping[int, bytes]

@@ -16,7 +16,10 @@ from hedgerow.clients.gradient_noise import noise_root
 from hedgerow.clients.grid_noise import GridNoise, noise_key
 from hedgerow.clients.guard import check_privacy, check_release
 from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
+from hedgerow.clients.told import digest_of, keep_told, told
 from hedgerow.wire.calls import Call
+from hedgerow.wire.masked_sums import told_content
+from hedgerow.wire.message_types import EXCHANGE
 from hedgerow.wire.records import PayloadError, finite_views, records_of, to_record, view
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
@@ -29,6 +32,7 @@ __all__ = [
     "Vector",
     "config_of",
     "has_arrays",
+    "note_terms",
     "received",
     "reply",
 ]
@@ -41,6 +45,10 @@ _STATE, _STATE_AT = "hsgd", "hsgd-at"  # records in context.state
 # What it was before the last steps, which count for nothing if the server did not hear of them.
 _BEFORE, _BEFORE_AT = "hsgd-before", "hsgd-before-at"
 _START = "start-"  # before a block's name there
+# Among what the node was told: the terms of all that it did since a round began.
+_TERMS = "hsgd-steps"
+# Of these, what is a party's own: another group may have missed an interval.
+_PARTY_S_OWN = ("t", "since", "ids", "peers")
 
 
 def config_of(call: Call) -> ConfigRecord:
@@ -238,6 +246,22 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
 def has_arrays(call: Call) -> bool:
     """Return whether the message carries a model, as it does at the start of a global interval."""
     return _ARRAYS in records_of(call.content, ArrayRecord)
+
+
+def note_terms(call: Call) -> None:
+    """Note by which terms a party works on what it uploads within a sum, which binds its masks to them.
+
+    Digests of the model that a round, or a device's interval, begins with, and of the configs since.
+    """
+    begins = call.message_type == EXCHANGE and has_arrays(call)
+    kept = None if begins else told(call.context, _TERMS)
+    before: Any = [] if kept is None else kept["digests"]
+    common = {key: repr(value) for key, value in config_of(call).items() if key not in _PARTY_S_OWN}
+    terms = {*before, digest_of(call.message_type, sorted(common.items()))}
+    if begins:
+        model = records_of(call.content, ArrayRecord)[_ARRAYS]
+        terms.add(digest_of("model", told_content(RecordDict({_ARRAYS: model})).hex()))
+    keep_told(call.context, _TERMS, {"digests": sorted(terms)})
 
 
 def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector:

@@ -20,10 +20,10 @@ from flwr.app import ConfigRecord, Context
 
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.party import ROLES, Party
+from hedgerow.clients.told import keep_told, told
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.tasks.split_models import SplitModel, split_model, weighted_loss
 from hedgerow.tasks.vertical_own import OwnHalf, read_constants, read_half
-from hedgerow.wire.calls import RUN_KEY
 from hedgerow.wire.limits import MAX_FEATURES
 
 __all__ = [
@@ -43,6 +43,8 @@ OWN_KEYS = (
     "allow-imports",
 )  # fmt: skip
 _TERMS = "hsgd-terms"
+# All else of the terms the parties of a sum were told alike.
+_PARTY_S_OWN = ("people", "labels")
 _LEAST_PEOPLE = 5
 
 
@@ -179,15 +181,15 @@ class Terms:
 
 def keep_terms(context: Context, config: ConfigRecord) -> None:
     """Put the agreement into ``context.state``. Sealed labels stay sealed there."""
-    context.state[_TERMS] = ConfigRecord({**config, RUN_KEY: str(context.run_id)})
+    own = {key: value for key, value in config.items() if key in _PARTY_S_OWN}
+    keep_told(context, _TERMS, {key: value for key, value in config.items() if key not in own}, own)
 
 
 def kept_terms(context: Context) -> Terms:
     """Return the agreement of this run; ValueError where there is none yet."""
-    told = context.state.config_records.get(_TERMS)
-    if told is None or told.get(RUN_KEY) != str(context.run_id):
+    if (kept := told(context, _TERMS)) is None:
         raise ValueError("this node was told of no agreement; valid is 'query.setup' before any training")
-    return Terms.of(told)
+    return Terms.of(kept)
 
 
 def own_party(context: Context) -> OwnParty:

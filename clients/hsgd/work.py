@@ -24,6 +24,7 @@ from hedgerow.clients.hsgd.messages import (
     UpdateRequest,
     config_of,
     has_arrays,
+    note_terms,
     received,
     reply,
 )
@@ -103,6 +104,7 @@ class Exchange:
             content = reply({**head, kind: released}, compress=self.request.compress)
         else:
             content = self.channel.sealed(self.memory.ids, kind, rows=released, **head)
+            note_terms(self.call)
         self.memory.keep(self.call.context)
         return content
 
@@ -300,6 +302,8 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
     loss = metrics.get("loss") if request.summed else None
     memory = Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
     memory.keep(context, stepped=job.party.role != "device")  # A device is sent theta_2 each time.
+    if request.summed:
+        note_terms(job.call)
     if "loss" not in told:
         reveals_nothing()
     return _kept(job, RecordDict({"metrics": told}))

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from hedgerow.clients import local_task, sd_feel_client
 from hedgerow.clients.own_share import own_share
+from hedgerow.clients.told import keep_told
 from hedgerow.wire.calls import Call
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS, WHOAMI
 
@@ -134,12 +135,14 @@ def test_a_bad_standardisation_is_refused(data: Path, told: dict[str, Any]) -> N
     own = context(data, standardise="federated")
     with pytest.raises(ValueError, match=r"mean|std"):
         ask(STANDARDISE, own, standardise=ConfigRecord(told))
-    assert "standardise" not in own.state
+    assert not own.state
 
 
 def test_a_standardisation_of_another_run_is_not_taken(data: Path) -> None:
     own = context(data, standardise="federated")
-    own.state["standardise"] = ConfigRecord({"run": "6", "mean": [0.0] * 5, "std": [1.0] * 5})
+    keep_told(own, "standardise", {"mean": [0.0] * 5, "std": [1.0] * 5})
+    assert local_task(own)
+    own.run_id += 1
     with pytest.raises(ValueError, match="not told"):
         local_task(own)
 

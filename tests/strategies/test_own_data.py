@@ -128,13 +128,13 @@ def test_who_lost_what_it_was_told_is_told_again(grid: InProcessGrid) -> None:
         ledger=ledger, federation=SimpleNamespace(gather=lambda _: nodes.roster)
     )
     states = [node.state for node in grid._nodes.values()]
-    first = dict(states[0]["standardise"])
+    first = dict(states[0]["told/standardise"])
     states[0].clear()
     for rejected, there in (({}, False), ({"error 2": 1}, True)):
         end = SimpleNamespace(round=1, rejected=Counter(rejected))
         nodes._on_round_end(end)  # type: ignore[arg-type]
         kept = next(iter(grid._nodes.values())).state
-        assert ("standardise" in kept) is there
-    assert dict(kept["standardise"]) == first
+        assert ("told/standardise" in kept) is there
+    assert dict(kept["told/standardise"]) == first
     # Two messages each at the start; what was told again is booked at the end of the next round.
     assert ledger.by_link()["hub->node"].messages == 6

@@ -51,7 +51,7 @@ def secret_of(u: int, v: int) -> bytes:
 def masks(plan: SumPlan, numbers: dict[int, np.ndarray], about: bytes = ABOUT) -> dict[int, MaskedSum]:
     graph = plan.graph(about)
     return {
-        u: masked(plan, u, about, numbers[u], {v: pair_seed(secret_of(u, v), about) for v in graph[u]})
+        u: masked(plan, u, numbers[u], {v: pair_seed(secret_of(u, v), about) for v in graph[u]})
         for u in plan.members
     }
 

@@ -1,0 +1,174 @@
+"""What a server tells a node to keep is bound to the masks of its sums, whoever writes a handler."""
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+from tests.clients.test_masking import N, Nodes, _devices, instruction
+from tests.strategies.summing import app
+
+import hedgerow.clients
+from hedgerow.clients.app import BatchClientApp, each
+from hedgerow.clients.hsgd.messages import note_terms
+from hedgerow.clients.told import keep_told, told, told_digest
+from hedgerow.wire.calls import Call
+from hedgerow.wire.masked_sums import MASKED, Unmasking, told_content
+from hedgerow.wire.message_types import EXCHANGE, UPDATE
+from hedgerow.wire.records import to_record, view
+
+__all__ = ["_devices"]
+
+
+def summed(nodes: Nodes, before: Callable[[Context, int], None]) -> tuple[Any, list[int]]:
+    """Return a sum of all nodes, each of which ``before`` was done to, and whose seeds it lacks."""
+    plan = nodes.plan()
+    for i, context in enumerate(nodes.contexts):
+        before(context, i)
+    answers = {i: nodes.train(i, plan) for i in range(N)}
+    content = instruction(plan)
+    about = plan.about(told_content(RecordDict({key: content[key] for key in ("arrays", "config")})))
+    words = {i: view(one[MASKED][MASKED]) for i, one in answers.items()}
+    solving = Unmasking(plan, about, words, {i: one["shares"]["commitments"] for i, one in answers.items()})
+    for i in range(N):
+        solving.take(i, solving.check(i, nodes.shares(i, plan, list(range(N)), answers)))
+    return solving.total()
+
+
+TOLD: dict[str, Callable[[Context, Any], None]] = {
+    "a record to keep": lambda context, what: keep_told(context, "standardise", {"std": [what]}),
+    "the run config": lambda context, what: context.run_config.update({"holdout": what}),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_member_that_was_told_something_else_is_not_in_the_sum(name: str) -> None:
+    total, bad = summed(Nodes(), lambda context, i: TOLD[name](context, 1.0 if i == 2 else 1e30))
+    # The others do not open its shares: its own mask stays on.
+    assert total is None
+    assert bad == [2]
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_members_that_were_told_the_same_have_a_sum(name: str) -> None:
+    total, bad = summed(Nodes(), lambda context, i: TOLD[name](context, 1.0))
+    assert total is not None
+    assert bad == []
+
+
+def test_what_is_a_nodes_own_is_not_bound() -> None:
+    total, _ = summed(Nodes(), lambda context, i: keep_told(context, "terms", {"mean": [0.5]}, {"people": i}))
+    assert total is not None
+
+
+def context(**run: Any) -> Context:
+    return Context(7, 1, {"partition-id": 0}, RecordDict(), run)
+
+
+def test_message_type_app_and_run_are_bound() -> None:
+    found: list[bytes] = []
+
+    def noting(call: Call) -> RecordDict:
+        found.append(told_digest(call))
+        return RecordDict()
+
+    handlers = {"train": each(noting), "train.upload": each(noting)}
+    for one, kind in ((handlers, "train"), (handlers, "train.upload"), ({"train": each(noting)}, "train")):
+        handler = BatchClientApp(one).batch_handler(kind)
+        assert handler is not None
+        handler([Call(RecordDict(), context(), kind)])
+    assert len(set(found)) == 3
+    assert app().batch_handler("train") is not None
+
+
+def test_what_another_run_said_is_not_told() -> None:
+    own = context()
+    keep_told(own, "standardise", {"std": [1.0]}, {"people": ["a"]})
+    assert dict(told(own, "standardise") or {}) == {"std": [1.0], "people": ["a"]}
+    before = told_digest(Call(RecordDict(), own, "train"))
+    own.run_id += 1
+    assert told(own, "standardise") is None
+    assert told_digest(Call(RecordDict(), own, "train")) == told_digest(
+        Call(RecordDict(), context(), "train")
+    )
+    assert told_digest(Call(RecordDict(), own, "train")) != before
+
+
+# HSGD: what is uploaded was made in earlier messages.
+
+
+def party(
+    model: float = 0.0, eta0: float = 0.1, ids: tuple[str, ...] = ("a",), exchanges: tuple[int, ...] = (0, 2)
+) -> bytes:
+    """Return what binds the upload of a hospital after its intervals of two steps."""
+    own = context()
+    for t in exchanges:
+        config = ConfigRecord(
+            {"t": t, "ids": list(ids), "peers": list(ids), "sealed": True, "compress": False}
+        )
+        arrays = {"arrays": to_record({"head": np.full(3, model)})} if t == exchanges[0] else {}
+        note_terms(Call(RecordDict({"config": config, **arrays}), own, EXCHANGE))
+        config = ConfigRecord({"t": t, "steps": 2, "eta0": eta0, "ids": list(ids), "peers": list(ids)})
+        note_terms(Call(RecordDict({"config": config}), own, UPDATE))
+    return told_digest(Call(RecordDict(), own, "train.upload"))
+
+
+def test_hsgds_uploads_are_bound_to_the_model_and_the_rates_of_their_steps() -> None:
+    honest = party()
+    # Another group has other people, and may have missed an interval.
+    assert party(ids=("b", "c")) == party(exchanges=(2,)) == honest
+    assert len({honest, party(model=1.0), party(eta0=0.0)}) == 3
+
+
+# Whoever writes ``context.state`` elsewhere says here why no sum needs it.
+NOT_TOLD = {
+    "told.py": "this is it",
+    "node_state.py": "what the node itself told before",
+    "links.py": "keys, each of which is checked against the plan of a sum",
+    "masking.py": "the node's own part in its last sum",
+    "error_feedback.py": "what the node's own updates left out",
+    "gossip.py": "takes part in no sum",
+    "sd_feel/edge_server.py": "takes part in no sum",
+    "fedmud/frozen_base.py": "the base, which is in the sum's own part (SumPart)",
+    "fedmud/fedbat.py": "a model's state, no node's",
+    "hsgd/messages.py": "the node's own steps, whose terms are told (note_terms)",
+    "hsgd/own_work.py": "what the node itself has told, and its state of before",
+}
+
+
+def writes_a_state(tree: ast.AST) -> bool:
+    """Whether code assigns to a context's ``state``, or to something in it, or calls what changes it."""
+
+    def is_state(node: ast.expr) -> bool:
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        return name == "state" and not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_state(node.value):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "state" and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            changes = node.func.attr in ("update", "clear", "pop", "setdefault")
+            if changes and is_state(node.func.value):
+                return True
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "keep":
+            return True
+    return False
+
+
+def test_no_handler_keeps_a_servers_words_past_told() -> None:
+    room = Path(hedgerow.clients.__file__).parent
+    writing = {
+        str(file.relative_to(room))
+        for file in sorted(room.rglob("*.py"))
+        if writes_a_state(ast.parse(file.read_text()))
+    }
+    assert writing == NOT_TOLD.keys()
+    telling = [file for file in room.rglob("*.py") if "keep_told(" in file.read_text()]
+    assert {str(file.relative_to(room)) for file in telling} == {
+        "told.py", "own_share.py", "hsgd/own.py", "hsgd/messages.py",
+    }  # fmt: skip
