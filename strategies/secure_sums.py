@@ -31,7 +31,6 @@ from hedgerow.wire.masked_sums import (
     MASKED_SUM,
     MAX_MEMBERS,
     SEED_BYTES,
-    SHARES,
     SumPlan,
     Unmasking,
     clips_of,
@@ -354,7 +353,7 @@ class SecureSums:
     def book_shares(self, server_round: int, reply: Reply) -> None:
         """Book on the modelled link what a masked reply holds beside its array."""
         at = reply.node.partition_id
-        carried = payload_bytes(reply.content[SHARES])
+        carried = payload_bytes(only_record(reply.content, ConfigRecord, BAD_SHARES))
         self.book(server_round, at, carried, down=False)
 
     def note_left_out(self) -> None:

@@ -136,8 +136,8 @@ class SimilarityFree(FederatedStrategy):
     probe_rounds : int (default: 0)
         In the first so many rounds workers also estimate curvature and gradient variance, for the planner.
     **options
-        See ``FederationOptions``. ``min_available_nodes`` is the number of workers n (default 2);
-        ``min_train_nodes`` is n unless given: a smaller one lets rounds go on without missing workers.
+        See ``FederationOptions``. ``min_available_nodes`` is the number of workers n (default 2). A round
+        goes on without workers whose replies are missing; ``min_train_nodes`` = n repeats it instead.
 
     Raises
     ------
@@ -167,7 +167,6 @@ class SimilarityFree(FederatedStrategy):
         one_of("operator", operator, ("gradient", "prox"))
         one_of("schedule_drives", schedule_drives, ("local", "round"))
         one_of("weighting", weighting, ("uniform", "examples"))
-        options.setdefault("min_train_nodes", options.get("min_available_nodes", 2))
         self.schedule = schedule
         self.operator = operator
         self.compressor = parse_compressor(compressor) if isinstance(compressor, str) else compressor

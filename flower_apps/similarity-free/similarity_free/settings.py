@@ -119,11 +119,7 @@ SETTINGS: Mapping[str, Setting] = {
     **BOUND_SETTINGS,
     "seed": SEED,
     **STACK_SETTINGS,
-    **override(
-        RUN_SETTINGS,
-        defaults={"min-replies": 0},
-        helps={"min-replies": "fewest valid replies of a round (0: every worker's)"},
-    ),
+    **override(RUN_SETTINGS, helps={"min-replies": "fewest valid replies of a round (0: every worker's)"}),
 }
 
 
