@@ -6,7 +6,6 @@ of x^k. What differs: each reply is turned back into the model that it stands fo
 sees it, so that any rule of aggregation goes on as it was.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,8 +21,6 @@ from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
     FedMedian,
     FedTrimmedAvg,
     FedXgbBagging,
@@ -37,6 +34,7 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import ExchangeReport, Roster, checked_metrics
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import check_options
+from hedgerow.strategies.wrappers import chain, is_flowers, outer_strategies
 from hedgerow.wire.compress import (
     UNSOUND,
     Compressor,
@@ -72,7 +70,6 @@ _ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, MultiKrum)
 # Their models are trees, as bytes.
 _TREES = (FedXgbBagging, FedXgbCyclic)
 _CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPrivacyClientSideFixedClipping)
-_SERVER_PRIVACY = (DifferentialPrivacyServerSideAdaptiveClipping, DifferentialPrivacyServerSideFixedClipping)
 
 
 class Compressed(Strategy):
@@ -247,7 +244,7 @@ class Compressed(Strategy):
         sparse = isinstance(compressor, Ternary) or (
             isinstance(compressor, TopK) and compressor.fraction != 1
         )
-        for inner in _chain(self.strategy):
+        for inner in chain(self.strategy):
             if isinstance(inner, _TREES):
                 raise ValueError(
                     f"strategy is {type(inner).__name__}; valid is one of floating-point models: nodes "
@@ -272,7 +269,7 @@ class Compressed(Strategy):
     @contextmanager
     def _selection(self) -> Iterator[None]:
         """Note which replies a strategy of Flower's makes its model of, where it has its own choice."""
-        owner = next((s for s in _chain(self.strategy) if "train_metrics_aggr_fn" in vars(s)), None)
+        owner = next((s for s in chain(self.strategy) if "train_metrics_aggr_fn" in vars(s)), None)
         if owner is None:
             yield
             return
@@ -530,26 +527,15 @@ def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:
     return record
 
 
-def _chain(strategy: Strategy) -> Iterator[Strategy]:
-    """Yield a strategy, and those that it wraps."""
-    inner: object = strategy
-    while isinstance(inner, Strategy):
-        yield inner
-        inner = vars(inner).get("strategy")
-
-
 def _check_callers(compressed: Compressed) -> None:
-    """Raise ValueError if a strategy of differential privacy wraps this one: it would clip what is coded."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, _SERVER_PRIVACY + _CLIENT_PRIVACY) and compressed in _chain(caller):
+    """Raise ValueError if a wrapper of Flower's is around this one: it would clip what is coded."""
+    for caller in outer_strategies(compressed):
+        if is_flowers(caller):
             name = type(caller).__name__
             raise ValueError(
                 f"strategy of {name} is Compressed, whose updates are coded when {name} sees them; valid is "
                 f"Compressed({name}(...)), which decodes them first"
             )
-        frame = frame.f_back
 
 
 def _setting(strategy: Strategy, name: str, default: str) -> str:

@@ -5,8 +5,8 @@ of the replies (``aggregate_train``), and the state that its next round depends 
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, wraps
 from inspect import Parameter, signature
 from logging import INFO
 from typing import Any, Self, get_args, get_type_hints
@@ -21,6 +21,7 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.secure_sums import SecureSums
 from hedgerow.strategies.sum_noise import SumPrivacyReport
+from hedgerow.strategies.wrappers import Handed, is_flowers, outer_strategies
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean, int_at_least
@@ -61,6 +62,32 @@ def _options(cls: Any) -> frozenset[str] | None:
     return frozenset(names)
 
 
+def _compared(configure_train: Callable[..., Any]) -> Callable[..., Any]:
+    """Compare the arrays of a round with those that the round before returned."""
+
+    @wraps(configure_train)
+    def compared(
+        self: "FederatedStrategy", server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Any:
+        self._go_on_from(server_round, arrays)
+        return configure_train(self, server_round, arrays, config, grid)
+
+    return compared
+
+
+def _kept(aggregate_train: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what a round returns, for the next one to be compared with."""
+
+    @wraps(aggregate_train)
+    def kept(self: "FederatedStrategy", server_round: int, replies: Iterable[Message]) -> Any:
+        arrays, metrics = aggregate_train(self, server_round, replies)
+        if arrays is not None:
+            self._handed = Handed(arrays)
+        return arrays, metrics
+
+    return kept
+
+
 class FederatedStrategy(Strategy):
     """A Flower ``Strategy`` that holds a ``Federation`` and whose rounds can be repeated, told and resumed.
 
@@ -73,12 +100,27 @@ class FederatedStrategy(Strategy):
     -----
     A method gives ``configure_train``, ``aggregate_train``, ``summary``, ``iterations``, and three parts of
     its state: ``_forget`` sets it as before a run, ``_state`` returns it, ``_restore`` takes it back.
+
+    A method's state is ahead of the arrays that Flower's loop hands from round to round. So that a wrapper's
+    change, as the noise of differential privacy, is never lost, each ``configure_train`` compares its arrays
+    with those that the last ``aggregate_train`` returned, and where bits differ goes on from them
+    (``adopt``) or raises ValueError. Both methods of every subclass are given this; a new method refuses
+    unless it says otherwise.
     """
 
     # The sums of a method whose means can be secure sums; None where they are not.
     sums: SecureSums | None = None
     # What a run may spend; set before ``start``.
     budget: Budget | None = None
+    # What the next round's arrays are compared with; None before a run's first.
+    _handed: Handed | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have the rounds of every method compared, see the class."""
+        super().__init_subclass__(**options)
+        for name, rule in (("configure_train", _compared), ("aggregate_train", _kept)):
+            if name in vars(cls):
+                setattr(cls, name, rule(vars(cls)[name]))
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Raise TypeError, before any class on the way can, for an option that the class does not take."""
@@ -121,6 +163,28 @@ class FederatedStrategy(Strategy):
     def check_num_rounds(self, num_rounds: int) -> None:
         """Raise ValueError unless a run may have so many rounds."""
         int_at_least(0, num_rounds=num_rounds)
+
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Go on from other arrays than the last round returned.
+
+        Raises
+        ------
+        ValueError
+            If the method cannot: unless it says otherwise, and where its global model is more than arrays.
+        """
+        why = self.unwrapped()
+        raise ValueError(
+            f"arrays of configure_train are not those that {type(self).__name__} returned from "
+            f"aggregate_train, and it cannot go on from them{f': {why}' if why else ''}. A wrapper that "
+            "changes the model, as by noise, would have no effect"
+        )
+
+    def unwrapped(self) -> str | None:
+        """Return why a wrapper of Flower's cannot be around this strategy; None where it can.
+
+        It can where each node's reply is a whole model that began as the arrays of the round.
+        """
+        return "what its nodes reply is no model that a wrapper could clip or add noise to"
 
     @abstractmethod
     def _forget(self) -> None:
@@ -180,6 +244,7 @@ class FederatedStrategy(Strategy):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round."""
         self.federation.load_state_dict(state)
+        self._handed = None
         self._forget()
         self._restore(state)
         if self.sums is not None:
@@ -215,6 +280,7 @@ class FederatedStrategy(Strategy):
             If a round stays under ``min_train_nodes`` however often it is repeated.
         """
         self.check_num_rounds(num_rounds)
+        self._handed = None
         if not self.federation.begin(timeout):
             self._forget()
         with one_blas_thread():
@@ -231,6 +297,38 @@ class FederatedStrategy(Strategy):
         if server_round == 1 and self.completed_rounds:
             self.federation.reset()
             self._forget()
+
+    def _go_on_from(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Adopt a round's arrays where they are not those that the round before returned."""
+        if server_round == 1 and self.completed_rounds:
+            self._handed = None
+        if self._handed is None:
+            self._check_wrappers()
+            known = None if server_round == 1 else self.current_arrays()
+            self._handed = Handed(arrays if known is None else known)
+        if self._handed.differs(arrays):
+            self.adopt(arrays)
+            self._handed = Handed(arrays)
+
+    def _check_wrappers(self) -> None:
+        """Raise ValueError if a strategy wraps this one that goes around it, or changes what is no model."""
+        own = type(self).__name__
+        for outer in outer_strategies(self):
+            name = type(outer).__name__
+            if type(outer).__module__.startswith("hedgerow."):
+                continue
+            if is_flowers(outer) and self.sums is not None:
+                raise ValueError(
+                    f"strategy of {name} is {own} with secure_sum, whose nodes reply with masked words, no "
+                    f"models that {name} could clip; valid is SecureSum(noise=SumNoise(...)) without {name}"
+                )
+            if is_flowers(outer) and (why := self.unwrapped()) is not None:
+                raise ValueError(f"strategy of {name} is {own}, which it cannot wrap: {why}")
+            if type(self).start is not FederatedStrategy.start:
+                raise ValueError(
+                    f"strategy of {name} is {own}, whose start does what its rounds need, and {name} runs "
+                    "another start; valid is a strategy that begins as every one does"
+                )
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

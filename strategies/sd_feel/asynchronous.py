@@ -136,6 +136,10 @@ class AsynchronousSDFeel(SDFeel):
             stragglers=stragglers, **options,
         )  # fmt: skip
 
+    def unwrapped(self) -> str | None:
+        """Return that there is no round's model, for servers are at rounds of their own."""
+        return "its edge servers are at different rounds, and u is no model that nodes train on"
+
     def _forget(self) -> None:
         super()._forget()
         self._timeline = _Timeline.begun(self._servers)

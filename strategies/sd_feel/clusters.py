@@ -153,8 +153,8 @@ class ClusteredStrategy(FederatedStrategy):
     With ``"group"`` a node without one, or whose group has no server, is left out as ``no group`` or
     ``unknown group``. Which groups there are is settled when the run starts.
 
-    Flower's differential-privacy wrappers compare replies with the arrays of the round; here each
-    cluster trains on its server's model, so under them the clipping norm is not what they assume.
+    Flower's differential-privacy wrappers can be around a method with one server. With more they are refused:
+    they compare replies with the arrays of the round, and each cluster trains on its own server's model.
     """
 
     scheme: Scheme
@@ -350,6 +350,20 @@ class ClusteredStrategy(FederatedStrategy):
         if self.edges is None or self.aggregation.is_mean:
             return self._models.layout.unflatten(self._models.mean(self.server_weights))
         return self._models.layout.unflatten(self._models.robust_mean(self.server_weights, self.aggregation))
+
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Give a single server these arrays; ValueError where there are several."""
+        if self.unwrapped() is not None:
+            super().adopt(arrays)
+        models = self._trained()
+        vector = models.layout.flatten(arrays, models.vectors.dtype)
+        self._models = replace(models, vectors=vector[None])
+
+    def unwrapped(self) -> str | None:
+        """Return that clusters have models of their own, where there are several."""
+        if self.num_servers == 1 and self.edges is None:
+            return None
+        return f"each of its {self.num_servers} edge servers has a model of its own, and nodes train on that"
 
     def consensus_error(self) -> float:
         """Return the data-weighted mean squared distance of the servers' models to u."""

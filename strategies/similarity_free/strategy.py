@@ -258,6 +258,15 @@ class SimilarityFree(FederatedStrategy):
         if self.sums is not None:
             self.sums.forget()
 
+    def adopt(self, arrays: ArrayRecord) -> None:
+        """Go on from x^k = these arrays; what workers' compressors cut off before is still to come."""
+        self._x = self.federation.known_layout().flatten(arrays, self._model().dtype)
+
+    def unwrapped(self) -> str | None:
+        """Return that replies are compressed, where they are."""
+        compressor = f"compressor is '{self.compressor}'; valid is 'identity': what is compressed is no model"
+        return compressor if self.compressed else None
+
     def _state(self) -> dict[str, Any]:
         acknowledged = {str(worker): k for worker, k in sorted(self._acknowledged.items())}
         return {"x": self._model(), "acknowledged": acknowledged}
