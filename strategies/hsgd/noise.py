@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hedgerow.strategies.privacy import gaussian_epsilon
+from hedgerow.strategies.privacy import LOST_ROUNDS, gaussian_epsilon
 from hedgerow.wire.checks import in_range
 
 __all__ = [
@@ -101,6 +101,7 @@ class Exposure:
         # Who took part in the round, by group.
         self._there: dict[int, set[str]] = {}
         self._open: set[str] = set()
+        self._resumed = False
 
     def begin_round(self) -> None:
         """Begin a round, to which devices come with what the server told."""
@@ -164,6 +165,8 @@ class Exposure:
             paths.add(ENCODINGS)
         if any(one is not None and one.source == "seed" for one in (noise, uploads)):
             paths.add(SEEDED)
+        elif self._resumed:  # Noise of a seed comes out the same again.
+            paths.add(LOST_ROUNDS)
         rates = [0.0 if one is None else 2 / one.multiplier for one in (noise, uploads)]
 
         def mu2(counts: list[int]) -> float:
@@ -181,7 +184,8 @@ class Exposure:
         return {"releases": counts, "open": sorted(self._open)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counts of a checkpoint."""
+        """Restore the counts of a checkpoint of a run that goes on."""
+        self._resumed = True
         self._releases = {(int(m), str(person)): [int(e), int(u)] for m, person, e, u in state["releases"]}
         self._open = {str(path) for path in state["open"]}
 
@@ -195,6 +199,7 @@ REASONS = {
     HEADS: "heads are told without noise between aggregations (P > Q)",
     SUMS: "sums of features or counts of classes are told without noise before training",
     SEEDED: "noise is drawn from the run's seed, which the server knows",
+    LOST_ROUNDS: "the run was resumed, and nobody knows what was released after the checkpoint",
 }
 
 

@@ -460,7 +460,8 @@ def test_the_account_is_of_the_person_of_whom_most_was_told_and_composes_all_rel
     assert report(Exposure()).epsilon == 0
     again = Exposure()
     again.load_state_dict(json.loads(json.dumps(exposure.state_dict())))
-    assert report(again) == told
+    resumed = report(again)
+    assert (resumed.encodings, resumed.uploads, resumed.unprotected) == (4, 2, ("lost-rounds",))
 
 
 @pytest.mark.parametrize(
@@ -494,6 +495,24 @@ def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
     assert told.metrics()["epsilon"] == math.inf
     assert told.metrics()["unprotected-heads"] == 1
     assert "epsilon = infinity: heads are told without noise" in str(told)
+
+
+def test_a_resumed_run_promises_nothing_for_nobody_knows_what_was_released_after_its_checkpoint() -> None:
+    parties = toy(edges=True)
+
+    def strategy(source: Any) -> HSGD:
+        both = {"noise": EmbeddingNoise(1.0, 9.0, source=source)}
+        return hsgd(parties, 2, 2, **both, upload_noise=UploadNoise(1.0, 9.0, source=source))
+
+    for source, reason in (("entropy", "lost-rounds"), ("seed", "seeded-noise")):
+        stopped, resumed = strategy(source), strategy(source)
+        run(stopped, parties, START, 1)
+        resumed.load_state_dict(stopped.state_dict())
+        _, ends, _ = run(resumed, parties, START, 2)
+        told = ends[-1].train
+        assert told["uploads-released"] == 4
+        assert told["epsilon"] == math.inf
+        assert {key for key in told if key.startswith("unprotected")} == {f"unprotected-{reason}"}
 
 
 @pytest.mark.parametrize(("Q", "reasons"), [(1, {"heads"}), (2, set())])
@@ -554,7 +573,10 @@ def test_a_resumed_run_ends_at_the_same_bits(edges: bool, options: dict[str, Any
     second.load_state_dict(first.state_dict())
     resumed, later, _ = run(second, parties, start, 5)
     assert resumed.tobytes() == whole.tobytes()
-    assert later[-1].train == ends[-1].train
+    assert {**later[-1].train, "unprotected-lost-rounds": 0} == {
+        **ends[-1].train,
+        "unprotected-lost-rounds": 0,
+    }
     assert (later[-1].bits, later[-1].sim_seconds) == (ends[-1].bits, ends[-1].sim_seconds)
 
 
