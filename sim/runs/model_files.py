@@ -31,7 +31,7 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a model's two files into a run's folder, each aside and renamed.
 
     A model that safetensors cannot hold, of text or of complex numbers of 128 bits for example, has
-    ``model.npz`` only, which is logged.
+    ``model.npz`` only, which is logged. Of no arrays there is no file, as where models stay on the nodes.
 
     Parameters
     ----------
@@ -45,6 +45,11 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     OSError
         If the disk takes no more.
     """
+    if not arrays:
+        # Those of before, in a run that went on.
+        remove(folder / NPZ)
+        remove(folder / SAFETENSORS)
+        return
     save_arrays(folder / NPZ, arrays)
     try:
         if _RESERVED in arrays:

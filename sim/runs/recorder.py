@@ -234,7 +234,7 @@ class RunRecorder:
             with refused(self.folder):
                 if self._lines is not None:
                     self._lines.sync()
-                if model is not None:
+                if model is not None:  # Of no arrays where models stay on the nodes.
                     save_model(self.folder, model)
                 write_json(self.folder / SUMMARY, dict(summary))
         finally:

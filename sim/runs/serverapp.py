@@ -250,6 +250,8 @@ def _run(
             run_summary(recorder.rounds), {key: array.numpy() for key, array in result.arrays.items()}
         )
     print(round_table(recorder.rounds, experiment.title))
+    if not len(result.arrays):
+        print("No model.npz: the server has no model, the nodes keep theirs.")
     print(f"Run folder: {recorder.folder}", flush=True)
 
 

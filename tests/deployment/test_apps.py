@@ -107,6 +107,9 @@ def rounds(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_deployment_ends_with_the_bits_of_the_engine(pair: Pair) -> None:
+    if not (pair.here / "model.npz").exists():  # Models stay on the nodes.
+        assert not (pair.there / "model.npz").exists()
+        return
     with np.load(pair.here / "model.npz") as here, np.load(pair.there / "model.npz") as there:
         assert sorted(here.files) == sorted(there.files)
         assert [name for name in here.files if not np.array_equal(here[name], there[name])] == []

@@ -60,6 +60,8 @@ def ended(folder: Path) -> Ended:
     rounds = read_rounds(folder)
     for record in rounds:
         del record["wall_seconds"]
+    if not (folder / "model.npz").exists():  # Models stay on the nodes.
+        return Ended(rounds, {})
     with np.load(folder / "model.npz") as model:
         return Ended(rounds, {name: model[name] for name in model.files})
 

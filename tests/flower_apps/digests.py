@@ -79,9 +79,10 @@ def digest(run: str, threads: int, together: bool, workers: int = 1, ray: str | 
         plan = plan_run(find_app(folder), asked, workers=workers, ray=ray)
         run_app(load_app(folder), plan)
         (made,) = Path(out).iterdir()
-        with np.load(made / "model.npz") as model:
-            for key in sorted(model.files):
-                found.update(model[key].tobytes())
+        if run.split(maxsplit=1)[0] != "ceps":  # Its models stay on the nodes.
+            with np.load(made / "model.npz") as model:
+                for key in sorted(model.files):
+                    found.update(model[key].tobytes())
         for line in (made / "rounds.jsonl").read_text().splitlines():
             record = json.loads(line)
             del record["wall_seconds"]

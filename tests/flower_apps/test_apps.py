@@ -158,6 +158,10 @@ def test_a_run_leaves_a_folder_and_prints_a_table(
     assert printed.startswith(f"{method} on {case.learnt}, ")
     assert f"{rounds[-1]['central']['loss']:.4f}" in printed
     assert f"Run folder: {folder}" in printed
+    # Of CEPS and its baselines models stay on the nodes.
+    on_nodes = case.name == "ceps"
+    assert (folder / "model.npz").exists() != on_nodes
+    assert ("No model.npz: the server has no model, the nodes keep theirs." in printed) == on_nodes
 
 
 @every_method

@@ -91,7 +91,7 @@ def test_an_app_runs_where_no_extra_is_installed(tmp_path: Path) -> None:
     )
     assert shown.returncode == 0, shown.stderr[-3000:]
     assert "A ClientApp imports: []" in shown.stdout
-    assert len(list((tmp_path / "runs").glob("*/model.npz"))) == len(RUNS)
+    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == len(RUNS)
 
 
 def test_what_needs_an_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

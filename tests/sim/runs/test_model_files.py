@@ -32,6 +32,12 @@ def test_either_file_gives_the_model_back(name: str, tmp_path: Path) -> None:
         assert read[key].dtype == array.dtype.newbyteorder("=") or name != "model.safetensors"
 
 
+def test_of_no_arrays_there_is_no_file(tmp_path: Path) -> None:
+    save_model(tmp_path, ARRAYS)
+    save_model(tmp_path, {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_frameworks_read_it(tmp_path: Path) -> None:
     save_model(tmp_path, ARRAYS)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as stored:
