@@ -452,11 +452,16 @@ class Federation:
             self._bounds[part].begin(self._bound_round)
         return self._bounds[part]
 
-    def check_update(self, vector: NDArray[Any], sent: NDArray[Any], part: str = "model") -> None:
-        """Note what a node made (d,) of what it was sent (d,); PayloadError where it moved too far."""
+    def check_update(
+        self, vector: NDArray[Any], sent: NDArray[Any], part: str = "model", noise: float = 0.0
+    ) -> None:
+        """Note what a node made (d,) of what it was sent (d,); PayloadError where it moved too far.
+
+        ``noise`` is the standard deviation of the noise that the run asked for on each number.
+        """
         if self.settings.max_update_norm_ratio:
             with np.errstate(over="ignore"):
-                self.bound(part).check(vector - sent, sent)
+                self.bound(part).check(vector - sent, sent, noise)
 
     def begin_bounds(self, server_round: int) -> None:
         """Begin a round of all bounds."""

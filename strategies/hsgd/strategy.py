@@ -11,6 +11,7 @@ docs/privacy.md.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any, Unpack
 
@@ -216,10 +217,12 @@ class HSGD(FederatedStrategy):
         self.own = own
         self._asked_pace = Pace(global_interval, local_interval, learning_rate, halving_period)
         federation = Federation(**options)
+        deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
+        self._hold = partial(federation.check_update, noise=deviation)
         self._sums: PartySums | None = None
         if (sums := self.means.sums) is not None:
             self._sums = PartySums(
-                sums, federation, upload_noise is None, self.means.least_devices, federation.check_update
+                sums, federation, upload_noise is None, self.means.least_devices, self._hold
             )
         super().__init__(federation)
 
@@ -347,7 +350,7 @@ class HSGD(FederatedStrategy):
             self._choose(t, starts=t == first)
             terms = self._terms(config, t, steps=Q, starts=t == first, uploads=t + Q == first + P)
             interval = LocalInterval(
-                self._runs, terms, self._schema(), self._books(), server_round, self.federation.check_update
+                self._runs, terms, self._schema(), self._books(), server_round, self._hold
             )
             self._exchange(interval, grid)
             if not terms.told:

@@ -550,6 +550,13 @@ def test_noise_is_told_with_its_epsilon(run: Run) -> None:
     assert seeded["unprotected-seeded-noise"] == 1
 
 
+def test_noise_many_times_the_model_is_within_the_bound_of_updates(run: Run) -> None:
+    noisy = {"upload-clip": 1.0, "upload-noise-multiplier": 15.0}
+    rounds = run(method="jfl", **noisy)
+    assert len(rounds) > 1
+    assert not any(record["rejected"] for record in rounds)
+
+
 def test_an_observing_run_tells_the_constants_and_trains_as_without(run: Run) -> None:
     plain, observed = run(), run(adaptive="observe", **{"probe-steps": 2, "probe-batches": 2})
     assert {"rho", "delta-g", "F0", "gradient2"} <= observed[1]["train"].keys()

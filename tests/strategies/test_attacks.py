@@ -355,6 +355,19 @@ def test_a_bound_goes_by_the_median_of_past_rounds_and_survives_a_checkpoint() -
     assert bound.state_dict() == again.state_dict() == [2.0, 20.0]
 
 
+def test_noise_that_the_run_asked_for_is_not_too_large_and_a_lie_beyond_it_is() -> None:
+    rng, model = np.random.default_rng(0), np.full(400, 0.01)
+    noise = rng.normal(0.0, 50.0, 400)
+    with pytest.raises(PayloadError, match="update too large"):
+        UpdateBound(10.0).check(noise, model)
+    bound = UpdateBound(10.0)
+    bound.check(noise, model, noise=50.0)
+    with pytest.raises(PayloadError, match="update too large"):
+        bound.check(1.5 * noise, model, noise=50.0)
+    # Of one number too, once in ten million.
+    bound.check(np.array([5.0]), np.array([0.01]), noise=1.0)
+
+
 def test_a_round_that_is_begun_again_forgets_what_it_accepted() -> None:
     bound = UpdateBound(10.0)
     for _ in range(2):
