@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["TOO_LARGE", "LossBound", "UpdateBound", "capped", "norm_of"]
+__all__ = ["OVERSTATED", "TOO_LARGE", "LossBound", "UpdateBound", "capped", "norm_of", "overstated"]
 
 # The reason of a reply whose update is refused.
 TOO_LARGE = "update too large"
+# The reason of a node, or a reply, that claims a size which none has, and the multiple of the median beyond
+# which that is so: a hospital beside phones of ten examples each has 10^5 times theirs at most, while 2^53,
+# the most that a message may say, is 10^6 times any median up to nine billion.
+OVERSTATED, _MAX_CLAIM_RATIO = "claimed size too large", 1e6
+# Claims of which fewer than half may lie, and still the median is an honest one.
+_LEAST_CLAIMS = 3
 # Rounds whose medians say what is usual.
 _ROUNDS = 16
 # Of the model's own norm: an update that is no larger is usual in any round.
@@ -132,3 +138,8 @@ class LossBound:
 def capped(weights: Mapping[int, float], max_ratio: float) -> float:
     """Return the most that one of these weights counts: ``max_ratio`` times their median; infinity for 0."""
     return max_ratio * median_low(weights.values()) if max_ratio and weights else float("inf")
+
+
+def overstated(sizes: Mapping[int, float]) -> float:
+    """Return the size above which a claim is refused, given those of all; infinity where they are too few."""
+    return _MAX_CLAIM_RATIO * median_low(sizes.values()) if len(sizes) >= _LEAST_CLAIMS else float("inf")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
-from statistics import median
+from statistics import median_low
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -18,7 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.bounds import LossBound, UpdateBound, capped
+from hedgerow.strategies.bounds import OVERSTATED, LossBound, UpdateBound, capped, overstated
 from hedgerow.strategies.exchange import (
     Exchange,
     ExchangeReport,
@@ -35,12 +35,14 @@ from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
-from hedgerow.wire.records import Layout, nominal_bits, only_record, payload_bytes
+from hedgerow.wire.records import Layout, PayloadError, nominal_bits, only_record, payload_bytes
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["Chosen", "Federation", "FederationOptions", "only_arrays"]
 
+# The metrics by which nodes tell a loss: this suite's, and those of Flower's examples.
+_LOSSES = ("train-loss", "train_loss", "loss")
 # Partition ids, or what draws them from those that are there, ascending.
 Chosen = Iterable[int] | Callable[[Sequence[int]], Iterable[int]] | None
 MetricsAggregator = Callable[[list[RecordDict], str], MetricRecord]
@@ -80,7 +82,8 @@ class FederationOptions(TypedDict, total=False):
         Seconds to wait for the nodes at the start.
     max_weight_ratio : float (default: 10.0)
         A node counts at most so many times the median of what nodes claim, >= 1; 0 for no bound. The log says
-        once where that cuts a claim.
+        once where that cuts a claim. A claim of more than 10^6 medians is refused (``claimed size too
+        large``).
     max_update_norm_ratio : float (default: 100.0)
         An update whose norm exceeds so many times what was usual in the rounds before is refused (``update
         too large``), see ``UpdateBound``; >= 1, or 0 for no bound.
@@ -88,7 +91,8 @@ class FederationOptions(TypedDict, total=False):
         A node rests for 2, 4, … 64 rounds after so many refused replies running, >= 1; 0 for never.
     max_loss_ratio : float (default: 1e6)
         A run ends with DivergenceError where its loss is not finite, or exceeds so many times that of the
-        start (or 1, where that is less); >= 1, or 0 for no bound.
+        start (or 1, where that is less); >= 1, or 0 for no bound. That is the loss which the server
+        evaluates, and the medians of those that nodes tell of training and of evaluation.
     """
 
     seed: int
@@ -165,6 +169,17 @@ def only_arrays(content: RecordDict) -> ArrayRecord:
     return only_record(content, ArrayRecord, "bad arrays")
 
 
+def _median_loss(contents: Iterable[RecordDict]) -> float | None:
+    """Return the median of the losses that nodes tell, the lower one of two; None where none does."""
+    losses = list[float]()
+    for content in contents:
+        metrics = only_record(content, MetricRecord, "bad metrics")
+        told = next((metrics[key] for key in _LOSSES if key in metrics), None)
+        if isinstance(told, int | float):
+            losses.append(told)
+    return median_low(losses) if losses else None
+
+
 class Federation:
     """The nodes of a run, the exchange at hand, and what the run has spent.
 
@@ -202,9 +217,12 @@ class Federation:
         # The most that a client counts, and of how many sizes that is the bound.
         self._most: tuple[int, float] = 0, float("inf")
         self._cap_told = False
+        # The size from which on a claim is refused, and of how many sizes that is the bound.
+        self._overstated: tuple[int, float] = 0, float("inf")
         self.losses = LossBound(self.settings.max_loss_ratio)
-        # The median of the losses that nodes told in the last evaluation.
+        # The median of the losses that nodes told in the last evaluation, and in the last training.
         self.evaluated_loss: float | None = None
+        self.trained_loss: float | None = None
         self._bounds: dict[str, UpdateBound] = {}
         self._bound_round = 0
         # Means of the round that too few updates were left for, see ``combined``.
@@ -264,12 +282,33 @@ class Federation:
                 return self._roster
             told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
             self.sizes = {**self.sizes, **{client: float(size) for client, size in told.items() if size}}
+            self._leave_out_overstated(self._roster)
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
             for node in () if isinstance(self._roster, KnownRoster) else self._roster.nodes:
                 if node.num_examples and node.partition_id not in self.sizes:
                     self.sizes[node.partition_id] = float(node.num_examples)
+            self._leave_out_overstated(self._roster)
         return self._roster
+
+    def _leave_out_overstated(self, roster: Roster) -> None:
+        """Leave nodes out that claim a size which none has: capped, it would still count ten medians."""
+        if isinstance(roster, KnownRoster):
+            return
+        most = self._most_claimed()
+        for client in [client for client, size in self.sizes.items() if size > most]:
+            del self.sizes[client]
+            for node in roster.nodes[client : client + 1]:
+                if not node.vacant:
+                    roster.refuse(node.node_id, OVERSTATED, self.completed)
+
+    def _most_claimed(self) -> float:
+        """Return the most examples that a claim may be of; no bound where ``max_weight_ratio`` is 0."""
+        if not self.settings.max_weight_ratio:
+            return float("inf")
+        if self._overstated[0] != len(self.sizes):
+            self._overstated = len(self.sizes), overstated(self.sizes)
+        return self._overstated[1]
 
     def _gathered(self, grid: Grid) -> Roster:
         if self.settings.roster is not None:
@@ -345,6 +384,7 @@ class Federation:
         group = str(server_round)
         self.begin_bounds(server_round)
         self.fell_back = 0
+        self.trained_loss = None
         self._exchange = Exchange([node for node, _ in contents], group, check, quorum)
         if offline:
             self._exchange.report.rejected["offline"] = offline
@@ -402,7 +442,10 @@ class Federation:
     def checked_weight(self, content: RecordDict) -> float:
         """Return what a valid reply tells as its weight; raises PayloadError for other replies."""
         metrics = checked_metrics(content, self.settings.weighted_by_key)
-        return float(metrics[self.settings.weighted_by_key])  # type: ignore[arg-type]
+        told = float(metrics[self.settings.weighted_by_key])  # type: ignore[arg-type]
+        if told > (most := self._most_claimed()):
+            raise PayloadError(OVERSTATED, f"{told:g} examples, expected at most {most:g}")
+        return told
 
     def size_of(self, reply: Reply, told: float) -> float:
         """Return |S_i|: what a client told first holds, or a run of unequal epochs would reweigh it."""
@@ -490,6 +533,7 @@ class Federation:
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Aggregate the metrics of the replies, as asked for or by weighted mean."""
+        self.trained_loss = _median_loss(contents)
         aggregate = self.settings.train_metrics_aggr_fn or self._mean_metrics
         metrics = aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
         if self.fell_back:
@@ -529,9 +573,7 @@ class Federation:
         if self.settings.fraction_evaluate == 0.0:
             return None
         contents = [reply.content for reply in self._evaluation.accept(replies)]
-        told = [only_record(content, MetricRecord, "bad metrics").get("loss") for content in contents]
-        losses = [loss for loss in told if isinstance(loss, int | float)]
-        self.evaluated_loss = median(losses) if losses else None
+        self.evaluated_loss = _median_loss(contents)
         aggregate = self.settings.evaluate_metrics_aggr_fn or self._mean_metrics
         return aggregate(contents, self.settings.weighted_by_key) if contents else None
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
-from statistics import median
+from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -225,13 +225,16 @@ def _check_finite(current: int, arrays: ArrayRecord) -> None:
 
 
 def _check_loss(strategy: FederatedStrategy, current: int, central: Mapping[str, Any] | None) -> None:
-    """Raise DivergenceError where the server's evaluation says so, or the median of the nodes' own."""
+    """Raise DivergenceError where the server's evaluation says so, or the median of what nodes tell."""
     told = central or {}
     # Where nodes evaluate, the mean is what one of them makes of it.
     by_node = told.get("node-loss")
-    loss = median(by_node) if isinstance(by_node, list) and by_node else told.get("loss")
-    bound = strategy.federation.losses
-    for kind, value in (("central", loss), ("federated", strategy.federation.evaluated_loss)):
+    loss = median_low(by_node) if isinstance(by_node, list) and by_node else told.get("loss")
+    federation = strategy.federation
+    # Of a secure sum there is no median: one member can make its mean what it likes.
+    trained = federation.trained_loss if strategy.sums is None else None
+    bound = federation.losses
+    for kind, value in (("central", loss), ("federated", federation.evaluated_loss), ("training", trained)):
         if (problem := bound.problem(kind, value)) is not None:
             raise DivergenceError(
                 f"Round {current}: {problem}: the run diverges. A smaller step size keeps it stable; "

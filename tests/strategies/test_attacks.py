@@ -17,7 +17,7 @@ from hedgerow.sim.engine._compat import flower_identity
 from hedgerow.sim.runs.checkpoint import read_checkpoint
 from hedgerow.sim.runs.recorder import RunRecorder
 from hedgerow.strategies import DivergenceError, FedAvg, SDFeel, SimilarityFree
-from hedgerow.strategies.bounds import LossBound, UpdateBound, capped
+from hedgerow.strategies.bounds import LossBound, UpdateBound, capped, overstated
 from hedgerow.strategies.exchange import Exchange, Node
 from hedgerow.strategies.fedmud.ef21p import EF21P
 from hedgerow.strategies.fedmud.factored import FedHM
@@ -182,7 +182,7 @@ def test_a_claimed_weight_counts_up_to_a_multiple_of_the_median() -> None:
     taken, _ = run(fedavg(**OPEN), claiming(2**53), 10)
     assert taken[0] > 45
     strategy = fedavg(max_weight_ratio=1)
-    held, _ = run(strategy, claiming(2**53), 10)
+    held, _ = run(strategy, claiming(10**6), 10)
     assert held[0] < 6
     most = strategy.federation.weight_of(3)
     assert most == sorted(strategy.federation.sizes.values())[9]
@@ -192,7 +192,7 @@ def test_by_default_a_claim_counts_up_to_ten_medians_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     strategy = fedavg()
-    run(strategy, claiming(2**53), 2)
+    run(strategy, claiming(10**6), 2)
     usual = sorted(strategy.federation.sizes.values())[9]
     assert strategy.federation.weight_of(3) == 10 * usual
     told = [r.getMessage() for r in caplog.records if "claim more than max_weight_ratio" in r.getMessage()]
@@ -200,6 +200,38 @@ def test_by_default_a_claim_counts_up_to_ten_medians_and_the_log_says_so(
         "Partitions [3] claim more than max_weight_ratio = 10 times the median of the examples that nodes "
         f"claim: they count with {10 * usual:g}."
     ]
+
+
+@pytest.mark.parametrize("make", [fedavg, similarity_free])
+def test_a_node_that_claims_what_none_has_is_left_out_and_counted(make: Any) -> None:
+    strategy = make()
+    model, ends = run(strategy, claiming(2**53), 10)
+    assert ends[1].rejected["claimed size too large"] == 1
+    assert (ends[1].sent, ends[1].accepted) == (19, 19)
+    assert 3 not in strategy.federation.sizes
+    assert model[0] < 6  # The liar's own centre is 50.
+
+
+def test_a_reply_that_claims_what_no_node_has_is_refused_alone() -> None:
+    problem = Quadratics(
+        **TWENTY, num_examples=lambda client, r: 2.0**53 if client == 3 else TWENTY["sizes"][client]
+    )
+    _, ends = run(fedavg(), problem, 2)
+    assert ends[1].rejected == {"claimed size too large": 1}
+    assert ends[1].accepted == 19
+
+
+def test_of_nodes_that_do_not_introduce_themselves_the_liar_does_not_count_from_the_second_round_on() -> None:
+    strategy = fedavg()
+    _, ends = run(strategy, claiming(2**53, introduced=False), 2)
+    assert ends[2].rejected["claimed size too large"] == 1
+    assert max(strategy.federation.sizes.values()) < 100
+
+
+def test_a_hospital_beside_phones_is_no_liar() -> None:
+    assert overstated({0: 10.0, 1: 8.0, 2: 1e6}) > 1e6
+    assert overstated({0: 10.0, 1: 8.0, 2: 2.0**53}) < 2.0**53
+    assert overstated({0: 1.0, 1: 2.0**53}) == math.inf
 
 
 @pytest.mark.parametrize("num_nodes", [10, 20, 50])
@@ -328,6 +360,31 @@ def test_one_nodes_loss_does_not_end_a_run(loss: float) -> None:
             evaluate_fn=lambda r, arrays: MetricRecord({"loss": float(np.mean(told)), "node-loss": told}),
         )  # fmt: skip
     assert np.isfinite(result.arrays["w"].numpy()).all()
+
+
+def telling(loss: Callable[[int, int], float], nodes: int = 20) -> Quadratics:
+    """Return clients that tell a training loss of their own, by client and round."""
+
+    def sabotage(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        reply["metrics"]["train-loss"] = loss(client, server_round)  # type: ignore[index]
+        return reply
+
+    return Quadratics([10] * nodes, [1.0] * nodes, sabotage=sabotage)
+
+
+def test_a_training_loss_that_explodes_on_nodes_ends_the_run() -> None:
+    problem = telling(lambda client, r: 2.0 if r < 3 else 1e9)
+    with pytest.raises(DivergenceError, match=r"Round 3: the loss is 1e\+09, more than 1e\+06 times the 2"):
+        run(fedavg(), problem, 5)
+    run(fedavg(max_loss_ratio=0), problem, 5)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 20])
+def test_one_node_that_tells_a_huge_training_loss_does_not_end_a_run(nodes: int) -> None:
+    problem = telling(lambda client, r: 1e300 if client == 0 and r > 1 else 1.0, nodes)
+    _, ends = run(fedavg(num_clients=nodes), problem, 4)
+    assert ends[-1].round == 4
+    assert ends[-1].accepted == nodes
 
 
 def test_a_step_too_large_for_all_is_divergence_and_not_too_few_replies() -> None:
