@@ -23,8 +23,11 @@ CEPS less the mean of what honest nodes sent the last time:
   deviations, entry by entry; all liars send the same.
 - ``ipm``: inner-product manipulation (C. Xie, O. Koyejo, I. Gupta, 2020): the honest mean, backwards, by as
   much as turns the mean of all around and a tenth more.
+- ``mimic`` (S. P. Karimireddy, L. He, M. Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via
+  Bucketing", 2022): all liars send what one honest node sent, always the same one: the one that is furthest
+  out along the direction in which the honest updates of the first round vary most.
 - ``free-rider``: what the node was sent.
-- ``lying-weight``: its own update, backwards, with 10^12 claimed examples.
+- ``lying-weight``: its own update, backwards, with 10^6 claimed examples.
 
 A run that a bound ends with an error is *ended* in the tables; numbers are means over the seeds, with half of
 their range. HSGD's ten groups, a hospital and an edge each, learn biopsies (455 people), and both nodes of a
@@ -187,10 +190,11 @@ APPS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What liars know in a round: a liar's own update (d,), and all honest ones (nodes, d)."""
+    """What liars know in a round: a liar's own update (d,), all honest ones (nodes, d), and their first."""
 
     own: Vector
     honest: NDArray[np.float64]
+    first: NDArray[np.float64]
     liars: int
     stream: np.random.Generator
 
@@ -204,6 +208,13 @@ def _inner_product(seen: Seen) -> Vector:
     return np.asarray(-1.1 * len(seen.honest) / seen.liars * seen.honest.mean(axis=0))
 
 
+def _mimic(seen: Seen) -> Vector:
+    spread = seen.first - seen.first.mean(axis=0)
+    # The nodes' places along the direction of most variance, up to a factor.
+    along = np.linalg.eigh(spread @ spread.T).eigenvectors[:, -1]
+    return np.asarray(seen.honest[int(np.abs(along).argmax())])
+
+
 # What becomes of a liar's update; None where its work itself is the lie.
 ATTACKS: Mapping[str, Callable[[Seen], Vector] | None] = {
     "sign-flip": lambda seen: -5 * seen.own,
@@ -212,13 +223,14 @@ ATTACKS: Mapping[str, Callable[[Seen], Vector] | None] = {
     "gaussian": _gaussian,
     "alie": lambda seen: seen.honest.mean(axis=0) - 1.5 * seen.honest.std(axis=0),
     "ipm": _inner_product,
+    "mimic": _mimic,
     "free-rider": lambda seen: np.zeros_like(seen.own),
     "lying-weight": lambda seen: -seen.own,
 }
 NO_ATTACK = "none"
 # Those that cost most, in seconds that one waits for.
 WORST = "sign-flip,alie,ipm,free-rider,lying-weight"
-_CLAIMED = 10**12
+_CLAIMED = 10**6
 
 
 def liars_of(share: float) -> tuple[int, ...]:
@@ -238,6 +250,8 @@ class Poisoned(ClientApp):
         What the hospitals of HSGD, and the edges, were sent at the start of the round.
     apart : list[float]
         How far each model that they told was from that of the node after.
+    first : dict[int, NDArray]
+        The honest updates (nodes, d) of the first round, by d.
     """
 
     def __init__(self, honest: Case, attack: str, liars: Sequence[int], seed: int) -> None:
@@ -247,6 +261,7 @@ class Poisoned(ClientApp):
         self.published: list[Vector] = []
         self.started: dict[str, Vector] = {}
         self.apart: list[float] = []
+        self.first: dict[int, NDArray[np.float64]] = {}
         self._times = 0
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
@@ -264,6 +279,11 @@ class Poisoned(ClientApp):
         if handler is None or answer is None or (harmless and message_type != PUBLISH):
             return handler
         return lambda calls: answer(calls, handler(calls))
+
+    def _seen(
+        self, own: Vector, honest: NDArray[np.float64], liars: int, stream: np.random.Generator
+    ) -> Seen:
+        return Seen(own, honest, self.first.setdefault(own.size, honest), liars, stream)
 
     def _told(
         self, calls: Sequence[Call], answers: Sequence[RecordDict | Exception]
@@ -287,7 +307,7 @@ class Poisoned(ClientApp):
         for at, call in enumerate(calls):
             if call.partition_id in self.liars:
                 stream = np.random.default_rng([self.seed, self._times, call.partition_id])
-                model = before + lie(Seen(models[at] - before, updates, len(self.liars), stream))
+                model = before + lie(self._seen(models[at] - before, updates, len(self.liars), stream))
                 told[at] = RecordDict({"payload": ConfigRecord({"bytes": model.astype("<f8").tobytes()})})
         return told
 
@@ -322,7 +342,7 @@ class Poisoned(ClientApp):
                 assert isinstance(answer, RecordDict)
                 stream = np.random.default_rng([self.seed, self._times, call.partition_id])
                 # A group is two nodes: so many of each kind lie.
-                seen = Seen(model - before, honest - before, len(self.liars) // 2, stream)
+                seen = self._seen(model - before, honest - before, len(self.liars) // 2, stream)
                 lie = ATTACKS[self.attack]
                 assert lie is not None
                 told[at] = RecordDict({**answer, "arrays": _shaped(before + lie(seen), _arrays(answer))})
@@ -363,7 +383,7 @@ class Poisoned(ClientApp):
             assert isinstance(answer, RecordDict)
             server_round = next(iter(records_of(call.content, ConfigRecord).values()))["server-round"]
             stream = np.random.default_rng([self.seed, int(str(server_round)), call.partition_id])
-            update = lie(Seen(own, honest, len(self.liars), stream))
+            update = lie(self._seen(own, honest, len(self.liars), stream))
             told[at] = self._claimed(call, _with_update(call, answer, update))
         return told
 

@@ -4,9 +4,22 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks import poison
-from benchmarks.poison import APPS, NO_ATTACK, Job, accuracy, kept, liars_of, measured, table, with_numbers
+from benchmarks.poison import (
+    APPS,
+    ATTACKS,
+    NO_ATTACK,
+    Job,
+    Seen,
+    accuracy,
+    kept,
+    liars_of,
+    measured,
+    table,
+    with_numbers,
+)
 
 ROUNDS = 5
 
@@ -34,6 +47,16 @@ def test_liars_are_as_many_as_asked_and_spread_over_both_clusters() -> None:
         liars = liars_of(share)
         assert len(set(liars)) == count
         assert sum(i < 10 for i in liars) == count / 2
+
+
+def test_liars_that_mimic_send_what_the_same_honest_node_sent_in_every_round() -> None:
+    rng = np.random.default_rng(0)
+    first, later = rng.normal(size=(5, 30)), rng.normal(size=(5, 30))
+    first[2] += 20.0
+    for updates in (first, later):
+        for own in rng.normal(size=(2, 30)):
+            sent = ATTACKS["mimic"](Seen(own, updates, first, 2, rng))  # type: ignore[misc]
+            np.testing.assert_array_equal(sent, updates[2])
 
 
 def test_a_sweep_goes_on_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
