@@ -9,10 +9,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from logging import ERROR
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import Answer, each
@@ -22,6 +24,7 @@ from hedgerow.clients.guard import (
     check_privacy,
     check_release,
     check_sum,
+    is_guarded,
     needs_entropy,
     reveals,
 )
@@ -54,8 +57,6 @@ __all__ = ["SumPart", "masked_sum_handlers"]
 NO_SUM = "this node takes no part in such a sum"
 # Of the node config: the least number of a sum's members.
 _LEAST = "min-sum-nodes"
-# What is told beside a sum: that a node took the steps it was asked for, and started from the right base.
-_PLAIN = ("num-steps", "base-version", "need-base")
 _OWN_STATE = "masked-sum"
 
 
@@ -79,6 +80,8 @@ class SumPart:
 
 # Finds it, after training, from the instruction without its plan.
 PartOf = Callable[[Call], SumPart]
+# Returns the metrics that are told beside a sum, from the instruction alone: nothing of what was learnt.
+Beside = Callable[[Call], Mapping[str, int]]
 
 
 def _whole_instruction(call: Call) -> SumPart:
@@ -87,7 +90,10 @@ def _whole_instruction(call: Call) -> SumPart:
 
 
 def masked_sum_handlers(
-    train: BatchHandler, message_type: str = "train", part_of: PartOf = _whole_instruction
+    train: BatchHandler,
+    message_type: str = "train",
+    part_of: PartOf = _whole_instruction,
+    beside: Beside = lambda _: {},
 ) -> dict[str, BatchHandler]:
     """Return the handlers of a node that can tell what it learnt within a sum.
 
@@ -104,6 +110,13 @@ def masked_sum_handlers(
         What it answers.
     part_of : Callable[[Call], SumPart] (default: the whole instruction, and its one ArrayRecord)
         What a node's part is of, asked after it was trained.
+    beside : Callable[[Call], Mapping[str, int]] (default: nothing)
+        The metrics that are told beside the sum.
+
+    Notes
+    -----
+    On a guarded node training that fails, or ends at numbers that are not finite, adds nothing to the sum and
+    looks like any other answer: a server that chose the model would read from a failure what the records are.
     """
 
     def handle(calls: Sequence[Call]) -> Sequence[Answer]:
@@ -132,10 +145,10 @@ def masked_sum_handlers(
         for at, one in enumerate(found):
             if isinstance(one, Exception):
                 told.append(one)
-            elif one.sum is None or isinstance(answers[at], Exception):
+            elif one.sum is None:
                 told.append(answers[at])
             else:
-                told.append(_attempt(_masked_answer, one, answers[at], part))
+                told.append(_attempt(_masked_answer, one, answers[at], part, beside))
         return told
 
     return {
@@ -241,23 +254,24 @@ def _joined(call: Call, sent: _Sent) -> _Own:
 
 
 def _masked_answer(
-    job: _Job, answer: RecordDict, part_of: Callable[[Call], tuple[SumPart, bytes]]
+    job: _Job, answer: Answer, part_of: Callable[[Call], tuple[SumPart, bytes]], beside: Beside
 ) -> RecordDict:
     assert job.sum is not None
     plan, own, ends = job.sum.sent.plan, job.sum.member, job.sum.ends
-    metrics = only_record(answer, MetricRecord, "bad metrics")
-    told = MetricRecord({key: metrics[key] for key in _PLAIN if key in metrics})
-    arrays = finite_views(only_record(answer, ArrayRecord, "bad arrays"))
-    if not arrays:
-        return RecordDict({"metrics": told})
+    if isinstance(answer, RecordDict) and not only_record(answer, ArrayRecord, "bad arrays"):
+        metrics = only_record(answer, MetricRecord, "bad metrics")
+        return RecordDict({"metrics": MetricRecord({key: metrics[key] for key in beside(job.call)})})
     part, content = part_of(job.call)
     about, start = plan.about(content), part.start
-    if {k: a.shape for k, a in arrays.items()} != {k: a.shape for k, a in start.items()}:
-        raise PayloadError("wrong shape", "what was learnt has other arrays than what was sent")
-    update = np.concatenate(
-        [np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in start.items()]
-    )
-    numbers = _numbers(job, update, start, metrics)
+    try:
+        numbers = _numbers(job, *_learnt(answer, start), start)
+    except Refusal:
+        raise
+    except Exception as error:
+        if not is_guarded():
+            raise
+        log(ERROR, "This node adds nothing to sum %d", plan.number, exc_info=error)
+        numbers = _numbers(job, np.zeros(sum(was.size for was in start.values())), None, start)
     # The server need not know what members were told beside the instruction: it has no use for this key.
     key = sha256(about + job.sum.told).digest()
     state = _plain(_state(job.call, job.sum.run))
@@ -270,15 +284,30 @@ def _masked_answer(
         {
             MASKED: ArrayRecord({MASKED: lazy_array(made.words)}),
             SHARES: ConfigRecord({"sealed": sealed, "commitments": made.commitments}),
-            "metrics": told,
+            "metrics": MetricRecord({**beside(job.call)}),
         }
     )
 
 
+def _learnt(answer: Answer, start: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], MetricRecord]:
+    """Return the update (M,) and the metrics of an answer; raises what it is, or what is wrong with it."""
+    if isinstance(answer, Exception):
+        raise answer
+    metrics = only_record(answer, MetricRecord, "bad metrics")
+    arrays = finite_views(only_record(answer, ArrayRecord, "bad arrays"))
+    if {k: a.shape for k, a in arrays.items()} != {k: a.shape for k, a in start.items()}:
+        raise PayloadError("wrong shape", "what was learnt has other arrays than what was sent")
+    changes = (np.subtract(arrays[key], was, dtype=np.float64).ravel() for key, was in start.items())
+    return np.concatenate(list(changes)), metrics
+
+
 def _numbers(
-    job: _Job, update: NDArray[np.float64], start: Mapping[str, NDArray[Any]], metrics: MetricRecord
+    job: _Job, update: NDArray[np.float64], metrics: MetricRecord | None, start: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint32]:
-    """Return what a node adds to its sum, before masks: its update times its weight, or with noise."""
+    """Return what a node adds to its sum, before masks: its update times its weight, or with noise.
+
+    Without metrics, of a node that learnt nothing, it weighs nothing.
+    """
     assert job.sum is not None
     plan = job.sum.sent.plan
     if (noisy := plan.noisy_grid) is not None:
@@ -288,6 +317,8 @@ def _numbers(
         check_release(secrets.randbits(128), plan.number, plan.multiplier / 2)
         return noisy.encode(update, CoinFlips(_noise_key(job)))
     clips = clips_of(start, plan)
+    if metrics is None:
+        return plan.grid.encode(np.zeros(clips.size), clips, 0.0)
     clipped = float(np.mean(np.abs(update) > clips[: update.size])) if update.size else 0.0
     values = np.concatenate([update, [1.0, clipped], *(_metric(metrics, name) for name in plan.metrics)])
     weight = metrics.get(plan.weighted_by) if plan.weighted_by else 1.0

@@ -305,10 +305,13 @@ class Standardisation:
     def apply(self, x: NDArray[np.float32]) -> None:
         """Take the mean off samples x (N, ...) and divide them by the deviation, in place.
 
+        What float32 cannot hold becomes its largest number: a server that chose the numbers would read from
+        an error how large the samples are.
+
         Raises
         ------
         ValueError
-            If there are not as many numbers as features, or a result is not finite; x is then of no use.
+            If there are not as many numbers as features.
         """
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         features = num_features(x.shape[1:])
@@ -320,7 +323,7 @@ class Standardisation:
             x -= _by_feature(x, mean)
             x /= _by_feature(x, std)
         if not np.isfinite(x.sum(dtype=np.float64)):
-            raise ValueError("standardised samples are not finite; valid are larger deviations")
+            np.nan_to_num(x, copy=False)
 
 
 def parse_standardise(text: str) -> Standardisation | None:

@@ -84,7 +84,11 @@ def fedmud_client(
         return each(lambda call: _listen(call, task(call.context), bases))(calls)
 
     handlers: dict[str, BatchHandler] = {
-        **masked_sum_handlers(train, part_of=lambda call: _part(call, task(call.context))),
+        **masked_sum_handlers(
+            train,
+            part_of=lambda call: _part(call, task(call.context)),
+            beside=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
+        ),
         MERGE: reveals(Reveals.NOTHING, listen),
         **task_handlers(task),
     }

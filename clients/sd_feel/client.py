@@ -54,7 +54,8 @@ def sd_feel_client(
             together(
                 lambda call: _Round.of(call, task(call.context)),
                 lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
-            )
+            ),
+            beside=lambda call: {"num-steps": whole(only_config(call), "local-steps", 1)},
         ),
         **task_handlers(task),
         WHOAMI: whoami(
