@@ -342,7 +342,9 @@ def judge(paired: Paired, expect: str, margin: float = 0.0) -> str:
     if paired.seeds < _FEWEST_SEEDS:
         return "not decidable"
     if expect == "level":
-        return "shown" if -margin <= paired.low and paired.high <= margin else "not shown"
+        if -margin <= paired.low and paired.high <= margin:
+            return "shown"
+        return "reversed" if paired.low > margin or paired.high < -margin else "not shown"
     sign = {"lower": -1, "higher": 1}[expect]
     ends = sorted((sign * paired.low, sign * paired.high))
     return "shown" if ends[0] > 0 else "reversed" if ends[1] < 0 else "not shown"

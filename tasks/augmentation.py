@@ -1,6 +1,6 @@
 """Random flips and crops of images, for training: what the set-ups of papers on images do to each mini-batch.
 
-As in the experiments of A. Beikmohammadi, S. Khirirat, S. Magnússon (flips) and, for CIFAR, of Y. Li et al.,
+As in the experiments of A. Beikmohammadi, S. Khirirat, S. Magnússon (flips) and, for CIFAR, of S. Li et al.,
 FedMUD (crops of the image padded by 4, and flips). Differs: images are standardised already, so that a border
 is the mean colour and not black.
 """

@@ -1,7 +1,7 @@
 """The factors of one weight: which there are, how large, how they are drawn, what they stand for.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), Sections 3 to 5: low-rank updates, block-wise Kronecker decomposition (BKD), aggregation-
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), Section 3: low-rank updates, block-wise Kronecker decomposition (BKD), aggregation-
 aware decomposition (AAD, eq. (8)) and its freezing ablation (F); FedLMT and FedPara factor the weight itself.
 FedLMT's and FedHM's authors read a convolution as two convolutions, which is a view of its own.
 Ours: random factors come from one Philox stream per (run, reset, layer, role), on the CPU, because shared

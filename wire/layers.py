@@ -1,6 +1,6 @@
 """The layers of a model whose weights can be factored, and the matrix that each weight is read as.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Section 3. The paper leaves open how a convolution becomes a matrix: here the row-major
 buffer is read as (out * height) x (in * width), with no permutation of axes.
 """

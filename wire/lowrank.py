@@ -1,7 +1,7 @@
 """A model's compressed layers as factors: planned to a budget, drawn, turned into updates, merged.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), Sections 3 to 5 and the set-up of Section 6. The paper does not say what its ratio counts:
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), Section 3 and the set-up of Section 5. The paper does not say what its ratio counts:
 the ``"model"`` budget counts every trainable scalar of the model and searches as the authors' code does, the
 ``"layer"`` budget gives each compressed layer the ratio itself. Merges are ours: rounded alike on every
 machine, so that nodes which replay them hold the server's bits.

@@ -1,6 +1,6 @@
 """Which weights' signs travel where not all can: drawn by both sides, of every layer the same share.
 
-For FedBAT within a budget below one bit a weight: S. Li et al., 2024, send every weight's sign, and Y. Li
+For FedBAT within a budget below one bit a weight: S. Li et al., 2024, send every weight's sign, and S. Li
 et al. (FedMUD) compare that with methods that send less. Ours: weights that are not drawn stay as they are
 that round.
 """

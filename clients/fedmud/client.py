@@ -1,7 +1,7 @@
 """The client of FedMUD and the methods that it is compared with: some layers compressed, the rest FedAvg's.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning", eqs. (3) to (9) and the set-up of Section 6: local SGD, without momentum, on the factors of the
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning", eqs. (3) to (9) and the set-up of Section 5: local SGD, without momentum, on the factors of the
 compressed layers and on all that is not compressed. Differs: the server merges, and the node replays its
 merges (``frozen_base.py``); in the authors' code nodes merge, and are sent the dense model all the same.
 """

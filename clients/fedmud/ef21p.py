@@ -2,7 +2,7 @@
 
 Paper: K. Gruntkowska, A. Tyurin, P. Richtárik, "EF21-P and Friends: Improved Theoretical Communication
 Complexity for Distributed Optimization with Bidirectional Compression", 2023: nodes hold w, which moves by
-the server's Top-K of x - w; their own messages are compressed without bias. As in the experiments of Y. Li et
+the server's Top-K of x - w; their own messages are compressed without bias. As in the experiments of S. Li et
 al. (FedMUD), what is compressed is the change of several local epochs. The indices of Rand-K come from the
 seed, so that values alone travel; the server scales them by D / K where they shall be unbiased.
 """

@@ -1,7 +1,7 @@
 """Any model of linear and convolutional layers, trained through the factors of their weights.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), Sections 3 to 5: a compressed layer computes with W + Delta, W frozen and Delta made of
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), Section 3: a compressed layer computes with W + Delta, W frozen and Delta made of
 factors (FedLMT, FedPara: with what the factors make, no W). The model's own code is not touched: all updates
 are reconstructed at once, and its forward pass runs with the sums in place of its weights.
 """

@@ -2,7 +2,7 @@
 
 Paper: S. Li et al., "FedBAT: Communication-Efficient Federated Learning via Learnable Binarization", 2024:
 the update M of frozen weights w is trained as it is at first, then through the stochastic binariser S(M,
-alpha), whose step size alpha of each layer is learnt too. As in the experiments of Y. Li et al. (FedMUD), the
+alpha), whose step size alpha of each layer is learnt too. As in the experiments of S. Li et al. (FedMUD), the
 server's own update comes back as one bit a weight. Ours: draws come from a stream of the node's own; where
 fewer signs travel than there are weights, the others' M is 0 from the end of the warm-up on.
 """

@@ -1,6 +1,6 @@
 """The base that a node keeps between rounds, and how it follows the server's: update by update, in order.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), eq. (5): the base is a sum of merged updates. The paper has every node hear every update;
 here a node that was away is sent those that it missed, and says so if it has nothing to add them to; one that
 comes for the first time may draw the initial base itself. Adding their sum at once would round otherwise than

@@ -1,7 +1,7 @@
 """What the methods of the FedMUD family train at a node, and what they send of it.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), eqs. (3) to (9) and, for the methods that it is compared with, its Section 6.
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), eqs. (3) to (9) and, for the methods that it is compared with, its Section 5.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The mini-batches of whole local epochs, as experiments of FedMUD and its baselines train.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), the set-up of Section 6: E epochs over a node's samples, shuffled anew in each. Ours: the
 order is a function of (seed, round, client) alone.
 """

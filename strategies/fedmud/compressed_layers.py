@@ -1,7 +1,7 @@
 """Rounds of training in which some layers travel compressed, both ways, and the rest as it is.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
-Learning" (FedMUD), Section 3 and the set-up of its Section 6: what its method and the methods that it is
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Learning" (FedMUD), Section 3 and the set-up of its Section 5: what its method and the methods that it is
 compared with have in common. Ours: real downlinks (see ``sync.py``), and sums in float64 in the order of
 partition ids, cast once.
 """

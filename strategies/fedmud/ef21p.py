@@ -3,7 +3,7 @@
 Paper: K. Gruntkowska, A. Tyurin, P. Richtárik, "EF21-P and Friends: Improved Theoretical Communication
 Complexity for Distributed Optimization with Bidirectional Compression", 2023: w <- w + C(x - w) downwards
 with a contractive C, an unbiased compressor upwards.
-Differs: nodes send the change of several local epochs instead of a gradient, as in the experiments of Y. Li
+Differs: nodes send the change of several local epochs instead of a gradient, as in the experiments of S. Li
 et al. (FedMUD); C is Top-K and the uplink Rand-K over all compressed layers at once. The indices of Rand-K
 come from the seed, so only values travel; those of Top-K travel, coded (``elias_fano.py``), and are paid for:
 within one budget fewer entries go down than up.

@@ -1,7 +1,7 @@
 """FedBAT: one bit and a step size a layer, learnt by the clients, and one bit back.
 
 Paper: S. Li et al., "FedBAT: Communication-Efficient Federated Learning via Learnable Binarization", 2024,
-and its use in Y. Li et al. (FedMUD), Section 6, where the downlink is binarised too.
+and its use in S. Li et al. (FedMUD), Section 5, where the downlink is binarised too.
 Ours, where they leave it open: downwards the step size is the layer's mean magnitude, rounding is
 stochastic, and the server moves by what it sends, so that it and its nodes hold the same weights. Within a
 budget below one bit a weight the weights that move in a round are drawn (``sign_shares.py``).

@@ -1,6 +1,6 @@
 """The half width a of U(-a, a), where a user says nothing: one rule for each form of factors.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD) tunes a per method, and its authors publish one pair: a = 5 with a step of 0.01 for
 FedMUD+BKD+AAD. Ours: forms of an update have the a with which the first step after a reset goes as far as
 with that pair (``step_gain``); factors of the weight itself the a with which the weight begins as He et al.,

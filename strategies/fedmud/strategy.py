@@ -1,6 +1,6 @@
 """FedMUD: clients train low-rank updates of a frozen base, whose factors are averaged and merged.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning", eqs. (3) to (9): model updates as factors, merged every s rounds; with Kronecker blocks (BKD) and
 with one frozen factor to each trained one (AAD).
 Differs: the server merges right after it has averaged, and nodes replay its merges; in the authors' code they

@@ -1,6 +1,6 @@
 """What a node is sent so that it holds the current base: the updates that it missed, or the base itself.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), eq. (5): the base is the sum of all merged updates, so a node that was away lacks some.
 Differs: the paper counts one update a round, which is true only where every node listens to every round.
 Here that is one of three ways, and what the other two would have sent is counted beside it.

@@ -1,6 +1,6 @@
 """What is known of FedMUD before a run: the theorem's bound, the effective step, the true downlink.
 
-Paper: Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
+Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Theorem 1 with Lemmas 2 to 6 of its appendix. The effective step and the downlink under
 partial participation are ours: the paper tunes a without a formula, and counts one update a round.
 

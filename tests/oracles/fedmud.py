@@ -1,4 +1,4 @@
-"""FedMUD, Y. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient
+"""FedMUD, S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient
 Federated Learning", eqs. (3) to (9), as one plain loop in float64 over a linear regression y = W x + b, of
 which W is compressed and b is not.
 

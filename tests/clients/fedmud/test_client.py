@@ -1,5 +1,5 @@
 """The client of the FedMUD family through its real handlers, with the suite's own strategies on the other
-side, against the plain loop of eqs. (3) to (9) of FedMUD, Y. Li et al."""
+side, against the plain loop of eqs. (3) to (9) of FedMUD, S. Li et al."""
 
 import copy
 import math

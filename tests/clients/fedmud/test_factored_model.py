@@ -1,4 +1,4 @@
-"""Wrapped models: local SGD goldens (G8) of FedMUD, Y. Li et al., and what a wrapper must never change."""
+"""Wrapped models: local SGD goldens (G8) of FedMUD, S. Li et al., and what a wrapper must never change."""
 
 import copy
 from collections.abc import Iterator
