@@ -219,6 +219,8 @@ class Federation:
         self._cap_told = False
         # The size from which on a claim is refused, and of how many sizes that is the bound.
         self._overstated: tuple[int, float] = 0, float("inf")
+        # Places whose nodes were left out for that: nobody waits for them.
+        self._barred: set[int] = set()
         self.losses = LossBound(self.settings.max_loss_ratio)
         # The median of the losses that nodes told in the last evaluation, and in the last training.
         self.evaluated_loss: float | None = None
@@ -300,6 +302,7 @@ class Federation:
             del self.sizes[client]
             for node in roster.nodes[client : client + 1]:
                 if not node.vacant:
+                    self._barred.add(client)
                     roster.refuse(node.node_id, OVERSTATED, self.completed)
 
     def _most_claimed(self) -> float:
@@ -366,6 +369,8 @@ class Federation:
         nodes = [roster.nodes[i] for i in (range(len(roster)) if chosen is None else chosen)]
         if self.places is None:  # Nobody is missed who was never there.
             nodes = [node for node in nodes if not node.vacant]
+        elif self._barred:
+            nodes = [node for node in nodes if not (node.vacant and node.partition_id in self._barred)]
         there = [node for node in nodes if node.node_id in roster.online]
         log(INFO, "configure_train: Sampled %d nodes (out of %d)", len(there), len(roster))
         return there, len(nodes) - len(there)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def test_by_default_a_claim_counts_up_to_ten_medians_and_the_log_says_so(
     ]
 
 
-@pytest.mark.parametrize("make", [fedavg, similarity_free])
+@pytest.mark.parametrize("make", [fedavg, partial(similarity_free, min_train_nodes=20)])
 def test_a_node_that_claims_what_none_has_is_left_out_and_counted(make: Any) -> None:
     strategy = make()
     model, ends = run(strategy, claiming(2**53), 10)
