@@ -353,9 +353,11 @@ class ClusteredStrategy(FederatedStrategy):
 
     def adopt(self, arrays: ArrayRecord) -> None:
         """Give a single server these arrays; ValueError where there are several."""
+        models = self._models
+        if models is None:  # The round begins with its arrays.
+            return
         if self.unwrapped() is not None:
             super().adopt(arrays)
-        models = self._trained()
         vector = models.layout.flatten(arrays, models.vectors.dtype)
         self._models = replace(models, vectors=vector[None])
 

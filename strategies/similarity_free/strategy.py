@@ -260,7 +260,8 @@ class SimilarityFree(FederatedStrategy):
 
     def adopt(self, arrays: ArrayRecord) -> None:
         """Go on from x^k = these arrays; what workers' compressors cut off before is still to come."""
-        self._x = self.federation.known_layout().flatten(arrays, self._model().dtype)
+        if self._x is not None:  # Else the round begins with its arrays.
+            self._x = self.federation.known_layout().flatten(arrays, self._x.dtype)
 
     def unwrapped(self) -> str | None:
         """Return that replies are compressed, where they are."""
