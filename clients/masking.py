@@ -232,7 +232,7 @@ def _joined(call: Call, sent: _Sent) -> _Own:
         raise ValueError(f"{plan.neighbours} neighbours; valid is {default_neighbours(n)} or more of {n}")
     seed = _seed(call.content[MASKED_SUM])
     if plan.norm:
-        check_privacy("sound", plan.multiplier / 2, plan.norm)
+        check_privacy("sound", plan.least_multiplier / 2, plan.norm)
     links = NodeLinks(call, seed)
     introduction = links.identity.introduction
     if introduction not in plan.introductions:
@@ -313,8 +313,8 @@ def _numbers(
     if (noisy := plan.noisy_grid) is not None:
         if any(was.dtype.kind != "f" for was in start.values()):
             raise PayloadError("wrong dtype", "counters have no norm to clip to")
-        # A ledger counts what it would cost if all that is counted on put noise on the sum.
-        check_release(secrets.randbits(128), plan.number, plan.multiplier / 2)
+        # The ledger counts what the sum would cost if the server lied about who survived.
+        check_release(secrets.randbits(128), plan.number, plan.least_multiplier / 2)
         return noisy.encode(update, CoinFlips(_noise_key(job)))
     clips = clips_of(start, plan)
     if metrics is None:

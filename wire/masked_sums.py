@@ -279,6 +279,21 @@ class SumPlan:
         return max(self.threshold - 1, 1)
 
     @property
+    def fewest(self) -> int:
+        """How many members the smallest sum has that a server can get by telling members false lists.
+
+        A member stays with a neighbour in every sum unless ``needed`` of the n - 1 others are told that the
+        neighbour is lost, and each of them believes that of n - t members and ``most_lost`` neighbours at most.
+        """
+        n, lost = len(self.members), min(len(self.members) - self.threshold, self.most_lost)
+        return max(1, 1 + self.neighbours - lost * (n - 1) // self.needed)
+
+    @property
+    def least_multiplier(self) -> float:
+        """The noise's deviation over C in that sum, of all of its members but one, who knows its own noise."""
+        return self.multiplier * sqrt(min(max(self.fewest - 1, 1), self.needed) / self.needed)
+
+    @property
     def most_lost(self) -> int:
         """How many of a survivor's neighbours may be lost.
 

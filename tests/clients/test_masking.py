@@ -148,15 +148,6 @@ def test_an_owner_may_want_more_members() -> None:
         nodes.train(0, nodes.plan())
 
 
-def test_an_owner_may_want_nothing_but_sums() -> None:
-    nodes = Nodes(**{"secure-sum": True})
-    plain = instruction(nodes.plan())
-    del plain[MASKED_SUM]
-    with pytest.raises(Refusal, match="secure-sums: this node's policy does not cover"):
-        nodes.ask(0, "train", plain)
-    assert MASKED in nodes.train(0, nodes.plan())
-
-
 def test_a_sum_is_taken_part_in_once_and_no_earlier_one_after_it(nodes: Nodes) -> None:
     nodes.train(0, nodes.plan(number=3))
     for number in (3, 2):
@@ -255,8 +246,13 @@ def guarded(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> Nodes:
     return nodes
 
 
-def test_a_policy_may_want_nothing_but_sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nodes = guarded(monkeypatch, tmp_path, 'secure-sums = "required"')
+@pytest.mark.parametrize("text", ['secure-sums = "required"', ""])
+def test_an_owner_may_want_nothing_but_sums(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nodes = guarded(monkeypatch, tmp_path, text)
+    if not text:  # The node config says the same.
+        nodes.contexts[0].node_config["secure-sum"] = True
     plain = instruction(nodes.plan())
     del plain[MASKED_SUM]
     with pytest.raises(Refusal, match="secure-sums: this node's policy does not cover"):

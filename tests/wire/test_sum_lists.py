@@ -152,3 +152,37 @@ def test_of_few_members_no_lists_at_all_open_an_update(n: int, extra: int) -> No
         is_open(plan, graph, colluders, sum(chosen, Shares())) for chosen in product(*map(lists, honest))
     )
     assert found is bool(extra)
+
+
+def is_summed(plan: SumPlan, graph: Graph, shares: Shares, group: tuple[int, ...]) -> bool:
+    """Whether the server has all masks of a group's sum but those that cancel in it."""
+    return all(
+        shares[u, u] >= plan.needed
+        and all(max(shares[u, v], shares[v, u]) >= plan.needed for v in graph[u] if v not in group)
+        for u in group
+    )
+
+
+@pytest.mark.parametrize("n", range(3, 6))
+def test_no_lists_give_a_mean_of_fewer_members_than_a_node_counts_on(n: int) -> None:
+    plan, graph = plan_of(n), plan_of(n).graph(ABOUT)
+
+    def lists(own: int) -> list[Shares]:
+        alive = (a for size in range(plan.threshold, n + 1) for a in combinations(plan.members, size))
+        return [told(plan, graph, one, [own]) for one in alive if own in one]
+
+    found = {
+        size
+        for chosen in product(*map(lists, plan.members))
+        for size in range(1, n + 1)
+        if any(
+            is_summed(plan, graph, sum(chosen, Shares()), group) for group in combinations(plan.members, size)
+        )
+    }
+    assert min(found) == plan.fewest
+
+
+@pytest.mark.parametrize(("n", "fewest"), [(5, 4), (10, 8), (19, 13), (20, 11), (50, 7), (100, 7), (240, 8)])
+def test_the_smallest_mean_that_lies_give_is_as_documented(n: int, fewest: int) -> None:
+    plan = plan_of(n)
+    assert plan.fewest == fewest
