@@ -88,8 +88,8 @@ def main() -> None:
     """Write the picture beside this script."""
     figure = Figure(figsize=(11.6, 3.8))
     panels = [
-        (star, "one server", "similarity_free, fedmud"),
-        (clusters, "clusters whose servers\nexchange models", "sd_feel"),
+        (star, "one server", "similarity-free, fedmud"),
+        (clusters, "clusters whose servers\nexchange models", "sd-feel"),
         (groups, "a cloud over groups: hospitals (+)\nand devices swap sealed encodings", "hsgd"),
         (mesh, "neighbours only", "ceps"),
     ]

@@ -30,6 +30,8 @@ def test_the_readmes_are_what_the_results_give() -> None:
         (-0.1, 0.2, 3, "lower", "not shown"),
         (-0.1, 0.2, 3, "level", "shown"),
         (-0.1, 0.3, 3, "level", "not shown"),
+        (0.3, 0.4, 3, "level", "reversed"),
+        (-0.4, -0.3, 3, "level", "reversed"),
         (float("-inf"), float("inf"), 1, "lower", "not decidable"),
         (float("-inf"), float("inf"), 1, "level", "not decidable"),
     ],

@@ -282,15 +282,15 @@ class SumPlan:
     def fewest(self) -> int:
         """How many members the smallest sum has that a server can get by telling members false lists.
 
-        A member stays with a neighbour in every sum unless ``needed`` of the n - 1 others are told that the
-        neighbour is lost, and each of them believes that of n - t members and ``most_lost`` neighbours at most.
+        A member is with a neighbour in every sum unless ``needed`` of the n - 1 others are told that the one
+        of them is lost. Each believes that of n - t members, and of ``most_lost`` neighbours, at most.
         """
         n, lost = len(self.members), min(len(self.members) - self.threshold, self.most_lost)
         return max(1, 1 + self.neighbours - lost * (n - 1) // self.needed)
 
     @property
     def least_multiplier(self) -> float:
-        """The noise's deviation over C in that sum, of all of its members but one, who knows its own noise."""
+        """The noise's deviation over C in that sum, of all of its members but one, which knows its own."""
         return self.multiplier * sqrt(min(max(self.fewest - 1, 1), self.needed) / self.needed)
 
     @property

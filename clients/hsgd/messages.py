@@ -1,6 +1,6 @@
 """What a node of HSGD reads from its messages, writes into its replies, and keeps in between.
 
-``hsgd.py`` has the table of the messages. Every error is a ``ValueError`` that names what is wrong; arrays
+``client.py`` has the table of the messages. Every error is a ``ValueError`` that names what is wrong; arrays
 and payloads that are not what was agreed on are ``PayloadError``s.
 """
 

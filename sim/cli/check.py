@@ -471,7 +471,7 @@ def _compressed(nodes: _Nodes) -> Verdict:
         num_servers=NODES, topology="complete", tau1=_FEW, tau2=1, max_repeats=0, min_train_nodes=NODES,
         **nodes.options,
     )  # fmt: skip
-    mend = "app = ClientApp(mods=[compress_reply])  # from hedgerow.clients; the last of the mods"
+    mend = "app = ClientApp(mods=[compress_reply])  # from hedgerow.clients; before mods that see arrays"
     if isinstance(nodes.app.client_app, Batched):
         mend = "app = compressed(app)  # from hedgerow.clients"
     return _served("Compressed", nodes.run(Compressed(wrapped, "topk(0.5)")), mend)

@@ -36,7 +36,7 @@ class Adaptive:
     eta : {"keep", "strategy3"} (default: "keep")
         The learning rate: as given, within the cap 1 / (8 P rho); or that of Strategy 3, constant.
     eta_power : {3, 2} (default: 3)
-        See ``hsgd_theory.q_star``.
+        See ``theory.q_star``.
     apply : bool (default: True)
         False: the estimates are told, and P, Q and eta stay.
     probing : Probing (default: Probing())

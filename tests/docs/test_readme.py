@@ -1,0 +1,32 @@
+"""The README's example runs as it stands, its claims are counted, and it stays short."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from results.redraw import claims_table
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_example_runs_and_ends_at_the_accuracy_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python[^\n]*\n(.*?)```", README, re.DOTALL)
+    shown = float(code.rsplit("# ", 1)[1])
+    exec(compile(code, "readme_example.py", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(shown, abs=0.01)
+
+
+def test_claims_are_as_many_as_the_readme_says() -> None:
+    verdicts: Counter[str] = Counter()
+    for file in sorted((ROOT / "results" / "claims").glob("*.toml")):
+        rows = claims_table(file.stem).splitlines()[2:]
+        verdicts.update(row.split(" | ")[2].split(":")[0].strip() for row in rows)
+    told = re.search(r"(\d+) claims of .* (\d+) are shown in full, (\d+) in part", README)
+    assert told is not None
+    assert tuple(map(int, told.groups())) == (verdicts.total(), verdicts["shown"], verdicts["in part"])
