@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from hedgerow.sim.cli.options import bad_options
+
 __all__ = ["data"]
 
 
@@ -17,7 +19,9 @@ def data(
     """List the known data sets, images, tables and series: where each was found, or how to get it."""
     from hedgerow.tasks import catalogue, vertical_catalogue
 
-    for entry in (*catalogue(data_dir), *vertical_catalogue(data_dir)):
+    with bad_options():
+        entries = [*catalogue(data_dir), *vertical_catalogue(data_dir)]
+    for entry in entries:
         typer.echo(f"{entry.name}: {entry.description} ({entry.size})")
         where = f"found in {entry.found_at}" if entry.found_at else f"not here: {entry.how_to_get}"
         typer.echo(f"    {where}")

@@ -194,16 +194,15 @@ def _deploy_edges(
 
 def deploy_keys(
     folder: Annotated[Path, typer.Argument(help="Where they are written.")],
-    nodes: Annotated[int, typer.Option(min=0, help="Number of SuperNodes.")],
+    nodes: Annotated[int, typer.Option(help="Number of SuperNodes, up to 10000.")],
     host: Annotated[
         list[str] | None,
         typer.Option(help="Address or name of the SuperLink. Repeatable. Default: loopback only."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificates are valid.")] = 365,
+    days: Annotated[int, typer.Option(help="How long the certificates are valid, up to 3650.")] = 365,
     edges: Annotated[
         int | None,
         typer.Option(
-            min=1,
             help="Edge servers with a SuperLink each, SuperNodes dealt to them in order: a folder for each. "
             "--host is then one for each of them, in their order.",
         ),
@@ -233,10 +232,12 @@ def deploy_keys(
 
 
 def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int, adopt: bool) -> None:
-    from hedgerow.sim.deploy.certificates import LOOPBACK, MONITOR, make_edge_credentials
+    from hedgerow.sim.deploy.certificates import LOOPBACK, MONITOR, check_sizes, make_edge_credentials
     from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
 
     with bad_options():
+        # Before a list of nodes is made.
+        check_sizes(nodes=nodes, edges=edges, days=days)
         if len(hosts) not in (0, edges):
             raise ValueError(
                 f"--host is given {len(hosts)} times; valid with --edges {edges} is one for each"

@@ -34,6 +34,7 @@ __all__ = [
     "Credentials",
     "EdgeCredentials",
     "NodeKey",
+    "check_sizes",
     "make_credentials",
     "make_edge_credentials",
 ]
@@ -41,6 +42,9 @@ __all__ = [
 LOOPBACK = ("127.0.0.1", "localhost")
 # The folder, beside those of the edge servers, of who observes them.
 MONITOR = "monitor"
+# Keys are for one experiment. Ten thousand take some seconds to write; a certificate of more than ten years
+# outlasts its curve's use.
+_MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,11 @@ def make_credentials(
     folder : Path
         Created with mode 0700 if need be.
     num_nodes : int
-        SuperNodes, >= 0.
+        SuperNodes, 0 to 10,000.
     hosts : Sequence[str] (default: 127.0.0.1 and localhost)
         Addresses and names by which the SuperLink is called, at least one.
     days : int (default: 30)
-        How long the certificates are valid, >= 1.
+        How long the certificates are valid, 1 to 3,650.
 
     Raises
     ------
@@ -117,7 +121,8 @@ def make_credentials(
     FileExistsError
         If a key is there already: it may be one that a device relies on.
     """
-    _check(hosts, num_nodes=(num_nodes, 0), days=(days, 1))
+    check_sizes(nodes=num_nodes, days=days)
+    _check_hosts(hosts)
     ca_key = generate_private_key(SECP384R1())
     ca = _certificate_authority(ca_key, days)
     return _written(folder, range(num_nodes), ca, ca_key, hosts, days)
@@ -155,7 +160,8 @@ def make_edge_credentials(
         As ``make_credentials``.
     """
     called = hosts or [LOOPBACK] * len(partitions)
-    _check(min(called, key=len, default=[]), edges=(len(partitions), 1), days=(days, 1))
+    check_sizes(nodes=sum(map(len, partitions)), edges=len(partitions), days=days)
+    _check_hosts(min(called, key=len))
     ca_key = generate_private_key(SECP384R1())
     ca = _certificate_authority(ca_key, days)
     made = []
@@ -205,10 +211,19 @@ def _peer_files(
     return files
 
 
-def _check(hosts: Sequence[str], **bounds: tuple[int, int]) -> None:
-    for key, (value, least) in bounds.items():
-        if value < least:
-            raise ValueError(f"{key} is {value!r}; valid is an integer >= {least}")
+def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
+    """Raise ValueError unless keys of so many SuperNodes and edge servers, for so long, can be made."""
+    bounds = {
+        "nodes": (nodes, 0, _MOST_NODES),
+        "edges": (edges, 1, _MOST_EDGES),
+        "days": (days, 1, _MOST_DAYS),
+    }
+    for key, (value, least, most) in bounds.items():
+        if not least <= value <= most:
+            raise ValueError(f"{key} must be an integer from {least} to {most}, got {value}")
+
+
+def _check_hosts(hosts: Sequence[str]) -> None:
     if not hosts:
         raise ValueError("hosts is empty; valid is at least one address or name of the SuperLink")
 

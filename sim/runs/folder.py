@@ -25,6 +25,7 @@ __all__ = [
     "parse_rounds",
     "read_config",
     "read_rounds",
+    "recorded_settings",
     "refused",
     "write_json",
 ]
@@ -161,6 +162,21 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(config.get("run", {}), dict):
         raise RunFolderError(f"{file} is damaged: its 'run' holds no settings")
     return config
+
+
+def recorded_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the run config that a run folder's ``config.json`` holds.
+
+    Raises
+    ------
+    RunFolderError
+        As ``read_config``; and if it holds none.
+    """
+    config = read_config(folder)
+    if "run" not in config:
+        raise RunFolderError(f"{Path(folder) / CONFIG} is damaged: it has no settings ('run')")
+    settings: dict[str, Any] = config["run"]
+    return settings
 
 
 def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

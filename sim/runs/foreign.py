@@ -24,6 +24,7 @@ from hedgerow.sim.engine._compat import app_pyproject, log
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.environment import environment
+from hedgerow.sim.runs.folder import recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
@@ -150,7 +151,7 @@ def earlier_run(folder: str | Path, keys: Collection[str]) -> Earlier:
     config = read_config(folder)
     if not isinstance(config.get("nodes"), int):
         raise ValueError(f"--resume: {folder} does not say how many nodes its run had")
-    run_config = dict(config["run"])
+    run_config = recorded_settings(folder)
     seed = None if "seed" in keys else run_config.pop("seed", None)
     return Earlier(run_config, config["nodes"], seed, config.get("time") == "real")
 

@@ -19,8 +19,8 @@ from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.ray_cluster import check_address
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
+from hedgerow.sim.runs.folder import recorded_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
-from hedgerow.sim.runs.recorder import read_config
 from hedgerow.sim.runs.settings import SettingsError, problems_of
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.printable import quoted, shown
@@ -220,7 +220,7 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
     """
     if "resume" not in spec.config:
         raise ValueError(f"--resume: app {spec.name!r} has no run-config key 'resume'")
-    earlier = read_config(folder)["run"]
+    earlier = recorded_settings(folder)
     known = {key: value for key, value in earlier.items() if key in spec.config or _is_fault(key)}
     known["resume"] = str(Path(folder).expanduser().resolve())
     return [f"{key}={toml_value(value)}" for key, value in known.items()]

@@ -188,3 +188,47 @@ def test_a_failing_app_of_another_is_no_bug_of_hedgerow(make_app: MakeApp) -> No
     shown = hedgerow("run", make_app(), "-c", "fail=true")
     assert shown.exit_code == 1
     assert BUG not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("app", "config", "words"),
+    [
+        ("sd-feel", "{}", "config.json is damaged: it has no settings ('run')"),
+        ("sd-feel", '{"run": []}', "config.json is damaged: its 'run' holds no settings"),
+        ("", "{}", "does not say how many nodes its run had"),
+        ("", '{"nodes": 2}', "config.json is damaged: it has no settings ('run')"),
+    ],
+)
+def test_resuming_a_folder_without_settings_is_one_error(
+    app: str, config: str, words: str, make_app: MakeApp, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(config)
+    shown = hedgerow("run", APPS / app if app else make_app(), "--resume", tmp_path / "run")
+    assert (shown.exit_code, shown.stdout) == (2, ""), shown.output
+    assert words in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data", "--data-dir", "~nosuchuser/x"], "there is no such user"),
+        (
+            ["deploy", "keys", "k", "--nodes", "1", "--days", "9" * 20],
+            "days must be an integer from 1 to 3650",
+        ),
+        (["deploy", "keys", "k", "--nodes", "9" * 20], "nodes must be an integer from 0 to 10000"),
+        (["deploy", "keys", "k", "--nodes", "9" * 20, "--edges", "2"], "nodes must be an integer from 0 to"),
+        (["deploy", "keys", "k", "--nodes", "9", "--edges", "9" * 20], "edges must be an integer from 1 to"),
+    ],
+)
+def test_a_bad_value_of_a_command_that_is_no_run_is_one_error(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = hedgerow(*arguments)
+    assert (shown.exit_code, shown.stdout) == (2, ""), shown.output
+    assert words in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert not list(tmp_path.iterdir())

@@ -93,8 +93,10 @@ def test_keys_that_devices_may_rely_on_are_never_overwritten(made: Credentials) 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"num_nodes": -1}, "num_nodes is -1; valid is"),
-        ({"num_nodes": 1, "days": 0}, "days is 0; valid is"),
+        ({"num_nodes": -1}, "nodes must be an integer from 0 to 10000, got -1"),
+        ({"num_nodes": 10_001}, "nodes must be an integer from 0 to 10000, got 10001"),
+        ({"num_nodes": 1, "days": 0}, "days must be an integer from 1 to 3650, got 0"),
+        ({"num_nodes": 1, "days": 10**20}, "days must be an integer from 1 to 3650, got 1000"),
         ({"num_nodes": 1, "hosts": []}, "hosts is empty; valid is"),
     ],
 )
@@ -122,7 +124,7 @@ def test_edge_servers_have_certificates_of_one_ca_for_both_ways_and_their_own_na
     assert "partition = 2" in made[1].superlink.registry.read_text()
     with pytest.raises(ValueError, match="hosts is empty"):
         make_edge_credentials(tmp_path / "others", [[0]], hosts=[[]])
-    with pytest.raises(ValueError, match="edges is 0; valid is"):
+    with pytest.raises(ValueError, match="edges must be an integer from 1 to 1000, got 0"):
         make_edge_credentials(tmp_path / "others", [])
 
 
