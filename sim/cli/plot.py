@@ -19,7 +19,8 @@ def plot(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="FILE.png, FILE.svg or FILE.pdf; without a suffix all three. Default: in the sweep's folder."
+            help="FILE.png, FILE.svg or FILE.pdf; without a suffix all three. Default: in the folder of "
+            "the run or sweep; of several, here."
         ),
     ] = None,
     log_x: Annotated[bool, typer.Option("--log-x", help="Draw x on a logarithmic scale.")] = False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import traceback
 from collections.abc import Callable, Mapping
@@ -224,8 +223,10 @@ def _records(plan: Plan, resume: str | None, *, quiet: bool) -> Records:
 
 def _how_to_go_on(app_path: str, plan: Plan) -> Callable[[], str]:
     """Return what says how to go on with the run that starts now, whose folder only the app will know."""
+    from hedgerow.sim.runs.folder import runs_folder
+
     config = plan.run_config
-    parent = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / _output_dir(plan)
+    parent = runs_folder(_output_dir(plan))
     before = set(_run_folders(parent))
 
     def say() -> str:

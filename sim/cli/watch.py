@@ -13,7 +13,14 @@ __all__ = ["watch"]
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, running or not.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN|FOLDER]...",
+            help="A run's folder, running or not, or a folder of runs. Of several the newest is followed. "
+            "Default: runs.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Where to listen. Anything but loopback shows the run to who can connect.")
     ] = "127.0.0.1",
@@ -24,10 +31,11 @@ def watch(
     import ipaddress
     import webbrowser
 
-    from hedgerow.sim.runs.follow import FollowServer, check_followed
+    from hedgerow.sim.runs.folder import runs_folder
+    from hedgerow.sim.runs.follow import FollowServer, newest_run
 
     with bad_options():
-        folder = check_followed(run)
+        folder = newest_run(runs or [runs_folder("runs")])
         try:
             server = FollowServer(folder, host, port)
         except OSError as error:

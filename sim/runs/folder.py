@@ -27,6 +27,7 @@ __all__ = [
     "read_rounds",
     "recorded_settings",
     "refused",
+    "runs_folder",
     "write_json",
 ]
 
@@ -43,18 +44,24 @@ class RunFolderError(ValueError):
     """A folder is not that of a run, or of a run with other settings; or it cannot be read or written."""
 
 
-def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
-    """Make and return a folder of a new run, ``<parent>/<name>-<UTC time>``, absolute.
+def runs_folder(parent: str | os.PathLike[str]) -> Path:
+    """Return where the folders of runs go, given the setting ``output-dir``.
 
-    A relative ``parent`` is taken from the environment variable ``HEDGEROW_OUTPUT_DIR``, else from the
-    working directory, which under ``flwr run`` is the one where Flower's local SuperLink was started.
+    A relative one is taken from the environment variable ``HEDGEROW_OUTPUT_DIR``, else from the working
+    directory, which under ``flwr run`` is the one where Flower's local SuperLink was started.
+    """
+    return Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / Path(parent).expanduser()
+
+
+def new_run_folder(parent: str | os.PathLike[str], name: str) -> Path:
+    """Make and return a folder of a new run, ``<parent>/<name>-<UTC time>``, absolute; see ``runs_folder``.
 
     Raises
     ------
     RunFolderError
         If the disk takes no folder.
     """
-    base = Path(os.environ.get("HEDGEROW_OUTPUT_DIR", Path.cwd())) / Path(parent).expanduser()
+    base = runs_folder(parent)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     with refused(base):
         for suffix in ("", *(f"-{n}" for n in range(2, 1000))):

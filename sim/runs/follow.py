@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +31,7 @@ from hedgerow.sim.runs.folder import CONFIG, LOCK, ROUNDS, SUMMARY, RunFolderErr
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.printable import shown
 
-__all__ = ["FollowServer", "Followed", "check_followed"]
+__all__ = ["FollowServer", "Followed", "check_followed", "newest_run"]
 
 # Real seconds between two looks at the folder, and between two signs of life to a page that hears nothing.
 _EVERY, _ALIVE = 0.5, 15.0
@@ -78,6 +78,34 @@ def check_followed(folder: str | Path) -> Path:
             f"{path} is not the folder of a run: it has no {CONFIG}, and has {shown(others[0])}"
         )
     return path
+
+
+def newest_run(places: Sequence[str | Path]) -> Path:
+    """Return the run's folder that was written to last, of these and of the runs in those that are none.
+
+    Raises
+    ------
+    RunFolderError
+        If there is none; as ``check_followed`` for a single folder that holds none.
+    """
+    paths = [Path(place).expanduser().resolve() for place in places]
+    found = [config.parent for path in paths for config in _configs(path)]
+    if not found and len(paths) == 1:
+        return check_followed(paths[0])
+    if not found:
+        raise RunFolderError(f"{', '.join(map(shown, paths))}: no run is there")
+    return check_followed(max(found, key=_written))
+
+
+def _written(run: Path) -> tuple[int, Path]:
+    files = [file for file in (run / CONFIG, run / ROUNDS) if file.exists()]
+    return max(file.stat().st_mtime_ns for file in files), run
+
+
+def _configs(path: Path) -> list[Path]:
+    """Return the ``config.json`` of a run, or of the runs and sweeps in a folder."""
+    own = path / CONFIG
+    return [own] if own.is_file() else sorted(path.rglob(f"*/{CONFIG}"))
 
 
 class Followed:

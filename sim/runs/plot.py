@@ -182,7 +182,7 @@ def _numbered(svg: str) -> str:
 
 
 def default_path(results: Results, xs: Sequence[str], ys: Sequence[str]) -> Path:
-    """Return where a figure goes if the user does not say: into the sweep's folder, else here."""
+    """Return where a figure goes if the user does not say: with the run or the sweep; of several, here."""
     name = f"{results.name}-{'-'.join(ys)}-over-{'-'.join(xs)}".replace("->", "-to-")
     return (results.folder or Path.cwd()) / re.sub(r"[^\w.=+-]+", "-", name)
 

@@ -8,6 +8,7 @@ bits, ...). Only rounds that were evaluated are points of it: nothing is interpo
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -280,7 +281,7 @@ class Results:
     name : str
         A short name for files.
     folder : Path or None
-        The sweep's folder, None for single runs.
+        The sweep's folder, or the run's; None for several.
     warnings : sequence of str
         What a reader should know before believing a comparison.
     by : str
@@ -324,17 +325,17 @@ def load(paths: Sequence[str | Path]) -> Results:
 
     Runs of a sweep carry its labels (with the sweep's name before them if there are sweeps of other names:
     ``results/fig1.json`` and ``runs/fig1`` are parts of one).
-    Single runs are labelled by the settings in which they differ from one another. Folders that several
-    sites, or several edge servers and who observed them, wrote in one run are that one run; so is a folder
-    that holds them.
+    Single runs are labelled by the settings in which they differ from the others of their app; runs of the
+    same settings and seed by when they began, too. Folders that several sites, or several edge servers and
+    who observed them, wrote in one run are that one run. A folder that holds runs and sweeps is all of them.
 
     Raises
     ------
     ValueError
-        If a path is neither, nothing was run yet, or two runs have the same label and seed.
+        If a path is neither, nothing was run yet, or two runs of sweeps have the same label and seed.
     """
     named = [Path(path).expanduser().resolve() for path in paths]
-    folders = [one for place in named for one in _expanded(place)]
+    folders = list(dict.fromkeys(one for place in named for one in _expanded(place)))
     sweeps = [folder for folder in folders if folder.is_file() or (folder / "sweep.json").is_file()]
     strangers = [f for f in folders if f not in sweeps and not (f / "rounds.jsonl").is_file()]
     if strangers or not folders:
@@ -360,8 +361,7 @@ def load(paths: Sequence[str | Path]) -> Results:
     _check_distinct(runs)
     return Results(
         runs=runs,
-        title=" / ".join(dict.fromkeys(part.title for part in parts))
-        or str(runs[0].config.get("app", "runs")),
+        title=" / ".join(dict.fromkeys([part.title for part in parts] or [_app(run) for run in runs])),
         realism=" / ".join(
             dict.fromkeys(
                 [said for part in parts for said in ([part.realism] if part.realism else _realism(part.runs))]
@@ -370,8 +370,8 @@ def load(paths: Sequence[str | Path]) -> Results:
         ),
         xs=parts[0].xs if parts else ("rounds",),
         ys=parts[0].ys if parts else (_loss_of(singles),),
-        name=parts[0].name if parts else "runs",
-        folder=parts[0].folder if len(folders) == 1 and parts else None,
+        name=parts[0].name if parts else "-".join(dict.fromkeys(_app(run) for run in runs)),
+        folder=(parts[0].folder if parts else runs[0].folder) if len(folders) == 1 else None,
         warnings=[warning for part in parts for warning in part.warnings]
         + _doubts(everything)
         + [
@@ -406,10 +406,15 @@ def _metrics(record: Mapping[str, Any]) -> set[str]:
 
 
 def _expanded(folder: Path) -> list[Path]:
-    """Return a folder, or the folders in it that edge servers wrote if it is no run's and no sweep's."""
-    if folder.is_file() or (folder / "sweep.json").is_file() or (folder / "rounds.jsonl").is_file():
+    """Return a folder; if it is no run's and no sweep's, those in it, and those that edge servers wrote."""
+    if folder.is_file() or _is_read(folder):
         return [folder]
-    return parts_beneath(folder) or [folder]
+    held = [place for place in sorted(folder.iterdir()) if _is_read(place)] if folder.is_dir() else []
+    return list(dict.fromkeys([*held, *parts_beneath(folder)])) or [folder]
+
+
+def _is_read(folder: Path) -> bool:
+    return (folder / "sweep.json").is_file() or (folder / "rounds.jsonl").is_file()
 
 
 def _joined(parts: Sequence[Part]) -> Run:
@@ -490,20 +495,38 @@ def _failed(parts: Sequence[Results], runs: Sequence[Run]) -> dict[str, dict[int
     return {label: seeds for label, seeds in out.items() if seeds}
 
 
+def _app(run: Run) -> str:
+    return str(run.config.get("app", run.folder.name))
+
+
 def _labelled(runs: list[Run]) -> list[Run]:
-    """Label runs by the settings in which they differ."""
-    everything: dict[str, Any] = {}
-    differ: dict[str, None] = {}
+    """Label runs by the settings in which they differ from others of their app, and twins by their time."""
+    apps: dict[str, list[Run]] = {}
     for run in runs:
-        for key, value in run.settings.items():
-            if everything.setdefault(key, value) != value and key not in _NOT_THE_EXPERIMENT:
-                differ[key] = None
+        apps.setdefault(_app(run), []).append(run)
+    labels: dict[Path, str] = {}
+    for app, ours in apps.items():
+        everything: dict[str, Any] = {}
+        differ: dict[str, None] = {}
+        for run in ours:
+            for key, value in run.settings.items():
+                if everything.setdefault(key, value) != value and key not in _NOT_THE_EXPERIMENT:
+                    differ[key] = None
+        for run in ours:
+            said = ", ".join(f"{key}={run.settings[key]}" for key in differ if key in run.settings)
+            labels[run.folder] = (f"{app}: {said}" if len(apps) > 1 else said) if said else app
+    twins = Counter((labels[run.folder], run.seed) for run in runs)
+    begun = {run.folder: _begun(run) for run in runs if twins[labels[run.folder], run.seed] > 1}
+    times = Counter((labels[folder], time) for folder, time in begun.items())
+    for folder, time in begun.items():
+        told = time if time and times[labels[folder], time] == 1 else folder.name
+        labels[folder] = f"{labels[folder]} ({told})"
+    return [replace(run, label=labels[run.folder]) for run in runs]
 
-    def label(run: Run) -> str:
-        said = [f"{key}={run.settings[key]}" for key in differ if key in run.settings]
-        return ", ".join(said) or str(run.config.get("app", run.folder.name))
 
-    return [replace(run, label=label(run)) for run in runs]
+def _begun(run: Run) -> str:
+    """Return when a run began, to the second; empty where its record does not say."""
+    return str((run.config.get("environment") or {}).get("time") or "")[:19].replace("T", " ")
 
 
 def _check_distinct(runs: Sequence[Run]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.sim.cli.command_line import hedgerow
 
 WriteRun = Callable[..., Path]
@@ -30,3 +31,16 @@ def test_a_folder_that_is_no_run_is_explained(tmp_path: Path) -> None:
     result = hedgerow("plot", tmp_path)
     assert result.exit_code == 2
     assert "neither a run's folder (rounds.jsonl), nor a sweep's" in result.stderr
+
+
+def test_a_plot_of_one_run_goes_into_its_folder_and_of_several_here(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [write_run("runs/a", [2.0, 1.0]), write_run("runs/b", [2.0, 1.5])]
+    alone = hedgerow("plot", runs[0])
+    assert alone.stdout.split()[0] == str(runs[0] / "made-up-loss-over-rounds.png")
+    both = hedgerow("plot", "runs")
+    assert both.stdout.split()[0] == str(tmp_path / "made-up-loss-over-rounds.png")
+    # The pictures are in nobody's way.
+    assert hedgerow("plot", *Path("runs").iterdir()).exit_code == 0

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.sim.cli.command_line import hedgerow
 
+from hedgerow.sim.runs import follow
+
 WriteRun = Callable[..., Path]
 
 
@@ -59,3 +61,18 @@ def test_what_cannot_be_watched_is_one_error(
     assert result.exit_code == 2
     assert words in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_newest_run_is_followed(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follow.FollowServer, "serve_forever", lambda _: None)
+    assert "is not there" in hedgerow("watch").stderr
+    old, new = write_run("runs/old", [2.0]), write_run("runs/sweep/a/seed-0", [2.0])
+    os.utime(old / "config.json", (1e9, 1e9))
+    os.utime(old / "rounds.jsonl", (1e9, 1e9))
+    for arguments, followed in (((), new), (("runs",), new), ((old, new), new), ((old,), old)):
+        said = hedgerow("watch", *arguments)
+        assert said.exit_code == 0, said.output
+        assert said.stdout.startswith(f"Watching {followed} at "), arguments

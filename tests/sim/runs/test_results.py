@@ -129,9 +129,39 @@ def test_runs_of_different_code_are_told(write_run: WriteRun) -> None:
     assert "2 versions of the code" in load(folders).warnings[0]
 
 
-def test_two_runs_of_the_same_settings_and_seed_are_refused(write_run: WriteRun) -> None:
-    with pytest.raises(ValueError, match=r"the same settings \(made-up\) and seed 0"):
-        load([write_run("a", [2.0]), write_run("b", [2.0])])
+def test_two_runs_of_the_same_settings_and_seed_are_told_apart_by_time(write_run: WriteRun) -> None:
+    for name, minute in (("a", 5), ("b", 7)):
+        write_run(name, [2.0], tau1=1, environment={"time": f"2026-01-02T03:0{minute}:00+00:00"})
+    folder = write_run("c", [2.0], tau1=2).parent
+    labels = [run.label for run in load([folder]).runs]
+    assert labels == ["tau1=1 (2026-01-02 03:05:00)", "tau1=1 (2026-01-02 03:07:00)", "tau1=2"]
+
+
+def test_two_runs_that_began_together_are_told_apart_by_their_folders(write_run: WriteRun) -> None:
+    runs = load([write_run("a", [2.0]), write_run("b", [2.0])]).runs
+    assert [run.label for run in runs] == ["made-up (a)", "made-up (b)"]
+
+
+def test_a_folder_named_twice_is_read_once(write_run: WriteRun) -> None:
+    folder = write_run("a", [2.0])
+    assert len(load([folder, folder.parent, folder]).runs) == 1
+
+
+def test_a_folder_of_runs_and_sweeps_is_all_of_them(write_run: WriteRun, write_sweep: WriteRun) -> None:
+    alone = write_run("alone", [2.0], tau1=3)
+    write_sweep({"A": {0: [1.0]}, "B": {0: [1.5]}})
+    (alone.parent / "notes").mkdir()
+    assert {run.label for run in load([alone.parent]).runs} == {"made: A", "made: B", "made-up"}
+
+
+def test_runs_of_several_apps_are_labelled_by_app_and_what_differs_within_it(write_run: WriteRun) -> None:
+    for name, app, settings in (("a", "one", {"x": 1}), ("b", "one", {"x": 2}), ("c", "two", {"y": 1})):
+        folder = write_run(name, [2.0], **settings)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "app": app}))
+    results = load([folder.parent])
+    assert [run.label for run in results.runs] == ["one: x=1", "one: x=2", "two"]
+    assert results.title == "one / two"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
