@@ -18,6 +18,7 @@ from flwr.app import Context
 from hedgerow.clients.process_memory import can_limit_memory
 from hedgerow.tasks.imports import is_import_path
 from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.printable import reason
 from hedgerow.wire.simulated import is_simulated
 
 __all__ = ["POLICY_VARIABLE", "Policy", "PolicyError", "policy_of", "read_policy"]
@@ -146,7 +147,10 @@ def read_policy(path: Path) -> Policy:
         with path.open("rb") as file:
             found = tomllib.load(file)
     except (OSError, ValueError) as error:
-        raise PolicyError(f"policy {path}: {error}; valid is a TOML file that this node can read") from error
+        because = reason(error, file=False)
+        raise PolicyError(
+            f"policy {path}: {because}; valid is a TOML file that this node can read"
+        ) from error
     values: dict[str, Any] = {}
     for key, value in found.items():
         if key not in _KEYS:

@@ -104,7 +104,7 @@ class CatalogueEntry:
     description, size : str
         What it is, for people.
     found_at : str or None
-        The folder that holds its files, None where they were not found.
+        The folder that holds its files, or the package that brings it; None where it was not found.
     how_to_get : str
         What to do to have it.
     """

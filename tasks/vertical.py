@@ -247,11 +247,12 @@ class _Source:
         return [name for name in self.files if not (folder / name).exists()]
 
 
+_PACKAGE = "scikit-learn"
 _SOURCES = {
     "breast-cancer": _Source(
         "two halves of the features of breast masses, benign or malignant",
         "569 people, 15 + 15 features",
-        "comes with scikit-learn",
+        f"comes with {_PACKAGE}",
         (),
         tabular.read_breast_cancer,
         (Path(),),
@@ -328,7 +329,7 @@ def vertical_catalogue(data_dir: str | os.PathLike[str] | None = None) -> list[C
     for name, source in _SOURCES.items():
         found = next((place for place in _folders(name, folder) if not source.missing(place)), None)
         # A set that a package brings has no folder of its own.
-        where = None if found is None else str(found) if source.files else source.how_to_get
+        where = None if found is None else str(found) if source.files else _PACKAGE
         entries.append(CatalogueEntry(name, source.description, source.size, where, source.how_to_get))
     return entries
 

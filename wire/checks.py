@@ -15,16 +15,27 @@ __all__ = [
     "is_real",
     "not_negative",
     "one_of",
+    "plain_name",
     "positive",
     "probability",
     "require",
 ]
 
 
+# Of ``plain_name``.
+_BETWEEN = str.maketrans("", "", "-_ ")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the known name that an unknown one is nearest to, as a question; empty without one."""
-    near = get_close_matches(name[:200], known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+    plain = {plain_name(one): one for one in known}
+    near = get_close_matches(plain_name(name[:200]), plain, n=1)
+    return f"did you mean {plain[near[0]]!r}?" if near else ""
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what people leave out or mix up: case, hyphens, underscores, spaces."""
+    return name.casefold().translate(_BETWEEN)
 
 
 def require(key: str, value: object, valid: str, holds: bool) -> None:

@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from hedgerow.wire.printable import reason
 from hedgerow.wire.records import PayloadError
 
 __all__ = [
@@ -401,7 +402,10 @@ def read_pins(path: Path) -> dict[str, bytes]:
         with path.open("rb") as file:
             found = tomllib.load(file)
     except (OSError, ValueError) as error:
-        raise ValueError(f"neighbour keys {path}: {error}; valid is a TOML file that can be read") from error
+        because = reason(error, file=False)
+        raise ValueError(
+            f"neighbour keys {path}: {because}; valid is a TOML file that can be read"
+        ) from error
     pins = {}
     for name, text in found.items():
         try:

@@ -40,6 +40,12 @@ def node(
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
 
+    if not arguments:
+        with bad_options():
+            raise ValueError(
+                "no arguments; a node needs its SuperLink: hedgerow node --superlink HOST:PORT "
+                "--root-certificates ca.crt"
+            )
     home = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser().absolute()
     supernode = program("flower-supernode")
     # Flower's programs start one another by name.

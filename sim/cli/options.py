@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
+from hedgerow.wire.printable import reason
 
 if TYPE_CHECKING:
     from flwr.app import UserConfig
@@ -98,7 +99,7 @@ def bad_options(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except caught as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {reason(error)}", err=True)
         raise typer.Exit(2) from error
     except RuntimeError as error:
         # What pathlib says of "~nosuchuser".

@@ -19,6 +19,7 @@ from typing import Any
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.results import COSTS, OF_LINKS, SOURCES, Results, Run, numbers, spent
+from hedgerow.wire.printable import reason
 
 __all__ = ["FORMAT", "POINTS", "collect", "read_collected", "write_collected"]
 
@@ -111,7 +112,9 @@ def read_collected(file: Path, *, prefix: bool = False) -> Results:
         }
         return Results(runs, said["title"], said["realism"], *shown, differences=differences, failed=failed)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file} is not a file of `hedgerow export --json`: {error}") from error
+        raise ValueError(
+            f"{file} is not a file of `hedgerow export --json`: {reason(error, file=False)}"
+        ) from error
 
 
 def _run(file: Path, said: Mapping[str, Any], run: Mapping[str, Any], prefix: bool) -> Run:

@@ -23,7 +23,7 @@ from hedgerow.sim.runs.folder import recorded_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.settings import SettingsError, problems_of
 from hedgerow.wire.checks import did_you_mean
-from hedgerow.wire.printable import quoted, shown
+from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = [
     "Plan",
@@ -39,6 +39,7 @@ __all__ = [
 _OPTIONS = ("output-dir", "seed")
 # Keys whose value is a path of the server's.
 _PATHS = ("output-dir", "registry", "peer-ca", "peer-certificate", "peer-key")
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a text"}
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _PAIR = re.compile(r"""([^\s=]+)\s*=\s*("[^"]*"|'[^']*'|\S+)""")
 
@@ -255,7 +256,7 @@ def _parsed(overrides: Sequence[str], defaults: UserConfig) -> tuple[UserConfig,
             try:
                 changes.update(read_toml(Path(override).expanduser()))
             except (OSError, ValueError, RuntimeError) as error:
-                errors.append(f"run config {shown(override)}: {shown(error, 300)}")
+                errors.append(f"run config {shown(override)}: {shown(reason(error, file=False), 300)}")
             continue
         pairs = _PAIR.findall(override)
         if not pairs or _PAIR.sub("", override).strip():
@@ -285,11 +286,11 @@ def _value(key: str, text: str, defaults: UserConfig) -> UserConfigValue:
         if not isinstance(defaults.get(key, ""), str):
             default = defaults[key]
             raise ValueError(
-                f"{shown(key)}={shown(text)}: a {type(default).__name__} is needed, like {default!r}"
+                f"{shown(key)}={shown(text)}: {_KINDS[type(default)]} is needed, like {toml_value(default)}"
             ) from None
         return text
     if not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{shown(key)}={shown(text)}: a bool, int, float or text is needed")
+        raise ValueError(f"{shown(key)}={shown(text)}: true, false, a number or a text is needed")
     return value
 
 
@@ -311,7 +312,7 @@ def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]
         elif isinstance(default, float) and type(value) is int:
             out[key] = float(value)
         elif type(value) is not type(default):
-            errors.append(f"{named}: a {type(default).__name__} is needed, like {default!r}")
+            errors.append(f"{named}: {_KINDS[type(default)]} is needed, like {toml_value(default)}")
         else:
             out[key] = value
     return out, errors

@@ -15,7 +15,7 @@ from flwr.app import UserConfigValue
 from hedgerow.sim.runs.kinds import Kind
 from hedgerow.wire.checks import did_you_mean
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
-from hedgerow.wire.printable import quoted, shown
+from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = [
     "Reader",
@@ -142,7 +142,7 @@ def as_settings_errors(what: str = "") -> Iterator[None]:
     except SettingsError:
         raise
     except (ValueError, OSError, OverflowError, ZeroDivisionError, MemoryError) as error:
-        words = str(error) or type(error).__name__
+        words = reason(error) or type(error).__name__
         refuse([f"{what}: {words}" if what else words], error)
 
 

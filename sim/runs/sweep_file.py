@@ -43,7 +43,7 @@ from hedgerow.sim.runs.results import cost_named
 from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import did_you_mean
-from hedgerow.wire.printable import quoted, shown
+from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = ["RESERVED", "Sweep", "Variant", "read_sweep", "sweep_of_app"]
 
@@ -136,7 +136,7 @@ def read_sweep(file: str | Path) -> Sweep:
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"sweep file {file}: {shown(error, 300)}") from error
+        raise ValueError(f"sweep file {file}: {shown(reason(error, file=False), 300)}") from error
     problems = [_unknown(key) for key in raw if key not in _TABLES]
     app = _of_type(raw, "app", str, "", "a folder, relative to the file", problems)
     if not app:

@@ -1,6 +1,7 @@
 """Every mistake is one error of a line or two, and only a bug shows where it happened."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_an_interrupted_run_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, t
         ("sd-feel", 'dataset="x:"', "dataset = 'x:'; valid is"),
         ("sd-feel", "dataset=os:sep", "dataset = 'os:sep': 'os' has no function 'sep'"),
         ("sd-feel", f"seed={'9' * 400}", "seed=99999"),
-        ("sd-feel", f"seed={'9' * 5000}", "a int is needed, like 0"),
+        ("sd-feel", f"seed={'9' * 5000}", "an integer is needed, like 0"),
         ("sd-feel", 'data-dir="~nosuchuser"', "there is no such user"),
         ("sd-feel", "partition=shards(9999)", "are more shards than"),
         ("sd-feel", "num-clients=5000", "num_partitions = 5000"),
@@ -232,3 +233,62 @@ def test_a_bad_value_of_a_command_that_is_no_run_is_one_error(
     assert words in shown.stderr
     assert "Traceback" not in shown.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_command_is_answered_with_one_suggestion() -> None:
+    shown = hedgerow("rn")
+    assert shown.exit_code == 2
+    assert shown.stderr.splitlines()[-1] == "Error: No such command 'rn' (did you mean 'run'?)"
+    assert hedgerow("deploy", "kyes").stderr.count("'keys'") == 1
+    assert hedgerow("zzz").stderr.splitlines()[-1] == "Error: No such command 'zzz'"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("tau1=1.5", "tau1=1.5: an integer is needed, like 5"),
+        ("learning-rate=fast", "learning-rate=fast: a number is needed, like 0.05"),
+        ("quiet=1", "quiet=1: true or false is needed, like false"),
+        ("topology=1", 'topology=1: a text is needed, like "ring"'),
+    ],
+)
+def test_a_value_of_another_kind_is_told_which_kind_is_needed(override: str, words: str) -> None:
+    shown = hedgerow("run", SD_FEEL, "-c", override)
+    assert shown.exit_code == 2
+    assert words in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", SD_FEEL, "-c", "no.toml"], "run config no.toml: No such file or directory"),
+        (["sweep", "no.toml"], "no.toml: No such file or directory"),
+        (["table", "no.json"], "no.json: neither a run's folder"),
+        (["run", SD_FEEL, "--resume", "none"], "none is not the folder of a run"),
+        (["report", "RUN", "--out", "file/x.html"], "file: File exists"),
+        (["new", "fedmud", "file/x"], "Not a directory"),
+        (["deploy", "keys", "file/x", "--nodes", "1"], "Not a directory"),
+    ],
+)
+def test_what_the_system_refuses_is_told_in_words(
+    arguments: list[str], words: str, write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run("run", [2.0, 1.0])
+    monkeypatch.chdir(run.parent)
+    (run.parent / "file").touch()
+    shown = hedgerow(*(str(run) if one == "RUN" else one for one in arguments))
+    assert shown.exit_code == 2, shown.output
+    assert words in shown.stderr
+    assert "Errno" not in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_node_without_arguments_says_what_it_needs() -> None:
+    shown = hedgerow("node")
+    assert shown.exit_code == 2
+    assert "hedgerow node --superlink HOST:PORT" in shown.stderr
+
+
+def test_a_data_set_that_comes_with_a_package_is_found_in_it() -> None:
+    assert "breast masses" in hedgerow("data").output
+    assert "found in scikit-learn\n" in hedgerow("data").output
