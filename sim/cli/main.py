@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that ``hedgerow --help`` ans
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -28,10 +29,29 @@ from hedgerow.sim.cli.sweep import sweep
 from hedgerow.sim.cli.table import table
 from hedgerow.sim.cli.watch import watch
 
-__all__ = ["app"]
+__all__ = ["APPS", "app"]
+
+# The suite's apps and what each is for.
+APPS = {
+    "sd-feel": "edge servers that average their clients and gossip with their neighbours",
+    "similarity-free": "compressed updates with error feedback, on data of any heterogeneity",
+    "fedmud": "updates as low-rank factors, for slow uplinks",
+    "ceps": "gossip without a server, by one-bit compressed sensing",
+    "hsgd": "hospitals and devices that hold different features of the same people",
+}
+_EXAMPLES = """Apps:
+{apps}
+
+Examples:
+  hedgerow run sd-feel                              the app as it comes
+  hedgerow run sd-feel -c "tau1=10 iterations=100"  with other settings
+  hedgerow settings sd-feel                         all settings and what is valid
+  hedgerow report runs                              all runs so far as one page
+  hedgerow new sd-feel my-app                       an app with your model and data"""
 
 app = typer.Typer(
     cls=Group,
+    epilog=_EXAMPLES.format(apps="\n".join(f"  {name:17}{words}" for name, words in APPS.items())),
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -56,13 +76,22 @@ def main(
     """Federated-learning methods as Flower apps."""
 
 
-for command in (run, new, check, settings, data, predict, sweep, plot, table, report, watch, export):
-    app.command(cls=Command)(command)
+_PANELS: dict[str, Sequence[Callable[..., None]]] = {
+    "Run": (run, sweep, predict),
+    "Look at runs": (report, watch, plot, table, export),
+    "Apps and data": (new, settings, data, check),
+}
+_DEPLOY = "Deploy and plan"
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(cls=Command, rich_help_panel=panel)(command)
 
 # What it does not know is flower-supernode's.
-app.command(cls=Command, context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})(
-    node
-)
+app.command(
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    rich_help_panel=_DEPLOY,
+)(node)
 
 deploy = typer.Typer(
     cls=Group, no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them."
@@ -70,7 +99,7 @@ deploy = typer.Typer(
 deploy.command("local", cls=Command)(deploy_local)
 deploy.command("keys", cls=Command)(deploy_keys)
 deploy.command("split", cls=Command)(deploy_split)
-app.add_typer(deploy, name="deploy")
+app.add_typer(deploy, name="deploy", rich_help_panel=_DEPLOY)
 
 plans = typer.Typer(
     cls=Group, no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts."
@@ -78,4 +107,4 @@ plans = typer.Typer(
 plans.command("sd-feel", cls=Command)(plan_sd_feel)
 plans.command("similarity-free", cls=Command)(plan_similarity_free)
 plans.command("hsgd", cls=Command)(plan_hsgd)
-app.add_typer(plans, name="plan")
+app.add_typer(plans, name="plan", rich_help_panel=_DEPLOY)

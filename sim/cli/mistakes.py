@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from typing import Any
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.utils import get_params_from_function
 
 from hedgerow.wire.extras import MissingExtraError
 from hedgerow.wire.printable import quoted
@@ -23,7 +25,15 @@ class Command(TyperCommand):
 
     def get_help(self, ctx: click.Context) -> str:
         """Return the help; Typer escapes brackets for a markup that is switched off here."""
+        self._describe_arguments()
         return super().get_help(ctx).replace("\\[", "[")
+
+    def _describe_arguments(self) -> None:
+        # click from 8.5 on has a help of arguments, in whose place Typer 0.20 leaves nothing.
+        told = get_params_from_function(inspect.unwrap(self.callback)) if self.callback else {}
+        for param in self.params:
+            if isinstance(param, TyperArgument) and not param.help and param.name in told:
+                param.help = getattr(told[param.name].default, "help", None)
 
 
 class Group(TyperGroup):
@@ -32,6 +42,32 @@ class Group(TyperGroup):
     def get_help(self, ctx: click.Context) -> str:
         """Return the help, as a command's."""
         return super().get_help(ctx).replace("\\[", "[")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; without any show the help, which is no mistake."""
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by their panels, in the order in which they were added."""
+        panels: dict[str, list[click.Command]] = {}
+        for command in self.commands.values():
+            panel = getattr(command, "rich_help_panel", None)
+            panels.setdefault(panel if isinstance(panel, str) else "Commands", []).append(command)
+        widest = max(len(name) for name in self.commands)
+        for panel, commands in panels.items():
+            with formatter.section(panel):
+                limit = formatter.width - 6 - widest
+                formatter.write_dl(
+                    [(f"{one.name:{widest}}", one.get_short_help_str(limit)) for one in commands]
+                )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog as it stands."""
+        if self.epilog:
+            formatter.write(f"\n{self.epilog}\n")
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -55,14 +55,16 @@ def new(
     ] = None,
 ) -> None:
     """Write an app of a method that runs as it is, with one module for your model and your data."""
-    from hedgerow.sim.runs.shipped import shipped_apps
+    from hedgerow.sim.runs.shipped import shipped_app, shipped_apps
     from hedgerow.wire.checks import did_you_mean
 
     with bad_options():
         apps = shipped_apps()
-        if method not in apps:
+        known = shipped_app(method)
+        if known is None:
             meant = did_you_mean(method, apps)
             raise ValueError(f"METHOD {method!r}; valid is {', '.join(apps)}{f' ({meant})' if meant else ''}")
+        method = known
         home = (folder or Path(method)).expanduser().absolute()
         if not _NAME.fullmatch(home.name):
             raise ValueError(

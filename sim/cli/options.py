@@ -40,7 +40,8 @@ __all__ = [
 AppPath = Annotated[
     str,
     typer.Argument(
-        metavar="APP", help="Folder of a Flower App, a module inside one, or one of ours by name: sd-feel."
+        metavar="APP",
+        help="sd-feel, similarity-free, fedmud, ceps or hsgd; or a Flower App's folder, or a module inside.",
     ),
 ]
 RunConfig = Annotated[

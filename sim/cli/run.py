@@ -69,7 +69,9 @@ def run(
         str | None, typer.Option(help="Where the run's folder goes. Default: what the app says, else runs.")
     ] = None,
     track: Track = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no log below warnings.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress and no log below warnings.")
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Serialise every message, as a deployment does (inprocess).")
     ] = False,

@@ -20,7 +20,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from hedgerow.sim.engine._compat import app_pyproject
-from hedgerow.sim.runs.shipped import shipped_apps
+from hedgerow.sim.runs.shipped import shipped_app, shipped_apps
+from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.printable import quoted
 
 __all__ = ["AppSpec", "LoadedApp", "find_app", "load_app", "own_settings", "settings_module"]
 
@@ -101,7 +103,8 @@ class LoadedApp:
 def find_app(path_or_module: str | Path) -> AppSpec:
     """Read the pyproject.toml of an app given by its folder, or by the name of a module inside it.
 
-    One of the suite's own, ``sd-feel`` for example, is also found by its name, where no folder has it.
+    One of the suite's own, ``sd-feel`` for example, is also found by its name, where no folder has it, and by
+    ``SD-FEEL``, ``sd_feel`` or ``sdfeel``, where no module has it.
 
     Raises
     ------
@@ -203,9 +206,13 @@ def _folder_of_module(module: str) -> Path:
     except (ImportError, ValueError):
         found = None
     if found is None or found.origin is None:
+        apps = shipped_apps()
+        if (name := shipped_app(module)) is not None:
+            return apps[name]
+        meant = did_you_mean(module, apps)
         raise ValueError(
-            f"app: {module!r} is neither a folder with a pyproject.toml nor an importable module, nor one of "
-            f"{', '.join(shipped_apps())}"
+            f"app: {quoted(module)} is neither a folder with a pyproject.toml nor an importable module, nor "
+            f"one of {', '.join(apps)}{f' ({meant})' if meant else ''}"
         )
     for folder in Path(found.origin).resolve().parents:
         if (folder / "pyproject.toml").is_file():

@@ -21,8 +21,7 @@ from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
 from hedgerow.sim.runs.folder import recorded_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
-from hedgerow.sim.runs.settings import SettingsError, problems_of
-from hedgerow.wire.checks import did_you_mean
+from hedgerow.sim.runs.settings import SettingsError, meant_key, problems_of
 from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = [
@@ -305,7 +304,7 @@ def _checked(changes: UserConfig, spec: AppSpec) -> tuple[UserConfig, list[str]]
         default = spec.config.get(key)
         named = f"{shown(key)}={quoted(value)}"
         if default is None:
-            meant = f"use --{key}" if key in _OPTIONS else did_you_mean(key, spec.config)
+            meant = f"use --{key}" if key in _OPTIONS else meant_key(key, spec.config)
             errors.append(f"{named}: app {spec.name!r} has no such key{f' ({meant})' if meant else ''}")
         elif type(value) is int and abs(value) > MAX_INT64:
             errors.append(f"{named}: an integer from -2^63 to 2^63 - 1 is needed")

@@ -5,7 +5,7 @@ starts (one error that lists every bad key with its value and what it may be), a
 writes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import UserConfigValue
 
 from hedgerow.sim.runs.kinds import Kind
-from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.checks import did_you_mean, plain_name
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import quoted, reason, shown
 
@@ -25,6 +25,7 @@ __all__ = [
     "at_most",
     "check_node_keys",
     "check_work",
+    "meant_key",
     "override",
     "problems_of",
     "read_settings",
@@ -32,6 +33,21 @@ __all__ = [
     "refuse",
     "unknown_key",
 ]
+
+
+# What other libraries and papers call a key, by ``plain_name``, and what it is here, the likeliest first.
+_LENGTHS = ("num-rounds", "iterations", "num-server-rounds")
+_SYNONYMS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
+    (("lr", "stepsize", "eta"), ("learning-rate", "lr", "fixed-c", "inner-lr")),
+    (("epochs", "numepochs", "localepochs"), ("local-epochs", "local-iters", "local-steps", *_LENGTHS)),
+    (("localsteps", "steps"), ("local-steps", "local-iters", "tau1", "local-interval", *_LENGTHS)),
+    (("rounds", "numrounds", "numserverrounds", "iterations", "iters"), _LENGTHS),
+    (("clients", "nodes", "numnodes", "workers", "numsupernodes"), ("num-clients",)),
+    (("servers", "edges", "numedges"), ("num-servers",)),
+    (("bs", "batch"), ("batch-size",)),
+    (("data",), ("dataset",)),
+    (("randomseed", "randomstate"), ("seed",)),
+)
 
 
 class SettingsError(ValueError):
@@ -119,9 +135,18 @@ def check_work(said: str, steps: int, samples: int) -> None:
         )
 
 
+def meant_key(key: str, known: Iterable[str]) -> str:
+    """Return the run-config key that an unknown one stands for, as a question; empty without one."""
+    keys = list(known)
+    for names, meant in _SYNONYMS:
+        if plain_name(key) in names and (there := [one for one in meant if one in keys]):
+            return f"did you mean {there[0]!r}?"
+    return did_you_mean(key, keys)
+
+
 def unknown_key(key: str, value: object, settings: Mapping[str, object]) -> str:
     """Return what to say of a key that is none of the settings."""
-    meant = did_you_mean(key, settings)
+    meant = meant_key(key, settings)
     return (
         f"{shown(key)} = {quoted(value)} is not a setting of this app{f' ({meant})' if meant else ''}; "
         f"there are: {', '.join(sorted(settings))}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["shipped_apps"]
+from hedgerow.wire.checks import plain_name
+
+__all__ = ["shipped_app", "shipped_apps"]
 
 _LIBRARY = Path(__file__).resolve().parents[2]
 
@@ -19,3 +21,8 @@ def shipped_apps() -> dict[str, Path]:
         if found := {file.parent.name: file.parent for file in sorted(home.glob("*/pyproject.toml"))}:
             return found
     return {}
+
+
+def shipped_app(name: str) -> str | None:
+    """Return the name of the suite's app that is meant, as ``sd-feel`` by ``SD_FEEL``; None if it is none."""
+    return next((app for app in shipped_apps() if plain_name(app) == plain_name(name)), None)

@@ -5,6 +5,9 @@ import sys
 
 from tests.sim.cli.command_line import hedgerow
 
+from hedgerow.sim.cli.main import APPS
+from hedgerow.sim.runs.shipped import shipped_apps
+
 
 def test_every_command_explains_itself() -> None:
     for command in ("run", "sweep", "plot", "table", "export", "data", "plan", "settings", "deploy"):
@@ -20,3 +23,28 @@ def test_help_imports_neither_flower_nor_torch() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_the_command_line_alone_shows_its_help_and_exits_0() -> None:
+    for arguments in ([], ["deploy"], ["plan"]):
+        alone = hedgerow(*arguments)
+        assert (alone.exit_code, alone.stderr) == (0, "")
+        assert alone.output == hedgerow(*arguments, "--help").output
+
+
+def test_the_help_lists_the_apps_groups_the_commands_and_has_examples_that_can_be_run() -> None:
+    text = hedgerow("--help").output
+    assert APPS.keys() == shipped_apps().keys()
+    assert all(f"  {name} " in text for name in APPS)
+    for panel in ("Run:", "Look at runs:", "Apps and data:", "Deploy and plan:"):
+        assert f"\n{panel}\n" in text
+    examples = [line.split("  ")[1] for line in text.splitlines() if line.startswith("  hedgerow ")]
+    assert len(examples) == 5
+    for example in examples:
+        name = example.split()[1]
+        assert hedgerow(name, "--help").exit_code == 0
+
+
+def test_the_help_says_what_arguments_are() -> None:
+    assert "sd-feel, similarity-free, fedmud, ceps or" in hedgerow("run", "--help").output
+    assert "Folders of runs or sweeps." in hedgerow("plot", "--help").output

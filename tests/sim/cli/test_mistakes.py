@@ -292,3 +292,37 @@ def test_a_node_without_arguments_says_what_it_needs() -> None:
 def test_a_data_set_that_comes_with_a_package_is_found_in_it() -> None:
     assert "breast masses" in hedgerow("data").output
     assert "found in scikit-learn\n" in hedgerow("data").output
+
+
+@pytest.mark.parametrize(
+    ("app", "key", "meant"),
+    [
+        ("sd-feel", "lr", "learning-rate"),
+        ("sd-feel", "epochs", "iterations"),
+        ("sd-feel", "num-rounds", "iterations"),
+        ("sd-feel", "clients", "num-clients"),
+        ("sd-feel", "Learning_Rate", "learning-rate"),
+        ("similarity-free", "lr", "fixed-c"),
+        ("similarity-free", "epochs", "local-iters"),
+        ("similarity-free", "iterations", "num-rounds"),
+        ("fedmud", "epochs", "local-epochs"),
+        ("hsgd", "rounds", "iterations"),
+    ],
+)
+def test_a_key_of_another_library_is_answered_with_the_apps_own(app: str, key: str, meant: str) -> None:
+    shown = hedgerow("run", APPS / app, "-c", f"{key}=1")
+    assert shown.exit_code == 2
+    assert f"has no such key (did you mean '{meant}'?)" in shown.stderr
+
+
+def test_an_unknown_app_is_answered_with_the_one_that_was_meant() -> None:
+    for command in ("run", "settings", "check"):
+        shown = hedgerow(command, "sdfeal")
+        assert shown.exit_code == 2
+        assert "(did you mean 'sd-feel'?)" in shown.stderr
+
+
+def test_quiet_has_a_short_form(make_app: MakeApp, tmp_path: Path) -> None:
+    shown = hedgerow("run", make_app(), "--nodes", "3", "-q", "-c", "output-dir=out")
+    assert shown.exit_code == 0, shown.output
+    assert "round 2/2" not in shown.output

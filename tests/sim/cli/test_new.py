@@ -104,7 +104,7 @@ def test_a_new_app_trains_the_model_that_is_its_own(method: str, tmp_path: Path,
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["sdfeel"], "valid is ceps, fedmud, hsgd, sd-feel, similarity-free (did you mean 'sd-feel'?)"),
+        (["sdfeal"], "valid is ceps, fedmud, hsgd, sd-feel, similarity-free (did you mean 'sd-feel'?)"),
         (["sd-feel", "my_app"], "FOLDER 'my_app'; Flower takes a letter"),
         (["sd-feel", "full"], "there is something already"),
     ],
@@ -119,6 +119,16 @@ def test_what_cannot_be_made_is_refused(
     assert shown.exit_code == 2
     assert text in shown.output
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["full", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["sd_feel", "SD-FEEL", "sdfeel", "Sd Feel"])
+def test_an_app_of_the_suite_is_found_by_its_name_however_it_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_app(name).name == "sd-feel"
+    assert hedgerow("new", name, "mine").exit_code == 0
+    assert (tmp_path / "mine" / "sd_feel").is_dir()
 
 
 def test_an_app_of_the_suite_is_found_by_its_name_unless_a_folder_has_it(
