@@ -32,10 +32,11 @@ from hedgerow.tasks import (
     parse_standardise,
     read_own,
 )
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call, LocalDataError
 from hedgerow.wire.message_types import STANDARDISE, STATISTICS
 from hedgerow.wire.records import config_in
 from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.simulated import is_simulated
 
 __all__ = [
     "OwnShare",
@@ -226,8 +227,11 @@ def _read(key: _Key) -> OwnData:
     try:
         return read_own(source, parse_classes(classes))
     except Exception as error:  # A function of the owner's may fail in any way.
+        if is_simulated():
+            # Whoever simulates a node owns its data.
+            raise LocalDataError(f"local data are not valid: {error}") from None
         log(ERROR, "This node's own data are not used: %s", error)
-        raise ValueError("this node's own data are not valid; its log says why") from None
+        raise LocalDataError("this node's own data are not valid; its log says why") from None
 
 
 def _standardisation(context: Context) -> Standardisation | None:

@@ -290,9 +290,9 @@ class Roster:
         # Two nodes at most: where their ClientApp has no answer no other has, and each would log an error.
         for witness in sorted(node_ids)[:2]:
             question = answers.try_questions(witness)
-            if witness not in answers.raised:
+            if witness not in answers.raised or question == WHOAMI:
                 break
-        if answers.raised.keys() >= set(sorted(node_ids)[:2]):
+        if answers.raised.keys() >= set(sorted(node_ids)[:2]) and question != WHOAMI:
             answers.finish()
             return cls._by_rank(node_ids, expected, registry)
         roster = cls([], True)
@@ -301,11 +301,14 @@ class Roster:
         seated = roster._hear(answers, needed, names or {}, shapes)
         answers.finish()
         if not answers.told and answers.raised.keys() >= set(node_ids):
+            if question == WHOAMI:
+                raise RosterError(f"No node can introduce itself. {answers.causes()}")
             return cls._by_rank(node_ids, expected, registry)
         seated._without(answers, 0)
         seated._warn_of_all()
         if len(seated.online) < needed:
-            raise RosterError(seated._too_few(needed, len(answers.told), answers.num_asked))
+            short = seated._too_few(needed, len(answers.told), answers.num_asked)
+            raise RosterError(" ".join(filter(None, (short, answers.causes()))))
         return seated
 
     def _hear(
@@ -715,6 +718,15 @@ class _Introductions:
         reasons = dict.fromkeys(self.silent(self._ask_at), "no introduction")
         reasons |= self._refused
         return dict(sorted((reasons | dict.fromkeys(self.raised, "introduction raised")).items()))
+
+    def causes(self) -> str:
+        """Return what the first of the ClientApps raised that did, and of how many more; empty of none."""
+        if not self.raised:
+            return ""
+        first, others = min(self.raised), len(self.raised) - 1
+        words = shown(self.raised[first].strip().splitlines()[-1], 300) if self.raised[first].strip() else "?"
+        more = f" ({others} more raised an error)" if others else ""
+        return f"Node {first}: {words}{more}"
 
     def silent(self, node_ids: Iterable[int]) -> list[int]:
         """Return those of the nodes that did not answer."""

@@ -23,6 +23,7 @@ __all__ = [
     "Batched",
     "Call",
     "KnownNodes",
+    "LocalDataError",
     "TellsSizes",
 ]
 
@@ -37,6 +38,10 @@ LINKS_RECORD = "hedgerow.links"
 SEALED_RECORD = "hedgerow.sealed-state"
 # Under this key a record in ``context.state`` says which run it is of.
 RUN_KEY = "run"
+
+
+class LocalDataError(ValueError):
+    """A node's own data cannot be used: its owner's mistake, told in one line, and no bug to be traced."""
 
 
 @dataclass(frozen=True, slots=True)

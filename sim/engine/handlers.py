@@ -20,7 +20,7 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate
-from hedgerow.wire.calls import Batched, BatchHandler, Call
+from hedgerow.wire.calls import Batched, BatchHandler, Call, LocalDataError
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
 
@@ -183,7 +183,8 @@ def _exception(job: Job, error: Exception) -> Error:
     partition_id = job.node.partition_id if job.node else "?"
     reason = f"{type(error).__name__}: {error}"
     kind = job.message.metadata.message_type
-    log(ERROR, "Partition %s, %s: %s", partition_id, kind, shown(reason, 300), exc_info=error)
+    trace = None if isinstance(error, LocalDataError) else error
+    log(ERROR, "Partition %s, %s: %s", partition_id, kind, shown(reason, 300), exc_info=trace)
     return _raised(reason)
 
 

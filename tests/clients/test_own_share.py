@@ -156,8 +156,9 @@ def test_a_bad_run_config_is_refused(data: Path, changes: dict[str, Any]) -> Non
 
 
 def test_the_owner_reads_what_is_wrong_and_the_server_does_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hedgerow.clients.own_share.is_simulated", lambda: False)
     np.savez(tmp_path / "private-name.npz", x=X, y=Y - 1)
     logging.getLogger("flwr").addHandler(caplog.handler)
     try:
@@ -168,6 +169,12 @@ def test_the_owner_reads_what_is_wrong_and_the_server_does_not(
     assert "private-name" not in str(refused.value)
     assert refused.value.__cause__ is None
     assert "private-name.npz: y[0] is '-1'" in caplog.text
+
+
+def test_who_simulates_a_node_is_told_what_is_wrong_with_its_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "name.npz", x=X, y=Y - 1)
+    with pytest.raises(ValueError, match=r"local data are not valid: .*name.npz: y\[0\] is '-1'"):
+        ask(WHOAMI, context(tmp_path / "name.npz"))
 
 
 def test_the_server_cannot_name_a_module_on_the_node(data: Path) -> None:

@@ -62,3 +62,27 @@ def test_every_known_set_is_listed() -> None:
     shown = hedgerow("data").output
     named = [line.partition(":")[0] for line in shown.splitlines() if not line.startswith(" ")]
     assert sorted(named) == sorted({*DATASETS, *VERTICAL_DATASETS})
+
+
+@pytest.mark.parametrize(
+    ("node", "cause"),
+    [
+        (("data=n{partition-id}.csv label=target",), "n0.csv: no column 'target'; there are 'a', 'y'"),
+        (("data=none-{partition-id}.csv",), "none-0.csv: there is no such file"),
+        (("1: data=n1.csv label=y", "0: data=n0.csv label=target"), "n0.csv: no column 'target'"),
+    ],
+)
+def test_what_keeps_local_data_from_being_read_is_the_one_error(
+    node: tuple[str, ...], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        (tmp_path / f"n{i}.csv").write_text("a,y\n" + "1,u\n2,v\n" * 4)
+    configs = [word for one in node for word in ("--node-config", one)]
+    shown = hedgerow("run", APPS / "similarity-free", "-c", 'partition=own classes="u,v"', *SMALL, *configs)
+    assert shown.exit_code == 1, shown.output
+    last = shown.stderr.splitlines()[-1].replace("none-1", "none-0").replace("n1.csv", "n0.csv")
+    assert last.startswith("Run failed: ")
+    assert f"local data are not valid: {tmp_path / cause}" in last
+    assert "Traceback" not in shown.stderr
+    assert "ClientApp(mods=[introduce])" not in shown.stderr
