@@ -28,6 +28,7 @@ __all__ = [
     "recorded_settings",
     "refused",
     "runs_folder",
+    "shown_settings",
     "write_json",
 ]
 
@@ -183,6 +184,15 @@ def recorded_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
     if "run" not in config:
         raise RunFolderError(f"{Path(folder) / CONFIG} is damaged: it has no settings ('run')")
     settings: dict[str, Any] = config["run"]
+    return settings
+
+
+def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run for people: ``engine`` is the one that carried it, whatever was asked."""
+    settings, begun = dict(config.get("run", {})), config.get("environment")
+    carried = begun.get("engine") if isinstance(begun, dict) else None
+    if "engine" in settings and isinstance(carried, str):
+        settings["engine"] = carried
     return settings
 
 

@@ -27,7 +27,15 @@ from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
-from hedgerow.sim.runs.folder import CONFIG, LOCK, ROUNDS, SUMMARY, RunFolderError, read_config
+from hedgerow.sim.runs.folder import (
+    CONFIG,
+    LOCK,
+    ROUNDS,
+    SUMMARY,
+    RunFolderError,
+    read_config,
+    shown_settings,
+)
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.printable import shown
 
@@ -189,7 +197,7 @@ class Followed:
             "folder": self.folder.name,
             "app": str(config.get("app", "")),
             "realism": str(config.get("realism", "")),
-            "settings": {str(key): _plain(value) for key, value in sorted(config.get("run", {}).items())},
+            "settings": {str(key): _plain(value) for key, value in sorted(shown_settings(config).items())},
         }
 
     def _record(self, line: bytes) -> dict[str, Any] | None:

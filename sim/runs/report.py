@@ -26,7 +26,7 @@ import matplotlib as mpl
 from hedgerow.sim.runs.compare import NOTE, Table, budget_comparison, common_budget, target_comparison
 from hedgerow.sim.runs.diagram import Crossed, Network, links_svg, network_svg, size
 from hedgerow.sim.runs.durable import write_file
-from hedgerow.sim.runs.folder import lost_replies
+from hedgerow.sim.runs.folder import lost_replies, shown_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
 from hedgerow.sim.runs.results import COSTS, SOURCES, Results, Run, cost_named, numbers
 
@@ -407,14 +407,17 @@ def _lost(results: Results) -> str:
 
 
 def _settings(results: Results) -> str:
-    told = [dict(run.settings) for run in results.runs]
+    told = [shown_settings(run.config) for run in results.runs]
     keys = sorted({str(key) for one in told for key in one})
     shared = {
         key: told[0][key] for key in keys if all(key in one and one[key] == told[0][key] for one in told)
     }
     differing = [key for key in keys if key not in shared and key not in ("seed", "output-dir")]
     rows = [
-        (label, *(_values([run.settings.get(key) for run in seeds.values()]) for key in differing))
+        (
+            label,
+            *(_values([shown_settings(run.config).get(key) for run in seeds.values()]) for key in differing),
+        )
         for label, seeds in results.variants().items()
     ]
     out = ""
