@@ -7,7 +7,7 @@ sees it, so that any rule of aggregation goes on as it was.
 """
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from logging import INFO
@@ -173,10 +173,31 @@ class Compressed(Strategy):
         lost = self.uplink.undecoded
         return ExchangeReport(theirs.sent, theirs.accepted, theirs.rejected - errors + lost)
 
-    def start(self, grid: Grid, *arguments: Any, **options: Any) -> Result:
-        """Run the wrapped strategy's ``start`` with its parameters; its rounds come through here."""
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        **more: Any,
+    ) -> Result:
+        """Run the wrapped strategy's ``start``; its rounds come through here. ``more`` is its own."""
         run: Any = type(self.strategy).start
-        result: Result = run(self, grid, *arguments, **options)
+        # By name: what records a run finds them so.
+        result: Result = run(
+            self,
+            grid=grid,
+            initial_arrays=initial_arrays,
+            num_rounds=num_rounds,
+            timeout=timeout,
+            train_config=train_config,
+            evaluate_config=evaluate_config,
+            evaluate_fn=evaluate_fn,
+            **more,
+        )
         return result
 
     def configure_train(

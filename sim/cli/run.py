@@ -112,7 +112,7 @@ def run(
     from hedgerow.sim.deploy.flower_run import flower_run
     from hedgerow.sim.runs.app import find_app, load_app, own_settings
     from hedgerow.sim.runs.checkpoint import CheckpointError
-    from hedgerow.sim.runs.foreign import earlier_run
+    from hedgerow.sim.runs.foreign import AllLostError, earlier_run
     from hedgerow.sim.runs.launch import ClusterError, run_app, seed_generators
     from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.recorder import RunFolderError
@@ -138,7 +138,7 @@ def run(
         foreign = resume is not None and "resume" not in spec.config
         before, own = read_own_data(spec, own_data, nodes)
         if foreign:
-            earlier = earlier_run(str(resume), spec.config)
+            earlier = earlier_run(str(resume), spec.config, spec.name)
             before += earlier.overrides
             nodes, seed = nodes or earlier.nodes, earlier.seed if seed is None else seed
             real_time = real_time or earlier.real_time
@@ -182,7 +182,14 @@ def run(
                 records=records,
                 track=trackers,
             )
-    except (ClusterError, DivergenceError, PairingError, RosterError, TooFewRepliesError) as error:
+    except (
+        AllLostError,
+        ClusterError,
+        DivergenceError,
+        PairingError,
+        RosterError,
+        TooFewRepliesError,
+    ) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:

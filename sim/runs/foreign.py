@@ -7,7 +7,7 @@ itself, a strategy's momentum or the state of its random generators, which begin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from logging import INFO, WARNING
@@ -24,16 +24,27 @@ from hedgerow.sim.engine._compat import app_pyproject, log
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.environment import environment
-from hedgerow.sim.runs.folder import recorded_settings
+from hedgerow.sim.runs.folder import lost_replies, recorded_settings
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.plan import toml_value
 from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
 from hedgerow.sim.runs.serverapp import run_summary
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.sim.runs.watch import Watch
+from hedgerow.wire.printable import shown
 from hedgerow.wire.records import PayloadError, view
 
-__all__ = ["About", "Earlier", "Records", "Watched", "about_app", "earlier_run", "scalars", "watched_run"]
+__all__ = [
+    "About",
+    "AllLostError",
+    "Earlier",
+    "Records",
+    "Watched",
+    "about_app",
+    "earlier_run",
+    "scalars",
+    "watched_run",
+]
 
 REALISM = "every node's work is real, in one process; messages travel in memory and their time is virtual"
 REAL_TIME = (
@@ -44,6 +55,10 @@ RESUMES = (
     "restored: the rounds done, the global model, what nodes keep in their state. Not restored: what the app "
     "keeps itself, such as a strategy's momentum or the state of random generators"
 )
+
+
+class AllLostError(RuntimeError):
+    """Not one reply of a run was accepted, so that nothing was learnt."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +153,10 @@ class Earlier:
         return [f"{key}={toml_value(value)}" for key, value in self.run_config.items()]
 
 
-def earlier_run(folder: str | Path, keys: Collection[str]) -> Earlier:
+def earlier_run(folder: str | Path, keys: Collection[str], name: str = "") -> Earlier:
     """Return what a recorded run of a foreign app, which has these run-config keys, was asked to be.
+
+    Where its name is given, a run of another app is refused.
 
     Raises
     ------
@@ -149,6 +166,8 @@ def earlier_run(folder: str | Path, keys: Collection[str]) -> Earlier:
         If it is a run of one of the suite's apps, which are resumed by their key ``resume``.
     """
     config = read_config(folder)
+    if name and config.get("app") not in (None, name):
+        raise ValueError(f"--resume: {folder} is a run of app {config['app']!r}, not of {name!r}")
     if not isinstance(config.get("nodes"), int):
         raise ValueError(f"--resume: {folder} does not say how many nodes its run had")
     run_config = recorded_settings(folder)
@@ -227,8 +246,14 @@ def _run(
 
     def started(num_rounds: int | None) -> None:
         live.num_rounds = num_rounds or live.num_rounds
-        if recorder is not None:
+        if recorder is None:
+            return
+        if watch.goes_on:
             recorder.keep_state(watch=watch, engine=grid)
+        else:
+            # A checkpoint would promise what no run can keep.
+            recorder.keep_state()
+            log(WARNING, "No checkpoints of this run: its strategy has a loop of its own and no state_dict.")
 
     def ended(end: Any) -> None:
         if recorder is None:
@@ -254,10 +279,20 @@ def _run(
             stack.enter_context(live)
             stack.enter_context(watch)
             main(watch.grid)
+        if config is not None:
+            _check_heard(rounds if recorder is None else recorder.rounds)
         if recorder is None:
             return Watched(watch.result, rounds)
         recorder.finish(run_summary(recorder.rounds), _model(watch.arrays))
         return Watched(watch.result, recorder.rounds, recorder.folder)
+
+
+def _check_heard(rounds: Sequence[Mapping[str, Any]]) -> None:
+    """Raise AllLostError where messages were sent and no reply counted."""
+    sent = sum(record.get("sent") or 0 for record in rounds)
+    if sent and not any(record.get("accepted") for record in rounds):
+        reasons = ", ".join(f"{count} x {shown(why)}" for why, count in sorted(lost_replies(rounds).items()))
+        raise AllLostError(f"none of {sent} replies was accepted ({reasons}); the nodes' log says why")
 
 
 def _record(recorder: RunRecorder, end: Any) -> None:

@@ -16,7 +16,7 @@ from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import LoadedApp, load_app
 from hedgerow.sim.runs.foreign import Records, Watched, about_app, scalars, watched_run
 from hedgerow.sim.runs.plan import Plan, plan_run
-from hedgerow.sim.runs.round_table import round_table
+from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.serverapp import records_itself
 from hedgerow.sim.runs.settings import SettingsError
 from hedgerow.sim.runs.simulate import server_context
@@ -114,7 +114,7 @@ def _show(done: Watched, title: str) -> None:
     # The app's own names, as many as a terminal is wide.
     metrics = list(dict.fromkeys(name for end in shown for name in end["central"]))[:4]
     print(round_table(shown, title, metrics=metrics))
-    print(f"Run folder: {done.folder}", flush=True)
+    print(run_end(done.rounds, done.folder), flush=True)
 
 
 def _workers(app: LoadedApp, plan: Plan, *, real_time: bool) -> tuple[int, Cluster | None]:

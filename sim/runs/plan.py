@@ -19,9 +19,10 @@ from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.ray_cluster import check_address
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
-from hedgerow.sim.runs.folder import recorded_settings
+from hedgerow.sim.runs.folder import read_config, recorded_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.settings import SettingsError, meant_key, problems_of
+from hedgerow.wire.checks import plain_name
 from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = [
@@ -221,6 +222,11 @@ def resumed_config(spec: AppSpec, folder: str) -> list[str]:
     if "resume" not in spec.config:
         raise ValueError(f"--resume: app {spec.name!r} has no run-config key 'resume'")
     earlier = recorded_settings(folder)
+    app = str(read_config(folder).get("app") or spec.name)
+    unknown = [key for key in earlier if key not in spec.config and not _is_fault(key)]
+    # A copy of an app may bear another name; it has the app's keys.
+    if unknown and plain_name(app) != plain_name(spec.name):
+        raise ValueError(f"--resume: {folder} is a run of app {app!r}, not of {spec.name!r}")
     known = {key: value for key, value in earlier.items() if key in spec.config or _is_fault(key)}
     known["resume"] = str(Path(folder).expanduser().resolve())
     return [f"{key}={toml_value(value)}" for key, value in known.items()]

@@ -1,14 +1,19 @@
 """A run's rounds as a table for a terminal."""
 
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.printable import shown
 
-__all__ = ["round_table"]
+__all__ = ["round_table", "run_end"]
 
 
 def round_table(
@@ -33,8 +38,8 @@ def round_table(
     for column in ("round", *metrics, *costs):
         table.add_column(column, justify="right")
     last = len(evaluated) - 1
-    shown = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
-    for i in shown:
+    rows = sorted({round(n * last / (most - 1)) for n in range(most)}) if evaluated else []
+    for i in rows:
         record, central = evaluated[i], evaluated[i]["central"]
         table.add_row(
             str(record["round"]),
@@ -47,6 +52,37 @@ def round_table(
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def run_end(rounds: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
+    """Return what stands below the table: replies that did not count, the folder, commands to go on."""
+    lines = []
+    if lost := lost_replies(rounds):
+        sent, accepted = (sum(record.get(key) or 0 for record in rounds) for key in ("sent", "accepted"))
+        reasons = ", ".join(f"{count} x {shown(why)}" for why, count in sorted(lost.items()))
+        lines.append(f"Accepted {accepted} of {sent} replies. Lost: {reasons}.")
+    if folder is not None:
+        lines += [f"Run folder: {folder}", "Next:"]
+        place = shlex.quote(os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder))
+        metric = _metric_to_plot(rounds)
+        commands = {
+            f"hedgerow report {place}": "the run as one page",
+            f"hedgerow watch {place} --open": "the same in the browser",
+            f"hedgerow plot {place} --y {shlex.quote(metric)}" if metric else "": "a figure",
+        }
+        widest = max(map(len, commands))
+        lines += [f"  {command:{widest}}  {words}" for command, words in commands.items() if command]
+    return "\n".join(lines)
+
+
+def _metric_to_plot(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """Return the accuracy, or else the first number that the last evaluated round has."""
+    for record in reversed(rounds):
+        for source in ("central", "evaluate", "train"):
+            names = [name for name, value in record.get(source, {}).items() if isinstance(value, int | float)]
+            if names:
+                return "accuracy" if "accuracy" in names else names[0]
+    return ""
 
 
 def _hub_bytes(record: dict[str, Any]) -> int:

@@ -22,7 +22,7 @@ from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
-from hedgerow.sim.runs.round_table import round_table
+from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.settings import Reader
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.wire.budget import Budget
@@ -228,8 +228,10 @@ def _run(
     strategy = experiment.strategy(on_round_end=[recorder.on_round_end, tracked, live])
     strategy.budget = Budget.parse(values["stop-after"])
     recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
+    before = 0
     if values["resume"]:
         recorder.resume()
+        before = len(recorder.rounds)
     tracking = Tracking(config, recorder.folder, recorder.rounds[-1]["round"] if recorder.rounds else -1)
     with tracking:
         with recorder.guard(), live:
@@ -252,7 +254,9 @@ def _run(
     print(round_table(recorder.rounds, experiment.title))
     if not len(result.arrays):
         print("No model.npz: the server has no model, the nodes keep theirs.")
-    print(f"Run folder: {recorder.folder}", flush=True)
+    if before and len(recorder.rounds) == before:
+        print("The run was already finished: nothing was left to do.")
+    print(run_end(recorder.rounds, recorder.folder), flush=True)
 
 
 def central_evaluation(measure: Measure, *, every: int, is_last: Callable[[int], bool]) -> EvaluateFn:

@@ -271,6 +271,12 @@ class Watch:
         if kind is None:
             self._end_exchange()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the strategy at work could go on from a state: by itself, or in Flower's own loop."""
+        own = _goes_on_itself(self._strategy)
+        return self._strategy is not None and (own or type(self._strategy).start is Strategy.start)
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a later run needs to go on: the rounds done, the global model, the traffic so far."""
         own = _goes_on_itself(self._strategy)

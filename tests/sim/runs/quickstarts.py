@@ -1,6 +1,7 @@
 """Three ClientApps as a newcomer to Flower writes them, for NumPy, PyTorch and scikit-learn, on tiny data."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,8 +29,8 @@ def reply(message: Message, arrays: ArrayRecord | None = None, **metrics: float)
     return Message(RecordDict(records), reply_to=message)
 
 
-def numpy_app() -> ClientApp:
-    app = ClientApp()
+def numpy_app(mods: Sequence[Any] = ()) -> ClientApp:
+    app = ClientApp(mods=list(mods))
 
     def loss(weights: NDArray[Any], x: NDArray[Any], y: NDArray[Any]) -> float:
         return float(np.mean((x @ weights - (2 * y - 1)) ** 2))

@@ -1,11 +1,12 @@
 """A run's rounds read as a table on a terminal."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hedgerow.sim.runs.round_table import round_table
+from hedgerow.sim.runs.round_table import round_table, run_end
 
 
 def record(n: int, **central: float) -> dict[str, Any]:
@@ -71,3 +72,22 @@ def test_a_long_table_is_thinned_evenly_and_keeps_its_ends(count: int, most: int
 
 def test_a_table_of_no_rounds_has_no_rows() -> None:
     assert rows(round_table([], "t")) == []
+
+
+def test_the_end_says_what_was_lost_where_the_folder_is_and_how_to_go_on(tmp_path: Path) -> None:
+    rounds = [{**record(n, loss=1.0), "sent": 5, "accepted": 3, "rejected": {"no reply": 2}} for n in (1, 2)]
+    said = run_end(rounds, tmp_path / "a run").splitlines()
+    assert said[:3] == [
+        "Accepted 6 of 10 replies. Lost: 4 x no reply.",
+        f"Run folder: {tmp_path / 'a run'}",
+        "Next:",
+    ]
+    assert [line.split()[:2] for line in said[3:]] == [
+        ["hedgerow", one] for one in ("report", "watch", "plot")
+    ]
+    assert f"hedgerow plot '{tmp_path / 'a run'}' --y loss" in said[5]
+
+
+def test_the_end_of_a_run_that_lost_nothing_says_nothing_of_replies(tmp_path: Path) -> None:
+    said = run_end([{**record(1, accuracy=1.0), "sent": 5, "accepted": 5, "rejected": {}}], tmp_path)
+    assert said.startswith("Run folder: ")

@@ -15,10 +15,12 @@ from flwr.serverapp.strategy import FedAvg, FedMedian, FedYogi, Result, Strategy
 from numpy.typing import NDArray
 from tests.sim.runs import quickstarts as apps
 
+from hedgerow.clients import compress_reply
 from hedgerow.sim import FaultModel, load, read_config, read_rounds, server_app, simulate
 from hedgerow.sim.runs import watch as watching
 from hedgerow.sim.runs.checkpoint import CheckpointError
-from hedgerow.strategies import SDFeel
+from hedgerow.sim.runs.foreign import AllLostError
+from hedgerow.strategies import Compressed, SDFeel
 
 APPS = {
     "numpy": (apps.numpy_app, apps.numpy_arrays),
@@ -251,15 +253,39 @@ def test_a_strategy_that_knows_its_state_goes_on_with_it(tmp_path: Path) -> None
     assert [end["round"] for end in rest.rounds] == [0, 1, 2, 3, 4]
 
 
-def test_a_loop_of_its_own_without_a_state_cannot_go_on(tmp_path: Path) -> None:
+def test_a_loop_of_its_own_without_a_state_leaves_no_checkpoint(tmp_path: Path) -> None:
     class OwnLoop(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
             return super().start(*args, **kwargs)
 
     done = run(2, OwnLoop, output_dir=tmp_path, checkpoint_every=1)
     assert [end["round"] for end in done.rounds] == [1, 2]
-    with pytest.raises(CheckpointError, match="OwnLoop has a loop of its own"):
+    assert not (done.folder / "checkpoint").exists()
+    with pytest.raises(CheckpointError):
         run(4, OwnLoop, resume=done.folder)
+
+
+def test_a_compressed_strategy_of_flowers_is_evaluated_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+    done = simulate(
+        Compressed(FedAvg(), "topk(0.5)"),
+        apps.numpy_app([compress_reply]),
+        NODES,
+        output_dir=tmp_path,
+        checkpoint_every=1,
+        quiet=True,
+        initial_arrays=apps.numpy_arrays(),
+        num_rounds=2,
+        evaluate_fn=loss_at,
+    )
+    assert [end["round"] for end in done.rounds] == [0, 1, 2]
+    assert all("loss" in end["central"] for end in done.rounds)
+    assert not (done.folder / "checkpoint").exists()
+
+
+def test_a_run_in_which_no_reply_is_accepted_is_an_error_and_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(AllLostError, match=r"none of \d+ replies was accepted \(\d+ x "):
+        run(2, output_dir=tmp_path, faults=FaultModel(dropout=1.0))
+    assert not list(tmp_path.glob("*/summary.json"))
 
 
 def test_a_strategy_is_given_back_as_it_was() -> None:
