@@ -134,8 +134,9 @@ NOT_TOLD = {
     "sd_feel/edge_server.py": "takes part in no sum",
     "fedmud/frozen_base.py": "the base, which is in the sum's own part (SumPart)",
     "fedmud/fedbat.py": "a model's state, no node's",
+    "guard.py": "puts back the state of before, where a message is refused",
+    "hsgd/own_work.py": "puts back the state of before, where terms are refused",
     "hsgd/messages.py": "the node's own steps, whose terms are told (note_terms)",
-    "hsgd/own_work.py": "what the node itself has told, and its state of before",
 }
 
 

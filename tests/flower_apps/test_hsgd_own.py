@@ -335,24 +335,25 @@ def asked(played: Played, kind: str, partition: int, config: dict[str, Any]) -> 
     return ValueError(reply.error.reason) if reply.has_error() else reply.content
 
 
-def test_sums_over_few_people_and_second_sums_are_refused(tmp_path: Path) -> None:
-    played = play(files(tmp_path, 12, 1, "devices"), 1, holdout=0.0)
+def test_sums_over_few_people_and_other_sums_than_were_told_are_refused(tmp_path: Path) -> None:
+    configs = files(tmp_path, 12, 1, "devices")
+    for i, config in enumerate(configs):
+        (tmp_path / f"policy{i}.toml").write_text(f"ledger = 'ledger{i}.jsonl'\n")
+        config["policy"] = str(tmp_path / f"policy{i}.toml")
+    played = play(configs, 1, holdout=0.0)
     group = played.strategy.groups[0]
     data = load_vertical("breast-cancer")
     common = {"classes": list(data.classes), "features": list(data.hospital_features), "sums": True}
     few = asked(played, "query.pool", 0, {**common, "ids": list(group.ids[:1])})
-    again = asked(played, "query.pool", 0, {**common, "ids": list(group.ids[:-1])})
-    seeds = [b"x"] * 12
-    masks = asked(played, "query.unmask", 0, {"ids": list(group.ids), "seeds": seeds, "numbers": 30})
-    device = asked(played, "query.pool", 1, {"sums": True, "ids": [], "features": list(data.device_features)})
-    for answer, words in (
-        (few, "min-people"),
-        (again, "in this run"),
-        (masks, "in this run"),
-        (device, "in this run"),
-    ):
+    other = asked(played, "query.pool", 0, {**common, "ids": list(group.ids[:-1])})
+    masks = asked(
+        played, "query.unmask", 0, {"ids": list(group.ids[:-1]), "seeds": [b"x"] * 11, "numbers": 30}
+    )
+    for answer, words in ((few, "could not answer"), (other, "as often as"), (masks, "as often as")):
         assert isinstance(answer, ValueError)
         assert words in str(answer)
+    same = asked(played, "query.pool", 0, {**common, "ids": list(group.ids)})
+    assert isinstance(same, RecordDict)
 
 
 def test_code_that_the_owner_did_not_allow_is_not_imported(tmp_path: Path) -> None:

@@ -280,7 +280,9 @@ def test_each_node_is_told_of_its_own_file_alone(samples: Path, monkeypatch: pyt
     monkeypatch.setattr(local, "Deployment", note)
     shown = hedgerow("deploy", "local", SD_FEEL, "--own-data", samples, "-c", LEARN)
     assert isinstance(shown.exception, SystemExit | AskedError)
-    assert asked["node_config"] == [{"data": str(samples / f"node-{i}.npz")} for i in range(3)]
+    # Whoever starts them owns the nodes: the run's held-out share is theirs.
+    ours = {"holdout": 0.0, "holdout-seed": 0}
+    assert asked["node_config"] == [{**ours, "data": str(samples / f"node-{i}.npz")} for i in range(3)]
     assert asked["env"] == {"HEDGEROW_DATA_DIR": ""}
     assert asked["own_users"] is True
     hedgerow("deploy", "local", SD_FEEL, "--own-data", samples, "--one-user", "-c", LEARN)
