@@ -23,7 +23,7 @@ SHORT = {
     "sd-feel": "num-servers=2 tau1=1 tau2=1 iterations=1 topology=complete num-clients=4",
     "similarity-free": "num-rounds=1 num-clients=4 partition=iid",
     "fedmud": "num-rounds=1 num-clients=4",
-    "ceps": "iterations=2 num-clients=4 codec=sparse32 interval-low=1 interval-high=1 sigma-rule=fixed_c",
+    "ceps": "iterations=2 num-clients=4",
     "hsgd": "iterations=4",
 }
 
@@ -75,6 +75,21 @@ def test_a_new_app_is_the_methods_own_code_with_a_task_of_ones_own(method: str, 
     assert {file.name for file in mine.iterdir()} - {*shipped, "__pycache__"} == {"task.py"}
     task = ast.parse((mine / "task.py").read_text())
     assert {node.name for node in task.body if isinstance(node, ast.FunctionDef)} == {"load", "build"}
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=pytest.mark.slow) if one == "ceps" else one for one in METHODS]
+)
+def test_a_new_app_learns_as_it_is_generated(
+    method: str, tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hedgerow("new", method, "x").exit_code == 0
+    shown = hedgerow("run", "x")
+    assert shown.exit_code == 0, shown.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    # Ten digits; benign or malignant, of whom 63 in 100 are benign.
+    assert read_rounds(folder)[-1]["central"]["accuracy"] > (0.85 if method == "hsgd" else 0.6)
 
 
 @pytest.mark.parametrize("method", METHODS)
