@@ -1,6 +1,8 @@
 """Own data by the command line: node configs of a simulation, modules in the current folder, known sets."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,3 +88,21 @@ def test_what_keeps_local_data_from_being_read_is_the_one_error(
     assert f"local data are not valid: {tmp_path / cause}" in last
     assert "Traceback" not in shown.stderr
     assert "ClientApp(mods=[introduce])" not in shown.stderr
+
+
+def test_a_data_set_is_fetched_by_torchvision_or_the_line_that_fetches_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    told = hedgerow("data", "--download", "Fashion_MNIST", "--data-dir", tmp_path)
+    assert told.exit_code == 2
+    line = f"import torchvision; torchvision.datasets.FashionMNIST('{tmp_path}', download=True)"
+    assert f'python -c "{line}"' in told.stderr
+    fetched: list[tuple[str, bool]] = []
+    sets = SimpleNamespace(MNIST=lambda folder, download: fetched.append((folder, download)))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(datasets=sets))
+    done = hedgerow("data", "--download", "mnist", "--data-dir", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert fetched == [(str(tmp_path), True)]
+    assert "(did you mean 'cifar10'?)" in hedgerow("data", "--download", "cifar1").stderr
+    assert "needs --data-dir" in hedgerow("data", "--download", "mnist").stderr
