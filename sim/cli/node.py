@@ -40,7 +40,7 @@ def node(
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
 
-    if not arguments:
+    if not arguments and fallback is None:
         with bad_options():
             raise ValueError(
                 "no arguments; a node needs its SuperLink: hedgerow node --superlink HOST:PORT "

@@ -194,14 +194,17 @@ def test_a_node_with_bad_data_costs_that_node_alone(
 
 def test_what_is_wrong_with_a_file_stays_at_its_node(tmp_path: Path) -> None:
     (tmp_path / "secret-name.csv").write_text("age,label\n12,0\nsecret,1\n")
-    configs = [{"data": str(tmp_path / "secret-name.csv")}] * 2
+    # A simulated node tells its user what is wrong; one with a policy is a device to a server.
+    (tmp_path / "policy.toml").write_text("")
+    own = {"data": str(tmp_path / "secret-name.csv"), "policy": str(tmp_path / "policy.toml")}
+    configs = [own] * 2
     with pytest.raises(RosterError) as refused:
         run(SIMILARITY_FREE, tmp_path / "runs", configs, **TABLES)
     assert "secret" not in str(refused.value)
 
 
 def test_a_node_that_has_data_of_its_own_takes_part_in_no_other_run(split: Path, tmp_path: Path) -> None:
-    with pytest.raises(TooFewRepliesError):
+    with pytest.raises(RosterError, match="No node can introduce itself"):
         run(SIMILARITY_FREE, tmp_path, files(split), **SAME)
 
 

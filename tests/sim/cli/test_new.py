@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from tests.sim.cli.command_line import APPS, hedgerow
 
+from hedgerow.clients.device import shared_model
+from hedgerow.clients.local_task import _local_task
 from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.recorder import read_rounds
 
@@ -30,7 +32,7 @@ SHORT = {
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forgets the apps' modules before and after: copies of an app bear the same names."""
+    """Forgets the apps' modules and models before and after: copies of an app bear the same names."""
     packages = [method.replace("-", "_") for method in METHODS]
 
     def loaded() -> list[str]:
@@ -39,9 +41,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", sys.path.copy())
     for name in loaded():
         monkeypatch.delitem(sys.modules, name)
+    shared_model.cache_clear()
+    _local_task.cache_clear()
     yield
     for name in loaded():
         del sys.modules[name]
+    shared_model.cache_clear()
+    _local_task.cache_clear()
 
 
 def _in_a_process(*arguments: object, cwd: Path, **environment: str) -> str:
@@ -78,7 +84,8 @@ def test_a_new_app_is_the_methods_own_code_with_a_task_of_ones_own(method: str, 
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(one, marks=pytest.mark.slow) if one == "ceps" else one for one in METHODS]
+    "method",
+    [pytest.param(one, marks=pytest.mark.slow) if one in ("ceps", "hsgd") else one for one in METHODS],
 )
 def test_a_new_app_learns_as_it_is_generated(
     method: str, tmp_path: Path, fresh: None, monkeypatch: pytest.MonkeyPatch
