@@ -1,0 +1,450 @@
+"""Plays rows from one checkout and writes what each came to. Run by compare.py, in a process of its own.
+
+``python play.py ORDER.json`` where the order has ``checkout``, ``out`` (a folder: one JSON file a row),
+``transcripts`` and ``rows``. PYTHONPATH leads to the checkout's packages. Every row runs in a process that is
+forked for it, so that none sees what another left behind.
+"""
+
+import csv
+import gc
+import hashlib
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+# From the folder of this file, which Python puts first on its path.
+from table import Row
+
+# Of a row; the slowest takes some ten.
+PATIENCE = 120.0
+# What the run folder says of itself that is no result.
+_SECONDS = ("wall_seconds", "wall-seconds")
+_LEDGER = ("bits", "payload_bytes", "by_link")
+_CLOCK = ("sim_seconds",)
+_PRIVACY = ("epsilon", "delta", "releases", "unprotected", "privacy")
+# Records and keys whose values are drawn from the operating system, or sealed or masked with what is: of
+# these the length alone is compared.
+RANDOM: tuple[tuple[str, str], ...] = ()
+
+
+def main() -> None:
+    """Play an order."""
+    order = json.loads(Path(sys.argv[1]).read_text())
+    checkout, out = Path(order["checkout"]), Path(order["out"])
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    rows = [Row(**row) for row in order["rows"]]
+    _imported(checkout, rows)
+    # What is there stays there: forked processes share it.
+    gc.freeze()
+    for number, row in enumerate(rows):
+        began = time.perf_counter()
+        parts = _parts(row, checkout, order["transcripts"])
+        told = {"name": row.name, "parts": parts, "seconds": round(time.perf_counter() - began, 3)}
+        partial = out / f"{number}.partial"
+        partial.write_text(json.dumps(told))
+        partial.rename(out / f"{number}.json")
+
+
+def _imported(checkout: Path, rows: list[Row]) -> None:
+    """Import what rows need once; all of the suite must come from the checkout."""
+    importlib.import_module("hedgerow.sim.runs.launch")
+    importlib.import_module("hedgerow.sim.runs.recorder")
+    for app in {row.app for row in rows}:
+        folder = checkout / "flower_apps" / app
+        if folder.is_dir():
+            importlib.import_module("hedgerow.sim.runs.launch").load_app(folder)
+    _check_origins(checkout)
+
+
+def _check_origins(checkout: Path) -> None:
+    apps = {path.name for path in checkout.glob("flower_apps/*/*") if path.is_dir()}
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        if name.partition(".")[0] in {"hedgerow", *apps} and origin is not None:
+            assert Path(origin).resolve().is_relative_to(checkout.resolve()), (
+                f"{name} comes from {origin}, not {checkout}"
+            )
+
+
+# A row
+
+
+def _parts(row: Row, checkout: Path, transcripts: bool) -> list[dict[str, Any]]:
+    """Play a row; return what each of its runs came to, one but for linked servers."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        common = {"transcripts": transcripts and row.transcript}
+        if not row.peers:
+            first = _forked(folder, 0, lambda: _played(row, checkout, folder / "run", **common))
+            if not row.killed or "exit" in first:
+                return [first]
+            # It was killed: go on where it left off, in a new process.
+            again = _forked(
+                folder, 1, lambda: _played(row, checkout, folder / "run", resume=True, **common)
+            )
+            return [again]
+        peers = ",".join(_addresses(row.peers))
+        key = {"sd-feel": "edge", "ceps": "site"}[row.app]
+        pids = [
+            _fork(
+                folder, i,
+                lambda i=i: _played(
+                    row, checkout, folder / f"run{i}", more={"peers": peers, key: i}, **common
+                ),
+            )
+            for i in range(row.peers)
+        ]  # fmt: skip
+        return [_end(folder, i, pid) for i, pid in enumerate(pids)]
+
+
+def _forked(folder: Path, number: int, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return _end(folder, number, _fork(folder, number, work))
+
+
+def _fork(folder: Path, number: int, work: Callable[[], dict[str, Any]]) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        with (folder / f"log{number}").open("w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            told = work()
+            (folder / f"told{number}.json").write_text(json.dumps(told))
+        code = 0
+    except BaseException:
+        (folder / f"error{number}").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def _end(folder: Path, number: int, pid: int) -> dict[str, Any]:
+    """Wait for a forked process; return what it told, or how it ended."""
+    deadline = time.monotonic() + PATIENCE
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return {"exit": ["timeout", f"more than {PATIENCE:g} s"]}
+        time.sleep(0.005)
+    # Workers that it left.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    told = folder / f"told{number}.json"
+    if told.exists():
+        return dict(json.loads(told.read_text()))
+    if os.WIFSIGNALED(ended[1]):
+        return {"killed": os.WTERMSIG(ended[1])}
+    error = folder / f"error{number}"
+    text = error.read_text() if error.exists() else "?"
+    return {"exit": ["broken", text.strip().splitlines()[-1]], "log": text}
+
+
+def _played(
+    row: Row,
+    checkout: Path,
+    out: Path,
+    *,
+    transcripts: bool,
+    resume: bool = False,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run a row in this process; return what it came to."""
+    out.mkdir(exist_ok=True)
+    app = checkout / "flower_apps" / row.app
+    if not app.is_dir():
+        return {"there": False, "why": f"no app {row.app}"}
+    passed: list[list[Any]] = []
+    privacy: list[str] = []
+    told: dict[str, Any] = {"there": True}
+    with ExitStack() as stack:
+        stack.enter_context(_privacy_log(privacy))
+        if transcripts:
+            stack.enter_context(recorded(passed))
+        if row.late or row.killed:
+            stack.enter_context(_on_rounds(row, kill=not resume))
+        try:
+            told |= _run(row, app, out, resume, more or {})
+            exit_code, first = (0, "") if told["there"] else (None, "")
+        except BaseException as error:
+            text = str(error).replace(str(out.parent), "OUT").strip()
+            exit_code = 2 if type(error).__name__ in ("SettingsError", "RunFolderError") else 1
+            first = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+            traceback.print_exc()
+    _check_origins(checkout)
+    if not told["there"]:
+        return told
+    told |= {"exit": [exit_code, first], **results(out), "privacy-log": privacy}
+    if transcripts:
+        told["transcript"] = passed
+    return told
+
+
+def _run(row: Row, app: Path, out: Path, resume: bool, more: Mapping[str, Any]) -> dict[str, Any]:
+    if row.script:
+        import scripts
+
+        return scripts.play(row, out)
+    from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+    from hedgerow.sim.runs.plan import resumed_config
+
+    loaded = load_app(app)
+    settings = {**row.settings, **row.faults, **more}
+    missing = sorted(k for k in settings if k not in loaded.spec.config and not k.startswith("fault-"))
+    if missing:
+        return {"there": False, "why": f"no setting {', '.join(missing)}"}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    if resume:
+        (earlier,) = out.iterdir()
+        overrides = resumed_config(loaded.spec, str(earlier))
+    configs = _node_configs(row, out.parent)
+    plan = plan_run(
+        loaded.spec,
+        [*overrides, f"output-dir={json.dumps(str(out))}", "quiet=true"],
+        workers=1 if row.workers is None else row.workers,
+    )
+    run_app(loaded, plan, node_configs=configs, strict=row.strict)
+    return {}
+
+
+def _node_configs(row: Row, folder: Path) -> list[dict[str, Any]] | None:
+    """Return what each node is configured with; the files are written once."""
+    count = int(row.settings["num-clients"])
+    place = folder / "own"
+    configs: list[dict[str, Any]] = []
+    if row.data == "parties":
+        configs = _parties(place, count)
+    elif row.data == "tables":
+        place.mkdir(exist_ok=True)
+        configs = [{"data": _table(place / f"{i}.csv", 30 + 10 * i, i), "label": "outcome"} for i in range(count)]
+        servers = int(row.settings.get("num-servers", 0)) * (row.settings.get("edge-servers") == "nodes")
+        configs += [{} for _ in range(servers)]
+    if row.policy:
+        for i, config in enumerate(configs):
+            (place / f"policy{i}.toml").write_text(row.policy.replace("ledger.", f"ledger{i}."))
+            config["policy"] = str(place / f"policy{i}.toml")
+    return configs or None
+
+
+def _table(path: Path, samples: int, seed: int) -> str:
+    rng = np.random.default_rng(seed)
+    age, dose = rng.normal(50, 10, samples), rng.normal(1e-3, 1e-4, samples)
+    sick = (age - 50) / 10 + (dose - 1e-3) / 1e-4 > 0
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["age", "outcome", "dose"])
+        lines.writerows(zip(age.tolist(), np.where(sick, "sick", "well").tolist(), dose.tolist(), strict=True))
+    return str(path)
+
+
+def _parties(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Write the files of hospitals and edges, with a common key to match people by."""
+    from hedgerow.tasks.vertical import load_vertical
+    from hedgerow.tasks.vertical_own import write_groups
+
+    data, groups = load_vertical("breast-cancer"), count // 2
+    rows = np.random.default_rng(0).permutation(len(data.y_train))[: 24 * groups].reshape(groups, 24)
+    known = folder / "configs.json"
+    if not known.exists():
+        configs = [{**one, "min-people": 2} for one in write_groups(data, list(rows), folder, "edges")]
+        for m in range(groups):
+            (folder / f"group-{m}" / "match.key").write_bytes(bytes(range(32)))
+        known.write_text(json.dumps(configs))
+    return list(json.loads(known.read_text()))
+
+
+def _addresses(count: int) -> list[str]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+# Hooks
+
+
+def _on_rounds(row: Row, *, kill: bool) -> ExitStack:
+    """Kill the process at the end of a round, and let late nodes be away until theirs."""
+    from hedgerow.sim.engine.grid import InProcessGrid
+    from hedgerow.sim.runs.recorder import RunRecorder
+
+    stack, ended = ExitStack(), [-1]
+    real, nodes, ids = RunRecorder.on_round_end, InProcessGrid.get_nodes, InProcessGrid.get_node_ids
+
+    def on_round_end(self: Any, end: Any) -> None:
+        real(self, end)
+        ended[0] = end.round
+        if kill and row.killed and end.round == row.killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def away(grid: Any) -> set[int]:
+        # A JSON object's keys are texts.
+        late = {int(at) for at, number in row.late.items() if number > ended[0]}
+        return {node.node_id for node in grid._nodes.values() if node.partition_id in late}
+
+    stack.enter_context(patch.object(RunRecorder, "on_round_end", on_round_end))
+    if row.late:
+        stack.enter_context(
+            patch.object(
+                InProcessGrid, "get_nodes",
+                lambda self: [one for one in nodes(self) if one.node_id not in away(self)],
+            )
+        )  # fmt: skip
+        stack.enter_context(
+            patch.object(
+                InProcessGrid, "get_node_ids", lambda self: [one for one in ids(self) if one not in away(self)]
+            )
+        )
+    return stack
+
+
+def _privacy_log(lines: list[str]) -> ExitStack:
+    """Keep what the log says of privacy."""
+    logger, stack = logging.getLogger("flwr"), ExitStack()
+
+    class Keep(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            text = record.getMessage()
+            if "rivacy" in text or "epsilon" in text:
+                lines.append(text.strip())
+            return False
+
+    keep = Keep()
+    logger.setLevel(logging.INFO)
+    logger.addFilter(keep)
+    stack.callback(logger.removeFilter, keep)
+    return stack
+
+
+def recorded(passed: list[list[Any]]) -> ExitStack:
+    """Keep every message that passes the engine's grid, as ``described``, in the order of the server's calls."""
+    from hedgerow.sim.engine.grid import InProcessGrid
+
+    stack = ExitStack()
+    push, pull = InProcessGrid.push_messages, InProcessGrid.pull_messages
+
+    def pushed(self: Any, messages: Any) -> Any:
+        messages = list(messages)
+        for message in messages:
+            meta = message.metadata
+            passed.append(described("->", meta.dst_node_id, message, self))
+        return push(self, messages)
+
+    def pulled(self: Any, message_ids: Any) -> Any:
+        replies = pull(self, message_ids)
+        for reply in replies:
+            passed.append(described("<-", reply.metadata.src_node_id, reply, self))
+        return replies
+
+    stack.enter_context(patch.object(InProcessGrid, "push_messages", pushed))
+    stack.enter_context(patch.object(InProcessGrid, "pull_messages", pulled))
+    return stack
+
+
+def described(way: str, node_id: int, message: Any, grid: Any) -> list[Any]:
+    """Return (round, way, partition, message type, records, bytes of arrays) of a message."""
+    meta = message.metadata
+    node = grid._node(node_id)
+    head = [meta.group_id, way, node.partition_id if node is not None else None, meta.message_type]
+    if not message.has_content():
+        return [*head, {"error": [message.error.code, message.error.reason]}, 0]
+    records, size = {}, 0
+    for name, record in message.content.items():
+        values = {key: _value(name, key, value) for key, value in record.items()}
+        size += sum(value[2] for value in values.values() if value[0] == "array")
+        records[name] = [type(record).__name__, values]
+    return [*head, records, size]
+
+
+def _value(record: str, key: str, value: Any) -> list[Any]:
+    """Return what a value is; of an array (kind, dtype and shape, bytes, digest)."""
+    is_random = any(r in ("*", record) and k in ("*", key) for r, k in RANDOM)
+    if hasattr(value, "numpy"):
+        held = np.ascontiguousarray(value.numpy())
+        shape = f"{value.dtype}{tuple(value.shape)} {value.stype}"
+        return ["array", shape, held.nbytes, "random" if is_random else _digest(held.tobytes())]
+    if isinstance(value, bytes):
+        return ["bytes", "", len(value), "random" if is_random else _digest(value)]
+    if isinstance(value, list):
+        kinds = sorted({type(one).__name__ for one in value})
+        if value and isinstance(value[0], bytes):
+            length, text = sum(map(len, value)), _digest(b"".join(value))
+        else:
+            length, text = len(value), json.dumps(value) if len(value) <= 4 else _digest(json.dumps(value).encode())
+        return ["list", " ".join(kinds), [len(value), length], "random" if is_random else text]
+    return [type(value).__name__, "", None, "random" if is_random else repr(value)]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+# What a run folder holds
+
+
+def results(out: Path) -> dict[str, Any]:
+    """Return what the run in a folder of runs came to."""
+    folders = [path for path in out.iterdir() if path.is_dir()] if out.is_dir() else []
+    if not folders:
+        return {}
+    (folder,) = folders
+    lines = (folder / "rounds.jsonl").read_text().splitlines() if (folder / "rounds.jsonl").exists() else []
+    records = [_without_seconds(json.loads(line)) for line in lines]
+    told: dict[str, Any] = {
+        "ledger": [{key: record.pop(key, None) for key in _LEDGER} for record in records],
+        "clock": [[record.pop(key, None) for key in _CLOCK] for record in records],
+        "privacy": [_privacy(record) for record in records],
+        "rounds": records,
+    }
+    summary = folder / "summary.json"
+    if summary.exists():
+        told["summary"] = _without_seconds(json.loads(summary.read_text()))
+    model = folder / "model.npz"
+    if model.exists():
+        with np.load(model) as arrays:
+            told["model"] = {
+                key: f"{array.dtype}{array.shape} {_digest(array.tobytes())}"
+                for key, array in sorted(arrays.items())
+            }
+    return told
+
+
+def _without_seconds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_seconds(one) for key, one in value.items() if key not in _SECONDS}
+    return [_without_seconds(one) for one in value] if isinstance(value, list) else value
+
+
+def _privacy(record: dict[str, Any]) -> dict[str, Any]:
+    """Take what a round says of privacy out of its record."""
+    found: dict[str, Any] = {}
+    for part in ("train", "central"):
+        values = record.get(part) or {}
+        for key in [key for key in values if key.startswith(_PRIVACY)]:
+            found[f"{part}.{key}"] = values.pop(key)
+    return found
+
+
+if __name__ == "__main__":
+    main()

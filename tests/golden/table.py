@@ -1,0 +1,581 @@
+"""The runs that two checkouts are compared by. Data alone: nothing of the suite is imported.
+
+Each row is a small run of an app. Some are named for what they show; the others are drawn, so that every two
+concerns of an app that go together meet in a row (``pairwise``).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+__all__ = ["DESIGNS", "ROWS", "SCRIPTS", "Design", "Row", "Settings", "pairwise"]
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run.
+
+    Parameters
+    ----------
+    name : str
+        Unique; begins with the app's.
+    app : str
+        Folder under ``flower_apps``.
+    settings : dict
+        Of the run config.
+    faults : dict (default: none)
+        The keys ``fault-*``.
+    tags : tuple of str (default: none)
+        The concerns that the row is there for.
+    data : {"", "tables", "parties"} (default: "")
+        What nodes have of their own: a table each, or the files of hospitals and edges.
+    policy : str (default: "")
+        The policy file of every node.
+    late : dict of int to int (default: none)
+        Partitions that come at the end of this round.
+    killed : int (default: 0)
+        The round at whose end the process is killed; the run is then resumed.
+    strict : bool (default: False)
+        Whether messages are serialised.
+    workers : int or None (default: None)
+        Processes that nodes are dealt to; 0 is the engine's choice. None: one.
+    peers : int (default: 0)
+        Servers with a run each, which are linked directly.
+    script : str (default: "")
+        What is run in place of the app's ServerApp, for what no setting can ask: one of ``SCRIPTS``.
+    transcript : bool (default: True)
+        Whether its messages are compared.
+    """
+
+    name: str
+    app: str
+    settings: Settings
+    faults: Settings = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    data: str = ""
+    policy: str = ""
+    late: Mapping[int, int] = field(default_factory=dict)
+    killed: int = 0
+    strict: bool = False
+    workers: int | None = None
+    peers: int = 0
+    script: str = ""
+    transcript: bool = True
+
+
+# `Compressed` around strategies: no app has a setting for it. Each is run by play.py.
+SCRIPTS = ("compressed-fedavg", "compressed-sd-feel")
+
+_BASE: Mapping[str, Settings] = {
+    "sd-feel": {
+        "num-clients": 8, "num-servers": 2, "topology": "path", "tau1": 2, "tau2": 2, "alpha": 1,
+        "batch-size": 5, "iterations": 8, "model": "logistic", "evaluate-every": 2,
+    },
+    "similarity-free": {
+        "num-clients": 5, "partition": "iid", "model": "logistic", "local-iters": 2, "inner-steps": 4,
+        "batch-size": 5, "num-rounds": 4, "fixed-c": 0.3, "compressor": "topk(0.1)", "evaluate-every": 2,
+    },
+    "fedmud": {
+        "num-clients": 5, "clients-per-round": 4, "partition": "iid", "batch-size": 250, "num-rounds": 4,
+        "model": "mlp", "skip-front": 0, "ratio": 0.25, "init-a": 0.1, "train-loss-samples": 500,
+        "evaluate-every": 2,
+    },
+    "ceps": {
+        "num-clients": 6, "topology": "complete", "iterations": 12, "interval-low": 2, "interval-high": 4,
+        "features": 60, "sparsity": 3, "measurements": 90, "samples-low": 30, "samples-high": 60,
+        "local-steps": 3, "learning-rate": 0.02,
+    },
+    "hsgd": {
+        "num-groups": 3, "num-clients": 6, "patients-per-group": 10, "participation": 0.4, "iterations": 16,
+        "global-interval": 4, "local-interval": 2, "evaluate-every": 2,
+    },
+}  # fmt: skip
+# One table a node, two classes.
+_TABLES = {"partition": "own", "classes": "well,sick", "model": "logistic"}
+_SUMS: dict[str, Any] = {"secure-sum": True}
+_NOISED_SUMS = {**_SUMS, "upload-clip": 1.0, "upload-noise-multiplier": 0.5, "noise-source": "seed"}
+# What every simulated node may be asked, with a ledger of its own.
+_POLICY = 'max-seconds = 600.0\nmax-hellos = 8\nshare-state = true\nmonitor = true\nledger = "ledger.jsonl"\n'
+_SUMS_ALONE = 'secure-sums = "required"\nledger = "ledger.jsonl"\n'
+_DROPPED: Settings = {"fault-dropout": 0.15}
+_CORRUPT: Settings = {"fault-corrupt": "nan", "fault-corrupt-rate": 0.3}
+
+
+def _row(app: str, name: str, *tags: str, **options: Any) -> Row:
+    """Return a row of an app's base with changes, each under its keyword."""
+    settings = {**_BASE[app], **options.pop("settings", {})}
+    return Row(f"{app} {name}", app, settings, tags=tags, **options)
+
+
+# Methods and codecs, one row each.
+
+
+def _methods() -> Iterator[Row]:
+    for method in ("sd-feel", "hierfavg", "feel", "fedavg"):
+        yield _row("sd-feel", f"method {method}", "method", settings={"method": method, "participation": 0.8})
+    for method in ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox", "fedpaq"):
+        yield _row("similarity-free", f"method {method}", "method", settings={"algorithm": method})
+    for method in (
+        "fedavg", "fedmud", "fedmud+f", "fedmud+aad", "fedmud+bkd", "fedmud+bkd+f", "fedmud+bkd+aad", "fedlmt",
+        "fedpara", "fedhm", "ef21-p", "fedbat",
+    ):  # fmt: skip
+        yield _row("fedmud", f"method {method}", "method", settings={"method": method, "num-rounds": 3})
+    for method in (
+        "ceps", "d-psgd", "d-psgd-dn", "d-psgd-pc", "dfedavgm", "dfedsam", "dcd-psgd", "choco-sgd", "beer",
+        "sgp", "sgp-dn", "dp-dsgt", "matcha",
+    ):  # fmt: skip
+        # No seal: what nodes publish is then in the transcript.
+        noise = {"privacy": "sound", "noise-source": "seed"} if method.startswith("dp-dsgt") else {}
+        yield _row("ceps", f"method {method}", "method", settings={"method": method, "sealed": False, **noise})
+    for method in ("hsgd", "c-hsgd", "jfl", "tdcd", "c-tdcd"):
+        yield _row(
+            "hsgd", f"method {method}", "method", settings={"method": method, "tdcd": "isolated", "sealed": False}
+        )  # fmt: skip
+
+
+def _codecs() -> Iterator[Row]:
+    for codec in ("identity", "topk(20)", "topk,packed(0.1)", "randk(0.2)", "sign", "ternary"):
+        yield _row("similarity-free", f"codec {codec}", "codec", settings={"compressor": codec})
+    yield _row(
+        "similarity-free", "codec topk without memory", "codec",
+        settings={"algorithm": "fedpaq", "compressor": "topk(0.1)"},
+    )  # fmt: skip
+    for codec in ("1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"):
+        yield _row("ceps", f"codec {codec}", "codec", settings={"codec": codec, "sealed": False})
+    for method, codec, more in (
+        ("dfedavgm", "quantised4", {"bits": 4}),
+        ("dcd-psgd", "quantised6", {"bits": 6}),
+        ("choco-sgd", "sparse", {"top-k": 5, "step-gamma": 0.1}),
+        ("beer", "quantised4", {"bits": 4, "step-gamma": 0.1}),
+    ):
+        yield _row("ceps", f"codec {codec} of {method}", "codec", settings={"method": method, **more})
+    for name, more in (
+        ("biht", {"decoder": "biht"}),
+        ("literal", {"expand": "literal", "compand": "none"}),
+        ("srht of receiver", {"phi": "srht", "phi-owner": "receiver"}),
+        ("thin phi", {"phi-density": 0.6}),
+    ):
+        yield _row("ceps", f"codec 1bcs {name}", "codec", settings=more)
+    for codec in ("topk(0.1)", "randk(0.1)", "sign", "ternary"):
+        yield _row(
+            "sd-feel", f"compressed FedAvg {codec}", "compressed", "error feedback",
+            settings={"codec": codec}, script="compressed-fedavg",
+        )  # fmt: skip
+    yield _row(
+        "sd-feel", "compressed SD-FEEL topk(0.1)", "compressed", "error feedback",
+        settings={"codec": "topk(0.1)"}, script="compressed-sd-feel",
+    )  # fmt: skip
+
+
+# What is not one of two.
+
+
+def _concerns() -> Iterator[Row]:
+    for rule in ("median", "trimmed-mean(0.3)", "krum(1)", "multi-krum(1,2)", "geometric-median", "clipped(0.5)"):
+        yield _row(
+            "similarity-free", f"rule {rule}", "robust", settings={"algorithm": "fedavg", "aggregation": rule}
+        )  # fmt: skip
+    for rule in ("median", "trimmed-mean(0.3)", "clipped(0.5)"):
+        yield _row("ceps", f"rule {rule}", "robust", settings={"aggregation": rule, "codec": "dense64"})
+    yield _row("fedmud", "rule geometric-median", "robust", settings={"aggregation": "geometric-median"})
+    yield _row("sd-feel", "rule krum(1)", "robust", settings={"aggregation": "krum(1)"})
+    yield _row(
+        "hsgd", "rules of groups and devices", "robust",
+        settings={
+            "aggregation": "median", "device-aggregation": "trimmed-mean(0.3)", "layout": "devices",
+            "num-clients": 33,
+        },
+    )  # fmt: skip
+    for sync in ("catchup", "dense", "broadcast"):
+        yield _row(
+            "fedmud", f"sync {sync}", "sync",
+            settings={"sync": sync, "clients-per-round": 2, "num-rounds": 5, "reset-interval": 2},
+        )  # fmt: skip
+    yield _row("fedmud", "bias and batches", settings={"measure-bias": True, "weighting": "num-batches"})
+    yield _row(
+        "fedmud", "layout tiled and tight of layers",
+        settings={"layout": "tiled", "tight": True, "budget": "layer", "method": "fedmud+bkd"},
+    )  # fmt: skip
+    yield _row(
+        "fedmud", "cnn4 in convolutions", settings={
+            "model": "cnn4", "method": "fedlmt", "view": "convolutions", "num-rounds": 1, "num-clients": 3,
+            "clients-per-round": 2, "batch-size": 500, "train-loss-samples": 100, "evaluate-every": 1,
+        },
+    )  # fmt: skip
+    for schedule in ("diminishing", "step-decay"):
+        yield _row(
+            "similarity-free", f"schedule {schedule}", "schedule",
+            settings={"schedule": schedule, "schedule-drives": "round", "decay-stage": 2},
+        )  # fmt: skip
+    yield _row("similarity-free", "augmentation", settings={"augmentation": "crops-and-flips"})
+    for adaptive in ("observe", "strategy2", "strategy2+3"):
+        yield _row(
+            "hsgd", f"adaptive {adaptive}", "adaptive", settings={"adaptive": adaptive, "replan-every": 2}
+        )  # fmt: skip
+    yield _row(
+        "hsgd", "merged TDCD with a clock", "clock",
+        settings={
+            "method": "tdcd", "num-clients": 2, "raw-bytes-per-group": 1e4, "raw-seconds": 1.0,
+            "compute-seconds": 0.1,
+        },
+    )  # fmt: skip
+    yield _row(
+        "hsgd", "mnist-5k", settings={"dataset": "mnist-5k", "iterations": 8, "training-mode": "loop"}
+    )  # fmt: skip
+    for topology in ("erdos-renyi(0.6)", "torus(2,2)"):
+        yield _row(
+            "sd-feel", f"topology {topology}", "gossip",
+            settings={"topology": topology, "num-servers": 4, "alpha": 2},
+        )  # fmt: skip
+    yield _row(
+        "sd-feel", "exact mean on a complete graph", "gossip",
+        settings={"topology": "complete", "num-servers": 3, "exact-if-complete": True},
+    )  # fmt: skip
+    yield _row("sd-feel", "lenet in a loop", settings={"model": "lenet", "training-mode": "loop", "seed": 7})
+    yield _row("sd-feel", "lenet in a stack", settings={"model": "lenet", "training-mode": "stack"})
+    yield _row("sd-feel", "lasting stragglers", "stragglers", settings={"stragglers": "lasting(0.4,5)"})
+    for topology in ("directed-ring", "one-peer-exponential"):
+        yield _row(
+            "ceps", f"sgp on {topology}", "gossip",
+            settings={"method": "sgp", "topology": topology, "sealed": False},
+        )  # fmt: skip
+    yield _row(
+        "ceps", "network", settings={
+            "problem": "network", "codec": "sparse32", "sparsity": 50, "iterations": 6, "model": "logistic",
+            "num-clients": 4,
+        },
+    )  # fmt: skip
+    yield _row(
+        "ceps", "logistic", settings={"problem": "logistic", "codec": "dense32", "sparsity": 20, "iterations": 8}
+    )  # fmt: skip
+    # Privacy.
+    yield _row("ceps", "one-bit with paper's noise", "privacy", settings={"privacy": "paper"})
+    for codec in ("1bcs", "dense64"):
+        yield _row(
+            "ceps", f"{codec} with sound noise", "privacy",
+            settings={
+                "codec": codec, "privacy": "sound", "noise-source": "seed", "sigma-rule": "fixed_c", "c": 100.0,
+            },
+        )  # fmt: skip
+    for method in ("d-psgd-dn", "sgp-dn"):
+        yield _row(
+            "ceps", f"{method} with sound noise", "privacy",
+            settings={"method": method, "privacy": "sound", "noise-source": "seed"},
+        )  # fmt: skip
+    yield _row(
+        "hsgd", "noise on encodings and uploads", "privacy",
+        settings={
+            "clip": 1.0, "noise-multiplier": 0.5, "upload-clip": 1.0, "upload-noise-multiplier": 0.5,
+            "noise-source": "seed",
+        },
+    )  # fmt: skip
+    # Sums.
+    for app, more in (
+        ("sd-feel", {}),
+        ("similarity-free", {"algorithm": "fedavg"}),
+        ("fedmud", {"method": "fedmud+aad"}),
+        ("hsgd", {}),
+    ):
+        noise = _NOISED_SUMS if app != "hsgd" else _SUMS
+        yield _row(app, "secure sum", "sums", settings={**more, **_SUMS})
+        yield _row(
+            app, "secure sum with dropped nodes", "sums", "faults", settings={**more, **_SUMS},
+            faults={"fault-crash": "1:6"},
+        )  # fmt: skip
+        if noise is _NOISED_SUMS:
+            yield _row(app, "secure sum with noise", "sums", "privacy", settings={**more, **noise})
+    # Nodes.
+    yield _row(
+        "similarity-free", "late nodes", "late", data="tables", late={1: 1, 3: 2},
+        settings={**_TABLES, "min-available-nodes": 2, "num-clients": 4, "algorithm": "ef-fedavg"},
+    )  # fmt: skip
+    yield _row(
+        "sd-feel", "late nodes", "late", data="tables", late={7: 1},
+        settings={**_TABLES, "min-available-nodes": 7},
+    )  # fmt: skip
+    yield _row(
+        "fedmud", "late nodes", "late", data="tables", late={2: 2},
+        settings={**_TABLES, "min-available-nodes": 4, "method": "fedavg"},
+    )  # fmt: skip
+    yield _row(
+        "ceps", "own tables", "own data", data="tables",
+        settings={**_TABLES, "problem": "logistic", "codec": "dense64", "sparsity": 2, "num-clients": 4},
+    )  # fmt: skip
+    yield _row(
+        "hsgd", "own files", "own data", data="parties",
+        settings={
+            "partition": "own", "num-groups": 2, "num-clients": 4, "participation": 0.5, "patients-per-group": 0,
+            "classes": "malignant,benign",
+        },
+    )  # fmt: skip
+    yield _row(
+        "similarity-free", "policy", "policy", data="tables", policy=_POLICY,
+        settings={**_TABLES, "num-clients": 4},
+    )  # fmt: skip
+    yield _row(
+        "similarity-free", "policy of sums alone", "policy", "sums", data="tables", policy=_SUMS_ALONE,
+        settings={**_TABLES, **_SUMS, "num-clients": 4, "algorithm": "fedavg", "standardise": "50,10"},
+    )  # fmt: skip
+    yield _row(
+        "sd-feel", "policy that refuses", "policy", data="tables", policy=_SUMS_ALONE,
+        settings={**_TABLES, "standardise": "50,10"},
+    )  # fmt: skip
+    yield _row(
+        "similarity-free", "quarantine", "quarantine", "faults", faults=_CORRUPT,
+        settings={"num-rounds": 8, "quarantine-after": 1, "algorithm": "fedavg"},
+    )  # fmt: skip
+    yield _row(
+        "sd-feel", "quarantine", "quarantine", "faults", faults={**_CORRUPT, "fault-corrupt": "shape"},
+        settings={"iterations": 16, "quarantine-after": 1},
+    )  # fmt: skip
+    yield _row(
+        "fedmud", "faulty federation", "faults",
+        faults={
+            "fault-dropout": 0.1, "fault-delay": "uniform:1,5", "fault-stragglers": "0", "fault-slowdown": 10.0,
+            "fault-crash": "3:6", "fault-corrupt": "keys", "fault-corrupt-rate": 0.1,
+        },
+        settings={"num-rounds": 6, "round-timeout": 20.0},
+    )  # fmt: skip
+    for app in ("similarity-free", "hsgd", "sd-feel", "ceps"):
+        yield _row(
+            app, "faulty federation", "faults", settings={"round-timeout": 20.0},
+            faults={"fault-dropout": 0.1, "fault-delay": "lognormal:2,1", "fault-crash": "1:9"},
+        )  # fmt: skip
+    yield _row(
+        "similarity-free", "too few replies", "faults", faults={"fault-dropout": 0.9},
+        settings={"min-replies": 5},
+    )  # fmt: skip
+    yield _row("similarity-free", "divergence", "guard", settings={"fixed-c": 1e9, "algorithm": "fedavg"})
+    yield _row(
+        "sd-feel", "bounds", "guard", settings={"max-weight-ratio": 1.0, "max-update-norm-ratio": 1.0}
+    )  # fmt: skip
+    yield _row("sd-feel", "refused settings", settings={"topology": "moebius", "tau1": 3})
+    yield _row("ceps", "stragglers", "stragglers", settings={"stragglers": True, "participation": 0.4})
+    yield _row("sd-feel", "budget of bits", "budget", settings={"stop-after": "bits=2000000"})
+    yield _row("ceps", "tolerance and budget", "budget", settings={"stop-after": "iterations=7"})
+    # Who works on the messages, and whether to the end.
+    for app in _BASE:
+        for workers in (0, 2):
+            yield _row(
+                app, f"{workers} workers", "workers", workers=workers,
+                settings={"training-mode": "loop"} if app != "ceps" else {},
+            )  # fmt: skip
+        yield _row(app, "strict", "strict", strict=True)
+        yield _row(app, "resumed", "resumed", killed=3, settings={"checkpoint-every": 2})
+    # Several servers.
+    yield _row(
+        "sd-feel", "direct", "direct", peers=2, settings={"edge-servers": "direct", "peer-timeout": 60.0}
+    )  # fmt: skip
+    yield _row(
+        "ceps", "sites", "direct", peers=2,
+        settings={"monitor": False, "topology": "ring", "peer-timeout": 60.0},
+    )  # fmt: skip
+
+
+# Pairs of concerns.
+
+
+@dataclass(frozen=True)
+class Design:
+    """The concerns of an app that may meet.
+
+    Parameters
+    ----------
+    app : str
+        The app.
+    base : dict
+        Settings beside the app's base.
+    factors : dict
+        Of each concern its levels by name; the first is without it. A level is what it changes of a row, under
+        the names of the row's fields.
+    refused : tuple of (concern, level, concern, level)
+        Pairs that the app refuses, "*" being any level but the first. Each must be refused indeed.
+    """
+
+    app: str
+    base: Settings
+    factors: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    refused: tuple[tuple[str, str, str, str], ...]
+
+    def is_refused(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
+        """Whether two levels, (concern, level) each, do not go together."""
+        return any(
+            self._is(one, a, b) and self._is(other, c, d) or self._is(other, a, b) and self._is(one, c, d)
+            for a, b, c, d in self.refused
+        )
+
+    def _is(self, level: tuple[str, str], concern: str, name: str) -> bool:
+        first = next(iter(self.factors[concern]))
+        return level[0] == concern and (level[1] == name or (name == "*" and level[1] != first))
+
+    def pairs(self) -> set[frozenset[tuple[str, str]]]:
+        """All pairs of levels that go together."""
+        levels = [(concern, level) for concern, names in self.factors.items() for level in names]
+        return {
+            frozenset((a, b)) for a, b in combinations(levels, 2) if a[0] != b[0] and not self.is_refused(a, b)
+        }
+
+    def row(self, levels: Mapping[str, str]) -> Row:
+        """Return the row that has these levels."""
+        tags = tuple(f"{c}={level}" for c, level in levels.items() if level != next(iter(self.factors[c])))
+        row = _row(self.app, f"pairs {' '.join(tags) or 'none'}", *tags, settings=self.base)
+        for concern, level in levels.items():
+            change = dict(self.factors[concern][level])
+            settings = {**row.settings, **change.pop("settings", {})}
+            row = replace(row, settings=settings, **change)
+        return row
+
+
+def pairwise(design: Design) -> list[dict[str, str]]:
+    """Return few sets of levels in which every pair that goes together occurs; the same each time."""
+    left, made = design.pairs(), list[dict[str, str]]()
+    while left:
+        one = dict[str, str]()
+        first = min(left, key=sorted)
+        for concern, level in sorted(first):
+            one[concern] = level
+        for concern, names in design.factors.items():
+            if concern in one:
+                continue
+            fitting = [n for n in names if not any(design.is_refused((concern, n), o) for o in one.items())]
+            assert fitting, (concern, one)
+            new = [sum(frozenset(((concern, n), o)) in left for o in one.items()) for n in fitting]
+            one[concern] = fitting[new.index(max(new))]
+        left -= {frozenset(pair) for pair in combinations(one.items(), 2)}
+        made.append({concern: one[concern] for concern in design.factors})
+    return made
+
+
+def _setting(**settings: Any) -> dict[str, Any]:
+    return {"settings": {key.replace("_", "-"): value for key, value in settings.items()}}
+
+
+_PLAIN: dict[str, Any] = {}
+_FAULTS = {"all": _PLAIN, "dropped": {"faults": _DROPPED}, "corrupt": {"faults": _CORRUPT}}
+_ENGINE = {"plain": _PLAIN, "strict": {"strict": True}, "workers": {"workers": 2}}
+_END = {"through": _PLAIN, "resumed": {"killed": 2, "settings": {"checkpoint-every": 1}}}
+_OWN = {"dealt": _PLAIN, "own": {"data": "tables", "settings": _TABLES}}
+_SUMMED = {"clear": _PLAIN, "masked": {"settings": _SUMS}, "noised": {"settings": _NOISED_SUMS}}
+_RULE = {"mean": _PLAIN, "robust": _setting(aggregation="trimmed-mean(0.3)")}
+_NO_ROBUST_SUM = ("sums", "*", "rule", "*")
+
+DESIGNS = (
+    Design(
+        "sd-feel",
+        {"training-mode": "loop"},
+        {
+            "edges": {"emulated": _PLAIN, "nodes": _setting(edge_servers="nodes")},
+            "sums": _SUMMED,
+            "rule": _RULE,
+            "faults": _FAULTS,
+            "rounds": {"together": _PLAIN, "asynchronous": _setting(edge_rounds="asynchronous")},
+            "stragglers": {"none": _PLAIN, "some": _setting(stragglers="transient(0.5,3)")},
+            "mobility": {"none": _PLAIN, "some": _setting(mobility=0.3)},
+            "probes": {"none": _PLAIN, "two": _setting(probe_rounds=2)},
+            "data": _OWN,
+            "engine": _ENGINE,
+            "end": _END,
+        },
+        (
+            _NO_ROBUST_SUM,
+            ("edges", "nodes", "sums", "*"),
+            ("edges", "nodes", "rounds", "*"),
+            ("edges", "nodes", "stragglers", "*"),
+            ("edges", "nodes", "mobility", "*"),
+            ("sums", "*", "mobility", "*"),
+            ("sums", "*", "probes", "*"),
+            ("sums", "*", "rounds", "*"),
+            ("rounds", "*", "mobility", "*"),
+            ("rounds", "*", "probes", "*"),
+        ),
+    ),
+    Design(
+        "similarity-free",
+        {"training-mode": "loop", "compressor": "randk(0.2)"},
+        {
+            "memory": {"error feedback": _PLAIN, "none": _setting(algorithm="fedpaq")},
+            "codec": {"randk": _PLAIN, "sign": _setting(compressor="sign")},
+            "sums": _SUMMED,
+            "rule": _RULE,
+            "faults": _FAULTS,
+            "probes": {"none": _PLAIN, "two": _setting(probe_rounds=2)},
+            "weights": {"uniform": _PLAIN, "examples": _setting(weighting="examples")},
+            "data": _OWN,
+            "engine": _ENGINE,
+            "end": _END,
+        },
+        (_NO_ROBUST_SUM, ("sums", "*", "probes", "*"), ("sums", "*", "codec", "*")),
+    ),
+    Design(
+        "fedmud",
+        {"training-mode": "loop", "num-rounds": 3, "batch-size": 100, "method": "fedmud+aad"},
+        {
+            "sync": {
+                "catchup": _PLAIN, "dense": _setting(sync="dense"), "broadcast": _setting(sync="broadcast"),
+            },
+            "sums": _SUMMED,
+            "rule": _RULE,
+            "faults": _FAULTS,
+            "weights": {"examples": _PLAIN, "uniform": _setting(weighting="uniform")},
+            "data": _OWN,
+            "engine": _ENGINE,
+            "end": _END,
+        },
+        (_NO_ROBUST_SUM,),
+    ),
+    Design(
+        "ceps",
+        {"sigma-rule": "fixed_c", "c": 100.0, "noise-source": "seed"},
+        {
+            "codec": {"1bcs": _PLAIN, "sparse": _setting(codec="sparse32"), "dense": _setting(codec="dense64")},
+            "privacy": {"none": _PLAIN, "paper": _setting(privacy="paper"), "sound": _setting(privacy="sound")},
+            "links": {"sealed": _PLAIN, "open": _setting(sealed=False)},
+            "rule": _RULE,
+            "neighbours": {"drawn": _PLAIN, "first": _setting(stragglers=True)},
+            "faults": _FAULTS,
+            "engine": _ENGINE,
+            "end": _END,
+        },
+        (),
+    ),
+    Design(
+        "hsgd",
+        {"training-mode": "loop", "num-groups": 5, "num-clients": 10, "participation": 0.4},
+        {
+            "layout": {"edges": _PLAIN, "devices": _setting(layout="devices", num_clients=55)},
+            "links": {"sealed": _PLAIN, "open": _setting(sealed=False)},
+            "sums": {"clear": _PLAIN, "masked": _setting(secure_sum=True, sum_min_devices=3)},
+            "rule": _RULE,
+            "uploads": {
+                "plain": _PLAIN,
+                "noised": _setting(upload_clip=1.0, upload_noise_multiplier=0.5, noise_source="seed"),
+            },
+            "encodings": {
+                "plain": _PLAIN, "noised": _setting(clip=1.0, noise_multiplier=0.5, noise_source="seed"),
+            },
+            "adaptive": {"off": _PLAIN, "on": _setting(adaptive="strategy2+3", replan_every=2)},
+            "faults": _FAULTS,
+            "engine": _ENGINE,
+            "end": _END,
+        },
+        (
+            _NO_ROBUST_SUM,
+            ("links", "open", "sums", "*"),
+            ("adaptive", "*", "uploads", "*"),
+            ("adaptive", "*", "sums", "*"),
+            ("adaptive", "*", "rule", "*"),
+        ),
+    ),
+)  # fmt: skip
+
+
+def _pairs() -> Iterator[Row]:
+    for design in DESIGNS:
+        for levels in pairwise(design):
+            yield design.row(levels)
+
+
+ROWS: Sequence[Row] = (*_methods(), *_codecs(), *_concerns(), *_pairs())
