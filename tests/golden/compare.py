@@ -61,7 +61,8 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
             yield from differences(a, b, f"{place}[{i}]")
         if len(one) != len(other):
             yield f"{place or 'all'}: {len(one)} entries, {len(other)} against"
-    elif type(one) is not type(other) or (one != other and not (one != one and other != other)):
+    # As texts, in which a NaN is what it is.
+    elif json.dumps(one) != json.dumps(other):
         yield f"{place.lstrip('.') or 'all'}: {_short(one)}, {_short(other)} against"
 
 
@@ -192,7 +193,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--against", metavar="COMMIT", help="what is compared with")
     parser.add_argument("--tree", type=Path, default=ROOT, metavar="DIR", help="what is compared (this one)")
-    parser.add_argument("--only", metavar="PATTERN", help="rows whose name or one of whose tags fits: '*sums*'")
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="rows whose name or one of whose tags fits: '*sums*'"
+    )
     parser.add_argument("--list", action="store_true", help="tell the rows and run nothing")
     parser.add_argument("--no-transcripts", action="store_true", help="do not compare messages")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what rows came to in a new folder")

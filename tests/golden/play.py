@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,7 @@ def _parts(row: Row, checkout: Path, transcripts: bool) -> list[dict[str, Any]]:
             if not row.killed or "exit" in first:
                 return [first]
             # It was killed: go on where it left off, in a new process.
-            again = _forked(
-                folder, 1, lambda: _played(row, checkout, folder / "run", resume=True, **common)
-            )
+            again = _forked(folder, 1, lambda: _played(row, checkout, folder / "run", resume=True, **common))
             return [again]
         peers = ",".join(_addresses(row.peers))
         key = {"sd-feel": "edge", "ceps": "site"}[row.app]
@@ -236,7 +234,9 @@ def _node_configs(row: Row, folder: Path) -> list[dict[str, Any]] | None:
         configs = _parties(place, count)
     elif row.data == "tables":
         place.mkdir(exist_ok=True)
-        configs = [{"data": _table(place / f"{i}.csv", 30 + 10 * i, i), "label": "outcome"} for i in range(count)]
+        configs = [
+            {"data": _table(place / f"{i}.csv", 30 + 10 * i, i), "label": "outcome"} for i in range(count)
+        ]
         servers = int(row.settings.get("num-servers", 0)) * (row.settings.get("edge-servers") == "nodes")
         configs += [{} for _ in range(servers)]
     if row.policy:
@@ -253,7 +253,9 @@ def _table(path: Path, samples: int, seed: int) -> str:
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["age", "outcome", "dose"])
-        lines.writerows(zip(age.tolist(), np.where(sick, "sick", "well").tolist(), dose.tolist(), strict=True))
+        lines.writerows(
+            zip(age.tolist(), np.where(sick, "sick", "well").tolist(), dose.tolist(), strict=True)
+        )
     return str(path)
 
 
@@ -313,7 +315,9 @@ def _on_rounds(row: Row, *, kill: bool) -> ExitStack:
         )  # fmt: skip
         stack.enter_context(
             patch.object(
-                InProcessGrid, "get_node_ids", lambda self: [one for one in ids(self) if one not in away(self)]
+                InProcessGrid,
+                "get_node_ids",
+                lambda self: [one for one in ids(self) if one not in away(self)],
             )
         )
     return stack
@@ -338,7 +342,7 @@ def _privacy_log(lines: list[str]) -> ExitStack:
 
 
 def recorded(passed: list[list[Any]]) -> ExitStack:
-    """Keep every message that passes the engine's grid, as ``described``, in the order of the server's calls."""
+    """Keep every message that passes the engine's grid, ``described``, in the order of the server's calls."""
     from hedgerow.sim.engine.grid import InProcessGrid
 
     stack = ExitStack()
@@ -391,7 +395,10 @@ def _value(record: str, key: str, value: Any) -> list[Any]:
         if value and isinstance(value[0], bytes):
             length, text = sum(map(len, value)), _digest(b"".join(value))
         else:
-            length, text = len(value), json.dumps(value) if len(value) <= 4 else _digest(json.dumps(value).encode())
+            length, text = (
+                len(value),
+                json.dumps(value) if len(value) <= 4 else _digest(json.dumps(value).encode()),
+            )
         return ["list", " ".join(kinds), [len(value), length], "random" if is_random else text]
     return [type(value).__name__, "", None, "random" if is_random else repr(value)]
 

@@ -49,8 +49,8 @@ def _train(message: Message, context: Any) -> Message:
 
 def _sd_feel(row: Row, out: Path) -> None:
     from hedgerow.clients import compressed
-    from hedgerow.sim.runs.launch import plan_run
     from hedgerow.sim.runs.app import find_app
+    from hedgerow.sim.runs.launch import plan_run
     from hedgerow.sim.runs.simulate import simulate
     from hedgerow.strategies import Compressed
     from sd_feel import client_app, server_app

@@ -119,8 +119,8 @@ def _methods() -> Iterator[Row]:
     for method in ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox", "fedpaq"):
         yield _row("similarity-free", f"method {method}", "method", settings={"algorithm": method})
     for method in (
-        "fedavg", "fedmud", "fedmud+f", "fedmud+aad", "fedmud+bkd", "fedmud+bkd+f", "fedmud+bkd+aad", "fedlmt",
-        "fedpara", "fedhm", "ef21-p", "fedbat",
+        "fedavg", "fedmud", "fedmud+f", "fedmud+aad", "fedmud+bkd", "fedmud+bkd+f", "fedmud+bkd+aad",
+        "fedlmt", "fedpara", "fedhm", "ef21-p", "fedbat",
     ):  # fmt: skip
         yield _row("fedmud", f"method {method}", "method", settings={"method": method, "num-rounds": 3})
     for method in (
@@ -129,10 +129,13 @@ def _methods() -> Iterator[Row]:
     ):  # fmt: skip
         # No seal: what nodes publish is then in the transcript.
         noise = {"privacy": "sound", "noise-source": "seed"} if method.startswith("dp-dsgt") else {}
-        yield _row("ceps", f"method {method}", "method", settings={"method": method, "sealed": False, **noise})
+        yield _row(
+            "ceps", f"method {method}", "method", settings={"method": method, "sealed": False, **noise}
+        )
     for method in ("hsgd", "c-hsgd", "jfl", "tdcd", "c-tdcd"):
         yield _row(
-            "hsgd", f"method {method}", "method", settings={"method": method, "tdcd": "isolated", "sealed": False}
+            "hsgd", f"method {method}", "method",
+            settings={"method": method, "tdcd": "isolated", "sealed": False},
         )  # fmt: skip
 
 
@@ -170,11 +173,18 @@ def _codecs() -> Iterator[Row]:
     )  # fmt: skip
 
 
-# What is not one of two.
+# Concerns that have many levels, or one of an app alone.
 
 
-def _concerns() -> Iterator[Row]:
-    for rule in ("median", "trimmed-mean(0.3)", "krum(1)", "multi-krum(1,2)", "geometric-median", "clipped(0.5)"):
+def _rules() -> Iterator[Row]:
+    for rule in (
+        "median",
+        "trimmed-mean(0.3)",
+        "krum(1)",
+        "multi-krum(1,2)",
+        "geometric-median",
+        "clipped(0.5)",
+    ):
         yield _row(
             "similarity-free", f"rule {rule}", "robust", settings={"algorithm": "fedavg", "aggregation": rule}
         )  # fmt: skip
@@ -189,6 +199,9 @@ def _concerns() -> Iterator[Row]:
             "num-clients": 33,
         },
     )  # fmt: skip
+
+
+def _learning() -> Iterator[Row]:
     for sync in ("catchup", "dense", "broadcast"):
         yield _row(
             "fedmud", f"sync {sync}", "sync",
@@ -249,15 +262,19 @@ def _concerns() -> Iterator[Row]:
         },
     )  # fmt: skip
     yield _row(
-        "ceps", "logistic", settings={"problem": "logistic", "codec": "dense32", "sparsity": 20, "iterations": 8}
+        "ceps", "logistic",
+        settings={"problem": "logistic", "codec": "dense32", "sparsity": 20, "iterations": 8},
     )  # fmt: skip
-    # Privacy.
+
+
+def _private() -> Iterator[Row]:
     yield _row("ceps", "one-bit with paper's noise", "privacy", settings={"privacy": "paper"})
     for codec in ("1bcs", "dense64"):
         yield _row(
             "ceps", f"{codec} with sound noise", "privacy",
             settings={
-                "codec": codec, "privacy": "sound", "noise-source": "seed", "sigma-rule": "fixed_c", "c": 100.0,
+                "codec": codec, "privacy": "sound", "noise-source": "seed", "sigma-rule": "fixed_c",
+                "c": 100.0,
             },
         )  # fmt: skip
     for method in ("d-psgd-dn", "sgp-dn"):
@@ -272,7 +289,6 @@ def _concerns() -> Iterator[Row]:
             "noise-source": "seed",
         },
     )  # fmt: skip
-    # Sums.
     for app, more in (
         ("sd-feel", {}),
         ("similarity-free", {"algorithm": "fedavg"}),
@@ -287,7 +303,9 @@ def _concerns() -> Iterator[Row]:
         )  # fmt: skip
         if noise is _NOISED_SUMS:
             yield _row(app, "secure sum with noise", "sums", "privacy", settings={**more, **noise})
-    # Nodes.
+
+
+def _nodes() -> Iterator[Row]:
     yield _row(
         "similarity-free", "late nodes", "late", data="tables", late={1: 1, 3: 2},
         settings={**_TABLES, "min-available-nodes": 2, "num-clients": 4, "algorithm": "ef-fedavg"},
@@ -307,8 +325,8 @@ def _concerns() -> Iterator[Row]:
     yield _row(
         "hsgd", "own files", "own data", data="parties",
         settings={
-            "partition": "own", "num-groups": 2, "num-clients": 4, "participation": 0.5, "patients-per-group": 0,
-            "classes": "malignant,benign",
+            "partition": "own", "num-groups": 2, "num-clients": 4, "participation": 0.5,
+            "patients-per-group": 0, "classes": "malignant,benign",
         },
     )  # fmt: skip
     yield _row(
@@ -334,8 +352,8 @@ def _concerns() -> Iterator[Row]:
     yield _row(
         "fedmud", "faulty federation", "faults",
         faults={
-            "fault-dropout": 0.1, "fault-delay": "uniform:1,5", "fault-stragglers": "0", "fault-slowdown": 10.0,
-            "fault-crash": "3:6", "fault-corrupt": "keys", "fault-corrupt-rate": 0.1,
+            "fault-dropout": 0.1, "fault-delay": "uniform:1,5", "fault-stragglers": "0",
+            "fault-slowdown": 10.0, "fault-crash": "3:6", "fault-corrupt": "keys", "fault-corrupt-rate": 0.1,
         },
         settings={"num-rounds": 6, "round-timeout": 20.0},
     )  # fmt: skip
@@ -356,7 +374,9 @@ def _concerns() -> Iterator[Row]:
     yield _row("ceps", "stragglers", "stragglers", settings={"stragglers": True, "participation": 0.4})
     yield _row("sd-feel", "budget of bits", "budget", settings={"stop-after": "bits=2000000"})
     yield _row("ceps", "tolerance and budget", "budget", settings={"stop-after": "iterations=7"})
-    # Who works on the messages, and whether to the end.
+
+
+def _engines() -> Iterator[Row]:
     for app in _BASE:
         for workers in (0, 2):
             yield _row(
@@ -389,8 +409,8 @@ class Design:
     base : dict
         Settings beside the app's base.
     factors : dict
-        Of each concern its levels by name; the first is without it. A level is what it changes of a row, under
-        the names of the row's fields.
+        Of each concern its levels by name; the first is without it. A level is what it changes of a row,
+        under the names of the row's fields.
     refused : tuple of (concern, level, concern, level)
         Pairs that the app refuses, "*" being any level but the first. Each must be refused indeed.
     """
@@ -402,10 +422,8 @@ class Design:
 
     def is_refused(self, one: tuple[str, str], other: tuple[str, str]) -> bool:
         """Whether two levels, (concern, level) each, do not go together."""
-        return any(
-            self._is(one, a, b) and self._is(other, c, d) or self._is(other, a, b) and self._is(one, c, d)
-            for a, b, c, d in self.refused
-        )
+        both = ((one, other), (other, one))
+        return any(self._is(x, a, b) and self._is(y, c, d) for a, b, c, d in self.refused for x, y in both)
 
     def _is(self, level: tuple[str, str], concern: str, name: str) -> bool:
         first = next(iter(self.factors[concern]))
@@ -415,7 +433,9 @@ class Design:
         """All pairs of levels that go together."""
         levels = [(concern, level) for concern, names in self.factors.items() for level in names]
         return {
-            frozenset((a, b)) for a, b in combinations(levels, 2) if a[0] != b[0] and not self.is_refused(a, b)
+            frozenset((a, b))
+            for a, b in combinations(levels, 2)
+            if a[0] != b[0] and not self.is_refused(a, b)
         }
 
     def row(self, levels: Mapping[str, str]) -> Row:
@@ -530,8 +550,12 @@ DESIGNS = (
         "ceps",
         {"sigma-rule": "fixed_c", "c": 100.0, "noise-source": "seed"},
         {
-            "codec": {"1bcs": _PLAIN, "sparse": _setting(codec="sparse32"), "dense": _setting(codec="dense64")},
-            "privacy": {"none": _PLAIN, "paper": _setting(privacy="paper"), "sound": _setting(privacy="sound")},
+            "codec": {
+                "1bcs": _PLAIN, "sparse": _setting(codec="sparse32"), "dense": _setting(codec="dense64"),
+            },
+            "privacy": {
+                "none": _PLAIN, "paper": _setting(privacy="paper"), "sound": _setting(privacy="sound"),
+            },
             "links": {"sealed": _PLAIN, "open": _setting(sealed=False)},
             "rule": _RULE,
             "neighbours": {"drawn": _PLAIN, "first": _setting(stragglers=True)},
@@ -578,4 +602,13 @@ def _pairs() -> Iterator[Row]:
             yield design.row(levels)
 
 
-ROWS: Sequence[Row] = (*_methods(), *_codecs(), *_concerns(), *_pairs())
+ROWS: Sequence[Row] = (
+    *_methods(),
+    *_codecs(),
+    *_rules(),
+    *_learning(),
+    *_private(),
+    *_nodes(),
+    *_engines(),
+    *_pairs(),
+)
