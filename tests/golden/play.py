@@ -239,6 +239,9 @@ def _node_configs(row: Row, folder: Path) -> list[dict[str, Any]] | None:
         ]
         servers = int(row.settings.get("num-servers", 0)) * (row.settings.get("edge-servers") == "nodes")
         configs += [{} for _ in range(servers)]
+        if row.settings.get("clusters") == "group":
+            for i, config in enumerate(configs):
+                config["group"] = f"place {i % int(row.settings['num-servers'])}"
     if row.policy:
         for i, config in enumerate(configs):
             (place / f"policy{i}.toml").write_text(row.policy.replace("ledger.", f"ledger{i}."))

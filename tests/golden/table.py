@@ -207,10 +207,20 @@ def _learning() -> Iterator[Row]:
             "fedmud", f"sync {sync}", "sync",
             settings={"sync": sync, "clients-per-round": 2, "num-rounds": 5, "reset-interval": 2},
         )  # fmt: skip
-    yield _row("fedmud", "bias and batches", settings={"measure-bias": True, "weighting": "num-batches"})
+    yield _row(
+        "fedmud",
+        "bias and batches",
+        settings={
+            "measure-bias": True,
+            "weighting": "num-batches",
+            "augmentation": "flips",
+            "precision": "bf16",
+        },
+    )
     yield _row(
         "fedmud", "layout tiled and tight of layers",
-        settings={"layout": "tiled", "tight": True, "budget": "layer", "method": "fedmud+bkd"},
+        settings={"layout": "tiled", "tight": True, "budget": "layer", "method": "fedmud+bkd",
+            "augmentation": "crops-and-flips", "training-mode": "stack"},
     )  # fmt: skip
     yield _row(
         "fedmud", "cnn4 in convolutions", settings={
@@ -223,10 +233,20 @@ def _learning() -> Iterator[Row]:
             "similarity-free", f"schedule {schedule}", "schedule",
             settings={"schedule": schedule, "schedule-drives": "round", "decay-stage": 2},
         )  # fmt: skip
-    yield _row("similarity-free", "augmentation", settings={"augmentation": "crops-and-flips"})
+    yield _row(
+        "similarity-free", "crops in a stack",
+        settings={"augmentation": "crops-and-flips", "training-mode": "stack"},
+    )  # fmt: skip
+    yield _row("similarity-free", "flips in bf16", settings={"augmentation": "flips", "precision": "bf16"})
+    yield _row(
+        "similarity-free", "fresh inner batches", settings={"algorithm": "ef-fedprox", "inner-batch": "fresh"}
+    )  # fmt: skip
     for adaptive in ("observe", "strategy2", "strategy2+3"):
         yield _row(
-            "hsgd", f"adaptive {adaptive}", "adaptive", settings={"adaptive": adaptive, "replan-every": 2}
+            "hsgd", f"adaptive {adaptive}", "adaptive", settings={
+                "adaptive": adaptive, "replan-every": 2,
+                "probe-aggregate": "mean" if adaptive == "observe" else "max",
+            },
         )  # fmt: skip
     yield _row(
         "hsgd", "merged TDCD with a clock", "clock",
@@ -248,8 +268,17 @@ def _learning() -> Iterator[Row]:
         settings={"topology": "complete", "num-servers": 3, "exact-if-complete": True},
     )  # fmt: skip
     yield _row("sd-feel", "lenet in a loop", settings={"model": "lenet", "training-mode": "loop", "seed": 7})
-    yield _row("sd-feel", "lenet in a stack", settings={"model": "lenet", "training-mode": "stack"})
-    yield _row("sd-feel", "lasting stragglers", "stragglers", settings={"stragglers": "lasting(0.4,5)"})
+    yield _row(
+        "sd-feel",
+        "lenet in a stack",
+        settings={"model": "lenet", "training-mode": "stack", "latency-preset": "paper-text"},
+    )
+    yield _row(
+        "sd-feel",
+        "lasting stragglers",
+        "stragglers",
+        settings={"stragglers": "lasting(0.4,5)", "latency-preset": "cifar-large"},
+    )
     for topology in ("directed-ring", "one-peer-exponential"):
         yield _row(
             "ceps", f"sgp on {topology}", "gossip",
@@ -268,7 +297,9 @@ def _learning() -> Iterator[Row]:
 
 
 def _private() -> Iterator[Row]:
-    yield _row("ceps", "one-bit with paper's noise", "privacy", settings={"privacy": "paper"})
+    yield _row(
+        "ceps", "one-bit with paper's noise", "privacy", settings={"privacy": "paper", "noise-source": "seed"}
+    )
     for codec in ("1bcs", "dense64"):
         yield _row(
             "ceps", f"{codec} with sound noise", "privacy",
@@ -314,6 +345,7 @@ def _nodes() -> Iterator[Row]:
         "sd-feel", "late nodes", "late", data="tables", late={7: 1},
         settings={**_TABLES, "min-available-nodes": 7},
     )  # fmt: skip
+    yield _row("sd-feel", "groups", "own data", data="tables", settings={**_TABLES, "clusters": "group"})
     yield _row(
         "fedmud", "late nodes", "late", data="tables", late={2: 2},
         settings={**_TABLES, "min-available-nodes": 4, "method": "fedavg"},
@@ -368,7 +400,8 @@ def _nodes() -> Iterator[Row]:
     )  # fmt: skip
     yield _row("similarity-free", "divergence", "guard", settings={"fixed-c": 1e9, "algorithm": "fedavg"})
     yield _row(
-        "sd-feel", "bounds", "guard", settings={"max-weight-ratio": 1.0, "max-update-norm-ratio": 1.0}
+        "sd-feel", "bounds", "guard",
+        settings={"max-weight-ratio": 1.0, "max-update-norm-ratio": 1.0, "precision": "bf16"},
     )  # fmt: skip
     yield _row("sd-feel", "refused settings", settings={"topology": "moebius", "tau1": 3})
     yield _row("ceps", "stragglers", "stragglers", settings={"stragglers": True, "participation": 0.4})
