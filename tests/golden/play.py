@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,21 @@ from table import Row
 # Of a row; the slowest takes some ten.
 PATIENCE = 120.0
 # What the run folder says of itself that is no result.
-_SECONDS = ("wall_seconds", "wall-seconds")
+_SECONDS = (
+    "wall_seconds",
+    "wall-seconds",
+    "gossip-seconds",
+    "model-exchange-seconds",
+    "link-send-seconds",
+    "link-wait-seconds",
+)
 _LEDGER = ("bits", "payload_bytes", "by_link")
 _CLOCK = ("sim_seconds",)
 _PRIVACY = ("epsilon", "delta", "releases", "unprotected", "privacy")
-# Records and keys whose values are drawn from the operating system, or sealed or masked with what is: of
-# these the length alone is compared.
-RANDOM: tuple[tuple[str, str], ...] = ()
+# Records and keys, "*" being any, whose bytes are masked, or sealed with keys, of the operating system's: of
+# these the length alone is compared. Of the second lot where links are sealed.
+MASKED = (("masked", "masked"), ("shares", "*"), ("config", "sealed"))
+SEALED = (("sealed", "*"), ("payload", "*"), ("bundle", "*"), ("config", "labels"))
 
 
 def main() -> None:
@@ -178,7 +186,8 @@ def _played(
     with ExitStack() as stack:
         stack.enter_context(_privacy_log(privacy))
         if transcripts:
-            stack.enter_context(recorded(passed))
+            sealed = row.app in ("ceps", "hsgd") and row.settings.get("sealed", True)
+            stack.enter_context(recorded(passed, (*MASKED, *SEALED) if sealed else MASKED))
         if row.late or row.killed:
             stack.enter_context(_on_rounds(row, kill=not resume))
         try:
@@ -187,7 +196,8 @@ def _played(
         except BaseException as error:
             text = str(error).replace(str(out.parent), "OUT").strip()
             exit_code = 2 if type(error).__name__ in ("SettingsError", "RunFolderError") else 1
-            first = f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+            # The settings' error begins with a heading.
+            first = f"{type(error).__name__}: {' '.join(text.splitlines()[:2])}"
             traceback.print_exc()
     _check_origins(checkout)
     if not told["there"]:
@@ -344,7 +354,7 @@ def _privacy_log(lines: list[str]) -> ExitStack:
     return stack
 
 
-def recorded(passed: list[list[Any]]) -> ExitStack:
+def recorded(passed: list[list[Any]], random: Sequence[tuple[str, str]] = ()) -> ExitStack:
     """Keep every message that passes the engine's grid, ``described``, in the order of the server's calls."""
     from hedgerow.sim.engine.grid import InProcessGrid
 
@@ -355,13 +365,13 @@ def recorded(passed: list[list[Any]]) -> ExitStack:
         messages = list(messages)
         for message in messages:
             meta = message.metadata
-            passed.append(described("->", meta.dst_node_id, message, self))
+            passed.append(described("->", meta.dst_node_id, message, self, random))
         return push(self, messages)
 
     def pulled(self: Any, message_ids: Any) -> Any:
         replies = pull(self, message_ids)
         for reply in replies:
-            passed.append(described("<-", reply.metadata.src_node_id, reply, self))
+            passed.append(described("<-", reply.metadata.src_node_id, reply, self, random))
         return replies
 
     stack.enter_context(patch.object(InProcessGrid, "push_messages", pushed))
@@ -369,7 +379,9 @@ def recorded(passed: list[list[Any]]) -> ExitStack:
     return stack
 
 
-def described(way: str, node_id: int, message: Any, grid: Any) -> list[Any]:
+def described(
+    way: str, node_id: int, message: Any, grid: Any, random: Sequence[tuple[str, str]]
+) -> list[Any]:
     """Return (round, way, partition, message type, records, bytes of arrays) of a message."""
     meta = message.metadata
     node = grid._node(node_id)
@@ -378,15 +390,17 @@ def described(way: str, node_id: int, message: Any, grid: Any) -> list[Any]:
         return [*head, {"error": [message.error.code, message.error.reason]}, 0]
     records, size = {}, 0
     for name, record in message.content.items():
-        values = {key: _value(name, key, value) for key, value in record.items()}
+        values = {
+            key: _value(value, any(r in ("*", name) and k in ("*", key) for r, k in random))
+            for key, value in record.items()
+        }
         size += sum(value[2] for value in values.values() if value[0] == "array")
         records[name] = [type(record).__name__, values]
     return [*head, records, size]
 
 
-def _value(record: str, key: str, value: Any) -> list[Any]:
-    """Return what a value is; of an array (kind, dtype and shape, bytes, digest)."""
-    is_random = any(r in ("*", record) and k in ("*", key) for r, k in RANDOM)
+def _value(value: Any, is_random: bool) -> list[Any]:
+    """Return what a value is: (kind, dtype and shape, bytes, digest)."""
     if hasattr(value, "numpy"):
         held = np.ascontiguousarray(value.numpy())
         shape = f"{value.dtype}{tuple(value.shape)} {value.stype}"
@@ -403,7 +417,7 @@ def _value(record: str, key: str, value: Any) -> list[Any]:
                 json.dumps(value) if len(value) <= 4 else _digest(json.dumps(value).encode()),
             )
         return ["list", " ".join(kinds), [len(value), length], "random" if is_random else text]
-    return [type(value).__name__, "", None, "random" if is_random else repr(value)]
+    return [type(value).__name__, "", None, repr(value)]
 
 
 def _digest(data: bytes) -> str:
