@@ -193,7 +193,7 @@ def _rules() -> Iterator[Row]:
     for rule in ("median", "trimmed-mean(0.3)", "clipped(0.5)"):
         yield _row("ceps", f"rule {rule}", "robust", settings={"aggregation": rule, "codec": "dense64"})
     yield _row("fedmud", "rule geometric-median", "robust", settings={"aggregation": "geometric-median"})
-    yield _row("sd-feel", "rule krum(1)", "robust", settings={"aggregation": "krum(1)"})
+    yield _row("sd-feel", "rule krum(1)", "robust", settings={"aggregation": "krum(1)", "num-clients": 10})
     yield _row(
         "hsgd", "rules of groups and devices", "robust",
         settings={
@@ -326,13 +326,13 @@ def _private() -> Iterator[Row]:
         ("sd-feel", {}),
         ("similarity-free", {"algorithm": "fedavg"}),
         ("fedmud", {"method": "fedmud+aad"}),
-        ("hsgd", {}),
+        ("hsgd", {"num-groups": 5, "num-clients": 10}),
     ):
         noise = _NOISED_SUMS if app != "hsgd" else _SUMS
         yield _row(app, "secure sum", "sums", settings={**more, **_SUMS})
         yield _row(
             app, "secure sum with dropped nodes", "sums", "faults", settings={**more, **_SUMS},
-            faults={"fault-crash": "1:6"},
+            faults={"fault-crash": "9:6" if app == "hsgd" else "1:6"},
         )  # fmt: skip
         if noise is _NOISED_SUMS:
             yield _row(app, "secure sum with noise", "sums", "privacy", settings={**more, **noise})
@@ -522,7 +522,7 @@ DESIGNS = (
         {
             "edges": {"emulated": _PLAIN, "nodes": _setting(edge_servers="nodes")},
             "sums": _SUMMED,
-            "rule": _RULE,
+            "rule": {"mean": _PLAIN, "robust": _setting(aggregation="clipped(0.5)")},
             "faults": _FAULTS,
             "rounds": {"together": _PLAIN, "asynchronous": _setting(edge_rounds="asynchronous")},
             "stragglers": {"none": _PLAIN, "some": _setting(stragglers="transient(0.5,3)")},
@@ -600,9 +600,9 @@ DESIGNS = (
     ),
     Design(
         "hsgd",
-        {"training-mode": "loop", "patients-per-group": 8, "participation": 0.5},
+        {"training-mode": "loop", "num-groups": 4, "num-clients": 8, "patients-per-group": 8, "participation": 0.5},
         {
-            "layout": {"edges": _PLAIN, "devices": _setting(layout="devices", num_clients=27)},
+            "layout": {"edges": _PLAIN, "devices": _setting(layout="devices", num_clients=36)},
             "links": {"sealed": _PLAIN, "open": _setting(sealed=False)},
             "sums": {"clear": _PLAIN, "masked": _setting(secure_sum=True, sum_min_devices=3)},
             "rule": _RULE,
