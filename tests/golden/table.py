@@ -96,7 +96,7 @@ _BASE: Mapping[str, Settings] = {
 # One table a node, two classes.
 _TABLES = {"partition": "own", "classes": "well,sick", "model": "logistic"}
 _SUMS: dict[str, Any] = {"secure-sum": True}
-_NOISED_SUMS = {**_SUMS, "upload-clip": 1.0, "upload-noise-multiplier": 0.5, "noise-source": "seed"}
+_NOISED_SUMS = {**_SUMS, "upload-clip": 0.1, "upload-noise-multiplier": 0.5, "noise-source": "seed"}
 # What every simulated node may be asked, with a ledger of its own.
 _POLICY = 'max-seconds = 600.0\nmax-hellos = 8\nshare-state = true\nmonitor = true\nledger = "ledger.jsonl"\n'
 _SUMS_ALONE = 'secure-sums = "required"\nledger = "ledger.jsonl"\n'
@@ -600,7 +600,10 @@ DESIGNS = (
     ),
     Design(
         "hsgd",
-        {"training-mode": "loop", "num-groups": 4, "num-clients": 8, "patients-per-group": 8, "participation": 0.5},
+        {
+            "training-mode": "loop", "num-groups": 4, "num-clients": 8, "patients-per-group": 8,
+            "participation": 0.5,
+        },
         {
             "layout": {"edges": _PLAIN, "devices": _setting(layout="devices", num_clients=36)},
             "links": {"sealed": _PLAIN, "open": _setting(sealed=False)},
