@@ -38,7 +38,7 @@ _LONGEST = 160
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a row: ``equal``, ``differs`` or ``not there``, and why."""
+    """What became of a row: ``equal``, ``differs`` or ``not there``, and why, or the error of both sides."""
 
     row: str
     state: str
@@ -77,13 +77,20 @@ def verdict(row: Row, one: Mapping[str, Any], other: Mapping[str, Any]) -> Verdi
         for part in played_["parts"]:
             if part.get("there") is False:
                 return Verdict(row.name, "not there", first=f"{part['why']} in {side}")
+    ends = [part.get("exit", ["killed", ""]) for side in (one, other) for part in side["parts"]]
+    for end in ends:
+        # Nothing was compared, though both sides may have come to the same nothing.
+        if end[0] in ("timeout", "broken", "killed"):
+            return Verdict(row.name, "differs", ("exit",), f"{end[0]}: {end[1]}")
     found: dict[str, str] = {}
     parts = list(zip(one["parts"], other["parts"], strict=True))
     for aspect in ASPECTS:
         for a, b in parts:
             if (first := next(differences(a.get(aspect), b.get(aspect), aspect), None)) is not None:
                 found.setdefault(aspect, first)
-    return Verdict(row.name, "differs" if found else "equal", tuple(found), next(iter(found.values()), ""))
+    # A row that both sides end with the same error says so.
+    error = next((end[1] for end in ends if end[0]), "")
+    return Verdict(row.name, "differs" if found else "equal", tuple(found), next(iter(found.values()), error))
 
 
 # Two checkouts

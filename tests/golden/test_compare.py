@@ -107,6 +107,16 @@ def test_a_run_that_fails_on_one_side_is_told_by_its_error(came_to: dict[str, An
     assert "TooFewRepliesError" in "\n".join(differences([0, ""], failed["parts"][0]["exit"]))
 
 
+@pytest.mark.parametrize("end", [{"exit": ["timeout", "long"]}, {"killed": 9}, {"exit": ["broken", "?"]}])
+def test_a_run_that_neither_side_ended_is_not_equal(end: dict[str, Any]) -> None:
+    assert verdict(SMALL, {"parts": [end]}, {"parts": [end]}).state == "differs"
+
+
+def test_an_error_that_both_sides_have_is_told() -> None:
+    failed = {"parts": [{"there": True, "exit": [1, "TooFewRepliesError: round 2"]}]}
+    assert str(verdict(SMALL, failed, failed)).endswith("equal (TooFewRepliesError: round 2)")
+
+
 def test_a_nan_is_equal_to_a_nan_and_to_no_number() -> None:
     assert not list(differences({"a": [float("nan")]}, {"a": [float("nan")]}))
     assert list(differences({"a": [float("nan")]}, {"a": [1.0]})) == ["a[0]: NaN, 1.0 against"]
