@@ -6,6 +6,7 @@ forked for it, so that none sees what another left behind.
 """
 
 import csv
+import ctypes
 import gc
 import hashlib
 import importlib
@@ -32,6 +33,7 @@ from table import Row
 
 # Of a row; the slowest takes some ten.
 PATIENCE = 120.0
+_PR_SET_PDEATHSIG = 1
 # What the run folder says of itself that is no result.
 _SECONDS = (
     "wall_seconds",
@@ -132,6 +134,8 @@ def _fork(folder: Path, number: int, work: Callable[[], dict[str, Any]]) -> int:
     code = 1
     try:
         os.setpgid(0, 0)
+        # It ends when the player is killed.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with (folder / f"log{number}").open("w") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
