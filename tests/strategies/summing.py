@@ -45,7 +45,10 @@ def _train(call: Call) -> RecordDict:
 
 def app(train: Callable[[Call], RecordDict] = _train) -> BatchClientApp:
     introduction = whoami(lambda context: examples(int(context.node_config["partition-id"])))
-    return BatchClientApp({**masked_sum_handlers(each(train)), WHOAMI: introduction})
+    steps = masked_sum_handlers(
+        each(train), beside=lambda call: {"num-steps": int(call.content["config"]["local-steps"])}
+    )
+    return BatchClientApp({**steps, WHOAMI: introduction})
 
 
 class LossyGrid(RecordingGrid):
