@@ -573,7 +573,9 @@ DESIGNS = (
             "rule": _RULE,
             "faults": _FAULTS,
             "weights": {"examples": _PLAIN, "uniform": _setting(weighting="uniform")},
-            "data": _OWN,
+            "data": {
+                "dealt": _PLAIN, "own": {"data": "tables", "settings": {**_TABLES, "skip-back": 0}},
+            },
             "engine": _ENGINE,
             "end": _END,
         },
