@@ -112,12 +112,19 @@ class AppCase:
     def loaded(self) -> LoadedApp:
         return load_app(self.folder)
 
-    def run(self, parent: Path, *, strict: bool = False, **changes: Any) -> list[dict[str, Any]]:
+    def run(
+        self,
+        parent: Path,
+        *,
+        strict: bool = False,
+        node_configs: list[dict[str, Any]] | None = None,
+        **changes: Any,
+    ) -> list[dict[str, Any]]:
         """Run with changed settings; return the rounds, without what they took in real seconds."""
         before = set(parent.iterdir())
         overrides = [f"{key}={json.dumps(value)}" for key, value in {**self.small, **changes}.items()]
         plan = plan_run(self.spec, [*overrides, f"output-dir={json.dumps(str(parent))}"])
-        run_app(self.loaded, plan, strict=strict)
+        run_app(self.loaded, plan, strict=strict, node_configs=node_configs)
         (folder,) = set(parent.iterdir()) - before
         rounds = read_rounds(folder)
         assert all(record.pop("wall_seconds") >= 0 for record in rounds)

@@ -12,11 +12,13 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from tests.flower_apps.cases import CASES, CEPS, FEDMUD, HSGD, SD_FEEL, SIMILARITY_FREE, AppCase
+from tests.flower_apps.hsgd_own import files
 from tests.wire.fuzzing import Rng, pick
 
 from hedgerow.strategies.hsgd.groups import PairingError
 from hedgerow.strategies.roster import RosterError
 from hedgerow.strategies.rounds import TooFewRepliesError
+from hedgerow.tasks import load_vertical, write_split
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.records import to_record, view
 
@@ -268,8 +270,9 @@ THOROUGH = {
 }
 
 
-def check_all(name: str, tmp_path: Path, ways: Callable[[int], Iterator[str]]) -> None:
-    case, changes = THOROUGH[name]
+def check_all(
+    case: AppCase, changes: Mapping[str, Any], tmp_path: Path, ways: Callable[[int], Iterator[str]]
+) -> None:
     told = records_told(case, tmp_path / "honest", changes)
     assert len(told) >= 3
     for number, (kind, record) in enumerate(told):
@@ -290,10 +293,25 @@ def check_all(name: str, tmp_path: Path, ways: Callable[[int], Iterator[str]]) -
 @pytest.mark.parametrize("name", QUICK)
 def test_no_reply_ends_a_run_and_it_costs_its_node_alone(name: str, tmp_path: Path) -> None:
     first, *ways = SPOILT
-    check_all(name, tmp_path, lambda number: iter([first, ways[number % len(ways)]]))
+    check_all(*QUICK[name], tmp_path, lambda number: iter([first, ways[number % len(ways)]]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", THOROUGH)
 def test_no_record_of_any_reply_ends_a_run_however_it_is_spoilt(name: str, tmp_path: Path) -> None:
-    check_all(name, tmp_path, lambda number: iter(SPOILT))
+    check_all(*THOROUGH[name], tmp_path, lambda number: iter(SPOILT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [SD_FEEL, HSGD], ids=lambda case: case.name)
+def test_no_reply_about_local_data_ends_a_run(case: AppCase, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"partition": "own", "standardise": "federated"}
+    if case is HSGD:
+        configs = files(tmp_path / "parties", 12, 2, "devices")
+        own |= {"num-groups": 2, "iterations": 4, "classes": ",".join(load_vertical("breast-cancer").classes)}
+    else:
+        write_split("mnist-5k", tmp_path / "parties", 6, "iid")
+        configs = [{"data": str(tmp_path / "parties" / f"node-{i}.npz")} for i in range(6)]
+        own |= {"iterations": 4, "classes": "10", "model": "logistic"}
+    own |= {"num-clients": len(configs), "node_configs": configs}
+    check_all(case, own, tmp_path, lambda number: iter(SPOILT))
