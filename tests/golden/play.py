@@ -39,6 +39,7 @@ _SECONDS = (
     "wall_seconds",
     "wall-seconds",
     "gossip-seconds",
+    "site-seconds",
     "model-exchange-seconds",
     "link-send-seconds",
     "link-wait-seconds",

@@ -226,7 +226,7 @@ def _learning() -> Iterator[Row]:
     )  # fmt: skip
     yield _row(
         "fedmud", "cnn4 in convolutions", settings={
-            "model": "cnn4", "method": "fedlmt", "view": "convolutions", "num-rounds": 1, "num-clients": 3,
+            "model": "cnn4", "method": "fedlmt", "view": "convolutions", "num-rounds": 1, "num-clients": 8,
             "clients-per-round": 2, "batch-size": 500, "train-loss-samples": 100, "evaluate-every": 1,
         },
     )  # fmt: skip
@@ -246,7 +246,7 @@ def _learning() -> Iterator[Row]:
     for adaptive in ("observe", "strategy2", "strategy2+3"):
         yield _row(
             "hsgd", f"adaptive {adaptive}", "adaptive", settings={
-                "adaptive": adaptive, "replan-every": 1,
+                "adaptive": adaptive, "replan-every": 1, "probe-steps": 2, "probe-batches": 2,
                 "probe-aggregate": "mean" if adaptive == "observe" else "max",
             },
         )  # fmt: skip
@@ -618,7 +618,10 @@ DESIGNS = (
             "encodings": {
                 "plain": _PLAIN, "noised": _setting(clip=1.0, noise_multiplier=0.5, noise_source="seed"),
             },
-            "adaptive": {"off": _PLAIN, "on": _setting(adaptive="strategy2+3", replan_every=1)},
+            "adaptive": {
+                "off": _PLAIN,
+                "on": _setting(adaptive="strategy2+3", replan_every=1, probe_steps=2, probe_batches=2),
+            },
             "faults": _FAULTS,
             "engine": _ENGINE,
             "end": _END,
