@@ -83,7 +83,8 @@ class AppCase:
 
     ``bad`` has a bad value of each key; ``late`` are keys that are judged together with others; ``small`` is
     a run of a second or two, of ``rounds`` rounds where they are known; ``method`` is the key that names one
-    of ``methods``, ``learnt`` what the title says is learnt.
+    of ``methods``, ``learnt`` what the title says is learnt; ``repeats`` is whether a round that fails is made
+    again.
     """
 
     name: str
@@ -95,6 +96,7 @@ class AppCase:
     rounds: Mapping[str, int]
     late: frozenset[str] = field(default_factory=frozenset)
     learnt: str = "mnist-5k"
+    repeats: bool = True
 
     @cached_property
     def folder(self) -> Path:
@@ -270,7 +272,8 @@ FEDMUD = AppCase(
         "num-clients": 4,
         "clients-per-round": 2,
         "num-rounds": 3,
-        "batch-size": 64,
+        "batch-size": 250,
+        "training-mode": "loop",
         "model": "mlp",
         "skip-front": 0,
         "ratio": 0.25,
@@ -359,6 +362,7 @@ CEPS = AppCase(
     methods=_CEPS,
     rounds={},
     learnt="linear",
+    repeats=False,
 )
 
 HSGD = AppCase(

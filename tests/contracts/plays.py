@@ -1,0 +1,178 @@
+"""Small runs of every method, and what they come to."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from flwr.app import Error, Message, RecordDict
+from tests.flower_apps.cases import CASES, AppCase
+
+from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim.runs.launch import run_app
+from hedgerow.sim.runs.plan import plan_run, resumed_config
+from hedgerow.sim.runs.recorder import RunRecorder, read_rounds
+
+__all__ = ["METHODS", "Interrupted", "Method", "Passed", "Played", "interrupted", "passing", "play"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method or baseline: an app, and the name that it has there."""
+
+    case: AppCase
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.case.name}-{self.name}"
+
+
+METHODS = tuple(Method(case, name) for case in CASES for name in case.methods)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a run left.
+
+    Parameters
+    ----------
+    folder : Path
+        Its folder.
+    rounds : list of dict
+        Its rounds, without real seconds.
+    model : dict of str to ndarray
+        The last global model; empty where the models stay on the nodes.
+    """
+
+    folder: Path
+    rounds: list[dict[str, Any]]
+    model: dict[str, np.ndarray]
+
+    @property
+    def learnt(self) -> Any:
+        """The bits of the model, and what each round's evaluation saw of it."""
+        bits = {key: (array.dtype.str, array.shape, array.tobytes()) for key, array in self.model.items()}
+        return bits, [(record["round"], record["central"]) for record in self.rounds]
+
+    @property
+    def all(self) -> Any:
+        """What it learnt, and all that it recorded: traffic, simulated time, metrics, losses of replies."""
+        return self.learnt, self.rounds
+
+
+def play(
+    method: Method, parent: Path, *, strict: bool = False, resume: Path | None = None, **changes: Any
+) -> Played:
+    """Run a method in a new folder of ``parent``, or go on with the run in ``resume``."""
+    case = method.case
+    before = set(parent.iterdir())
+    settings = {**case.small, case.method: method.name, "quiet": True, **changes}
+    overrides = resumed_config(case.spec, str(resume)) if resume is not None else []
+    overrides += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    plan = plan_run(case.spec, [*overrides, f"output-dir={json.dumps(str(parent))}"])
+    run_app(case.loaded, plan, strict=strict)
+    (folder,) = {resume} if resume is not None else set(parent.iterdir()) - before
+    return read(folder)
+
+
+def read(folder: Path) -> Played:
+    """Read what a run left."""
+    rounds = read_rounds(folder)
+    for record in rounds:
+        del record["wall_seconds"]
+    model = {}
+    if (folder / "model.npz").exists():
+        with np.load(folder / "model.npz") as arrays:
+            model = {key: arrays[key] for key in sorted(arrays.files)}
+    return Played(folder, rounds, model)
+
+
+class Interrupted(BaseException):
+    """A run is over before its end, as by a signal."""
+
+
+@contextmanager
+def interrupted(after: int) -> Iterator[None]:
+    """Interrupt a run when a round has been recorded."""
+    real = RunRecorder.on_round_end
+
+    def on_round_end(self: Any, end: Any) -> None:
+        real(self, end)
+        if end.round == after:
+            raise Interrupted
+
+    with patch.object(RunRecorder, "on_round_end", on_round_end):
+        yield
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An instruction and its reply, as the server is handed it.
+
+    Parameters
+    ----------
+    number : int
+        How many of the message type the node has answered before.
+    partition : int
+        The node's.
+    kind : str
+        The message type.
+    instruction : Message
+        What the node was sent.
+    reply : Message
+        What it replied; an error in place of a content where it failed.
+    """
+
+    number: int
+    partition: int
+    kind: str
+    instruction: Message
+    reply: Message
+
+
+@contextmanager
+def passing(
+    change: Callable[[Passed], RecordDict | Error | None] = lambda passed: None,
+) -> Iterator[list[Passed]]:
+    """List all that passes a grid, in the order in which replies are pulled.
+
+    What ``change`` returns takes the place of a reply's content: another content, or an error.
+    """
+    passed: list[Passed] = []
+    sent: dict[str, Message] = {}
+    answered: dict[tuple[int, str], int] = {}
+    push, pull = InProcessGrid.push_messages, InProcessGrid.pull_messages
+
+    def pushed(self: InProcessGrid, messages: Any) -> Any:
+        messages = list(messages)
+        ids = list(push(self, messages))
+        sent.update(zip(ids, messages, strict=True))
+        return ids
+
+    def pulled(self: InProcessGrid, message_ids: Any) -> list[Message]:
+        replies = []
+        for original in pull(self, message_ids):
+            reply = original
+            instruction = sent[reply.metadata.reply_to_message_id]
+            node = self._node(instruction.metadata.dst_node_id)
+            partition = -1 if node is None else node.partition_id
+            kind = instruction.metadata.message_type
+            number = answered.get((partition, kind), 0)
+            answered[partition, kind] = number + 1
+            one = Passed(number, partition, kind, instruction, reply)
+            if (changed := change(one)) is not None:
+                reply = Message(changed, reply_to=instruction)
+                one = Passed(number, partition, kind, instruction, reply)
+            passed.append(one)
+            replies.append(reply)
+        return replies
+
+    with (
+        patch.object(InProcessGrid, "push_messages", pushed),
+        patch.object(InProcessGrid, "pull_messages", pulled),
+    ):
+        yield passed

@@ -1,0 +1,256 @@
+"""What every method and baseline must satisfy, whatever its paper says."""
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ConfigRecord, Error, RecordDict
+from tests.contracts.plays import METHODS, Interrupted, Method, Passed, Played, interrupted, passing, play
+
+from hedgerow.clients import BatchClientApp
+from hedgerow.strategies import TooFewRepliesError
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.records import payload_bytes, view
+
+
+def _each(methods: Iterable[Method]) -> pytest.MarkDecorator:
+    # A method's tests share the run that nothing disturbs, and so the process.
+    rows = [pytest.param(method, marks=pytest.mark.xdist_group(str(method))) for method in methods]
+    return pytest.mark.parametrize("method", rows, ids=str)
+
+
+every_method = _each(METHODS)
+# Of methods whose nodes meet when they decide, a round is an event: it is never made again.
+every_repeating_method = _each(method for method in METHODS if method.case.repeats)
+
+# What is booked nowhere: introductions, looks of the monitor, which a real run cannot take, and evaluation by
+# nodes, which the papers do not count.
+UNBOOKED = ("query.whoami", "query.pair", "query.monitor", "evaluate")
+
+Plain = Callable[[Method], Played]
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """A method's run that nothing disturbs, made once."""
+    known: dict[str, Played] = {}
+
+    def run(method: Method) -> Played:
+        if str(method) not in known:
+            known[str(method)] = play(method, tmp_path_factory.mktemp("plain"), **{"checkpoint-every": 1})
+        return known[str(method)]
+
+    return run
+
+
+@every_method
+def test_a_seed_gives_the_same_bits_twice(method: Method, plain: Plain, tmp_path: Path) -> None:
+    assert play(method, tmp_path).all == plain(method).all
+
+
+@every_method
+def test_another_seed_gives_another_run(method: Method, plain: Plain, tmp_path: Path) -> None:
+    assert play(method, tmp_path, seed=5).learnt != plain(method).learnt
+
+
+@every_method
+def test_serialised_messages_change_nothing(method: Method, plain: Plain, tmp_path: Path) -> None:
+    assert play(method, tmp_path, strict=True).all == plain(method).all
+
+
+@every_method
+def test_nodes_that_are_called_one_by_one_change_nothing(
+    method: Method, plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchClientApp, "batch_handler", lambda self, message_type: None)
+    assert play(method, tmp_path).all == plain(method).all
+
+
+@every_method
+def test_a_run_that_is_killed_and_resumed_ends_as_one_that_is_not(
+    method: Method, plain: Plain, tmp_path: Path
+) -> None:
+    with interrupted(after=1), pytest.raises(Interrupted):
+        play(method, tmp_path, **{"checkpoint-every": 1})
+    (folder,) = tmp_path.iterdir()
+    assert play(method, tmp_path, resume=folder).all == plain(method).all
+
+
+def _numpys_state() -> list[int]:
+    return np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+
+
+@every_method
+def test_no_global_random_generator_is_touched(method: Method, tmp_path: Path) -> None:
+    before = random.getstate(), _numpys_state(), torch.get_rng_state().tolist()
+    play(method, tmp_path)
+    assert before == (random.getstate(), _numpys_state(), torch.get_rng_state().tolist())
+
+
+def round_of(passed: Passed) -> int:
+    """Return the round that an instruction is of."""
+    return int(passed.instruction.metadata.group_id.partition("-")[0] or 0)
+
+
+def trains(passed: Passed) -> bool:
+    return passed.kind.partition(".")[0] == "train"
+
+
+def lost(passed: Passed) -> Error:
+    return Error(0, "lost on the way")
+
+
+class FirstTry:
+    """Loses all training replies of a round's first try, once nodes have done what they were asked."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.first: tuple[Any, ...] | None = None
+        self.lost = 0
+        self.over = False
+
+    def __call__(self, passed: Passed) -> Error | None:
+        if self.over or not trains(passed) or round_of(passed) != self.number:
+            return None
+        told = passed.kind, passed.partition, dict(passed.instruction.content["config"])
+        # Who is told what it was told first is in a second try.
+        self.over = told == self.first
+        self.first = self.first or told
+        self.lost += not self.over
+        return None if self.over else lost(passed)
+
+
+@every_repeating_method
+def test_a_round_that_is_made_again_ends_as_one_that_is_not(
+    method: Method, plain: Plain, tmp_path: Path
+) -> None:
+    first_try = FirstTry(2)
+    with passing(first_try):
+        again = play(method, tmp_path)
+    assert again.learnt == plain(method).learnt
+    assert sum(again.rounds[2]["rejected"].values()) == first_try.lost > 0
+
+
+@every_repeating_method
+def test_a_round_that_never_succeeds_ends_the_run_which_goes_on_from_its_checkpoint(
+    method: Method, plain: Plain, tmp_path: Path
+) -> None:
+    def lose(passed: Passed) -> Error | None:
+        return lost(passed) if trains(passed) and round_of(passed) == 2 else None
+
+    with passing(lose), pytest.raises(TooFewRepliesError, match="Round 2: 0 valid replies of"):
+        play(method, tmp_path, **{"checkpoint-every": 1})
+    (folder,) = tmp_path.iterdir()
+    assert play(method, tmp_path, resume=folder).all == plain(method).all
+
+
+def payload(content: RecordDict) -> str:
+    """Return the name of the record that matters in a reply: its arrays, or the bytes for other nodes."""
+
+    def has_bytes(record: ConfigRecord) -> bool:
+        return any(
+            isinstance(one, bytes) for v in record.values() for one in (v if isinstance(v, list) else [v])
+        )
+
+    sealed = [name for name, record in content.config_records.items() if has_bytes(record)]
+    return next(iter([*content.array_records, *sealed]), "")
+
+
+def _nan(content: RecordDict, name: str) -> None:
+    record = content[name]
+    for key, value in record.items():
+        nan = (
+            np.full_like(view(value), np.nan, dtype=np.float32) if isinstance(value, Array) else float("nan")
+        )
+        record[key] = Array(nan) if isinstance(value, Array) else nan
+
+
+def _shape(content: RecordDict, name: str) -> None:
+    record = content[name]
+    for key, value in record.items():
+        record[key] = Array(np.zeros((3, 1, 2), view(value).dtype)) if isinstance(value, Array) else 0.5
+
+
+def _gone(content: RecordDict, name: str) -> None:
+    del content[name]
+
+
+def _renamed(content: RecordDict, name: str) -> None:
+    record = content[name]
+    key = next(iter(record))
+    record[f"{key}-of-mine"] = record.pop(key)
+
+
+def _silent(content: RecordDict, name: str) -> None:
+    for each in list(content):
+        del content[each]
+
+
+GARBAGE = {"nan": _nan, "shape": _shape, "gone": _gone, "renamed": _renamed, "silent": _silent}
+
+
+class OneReply:
+    """Spoils one reply of a round: the first whose arrays, or sealed bytes, the method works with."""
+
+    def __init__(self, number: int, spoil: Callable[[RecordDict, str], None] | None) -> None:
+        self.number = number
+        self.spoil = spoil
+        self.done = 0
+
+    def __call__(self, passed: Passed) -> RecordDict | Error | None:
+        if self.done or passed.kind in UNBOOKED or round_of(passed) != self.number:
+            return None
+        if not passed.reply.has_content() or not (name := payload(passed.reply.content)):
+            return None
+        self.done += 1
+        if self.spoil is None:
+            return lost(passed)
+        content = RecordDict({each: record.copy() for each, record in passed.reply.content.items()})
+        self.spoil(content, name)
+        return content
+
+
+def losses(played: Played) -> list[float]:
+    """Return what was lost in each round: replies to the server, and messages between nodes."""
+    return [sum(r["rejected"].values()) + r["train"].get("lost-payloads", 0) for r in played.rounds]
+
+
+@every_method
+def test_garbage_costs_what_a_lost_reply_costs(method: Method, tmp_path: Path) -> None:
+    def run(spoil: Callable[[RecordDict, str], None] | None, name: str) -> Played:
+        (tmp_path / name).mkdir()
+        with passing(spoilt := OneReply(2, spoil)):
+            played = play(method, tmp_path / name, **{"min-replies": 1})
+        assert spoilt.done
+        return played
+
+    expected = run(None, "lost")
+    assert sum(losses(expected)) > 0
+    for name, spoil in GARBAGE.items():
+        played = run(spoil, name)
+        assert (name, played.learnt) == (name, expected.learnt)
+        assert (name, losses(played)) == (name, losses(expected))
+
+
+def instruction_bytes(passed: Passed) -> int:
+    """Return the bytes of an instruction, without the introductions that ride on HSGD's first ones."""
+    content = passed.instruction.content
+    riding = {"introductions"} if passed.kind == "train.exchange" else set()
+    return payload_bytes(RecordDict({name: one for name, one in content.items() if name not in riding}))
+
+
+@every_method
+def test_the_ledger_is_the_bytes_of_the_messages(method: Method, tmp_path: Path) -> None:
+    with passing() as passed:
+        played = play(method, tmp_path)
+    links = played.rounds[-1]["by_link"]
+    booked = [one for one in passed if one.kind not in UNBOOKED]
+    for link, sizes in (
+        (HUB_TO_NODE, [instruction_bytes(one) for one in booked]),
+        (NODE_TO_HUB, [payload_bytes(one.reply.content) for one in booked]),
+    ):
+        assert (link, links[link]["messages"], links[link]["payload_bytes"]) == (link, len(sizes), sum(sizes))
