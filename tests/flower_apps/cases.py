@@ -83,7 +83,7 @@ class AppCase:
 
     ``bad`` has a bad value of each key; ``late`` are keys that are judged together with others; ``small`` is
     a run of a second or two, of ``rounds`` rounds where they are known; ``method`` is the key that names one
-    of ``methods``, ``learnt`` what the title says is learnt; ``repeats`` is whether a round that fails is made
+    of ``methods``, ``learnt`` what the title says is learnt; ``repeats``: whether a failed round is made
     again.
     """
 
