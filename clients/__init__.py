@@ -1,57 +1,85 @@
 """The node's side: ClientApps that learn on local data."""
 
-from hedgerow.clients.app import BatchClientApp, introduce, introduced, whoami
+from hedgerow.clients.app import BatchClientApp, each, introduce, introduced, whoami
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
 from hedgerow.clients.error_feedback import compress_reply, compressed
 from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
+from hedgerow.clients.gossip import GossipMethod, Memory, Node, Place, gossip_app
+from hedgerow.clients.gradient_noise import Privacy, gaussian_variance, noised, privacy_of
+from hedgerow.clients.guard import Refusal, Reveals, reveals
 from hedgerow.clients.hsgd.client import hsgd_client
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.local_task import (
     TASK_TEXTS,
     LocalTask,
+    LocalTaskFn,
     global_task,
     initial_model,
     local_task,
     resolve_device,
 )
+from hedgerow.clients.masking import SumPart, masked_sum_handlers
+from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
 from hedgerow.clients.training.batches import batch_indices
-from hedgerow.clients.training.sgd import LocalWork, Trained, local_sgd
+from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode, local_sgd
+from hedgerow.clients.training.work import Loss, cross_entropy
 
 __all__ = [
     "TASK_TEXTS",
     "BatchClientApp",
     "FactoredModel",
+    "GossipMethod",
     "LinearRegression",
     "LocalTask",
+    "LocalTaskFn",
     "LocalWork",
     "LogisticRegression",
+    "Loss",
+    "Memory",
+    "Node",
     "Party",
+    "Place",
+    "Privacy",
     "Problem",
+    "Refusal",
+    "Reveals",
+    "SumPart",
     "TorchProblem",
     "Trained",
+    "TrainingMode",
     "batch_indices",
     "ceps_client",
     "compress_reply",
     "compressed",
+    "cross_entropy",
     "decentralised_client",
+    "each",
     "fedmud_client",
+    "gaussian_variance",
     "global_task",
+    "gossip_app",
     "hsgd_client",
     "initial_model",
     "introduce",
     "introduced",
     "local_sgd",
     "local_task",
+    "masked_sum_handlers",
+    "noised",
     "parse_inner_lr",
+    "privacy_of",
     "resolve_device",
+    "restore_state",
+    "reveals",
     "sd_feel_client",
     "similarity_free_client",
+    "tell_state",
     "whoami",
     "wrap",
 ]

@@ -8,58 +8,97 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hedgerow.sim.deploy.certificates import EdgeCredentials, make_credentials, make_edge_credentials
+    from hedgerow.sim.deploy.edges import EdgeDeployment
     from hedgerow.sim.deploy.launcher import Deployment
+    from hedgerow.sim.deploy.processes import StartError
     from hedgerow.sim.deploy.supernode import SuperNode
+    from hedgerow.sim.engine._compat import flower_identity, through_the_wire
     from hedgerow.sim.engine.faults import Delay, FaultModel
     from hedgerow.sim.engine.grid import InProcessGrid
-    from hedgerow.sim.runs.app import find_app, load_app
+    from hedgerow.sim.runs.app import AppSpec, LoadedApp, find_app, load_app
+    from hedgerow.sim.runs.checkpoint import (
+        CheckpointError,
+        load_checkpoint,
+        read_checkpoint,
+        save_checkpoint,
+    )
+    from hedgerow.sim.runs.generations import load_newest
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.model_files import read_model
     from hedgerow.sim.runs.plan import plan_run
     from hedgerow.sim.runs.recorder import RunRecorder, read_config, read_rounds
-    from hedgerow.sim.runs.results import load
+    from hedgerow.sim.runs.results import Results, Run, load
     from hedgerow.sim.runs.serverapp import Experiment, server_app
     from hedgerow.sim.runs.settings import Setting, SettingsError, read_settings
     from hedgerow.sim.runs.simulate import Simulation, simulate
+    from hedgerow.sim.runs.sweep_file import read_sweep
+    from hedgerow.sim.runs.sweep_plan import plan_sweep
 
 __all__ = [
+    "AppSpec",
+    "CheckpointError",
     "Delay",
     "Deployment",
+    "EdgeCredentials",
+    "EdgeDeployment",
     "Experiment",
     "FaultModel",
     "InProcessGrid",
+    "LoadedApp",
+    "Results",
+    "Run",
     "RunRecorder",
     "Setting",
     "SettingsError",
     "Simulation",
+    "StartError",
     "SuperNode",
     "find_app",
+    "flower_identity",
     "load",
     "load_app",
+    "load_checkpoint",
+    "load_newest",
+    "make_credentials",
+    "make_edge_credentials",
     "plan_run",
+    "plan_sweep",
+    "read_checkpoint",
     "read_config",
     "read_model",
     "read_rounds",
     "read_settings",
+    "read_sweep",
     "run_app",
+    "save_checkpoint",
     "server_app",
     "simulate",
+    "through_the_wire",
 ]
 
 _MODULES = {
+    "deploy.certificates": ("EdgeCredentials", "make_credentials", "make_edge_credentials"),
+    "deploy.edges": ("EdgeDeployment",),
     "deploy.launcher": ("Deployment",),
+    "deploy.processes": ("StartError",),
     "deploy.supernode": ("SuperNode",),
+    "engine._compat": ("flower_identity", "through_the_wire"),
     "engine.faults": ("Delay", "FaultModel"),
     "engine.grid": ("InProcessGrid",),
-    "runs.app": ("find_app", "load_app"),
+    "runs.app": ("AppSpec", "LoadedApp", "find_app", "load_app"),
+    "runs.checkpoint": ("CheckpointError", "load_checkpoint", "read_checkpoint", "save_checkpoint"),
+    "runs.generations": ("load_newest",),
     "runs.launch": ("run_app",),
     "runs.model_files": ("read_model",),
     "runs.plan": ("plan_run",),
     "runs.recorder": ("RunRecorder", "read_config", "read_rounds"),
-    "runs.results": ("load",),
+    "runs.results": ("Results", "Run", "load"),
     "runs.serverapp": ("Experiment", "server_app"),
     "runs.settings": ("Setting", "SettingsError", "read_settings"),
     "runs.simulate": ("Simulation", "simulate"),
+    "runs.sweep_file": ("read_sweep",),
+    "runs.sweep_plan": ("plan_sweep",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

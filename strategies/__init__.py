@@ -14,7 +14,8 @@ from hedgerow.strategies.ceps import (
     OneBitCode,
 )
 from hedgerow.strategies.compressed import Compressed
-from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.exchange import Reply
+from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
@@ -23,8 +24,9 @@ from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
-from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
-from hedgerow.strategies.router import Router
+from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
+from hedgerow.strategies.router import NODE_TO_NODE, Router
+from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
 from hedgerow.strategies.sd_feel import (
     AsynchronousSDFeel,
     EdgeMonitor,
@@ -39,7 +41,17 @@ from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.strategies.sum_noise import SumNoise
-from hedgerow.strategies.topology import DIRECTED_TOPOLOGIES, TOPOLOGIES, Mixing, as_digraph, as_graph, mixing
+from hedgerow.strategies.topology import (
+    DIRECTED_TOPOLOGIES,
+    TOPOLOGIES,
+    Mixing,
+    as_digraph,
+    as_graph,
+    laplacian,
+    metropolis,
+    mixing,
+    push_weights,
+)
 
 __all__ = [
     "BEER",
@@ -50,6 +62,7 @@ __all__ = [
     "DPSGD",
     "EF21P",
     "HSGD",
+    "NODE_TO_NODE",
     "SGP",
     "TOPOLOGIES",
     "Adaptive",
@@ -58,10 +71,12 @@ __all__ = [
     "Compressed",
     "DFedAvgM",
     "DFedSAM",
+    "Diminishing",
     "DivergenceError",
     "EdgeMonitor",
     "EdgeServerSDFeel",
     "EmbeddingNoise",
+    "EvaluateFn",
     "FedAvg",
     "FedBAT",
     "FedHM",
@@ -71,6 +86,7 @@ __all__ = [
     "FederatedStrategy",
     "Federation",
     "Feel",
+    "Fixed",
     "Gossip",
     "GossipMethod",
     "HierFAvg",
@@ -87,20 +103,29 @@ __all__ = [
     "Privacy",
     "Probing",
     "Registry",
+    "Reply",
     "Roster",
     "RosterError",
+    "RoundCallback",
     "RoundEnd",
     "Router",
     "SDFeel",
+    "Schedule",
     "SecureSum",
     "Shapes",
     "SimilarityFree",
     "Site",
+    "StepDecay",
     "Stragglers",
     "SumNoise",
     "TooFewRepliesError",
     "UploadNoise",
     "as_digraph",
     "as_graph",
+    "laplacian",
+    "metropolis",
     "mixing",
+    "only_arrays",
+    "parse_schedule",
+    "push_weights",
 ]

@@ -34,6 +34,7 @@ from .own_data import (
     write_split,
 )
 from .partitions import SCHEMES, Scheme, parse_scheme, partition, validate_scheme
+from .regression import LinearData, linear_part, sparse_truth
 from .split_models import SPLIT_MODELS, SplitModel, split_loss, split_model, weighted_loss
 from .vertical import (
     VERTICAL_DATASETS,
@@ -42,6 +43,7 @@ from .vertical import (
     load_vertical,
     vertical_catalogue,
 )
+from .vertical_own import write_group_split, write_groups
 
 __all__ = [
     "AUGMENTATIONS",
@@ -64,6 +66,7 @@ __all__ = [
     "FederatedData",
     "GroupSplit",
     "ImageCut",
+    "LinearData",
     "Moments",
     "OwnData",
     "OwnSource",
@@ -83,6 +86,7 @@ __all__ = [
     "forward_macs",
     "group_split",
     "is_import_path",
+    "linear_part",
     "load",
     "load_vertical",
     "logit_metrics",
@@ -95,6 +99,7 @@ __all__ = [
     "parse_standardise",
     "partition",
     "read_own",
+    "sparse_truth",
     "split_logits",
     "split_loss",
     "split_model",
@@ -102,5 +107,7 @@ __all__ = [
     "validate_scheme",
     "vertical_catalogue",
     "weighted_loss",
+    "write_group_split",
+    "write_groups",
     "write_split",
 ]

@@ -1,1 +1,242 @@
-"""What passes between server and nodes: records, calls, seeds, the ledger of bits, the clock."""
+"""What passes between server and nodes: records, calls, seeds, the ledger of bits, the clock.
+
+The names below are imported when they are first used, so that the ledger and the clock need neither Flower
+nor torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hedgerow.wire.budget import Budget
+    from hedgerow.wire.calls import (
+        LINKS_RECORD,
+        NODE_RECORD,
+        SEALED_RECORD,
+        SECRET_RECORD,
+        Batched,
+        BatchHandler,
+        Call,
+    )
+    from hedgerow.wire.clock import Clock, Compute, Rates
+    from hedgerow.wire.compress import (
+        COMPRESSORS,
+        Compressor,
+        RandK,
+        ScaledSign,
+        Ternary,
+        TopK,
+        pack_update,
+        parse_compressor,
+        payload_record,
+        rand_k,
+        record_payload,
+        unpack_update,
+        validate_compressor,
+    )
+    from hedgerow.wire.elias_fano import decode_indices, encode_indices, index_bits
+    from hedgerow.wire.factors import FactoredLayer
+    from hedgerow.wire.gaussian_dp import (
+        gaussian_delta,
+        gaussian_epsilon,
+        optimal_zcdp_epsilon,
+        zcdp,
+        zcdp_epsilon,
+    )
+    from hedgerow.wire.layers import LayerShape, layers_of
+    from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, Ledger, Traffic, Transfer
+    from hedgerow.wire.limits import MAX_EXAMPLES, MAX_SAMPLES, MAX_STEPS
+    from hedgerow.wire.lowrank import Factorisation
+    from hedgerow.wire.masked_sums import MASKED, MASKED_SUM, default_neighbours, survivors_needed
+    from hedgerow.wire.message_types import (
+        HELLO,
+        MESSAGE_FORMAT,
+        MONITOR,
+        NO_MONITOR,
+        PUBLISH,
+        RESTORE,
+        STANDARDISE,
+        STATE,
+        STATISTICS,
+        SUM_KEYS,
+        SUM_SHARES,
+        UPDATE,
+        WHOAMI,
+    )
+    from hedgerow.wire.onebit import OneBit
+    from hedgerow.wire.records import (
+        Layout,
+        PayloadError,
+        finite_views,
+        lazy_array,
+        payload_bytes,
+        to_record,
+        to_state_dict,
+        view,
+    )
+    from hedgerow.wire.robust_means import AGGREGATIONS, Aggregation, parse_aggregation
+    from hedgerow.wire.sealed import SEAL_BYTES, SealingKey
+    from hedgerow.wire.seeds import Purpose, generator, torch_generator
+    from hedgerow.wire.vector_codecs import CODECS, Codec, Dense, Quantised, Sparse, parse_codec
+
+__all__ = [
+    "AGGREGATIONS",
+    "CODECS",
+    "COMPRESSORS",
+    "HELLO",
+    "HUB_TO_NODE",
+    "LINKS_RECORD",
+    "MASKED",
+    "MASKED_SUM",
+    "MAX_EXAMPLES",
+    "MAX_SAMPLES",
+    "MAX_STEPS",
+    "MESSAGE_FORMAT",
+    "MONITOR",
+    "NODE_RECORD",
+    "NODE_TO_HUB",
+    "NO_MONITOR",
+    "PEER_TO_PEER",
+    "PUBLISH",
+    "RESTORE",
+    "SEALED_RECORD",
+    "SEAL_BYTES",
+    "SECRET_RECORD",
+    "STANDARDISE",
+    "STATE",
+    "STATISTICS",
+    "SUM_KEYS",
+    "SUM_SHARES",
+    "UPDATE",
+    "WHOAMI",
+    "Aggregation",
+    "BatchHandler",
+    "Batched",
+    "Budget",
+    "Call",
+    "Clock",
+    "Codec",
+    "Compressor",
+    "Compute",
+    "Dense",
+    "FactoredLayer",
+    "Factorisation",
+    "LayerShape",
+    "Layout",
+    "Ledger",
+    "OneBit",
+    "PayloadError",
+    "Purpose",
+    "Quantised",
+    "RandK",
+    "Rates",
+    "ScaledSign",
+    "SealingKey",
+    "Sparse",
+    "Ternary",
+    "TopK",
+    "Traffic",
+    "Transfer",
+    "decode_indices",
+    "default_neighbours",
+    "encode_indices",
+    "finite_views",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "generator",
+    "index_bits",
+    "layers_of",
+    "lazy_array",
+    "optimal_zcdp_epsilon",
+    "pack_update",
+    "parse_aggregation",
+    "parse_codec",
+    "parse_compressor",
+    "payload_bytes",
+    "payload_record",
+    "rand_k",
+    "record_payload",
+    "survivors_needed",
+    "to_record",
+    "to_state_dict",
+    "torch_generator",
+    "unpack_update",
+    "validate_compressor",
+    "view",
+    "zcdp",
+    "zcdp_epsilon",
+]
+
+_MODULES = {
+    "budget": ("Budget",),
+    "calls": (
+        "LINKS_RECORD",
+        "NODE_RECORD",
+        "SEALED_RECORD",
+        "SECRET_RECORD",
+        "BatchHandler",
+        "Batched",
+        "Call",
+    ),
+    "clock": ("Clock", "Compute", "Rates"),
+    "compress": (
+        "COMPRESSORS",
+        "Compressor",
+        "RandK",
+        "ScaledSign",
+        "Ternary",
+        "TopK",
+        "pack_update",
+        "parse_compressor",
+        "payload_record",
+        "rand_k",
+        "record_payload",
+        "unpack_update",
+        "validate_compressor",
+    ),
+    "elias_fano": ("decode_indices", "encode_indices", "index_bits"),
+    "factors": ("FactoredLayer",),
+    "gaussian_dp": ("gaussian_delta", "gaussian_epsilon", "optimal_zcdp_epsilon", "zcdp", "zcdp_epsilon"),
+    "layers": ("LayerShape", "layers_of"),
+    "ledger": ("HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"),
+    "limits": ("MAX_EXAMPLES", "MAX_SAMPLES", "MAX_STEPS"),
+    "lowrank": ("Factorisation",),
+    "masked_sums": ("MASKED", "MASKED_SUM", "default_neighbours", "survivors_needed"),
+    "message_types": (
+        "HELLO",
+        "MESSAGE_FORMAT",
+        "MONITOR",
+        "NO_MONITOR",
+        "PUBLISH",
+        "RESTORE",
+        "STANDARDISE",
+        "STATE",
+        "STATISTICS",
+        "SUM_KEYS",
+        "SUM_SHARES",
+        "UPDATE",
+        "WHOAMI",
+    ),
+    "onebit": ("OneBit",),
+    "records": (
+        "Layout",
+        "PayloadError",
+        "finite_views",
+        "lazy_array",
+        "payload_bytes",
+        "to_record",
+        "to_state_dict",
+        "view",
+    ),
+    "robust_means": ("AGGREGATIONS", "Aggregation", "parse_aggregation"),
+    "sealed": ("SEAL_BYTES", "SealingKey"),
+    "seeds": ("Purpose", "generator", "torch_generator"),
+    "vector_codecs": ("CODECS", "Codec", "Dense", "Quantised", "Sparse", "parse_codec"),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -15,8 +15,7 @@ from torch import nn
 
 from hedgerow.clients import LocalTask, similarity_free_client
 from hedgerow.sim import simulate
-from hedgerow.strategies import SimilarityFree
-from hedgerow.strategies.schedules import Diminishing
+from hedgerow.strategies import Diminishing, SimilarityFree
 
 NODES, FEATURES, CLASSES = 6, 8, 3
 

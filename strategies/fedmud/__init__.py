@@ -1,8 +1,21 @@
 """FedMUD: low-rank model updates, and the methods that it is compared with."""
 
+from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP, CompressedLayers
 from hedgerow.strategies.fedmud.ef21p import EF21P
 from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara
 from hedgerow.strategies.fedmud.fedbat import FedBAT
 from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.strategies.fedmud.sync import SYNCS
 
-__all__ = ["EF21P", "FedBAT", "FedHM", "FedLMT", "FedMUD", "FedPara"]
+__all__ = [
+    "DOWN",
+    "EF21P",
+    "SYNCS",
+    "UP",
+    "CompressedLayers",
+    "FedBAT",
+    "FedHM",
+    "FedLMT",
+    "FedMUD",
+    "FedPara",
+]

@@ -3,7 +3,16 @@
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.gossip.relay import SET_UP
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
 
-__all__ = ["DivergenceError", "Gossip", "GossipMethod", "Monitor", "PayloadSizes", "Site"]
+__all__ = [
+    "SET_UP",
+    "DivergenceError",
+    "Gossip",
+    "GossipMethod",
+    "Monitor",
+    "PayloadSizes",
+    "Site",
+]

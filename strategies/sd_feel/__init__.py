@@ -2,13 +2,17 @@
 
 from hedgerow.strategies.sd_feel.asynchronous import AsynchronousSDFeel
 from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg
+from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy, contiguous_clusters
 from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
 from hedgerow.strategies.sd_feel.monitor import EdgeMonitor
 from hedgerow.strategies.sd_feel.stragglers import Stragglers
 from hedgerow.strategies.sd_feel.strategy import SDFeel
+from hedgerow.strategies.sd_feel.theory import PRESETS, System, latency, preset, traffic
 
 __all__ = [
+    "PRESETS",
     "AsynchronousSDFeel",
+    "ClusteredStrategy",
     "EdgeMonitor",
     "EdgeServerSDFeel",
     "FedAvg",
@@ -16,4 +20,9 @@ __all__ = [
     "HierFAvg",
     "SDFeel",
     "Stragglers",
+    "System",
+    "contiguous_clusters",
+    "latency",
+    "preset",
+    "traffic",
 ]

@@ -1,0 +1,46 @@
+"""The room's public names are there, and cost nothing until they are used."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import hedgerow.wire
+
+
+def test_every_public_name_is_that_of_a_module_which_lists_it_too() -> None:
+    for module, names in hedgerow.wire._MODULES.items():
+        part = import_module(f"hedgerow.wire.{module}")
+        assert [name for name in names if getattr(hedgerow.wire, name) is not getattr(part, name)] == []
+        assert set(names) <= set(part.__all__)
+    assert sorted(hedgerow.wire._PLACES) == sorted(hedgerow.wire.__all__)
+
+
+def test_another_name_is_not_there() -> None:
+    with pytest.raises(AttributeError, match=r"module 'hedgerow\.wire' has no attribute 'Grid'"):
+        hedgerow.wire.Grid  # noqa: B018
+
+
+def test_no_module_has_a_public_name() -> None:
+    assert [name for name in hedgerow.wire.__all__ if is_module(name)] == []
+
+
+def is_module(name: str) -> bool:
+    try:
+        import_module(f"hedgerow.wire.{name}")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def test_the_import_alone_brings_neither_flower_nor_torch() -> None:
+    code = "import sys, hedgerow.wire; print(sorted({'flwr', 'torch', 'numpy'} & set(sys.modules)))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_every_constant_is_on_the_page_of_the_room() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/wire.md").read_text()
+    assert [name for name in hedgerow.wire.__all__ if name.isupper() and f"`{name}`" not in page] == []
