@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.sim.engine._compat import NodeInfo
-from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies import RoundEnd
 
 Change = Callable[["ChangingGrid"], None]
 

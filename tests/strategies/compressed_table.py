@@ -40,8 +40,7 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from hedgerow.clients import compress_reply
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import Compressed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "strategies.md"

@@ -14,15 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.wire.compress import rand_k
-from hedgerow.wire.elias_fano import decode_indices
-from hedgerow.wire.lowrank import Factorisation, LayerShape
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
+from hedgerow.strategies import RoundEnd
+from hedgerow.strategies.fedmud import CompressedLayers
+from hedgerow.wire import Factorisation, LayerShape, decode_indices, rand_k, to_record, to_state_dict
 
 LAYERS = tuple(
     LayerShape(f"{name}.weight", shape)

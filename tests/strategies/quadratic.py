@@ -11,11 +11,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
+from hedgerow.strategies import RoundEnd
+from hedgerow.strategies.sd_feel import ClusteredStrategy
 
 # What a client does with its reply before it is sent: (partition id, round, reply) -> reply.
 Sabotage = Callable[[int, int, RecordDict], RecordDict]

@@ -5,7 +5,8 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 
-from hedgerow.sim.engine.grid import App, InProcessGrid
+from hedgerow.sim import InProcessGrid
+from hedgerow.sim.engine.grid import App
 
 
 class RecordingGrid(InProcessGrid):

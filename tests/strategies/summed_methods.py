@@ -11,12 +11,18 @@ from tests.strategies.summing import NOTHING, Loses, LossyGrid
 from torch import nn
 
 from hedgerow.clients import LocalTask, fedmud_client, sd_feel_client, similarity_free_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import FedLMT, FedMUD, FedPara, SDFeel, SimilarityFree
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.schedules import Fixed
-from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.wire.records import to_record, view
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import (
+    FederatedStrategy,
+    FedLMT,
+    FedMUD,
+    FedPara,
+    Fixed,
+    RoundEnd,
+    SDFeel,
+    SimilarityFree,
+)
+from hedgerow.wire import to_record, view
 
 N = 6
 CONFIG = {"learning-rate": 0.1, "batch-size": 8, "seed": 0}

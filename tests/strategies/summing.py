@@ -8,14 +8,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from tests.strategies.recording_grid import RecordingGrid
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
-from hedgerow.clients.masking import masked_sum_handlers
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.wire.calls import Call
-from hedgerow.wire.message_types import WHOAMI
-from hedgerow.wire.records import to_record, view
+from hedgerow.clients import BatchClientApp, each, masked_sum_handlers, whoami
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import FederatedStrategy, RoundEnd
+from hedgerow.wire import WHOAMI, Call, to_record, view
 
 SIZE = 40
 # Message type, partition, how many messages of the type it got before -> whether its answer is lost.

@@ -14,18 +14,22 @@ from tests.strategies.linear_federation import MODEL, LinearFederation
 from tests.strategies.linear_federation import run as run_linear
 from tests.strategies.quadratic import Quadratics, initial, run
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.runs.checkpoint import read_checkpoint
-from hedgerow.sim.runs.recorder import RunRecorder
-from hedgerow.strategies import DivergenceError, FedAvg, SDFeel, SimilarityFree
+from hedgerow.sim import RunRecorder, flower_identity, read_checkpoint
+from hedgerow.strategies import (
+    EF21P,
+    DivergenceError,
+    FedAvg,
+    FedBAT,
+    FedHM,
+    Fixed,
+    Node,
+    SDFeel,
+    SimilarityFree,
+)
 from hedgerow.strategies.bounds import LossBound, UpdateBound, capped, overstated
-from hedgerow.strategies.exchange import Exchange, Node
-from hedgerow.strategies.fedmud.ef21p import EF21P
-from hedgerow.strategies.fedmud.factored import FedHM
-from hedgerow.strategies.fedmud.fedbat import FedBAT
-from hedgerow.strategies.schedules import Fixed
-from hedgerow.tasks.partitions import partition
-from hedgerow.wire.records import PayloadError
+from hedgerow.strategies.exchange import Exchange
+from hedgerow.tasks import partition
+from hedgerow.wire import PayloadError
 
 OPEN: dict[str, Any] = {"max_weight_ratio": 0, "max_update_norm_ratio": 0, "max_loss_ratio": 0}
 TWENTY = {"sizes": [10 + i for i in range(20)], "centres": [1 + i % 5 for i in range(20)]}

@@ -35,21 +35,25 @@ from tests.strategies.recording_grid import RecordingGrid
 from tests.strategies.sd_feel.edge_federation import EdgeFederation
 from torch import nn
 
-from hedgerow.clients import LocalTask, similarity_free_client
-from hedgerow.clients.error_feedback import compress_reply
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import HSGD, FedAvg, Feel, HierFAvg, Monitor, SDFeel, SimilarityFree
-from hedgerow.strategies.ceps.strategy import OneBitCode
-from hedgerow.strategies.compressed import Compressed
-from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
-from hedgerow.strategies.fedmud.sync import SYNCS
-from hedgerow.strategies.gossip.relay import SET_UP
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.router import NODE_TO_NODE
-from hedgerow.strategies.schedules import Fixed
-from hedgerow.wire.compress import parse_compressor
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
-from hedgerow.wire.records import payload_bytes, to_record
+from hedgerow.clients import LocalTask, compress_reply, similarity_free_client
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import (
+    HSGD,
+    NODE_TO_NODE,
+    Compressed,
+    FedAvg,
+    Feel,
+    Fixed,
+    HierFAvg,
+    Monitor,
+    OneBitCode,
+    RoundEnd,
+    SDFeel,
+    SimilarityFree,
+)
+from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.gossip import SET_UP
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, Ledger, parse_compressor, payload_bytes, to_record
 
 # What is booked nowhere: introductions, which settle who is there before anything is modelled and which a run
 # that goes on repeats; looks of the monitor, which a real run cannot take; and federated evaluation, which

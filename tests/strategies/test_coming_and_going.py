@@ -18,9 +18,8 @@ from tests.strategies.linear_federation import run as run_linear
 from tests.strategies.quadratic import Quadratics, run, servers
 from tests.strategies.similarity_free.test_strategy import Federation, family
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import EF21P, FedAvg, Feel, Roster, RosterError, SDFeel, TooFewRepliesError
-from hedgerow.strategies.schedules import Fixed
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import EF21P, FedAvg, Feel, Fixed, Roster, RosterError, SDFeel, TooFewRepliesError
 
 SIX = Quadratics(sizes=[30, 20, 10, 20, 15, 5], centres=[1, 2, 3, 4, 5, 6])
 OPTIONS: dict[str, Any] = {"num_clients": 6, "min_available_nodes": 3, "fraction_evaluate": 1.0}

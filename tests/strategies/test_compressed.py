@@ -25,13 +25,10 @@ from flwr.serverapp.strategy import (
 )
 from torch import nn
 
-from hedgerow.clients.error_feedback import compress_reply
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.checkpoint import load_checkpoint, save_checkpoint
-from hedgerow.strategies import SDFeel, TooFewRepliesError
-from hedgerow.strategies.compressed import Compressed
-from hedgerow.wire.records import payload_bytes, to_record
+from hedgerow.clients import compress_reply
+from hedgerow.sim import FaultModel, InProcessGrid, load_checkpoint, save_checkpoint
+from hedgerow.strategies import Compressed, SDFeel, TooFewRepliesError
+from hedgerow.wire import payload_bytes, to_record
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

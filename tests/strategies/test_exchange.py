@@ -8,16 +8,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.exchange import (
-    Exchange,
-    Node,
-    checked_metrics,
-    collect,
-    weighted_metrics,
-)
-from hedgerow.wire.records import Layout, PayloadError
+from hedgerow.sim import FaultModel, InProcessGrid
+from hedgerow.strategies import Node
+from hedgerow.strategies.exchange import Exchange, checked_metrics, collect, weighted_metrics
+from hedgerow.wire import Layout, PayloadError
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

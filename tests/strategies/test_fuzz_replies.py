@@ -12,25 +12,25 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from tests.strategies.linear_federation import COMPRESSED, LAYERS, MODEL
 from tests.wire.fuzzing import Decoder, hunt
 
-from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import EF21P, FedBAT, FedMUD, Fixed, Node, PayloadSizes, Router, SimilarityFree
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.exchange import Node, checked_metrics
-from hedgerow.strategies.fedmud.ef21p import EF21P
-from hedgerow.strategies.fedmud.fedbat import FedBAT
-from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.strategies.exchange import checked_metrics
 from hedgerow.strategies.gossip.appointments import Appointment
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.replies import introduced as greeted
 from hedgerow.strategies.gossip.replies import next_communication, seen
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.roster import introduced
-from hedgerow.strategies.router import Router
-from hedgerow.strategies.schedules import Fixed
-from hedgerow.strategies.similarity_free.strategy import SimilarityFree
-from hedgerow.wire.compress import pack_update, parse_compressor, record_payload
-from hedgerow.wire.ledger import Ledger
-from hedgerow.wire.limits import MAX_EXAMPLES
-from hedgerow.wire.records import Layout, PayloadError, to_record
+from hedgerow.wire import (
+    MAX_EXAMPLES,
+    Layout,
+    Ledger,
+    PayloadError,
+    pack_update,
+    parse_compressor,
+    record_payload,
+    to_record,
+)
 
 RNG = np.random.default_rng(3)
 NODE = Node(partition_id=2, node_id=9, num_examples=7)

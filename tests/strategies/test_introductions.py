@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.clients import introduce, introduced
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.exchange import Roster
+from hedgerow.sim import InProcessGrid
+from hedgerow.strategies import Roster
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

@@ -6,14 +6,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from hedgerow.clients import fedmud_client, sd_feel_client
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies import FedMUD, Feel
-from hedgerow.strategies.exchange import Node
+from hedgerow.sim import FaultModel, InProcessGrid
+from hedgerow.strategies import FedMUD, Feel, Node
 from hedgerow.strategies.known_roster import KnownRoster, known_roster
 from hedgerow.tasks import build_model
-from hedgerow.wire.message_types import WHOAMI
-from hedgerow.wire.records import to_record, view
+from hedgerow.wire import WHOAMI, to_record, view
 
 NODES = 12
 TRAIN = ConfigRecord({"seed": 0, "batch-size": 8, "learning-rate": 0.1})

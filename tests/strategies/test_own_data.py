@@ -11,12 +11,11 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.clients import similarity_free_client
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.own_data import OwnNodes, _measured, _moments, pooled
-from hedgerow.strategies.roster import Node, RosterError
+from hedgerow.sim import InProcessGrid
+from hedgerow.strategies import Node, OwnNodes, RosterError
+from hedgerow.strategies.own_data import _measured, _moments, pooled
 from hedgerow.tasks import num_features
-from hedgerow.wire.ledger import Ledger
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire import Ledger, PayloadError
 
 
 def told(x: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:

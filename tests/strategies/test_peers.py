@@ -13,8 +13,9 @@ import grpc
 import pytest
 from tests.strategies.peer_addresses import addresses
 
-from hedgerow.sim.deploy.certificates import EdgeCredentials, make_edge_credentials
-from hedgerow.strategies.peers import Exchange, PeerChannel, PeerCredentials, Topic
+from hedgerow.sim import EdgeCredentials, make_edge_credentials
+from hedgerow.strategies import PeerCredentials
+from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
 
 LARGEST = 1 << 12
 # Nothing here takes so long unless it hangs.

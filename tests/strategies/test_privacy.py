@@ -10,19 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from hedgerow.strategies import Privacy
 from hedgerow.strategies.privacy import (
     REASONS,
-    Privacy,
     calibrated_multiplier,
     claimed_total,
-    gaussian_delta,
-    gaussian_epsilon,
     noise_variance,
     numerical_epsilon,
     releases,
-    zcdp,
-    zcdp_epsilon,
 )
+from hedgerow.wire import gaussian_delta, gaussian_epsilon, zcdp, zcdp_epsilon
 
 # Claims of the paper
 

@@ -10,7 +10,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from tests.strategies.changing_grid import ChangingGrid, saying
 from tests.strategies.quadratic import Quadratics, run
 
-from hedgerow.sim.deploy.certificates import make_credentials
+from hedgerow.sim import make_credentials
 from hedgerow.sim.engine._compat import NodeInfo
 from hedgerow.strategies import FedAvg, Registry, Roster, RosterError
 from hedgerow.strategies.registry import RegistryError

@@ -8,8 +8,7 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
-from hedgerow.strategies.robust import Aggregation, parse_aggregation
-from hedgerow.wire.records import lazy_array
+from hedgerow.wire import Aggregation, lazy_array, parse_aggregation
 
 N, D, LIARS = 20, 50, 4
 HONEST = np.random.default_rng(5).normal(1.0, 0.3, (N, D))

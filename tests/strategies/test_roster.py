@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.strategies.changing_grid import ChangingGrid, saying
 
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.roster import Roster, RosterError, Shapes
-from hedgerow.wire.message_types import MESSAGE_FORMAT
+from hedgerow.sim import Delay, FaultModel, InProcessGrid
+from hedgerow.strategies import Roster, RosterError, Shapes
+from hedgerow.wire import MESSAGE_FORMAT
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies.gossip.nodes import Nodes, Spy, payloads_within
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.strategies.exchange import Roster
-from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.router import NODE_TO_NODE, Bundles, Router
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
-from hedgerow.wire.message_types import HELLO, PUBLISH
+from hedgerow.sim import Delay, FaultModel, flower_identity
+from hedgerow.strategies import NODE_TO_NODE, PayloadSizes, Roster, Router
+from hedgerow.strategies.router import Bundles
+from hedgerow.wire import HELLO, HUB_TO_NODE, NODE_TO_HUB, PUBLISH, Ledger
 
 PATH = nx.path_graph(4)
 SIZES = PayloadSizes(128, 16)

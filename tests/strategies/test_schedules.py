@@ -8,17 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies import schedules
-from hedgerow.strategies.schedules import (
-    SCHEDULES,
-    Diminishing,
-    Fixed,
-    Schedule,
-    StepDecay,
-    parse_schedule,
-    schedule,
-    theory_stage_len,
-)
+from hedgerow.strategies import Diminishing, Fixed, Schedule, StepDecay, parse_schedule, schedules
+from hedgerow.strategies.schedules import SCHEDULES, schedule, theory_stage_len
 
 STEPS = st.floats(1e-6, 1e3)
 ANY_SCHEDULE = st.one_of(

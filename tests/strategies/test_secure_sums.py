@@ -8,13 +8,23 @@ import pytest
 from flwr.app import MetricRecord, RecordDict
 from tests.strategies.summing import SIZE, LossyGrid, app, examples, run, update
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
-from hedgerow.strategies import CEPS, FedAvg, Feel, HierFAvg, SDFeel, TooFewRepliesError
-from hedgerow.strategies.secure_sums import SecureSum
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.masked_sums import MASKED, MASKED_SUM, Grid, default_neighbours, survivors_needed
-from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES, WHOAMI
-from hedgerow.wire.records import payload_bytes, to_record, view
+from hedgerow.clients import BatchClientApp, each, whoami
+from hedgerow.strategies import CEPS, FedAvg, Feel, HierFAvg, SDFeel, SecureSum, TooFewRepliesError
+from hedgerow.wire import (
+    HUB_TO_NODE,
+    MASKED,
+    MASKED_SUM,
+    NODE_TO_HUB,
+    SUM_KEYS,
+    SUM_SHARES,
+    WHOAMI,
+    default_neighbours,
+    payload_bytes,
+    survivors_needed,
+    to_record,
+    view,
+)
+from hedgerow.wire.masked_sums import Grid
 
 CLIP = SecureSum().clip
 

@@ -15,15 +15,21 @@ from tests.strategies.summed_methods import run as run_method
 from tests.strategies.summing import SIZE, LossyGrid, app, examples, run, update
 from torch import nn
 
-from hedgerow.strategies import FedAvg
-from hedgerow.strategies.secure_sums import SecureSum
-from hedgerow.strategies.sum_noise import SumNoise, SumReleases
+from hedgerow.strategies import FedAvg, SecureSum, SumNoise
+from hedgerow.strategies.sum_noise import SumReleases
 from hedgerow.strategies.sum_settings import check_noise
+from hedgerow.wire import (
+    MASKED,
+    SUM_SHARES,
+    gaussian_epsilon,
+    optimal_zcdp_epsilon,
+    survivors_needed,
+    to_record,
+    view,
+    zcdp_epsilon,
+)
 from hedgerow.wire.discrete_gaussian import CoinFlips
-from hedgerow.wire.gaussian_dp import gaussian_epsilon, optimal_zcdp_epsilon, zcdp_epsilon
-from hedgerow.wire.masked_sums import MASKED, NoisyGrid, survivors_needed
-from hedgerow.wire.message_types import SUM_SHARES
-from hedgerow.wire.records import to_record, view
+from hedgerow.wire.masked_sums import NoisyGrid
 
 
 def noisy(clip: float = 1.0, multiplier: float = 1e-3, **parts: Any) -> SecureSum:

@@ -19,15 +19,20 @@ from tests.strategies.summed_methods import (
 )
 from tests.strategies.summing import LossyGrid
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.fedmud import fedmud_client
-from hedgerow.strategies import EF21P, Compressed, FedBAT, FedHM, TooFewRepliesError
-from hedgerow.strategies.secure_sums import SecureSum
-from hedgerow.wire.calls import Call
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.masked_sums import MASKED, Grid
-from hedgerow.wire.message_types import SUM_SHARES, WHOAMI
-from hedgerow.wire.records import payload_bytes, to_record, view
+from hedgerow.clients import BatchClientApp, fedmud_client
+from hedgerow.strategies import EF21P, Compressed, FedBAT, FedHM, SecureSum, TooFewRepliesError
+from hedgerow.wire import (
+    HUB_TO_NODE,
+    MASKED,
+    NODE_TO_HUB,
+    SUM_SHARES,
+    WHOAMI,
+    Call,
+    payload_bytes,
+    to_record,
+    view,
+)
+from hedgerow.wire.masked_sums import Grid
 
 # Within a sum models are cast to float32 once a round, in a plain run too.
 FLOAT32 = 2**-23

@@ -7,21 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies.topology import (
+from hedgerow.strategies import (
     DIRECTED_TOPOLOGIES,
     TOPOLOGIES,
     Mixing,
     as_digraph,
     as_graph,
-    graph,
     laplacian,
     metropolis,
     mixing,
-    one_peer_exponential,
     push_weights,
-    senders,
-    validate_topology,
 )
+from hedgerow.strategies.topology import graph, one_peer_exponential, senders, validate_topology
 
 THIRD = 0.333333
 FIXED = ["bipartite", "complete", "line", "partial", "path", "ring", "ring-chords", "star", "torus"]

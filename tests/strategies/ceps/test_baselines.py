@@ -13,28 +13,26 @@ from tests.oracles import decentralised as oracle
 from tests.strategies.changing_grid import ChangingGrid
 from tests.strategies.gossip.nodes import DIM, Nodes, run
 
-from hedgerow.clients.ceps.baselines import decentralised_client
-from hedgerow.clients.ceps.problems import LinearRegression
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.ceps.baselines import (
+from hedgerow.clients import LinearRegression, decentralised_client
+from hedgerow.sim import InProcessGrid, flower_identity
+from hedgerow.strategies import (
     BEER,
     DCDPSGD,
     DPDSGT,
     DPSGD,
+    NODE_TO_NODE,
     SGP,
     ChocoSGD,
     DFedAvgM,
     DFedSAM,
+    EvaluateFn,
+    Gossip,
     Matcha,
+    Monitor,
+    Privacy,
+    RoundEnd,
 )
-from hedgerow.strategies.gossip.monitor import Monitor
-from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.rounds import EvaluateFn, RoundEnd
-from hedgerow.strategies.router import NODE_TO_NODE
-from hedgerow.wire.records import view
-from hedgerow.wire.vector_codecs import parse_codec
+from hedgerow.wire import parse_codec, view
 
 M, N = 8, 5
 GRAPH = nx.cycle_graph(M)

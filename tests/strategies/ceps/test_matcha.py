@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hedgerow.strategies import laplacian
 from hedgerow.strategies.ceps.matcha import Activation, activation_probabilities, matchings
-from hedgerow.strategies.topology import graph, laplacian
+from hedgerow.strategies.topology import graph
 
 
 @st.composite

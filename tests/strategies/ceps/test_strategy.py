@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from tests.oracles.ceps import Setting, trajectory
 from tests.strategies.gossip.nodes import DIM, Nodes, Spy, payloads_within, run
 
-from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.ceps.problems import LinearRegression
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode, neighbourhood_graph, participants
-from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
+from hedgerow.clients import LinearRegression, ceps_client
+from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
+from hedgerow.strategies import (
+    CEPS,
+    NODE_TO_NODE,
+    DivergenceError,
+    Monitor,
+    OneBitCode,
+    Privacy,
+    TooFewRepliesError,
+)
+from hedgerow.strategies.ceps.strategy import neighbourhood_graph, participants
+from hedgerow.strategies.gossip import SET_UP
 from hedgerow.strategies.gossip.payload_sizes import Coding
-from hedgerow.strategies.gossip.relay import SET_UP
-from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.rounds import TooFewRepliesError
-from hedgerow.strategies.router import NODE_TO_NODE
-from hedgerow.wire.ledger import NODE_TO_HUB
-from hedgerow.wire.seeds import Purpose, generator
-from hedgerow.wire.vector_codecs import parse_codec
+from hedgerow.wire import NODE_TO_HUB, Purpose, generator, parse_codec
 
 M = 6
 RING = nx.cycle_graph(M)

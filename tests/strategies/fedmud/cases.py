@@ -5,8 +5,8 @@ from typing import Any
 
 from tests.strategies.linear_federation import MODEL, LinearFederation, run, same
 
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
-from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.strategies import FedMUD
+from hedgerow.strategies.fedmud import CompressedLayers
 
 
 def fedmud(**parameters: Any) -> FedMUD:

@@ -8,12 +8,10 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from tests.strategies.fedmud.cases import ends_with_the_same_bits, fedmud
 from tests.strategies.linear_federation import LAYERS, MODEL, NUM_PARAMETERS, LinearFederation, run
 
-from hedgerow.strategies.fedmud.ef21p import EF21P
-from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara
-from hedgerow.strategies.fedmud.fedbat import FedBAT
+from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedPara
 from hedgerow.strategies.fedmud.projection import nearest_factors
 from hedgerow.strategies.vectors import joined, split
-from hedgerow.wire.lowrank import Factorisation
+from hedgerow.wire import Factorisation
 
 LINEAR = ("mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad")
 

@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
-from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
-from hedgerow.strategies.fedmud.ef21p import EF21P, BroadcastIterate
-from hedgerow.strategies.fedmud.strategy import FedMUD
-from hedgerow.strategies.fedmud.sync import SYNCS
-from hedgerow.wire.compress import rand_k
-from hedgerow.wire.elias_fano import decode_indices, index_bits
-from hedgerow.wire.lowrank import LayerShape
-from hedgerow.wire.records import PayloadError, to_record, view
+from hedgerow.strategies import EF21P, FedMUD
+from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.fedmud.ef21p import BroadcastIterate
+from hedgerow.wire import LayerShape, PayloadError, decode_indices, index_bits, rand_k, to_record, view
 
 
 def ef21p(**parameters: Any) -> EF21P:

@@ -21,11 +21,10 @@ from tests.strategies.linear_federation import (
     same,
 )
 
-from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP, CompressedLayers
-from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara, SingularValues, truncated
-from hedgerow.strategies.fedmud.sync import SYNCS
-from hedgerow.wire.lowrank import Factorisation, LayerShape
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.strategies import FedHM, FedLMT, FedPara
+from hedgerow.strategies.fedmud import DOWN, SYNCS, UP, CompressedLayers
+from hedgerow.strategies.fedmud.factored import SingularValues, truncated
+from hedgerow.wire import Factorisation, LayerShape, to_record, to_state_dict
 
 TRAINING: dict[str, Any] = {"learning_rate": 0.1, "min_available_nodes": 5, "fraction_evaluate": 0.0}
 BASELINES = [FedLMT, FedPara, FedHM]
@@ -77,7 +76,7 @@ def test_a_resumed_run_ends_with_the_same_bits(kind: Any) -> None:
 def test_the_run_starts_from_random_factors_and_says_so_before_the_first_round(kind: Any) -> None:
     strategy = baseline(kind, seed=4)
     evaluated: list[dict[str, Any]] = []
-    from hedgerow.sim.engine._compat import flower_identity
+    from hedgerow.sim import flower_identity
 
     with flower_identity(1):
         strategy.start(

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
-from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
-from hedgerow.strategies.fedmud.fedbat import FedBAT, SignUpdates, binarised, signed
-from hedgerow.strategies.fedmud.sync import SYNCS
-from hedgerow.wire.lowrank import LayerShape
-from hedgerow.wire.records import payload_bytes, to_record, view
+from hedgerow.strategies import FedBAT
+from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.fedmud.fedbat import SignUpdates, binarised, signed
+from hedgerow.wire import LayerShape, payload_bytes, to_record, view
 from hedgerow.wire.sign_shares import drawn_weights, signs_by_layer
 
 

@@ -26,15 +26,11 @@ from tests.strategies.linear_federation import (
 )
 from torch import nn
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.checkpoint import load_checkpoint, save_checkpoint
-from hedgerow.strategies import TooFewRepliesError
-from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS, FactorAveraging, FedMUD
-from hedgerow.strategies.fedmud.sync import SYNCS
-from hedgerow.wire.lowrank import Factorisation, LayerShape
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity, load_checkpoint, save_checkpoint
+from hedgerow.strategies import FedMUD, TooFewRepliesError
+from hedgerow.strategies.fedmud import SYNCS
+from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS, FactorAveraging
+from hedgerow.wire import Factorisation, LayerShape, to_record, to_state_dict
 
 COMPRESSING = [variant for variant in UPDATE_VARIANTS if variant != "dense"]
 EXACT = ["mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad"]
@@ -261,7 +257,7 @@ def test_an_interval_that_does_not_divide_the_run_leaves_an_update_in_the_model(
 
 
 def test_fedmud_is_fedlmt_when_it_starts_from_zero_with_random_factors_and_never_resets() -> None:
-    from hedgerow.strategies.fedmud.factored import FedLMT
+    from hedgerow.strategies import FedLMT
 
     options = {"ratio": 0.2, "budget": "layer", "init_a": 0.5, "local_epochs": 2}
     training = {"learning_rate": 0.1, "min_available_nodes": 5, "fraction_evaluate": 0.0}

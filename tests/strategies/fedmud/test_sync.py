@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from tests.strategies.fedmud.cases import fedmud
 from tests.strategies.linear_federation import E_UNC, D, LinearFederation, run
 
-from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP
-from hedgerow.strategies.fedmud.strategy import FedMUD
-from hedgerow.strategies.fedmud.sync import SYNCS, Downlink, Download, Post, UpdateLog
-from hedgerow.wire.ledger import Transfer
-from hedgerow.wire.records import payload_bytes, to_record, view
+from hedgerow.strategies import FedMUD
+from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, UpdateLog
+from hedgerow.wire import Transfer, payload_bytes, to_record, view
 
 HEADER = 128  # of a serialised array
 BUFFER = 8  # one int64

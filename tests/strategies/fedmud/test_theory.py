@@ -19,7 +19,7 @@ from hedgerow.strategies.fedmud.theory import (
     theorem_bound,
     weight_drift_bound,
 )
-from hedgerow.wire.factors import FactoredLayer
+from hedgerow.wire import FactoredLayer
 
 # The golden evaluation of Theorem 1.
 GOLDEN = Assumptions(

@@ -11,10 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from tests.strategies.recording_grid import RecordingGrid
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.sim import FaultModel, flower_identity
+from hedgerow.strategies import Gossip, RoundEnd
 
 # Dimension of the models that must never leave a node.
 DIM = 60

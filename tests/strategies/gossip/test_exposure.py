@@ -17,21 +17,14 @@ from tests.clients.ceps.federation import squares
 from tests.strategies.recording_grid import RecordingGrid
 
 import hedgerow.clients.gossip
-from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.gradient_noise import noised, privacy_of
+from hedgerow.clients import ceps_client, noised, privacy_of
 from hedgerow.clients.releases import Releases
-from hedgerow.sim.engine._compat import flower_identity
+from hedgerow.sim import flower_identity
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.strategies.ceps.baselines import DPSGD
-from hedgerow.strategies.ceps.strategy import CEPS
+from hedgerow.strategies import CEPS, DPSGD, Gossip, Monitor, Privacy, RoundEnd
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.exposure import Asked, Exposure
-from hedgerow.strategies.gossip.monitor import Monitor
-from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.wire.message_types import UPDATE
-from hedgerow.wire.vector_codecs import parse_codec
+from hedgerow.wire import UPDATE, parse_codec
 
 M, N, SEED = 4, 20, 5
 PROBLEMS = squares(2, M, N, 3)

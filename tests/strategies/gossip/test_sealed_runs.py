@@ -20,23 +20,27 @@ from tests.strategies.recording_grid import RecordingGrid
 import hedgerow.clients.gossip
 import hedgerow.clients.links
 import hedgerow.clients.node_state
-from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
+from hedgerow.clients import ceps_client
+from hedgerow.sim import FaultModel, flower_identity
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.strategies.ceps.baselines import DCDPSGD, DPSGD, SGP
-from hedgerow.strategies.ceps.strategy import CEPS, OneBitCode
-from hedgerow.strategies.gossip.monitor import Monitor
-from hedgerow.strategies.gossip.relay import SET_UP
-from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.router import NODE_TO_NODE
-from hedgerow.wire.calls import LINKS_RECORD, SEALED_RECORD, SECRET_RECORD
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import PayloadError, payload_bytes, view
-from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES, Identity, Link, SealingKey
-from hedgerow.wire.seeds import Purpose
-from hedgerow.wire.vector_codecs import Codec, parse_codec
+from hedgerow.strategies import CEPS, DCDPSGD, DPSGD, NODE_TO_NODE, SGP, Gossip, Monitor, OneBitCode, RoundEnd
+from hedgerow.strategies.gossip import SET_UP
+from hedgerow.wire import (
+    HUB_TO_NODE,
+    LINKS_RECORD,
+    NODE_TO_HUB,
+    SEAL_BYTES,
+    SEALED_RECORD,
+    SECRET_RECORD,
+    Codec,
+    PayloadError,
+    Purpose,
+    SealingKey,
+    parse_codec,
+    payload_bytes,
+    view,
+)
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, Identity, Link
 
 M, N, S, D, SEED = 6, 60, 3, 90, 5
 PROBLEMS = squares(2, M, N, S)

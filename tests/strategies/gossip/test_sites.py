@@ -18,18 +18,12 @@ from tests.strategies.peer_addresses import Wire, addresses
 import hedgerow.clients.gossip
 import hedgerow.clients.links
 import hedgerow.clients.node_state
-from hedgerow.clients.ceps.baselines import decentralised_client
-from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies.ceps.baselines import DPSGD, SGP, Matcha
-from hedgerow.strategies.ceps.strategy import CEPS
-from hedgerow.strategies.gossip.monitor import Monitor
-from hedgerow.strategies.gossip.relay import SET_UP
-from hedgerow.strategies.gossip.sites import Site, Sites
-from hedgerow.strategies.gossip.strategy import Gossip
-from hedgerow.strategies.router import NODE_TO_NODE
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, Traffic
-from hedgerow.wire.records import view
+from hedgerow.clients import ceps_client, decentralised_client
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import CEPS, DPSGD, NODE_TO_NODE, SGP, Gossip, Matcha, Monitor, Site
+from hedgerow.strategies.gossip import SET_UP
+from hedgerow.strategies.gossip.sites import Sites
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, Traffic, view
 
 M, N, S, D, SEED = 6, 60, 3, 90, 5
 PROBLEMS = squares(2, M, N, S)

@@ -10,11 +10,9 @@ from flwr.clientapp import ClientApp
 from tests.oracles.hsgd import Group, Theta
 from tests.strategies.recording_grid import RecordingGrid
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.strategies.hsgd.strategy import HSGD
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.wire.records import lazy_array
+from hedgerow.sim import FaultModel, flower_identity
+from hedgerow.strategies import HSGD, RoundEnd
+from hedgerow.wire import lazy_array
 from hedgerow.wire.sparse_rows import kept as kept_entries
 
 Vector = np.ndarray

@@ -13,11 +13,10 @@ from tests.strategies.recording_grid import RecordingGrid
 
 import hedgerow.clients.links
 from hedgerow.clients import Party, hsgd_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies.hsgd.strategy import HSGD
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.tasks.split_models import split_model
-from hedgerow.wire.records import to_record, view
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import HSGD, RoundEnd
+from hedgerow.tasks import split_model
+from hedgerow.wire import to_record, view
 
 GROUPS, PEOPLE, FEATURES = 2, 8, (16, 18)
 MODEL = split_model("mlp", (FEATURES[0],), (FEATURES[1],), 2, 3)

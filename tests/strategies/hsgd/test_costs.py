@@ -18,7 +18,7 @@ from hedgerow.strategies.hsgd.costs import (
     run_seconds,
     traffic,
 )
-from hedgerow.wire.clock import Clock, Rates
+from hedgerow.wire import Clock, Rates
 
 ORGAN = Sizes(19_211, 3_424, 3_424, 144, 144, 34)
 ESR = Sizes(165, 1_216, 1_216, 16, 16, 18)

@@ -12,11 +12,10 @@ from tests.strategies.hsgd.nodes import Parties, Spy, run
 from tests.strategies.hsgd.test_strategy import LAYOUTS, final, hsgd, toy
 
 from hedgerow.sim.engine._compat import NodeInfo
-from hedgerow.strategies.hsgd.groups import PairingError
+from hedgerow.strategies import PairingError, Registry, TooFewRepliesError
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
-from hedgerow.strategies.registry import Registered, Registry
-from hedgerow.strategies.rounds import TooFewRepliesError
-from hedgerow.wire.records import PayloadError
+from hedgerow.strategies.registry import Registered
+from hedgerow.wire import PayloadError
 from hedgerow.wire.sparse_rows import row_bytes
 
 

@@ -28,8 +28,8 @@ from tests.strategies.hsgd.real_nodes import (
 )
 from torch.func import functional_call
 
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise, UploadNoise
-from hedgerow.wire.sealed import SEAL_BYTES
+from hedgerow.strategies import EmbeddingNoise, UploadNoise
+from hedgerow.wire import SEAL_BYTES
 
 __all__ = ["devices"]
 

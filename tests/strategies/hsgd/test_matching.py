@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.strategies.hsgd.evaluation import BINS, Scores, score_metrics
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, form_of, match, own_introduction
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire import PayloadError
 
 
 def ids(*numbers: int) -> tuple[str, ...]:

@@ -11,9 +11,8 @@ from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd
 
-from hedgerow.strategies.hsgd import Adaptive, PairingError
-from hedgerow.strategies.secure_sums import SecureSum
-from hedgerow.wire.records import to_record, view
+from hedgerow.strategies import Adaptive, PairingError, SecureSum
+from hedgerow.wire import to_record, view
 
 RULES = ["median", "trimmed-mean(0.25)", "krum(1)", "multi-krum(1,3)", "geometric-median", "clipped(0.05)"]
 M, K = 5, 5

@@ -10,11 +10,12 @@ from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, network_parties, toy
 
-from hedgerow.strategies.hsgd.adaptive import Adaptive, Choice
+from hedgerow.strategies import Adaptive, Probing
+from hedgerow.strategies.hsgd.adaptive import Choice
 from hedgerow.strategies.hsgd.aggregators import EdgeAggregator
 from hedgerow.strategies.hsgd.estimates import Estimates
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.probes import Probing, Seen
+from hedgerow.strategies.hsgd.probes import Seen
 from hedgerow.strategies.hsgd.theory import choose_eta, choose_same_interval, eta_max
 
 

@@ -15,8 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from tests.strategies.hsgd.real_nodes import GROUPS, Server, World, run, strategy
 
 from hedgerow.clients.hsgd import work
-from hedgerow.strategies.hsgd.noise import UploadNoise
-from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies import RoundEnd, UploadNoise
 
 KIND = "train.update"
 ROUNDS, P, Q = 4, 2, 1

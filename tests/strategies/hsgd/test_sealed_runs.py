@@ -23,15 +23,12 @@ from tests.strategies.hsgd.real_nodes import (
     total,
 )
 
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.strategies.hsgd.adaptive import Adaptive
+from hedgerow.sim import FaultModel
+from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd.messages import LinkIntroduction
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise
-from hedgerow.strategies.hsgd.probes import Probing
 from hedgerow.strategies.hsgd.sealing import SealedLinks
-from hedgerow.wire.calls import LINKS_RECORD, SECRET_RECORD
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES, Identity, SealingKey
+from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, Identity
 
 __all__ = ["devices"]
 

@@ -28,15 +28,14 @@ from tests.oracles.test_hsgd_oracle import (
 from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 
 import hedgerow.strategies.hsgd.strategy as module
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies.hsgd.adaptive import Adaptive
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, UploadNoise
 from hedgerow.strategies.hsgd.aggregators import CloudAggregator
 from hedgerow.strategies.hsgd.costs import Method, Sizes, paper_bytes, round_parts, run_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.hsgd.groups import draw as drawn
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise, Exposure, Report, UploadNoise
-from hedgerow.strategies.hsgd.strategy import HSGD
-from hedgerow.strategies.privacy import gaussian_epsilon
+from hedgerow.strategies.hsgd.noise import Exposure, Report
+from hedgerow.wire import gaussian_epsilon
 
 LAYOUTS = pytest.mark.parametrize("edges", [False, True], ids=["devices", "edges"])
 

@@ -22,12 +22,10 @@ from tests.strategies.hsgd.test_leaks import blind, parameters, read_features
 from tests.strategies.summing import NOTHING, Loses, LossyGrid
 
 from hedgerow.clients import hsgd_client
-from hedgerow.strategies.hsgd import PairingError
+from hedgerow.strategies import PairingError, RoundEnd, SecureSum, TooFewRepliesError
 from hedgerow.strategies.hsgd.means import MANY_DEVICES
-from hedgerow.strategies.rounds import RoundEnd, TooFewRepliesError
-from hedgerow.strategies.secure_sums import SecureSum
-from hedgerow.wire.masked_sums import MASKED, Grid
-from hedgerow.wire.records import view
+from hedgerow.wire import MASKED, view
+from hedgerow.wire.masked_sums import Grid
 
 __all__ = ["devices"]
 

@@ -9,7 +9,7 @@ from tests.strategies.quadratic import Quadratics
 from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim import InProcessGrid
 
 # What an edge server does with its reply before it is sent: (server, message type, state, reply) -> reply.
 Spoil = Callable[[int, str, RecordDict, RecordDict], RecordDict]

@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 from tests.strategies.quadratic import Quadratics, run, servers
 
-from hedgerow.strategies import AsynchronousSDFeel, SDFeel, Stragglers
+from hedgerow.strategies import AsynchronousSDFeel, SDFeel, Stragglers, as_graph, mixing
+from hedgerow.strategies.sd_feel import System, preset
 from hedgerow.strategies.sd_feel.stragglers import ServerClocks
-from hedgerow.strategies.sd_feel.theory import (
-    System,
-    cluster_seconds,
-    inter_seconds,
-    preset,
-    round_seconds,
-)
-from hedgerow.strategies.topology import as_graph, mixing
-from hedgerow.wire.clock import Compute
+from hedgerow.strategies.sd_feel.theory import cluster_seconds, inter_seconds, round_seconds
+from hedgerow.wire import Compute
 
 SIZES = (30, 20, 10, 20, 15, 5, 8, 12)
 CLUSTERS = (0, 0, 1, 1, 2, 2, 3, 3)

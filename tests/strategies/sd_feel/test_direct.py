@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 from tests.strategies.peer_addresses import Wire, addresses
 
+from hedgerow.strategies import mixing
 from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.sd_feel.direct import DirectGossip
-from hedgerow.strategies.topology import mixing
+from hedgerow.wire import parse_aggregation
 
 SIZES = (30.0, 10.0, 25.0, 5.0)
 M = 50

@@ -12,12 +12,9 @@ from tests.strategies.changing_grid import ChangingGrid
 from tests.strategies.peer_addresses import addresses
 from tests.strategies.quadratic import Quadratics
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import SDFeel
-from hedgerow.strategies.roster import RosterError
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
-from hedgerow.wire.ledger import Traffic
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import EdgeServerSDFeel, RosterError, RoundEnd, SDFeel
+from hedgerow.wire import Traffic
 
 C = 7
 CLUSTERS = (0, 0, 1, 2, 2, 2, 3)

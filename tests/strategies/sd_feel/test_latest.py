@@ -12,11 +12,11 @@ from flwr.app import ArrayRecord
 from tests.strategies.peer_addresses import addresses
 from tests.strategies.sd_feel.test_edge_server import gossip_rounds, run, scalar, stops_after, strategies
 
+from hedgerow.strategies import as_graph, mixing
 from hedgerow.strategies.peers import PeerChannel, Topic
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.sd_feel.asynchronous import lazy_column
 from hedgerow.strategies.sd_feel.latest import LatestGossip
-from hedgerow.strategies.topology import as_graph, mixing
+from hedgerow.wire import parse_aggregation
 
 MODEL = np.zeros(3)
 

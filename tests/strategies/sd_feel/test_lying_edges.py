@@ -11,8 +11,8 @@ from tests.strategies.sd_feel.edge_federation import EdgeFederation, Spoil
 from tests.strategies.sd_feel.test_relayed import CLUSTERS, PROBLEM, C, D, sd_feel, start
 
 from hedgerow.strategies import SDFeel
+from hedgerow.wire import parse_aggregation
 from hedgerow.wire.edge_servers import robust_step
-from hedgerow.wire.robust_means import parse_aggregation
 
 LIAR = 1
 OPEN: dict[str, Any] = {"max_update_norm_ratio": 0, "max_loss_ratio": 0}

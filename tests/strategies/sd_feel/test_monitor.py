@@ -11,14 +11,12 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from tests.strategies.peer_addresses import addresses
 from tests.strategies.sd_feel.test_edge_server import CLUSTERS, PROBLEM, run
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import EdgeMonitor, EdgeServerSDFeel, SDFeel
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import EdgeMonitor, EdgeServerSDFeel, RoundEnd, SDFeel, as_graph
 from hedgerow.strategies.peers import PeerChannel, Topic
-from hedgerow.strategies.rounds import Progress, RoundEnd
+from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.sd_feel.monitor import _Report, layout_digest, run_digest
-from hedgerow.strategies.topology import as_graph
-from hedgerow.wire.ledger import Traffic
-from hedgerow.wire.records import Layout, PayloadError
+from hedgerow.wire import Layout, PayloadError, Traffic
 
 SETTINGS: dict[str, Any] = {"topology": "path", "tau1": 2, "tau2": 2, "alpha": 2, "seed": 3}
 INITIAL = ArrayRecord({"w": Array(np.random.default_rng(1).standard_normal(40).astype(np.float32))})

@@ -9,8 +9,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from tests.strategies.quadratic import Quadratics, run
 from tests.strategies.recording_grid import RecordingGrid
 
-from hedgerow.strategies import SDFeel
-from hedgerow.strategies.rounds import RoundEnd
+from hedgerow.strategies import RoundEnd, SDFeel
 
 SIZES, CENTRES, CURVATURES = [30, 20, 10, 20, 15, 5], [1.0, 2, 3, 4, 5, 6], [1.0, 0.5, 2, 1, 0.25, 4]
 M = np.array(SIZES) / sum(SIZES)

@@ -12,13 +12,10 @@ from tests.strategies.quadratic import Quadratics, initial, run, servers
 from tests.strategies.sd_feel.edge_federation import EdgeFederation, Spoil
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import HierFAvg, RosterError, SDFeel, TooFewRepliesError
-from hedgerow.strategies.sd_feel.theory import preset
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import payload_bytes
+from hedgerow.strategies.sd_feel import preset
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, payload_bytes
 
 C, D = 7, 4
 CLUSTERS = (0, 0, 1, 2, 2, 2, 3)

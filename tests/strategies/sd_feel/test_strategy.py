@@ -16,14 +16,11 @@ from hypothesis import strategies as st
 from tests.oracles import sd_feel as oracle
 from tests.strategies.quadratic import Quadratics, initial, run, servers
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel, TooFewRepliesError
-from hedgerow.strategies.exchange import RosterError
-from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy, cluster_means, contiguous_clusters
-from hedgerow.strategies.sd_feel.theory import latency, preset, traffic
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, RosterError, SDFeel, TooFewRepliesError
+from hedgerow.strategies.sd_feel import ClusteredStrategy, contiguous_clusters, latency, preset, traffic
+from hedgerow.strategies.sd_feel.clusters import cluster_means
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 
 PATH3 = [(0, 1), (1, 2)]
 RING4 = [(0, 1), (1, 2), (2, 3), (3, 0)]

@@ -10,28 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.sd_feel import Run, run
 
+from hedgerow.strategies import Mixing, as_graph, mixing
+from hedgerow.strategies.sd_feel import PRESETS, System, latency, preset, traffic
 from hedgerow.strategies.sd_feel.theory import (
     PAPER_RATES,
-    PRESETS,
     Plan,
     Problem,
     Scheme,
-    System,
     block_seconds,
     bound,
     bound_constants,
     eta_max,
     inter_seconds,
     iterations_within,
-    latency,
     plan,
     plans,
-    preset,
     round_seconds,
-    traffic,
 )
-from hedgerow.strategies.topology import Mixing, as_graph, graph, mixing
-from hedgerow.wire.clock import Clock, Compute, Rates
+from hedgerow.strategies.topology import graph
+from hedgerow.wire import Clock, Compute, Rates
 
 PAPER = preset("paper-text")
 C10 = 0.8256645486206611

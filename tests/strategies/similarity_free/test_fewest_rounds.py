@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hedgerow.strategies.schedules import Diminishing, StepDecay, theory_stage_len
+from hedgerow.strategies import Diminishing, StepDecay
+from hedgerow.strategies.schedules import theory_stage_len
 from hedgerow.strategies.similarity_free.fewest_rounds import (
     bound_constant_steps,
     fewest_diminishing,

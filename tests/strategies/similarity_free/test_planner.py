@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hedgerow.strategies.schedules import Fixed
+from hedgerow.strategies import Fixed
 from hedgerow.strategies.similarity_free.planner import (
     Estimate,
     Estimates,

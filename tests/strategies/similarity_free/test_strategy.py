@@ -11,15 +11,19 @@ from tests.clients.similarity_free.quadratic_cases import Point, half_square, sa
 from tests.oracles.similarity_free import Q2, Quadratic
 
 from hedgerow.clients import LocalTask, similarity_free_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies import FedAvg, InnerSolver, SimilarityFree, TooFewRepliesError
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
-from hedgerow.wire.compress import TopK
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import to_record
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
+from hedgerow.strategies import (
+    Diminishing,
+    FedAvg,
+    Fixed,
+    InnerSolver,
+    RoundEnd,
+    Schedule,
+    SimilarityFree,
+    StepDecay,
+    TooFewRepliesError,
+)
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, TopK, to_record
 
 TENTH = Fixed(c=0.1, num_rounds=1)
 EXACT = InnerSolver(lr="fixed:0.05", steps=45, tol=0.0)

@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
+from hedgerow.strategies import Diminishing, Fixed, Schedule, StepDecay
+from hedgerow.strategies.schedules import theory_stage_len
 from hedgerow.strategies.similarity_free.theory import (
     Algorithm,
     Constants,
