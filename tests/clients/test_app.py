@@ -7,9 +7,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.clients import BatchClientApp, introduce, introduced, whoami
-from hedgerow.clients.app import each
-from hedgerow.wire.calls import Batched, Call
+from hedgerow.clients import BatchClientApp, each, introduce, introduced, whoami
+from hedgerow.wire import Batched, Call
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

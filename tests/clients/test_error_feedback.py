@@ -12,19 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.error_feedback import (
-    Metrics,
-    Update,
-    compress_reply,
-    compress_updates,
-    compressed,
-    feed_back,
-)
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.wire.calls import Call
-from hedgerow.wire.compress import Compressor, parse_compressor, unpack_update
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.clients import BatchClientApp, compress_reply, compressed
+from hedgerow.clients.error_feedback import Metrics, Update, compress_updates, feed_back
+from hedgerow.sim import InProcessGrid
+from hedgerow.wire import Call, Compressor, parse_compressor, to_record, to_state_dict, unpack_update
 
 NAMES = ("identity", "topk(0.2)", "topk(3,packed)", "sign", "ternary")
 EACH = pytest.mark.parametrize("name", NAMES)

@@ -16,21 +16,29 @@ from tests.clients.training.cases import torch_seeded
 from tests.wire.fuzzing import Decoder, Rng, garbage_bytes, hunt, mutated_bytes
 from torch import nn
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.fedmud.client import fedmud_client
+from hedgerow.clients import (
+    BatchClientApp,
+    LocalTask,
+    Party,
+    ceps_client,
+    fedmud_client,
+    hsgd_client,
+    similarity_free_client,
+)
 from hedgerow.clients.gossip import _decode_many
-from hedgerow.clients.hsgd.client import hsgd_client
-from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.instructions import local_steps
-from hedgerow.clients.local_task import LocalTask
-from hedgerow.clients.similarity_free.client import similarity_free_client
-from hedgerow.wire.calls import NODE_RECORD, Call
-from hedgerow.wire.elias_fano import encode_indices
-from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
-from hedgerow.wire.message_types import RESTORE, STATE
-from hedgerow.wire.records import finite_views, to_record
-from hedgerow.wire.vector_codecs import parse_codec
+from hedgerow.wire import (
+    MAX_SAMPLES,
+    MAX_STEPS,
+    NODE_RECORD,
+    RESTORE,
+    STATE,
+    Call,
+    encode_indices,
+    finite_views,
+    parse_codec,
+    to_record,
+)
 
 RNG = np.random.default_rng(5)
 X = torch.as_tensor(RNG.standard_normal((12, 3)), dtype=torch.float32)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from hedgerow.clients.gradient_noise import gaussian_variance, noise, noise_root, privacy_of
+from hedgerow.clients import gaussian_variance, privacy_of
+from hedgerow.clients.gradient_noise import noise, noise_root
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
-from hedgerow.clients.ceps.problems import LinearRegression
-from hedgerow.clients.gradient_noise import Privacy, noise, noised, privacy_of
+from hedgerow.clients import LinearRegression, Privacy, noised, privacy_of
+from hedgerow.clients.gradient_noise import noise
 from hedgerow.clients.grid_noise import GridNoise, noise_key
-from hedgerow.strategies.privacy import Privacy as RunPrivacy
+from hedgerow.strategies import Privacy as RunPrivacy
+from hedgerow.wire import gaussian_delta
 from hedgerow.wire.discrete_gaussian import MAX_DEVIATION, deviation_of
-from hedgerow.wire.gaussian_dp import gaussian_delta
 
 GRID = GridNoise.of(5.0, 1.0, 1000, 500)
 SIGMA = 5.0 * 2 / 500

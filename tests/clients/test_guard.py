@@ -18,27 +18,38 @@ from tests.clients.ceps.federation import squares
 
 import hedgerow.clients.policy
 from ceps.client_app import app as ceps_app
-from hedgerow.clients import BatchClientApp, ceps_client, sd_feel_client
-from hedgerow.clients.app import each
-from hedgerow.clients.gradient_noise import gaussian_variance, noised, privacy_of
-from hedgerow.clients.guard import (
-    FAILED,
-    NO_MESSAGE,
-    NO_MONITOR,
-    NO_POLICY,
-    SPENT,
-    TOO_OFTEN,
-    UNPROTECTED,
+from hedgerow.clients import (
+    BatchClientApp,
     Refusal,
+    ceps_client,
+    each,
+    gaussian_variance,
+    noised,
+    privacy_of,
+    sd_feel_client,
 )
+from hedgerow.clients.guard import FAILED, NO_MESSAGE, NO_MONITOR, NO_POLICY, SPENT, TOO_OFTEN, UNPROTECTED
 from hedgerow.clients.policy import POLICY_VARIABLE, Policy, PolicyError, policy_of, read_policy
 from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften
-from hedgerow.strategies.privacy import Privacy
-from hedgerow.wire import simulated
-from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, SEALED_RECORD, SECRET_RECORD, Call
-from hedgerow.wire.message_types import HELLO, MONITOR, PUBLISH, RESTORE, STATE, UPDATE, WHOAMI
-from hedgerow.wire.records import to_record, view
-from hedgerow.wire.vector_codecs import parse_codec
+from hedgerow.strategies import Privacy
+from hedgerow.wire import (
+    HELLO,
+    LINKS_RECORD,
+    MONITOR,
+    NODE_RECORD,
+    PUBLISH,
+    RESTORE,
+    SEALED_RECORD,
+    SECRET_RECORD,
+    STATE,
+    UPDATE,
+    WHOAMI,
+    Call,
+    parse_codec,
+    simulated,
+    to_record,
+    view,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -280,8 +291,8 @@ GREEDY = """
 import json, resource, sys
 import numpy as np, torch
 from flwr.app import Context, RecordDict
-from hedgerow.clients.app import BatchClientApp, each
-from hedgerow.wire.calls import Call
+from hedgerow.clients import BatchClientApp, each
+from hedgerow.wire import Call
 from hedgerow.wire.simulated import simulated
 
 def take(call):

@@ -12,20 +12,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDic
 from tests.strategies.summing import app
 
 import hedgerow.clients.links
-from hedgerow.clients.guard import Refusal
-from hedgerow.wire.calls import SECRET_RECORD, Call
-from hedgerow.wire.masked_sums import (
+from hedgerow.clients import Refusal
+from hedgerow.wire import (
     MASKED,
     MASKED_SUM,
-    SumPlan,
-    Unmasking,
+    RESTORE,
+    SECRET_RECORD,
+    STATE,
+    SUM_KEYS,
+    SUM_SHARES,
+    Call,
+    SealingKey,
     default_neighbours,
     survivors_needed,
-    told_content,
+    to_record,
+    view,
 )
-from hedgerow.wire.message_types import RESTORE, STATE, SUM_KEYS, SUM_SHARES
-from hedgerow.wire.records import to_record, view
-from hedgerow.wire.sealed import SealingKey
+from hedgerow.wire.masked_sums import SumPlan, Unmasking, told_content
 
 N = 5
 APP = app()

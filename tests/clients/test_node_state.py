@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.node_state import restore_state, tell_state
-from hedgerow.wire.calls import SECRET_RECORD, Call
-from hedgerow.wire.message_types import RESTORE, STATE
+from hedgerow.clients import BatchClientApp, restore_state, tell_state
+from hedgerow.wire import RESTORE, SECRET_RECORD, STATE, Call
 
 
 def node(run_id: int, partition_id: int = 3, state: RecordDict | None = None, **node_config: bool) -> Context:

@@ -11,8 +11,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from hedgerow.clients import local_task, sd_feel_client
 from hedgerow.clients.own_share import own_share
 from hedgerow.clients.told import keep_told
-from hedgerow.wire.calls import Call
-from hedgerow.wire.message_types import STANDARDISE, STATISTICS, WHOAMI
+from hedgerow.wire import STANDARDISE, STATISTICS, WHOAMI, Call
 
 X = np.random.default_rng(0).normal(3.0, 2.0, (40, 5)).astype(np.float32)
 Y = np.arange(40) % 2

@@ -11,25 +11,25 @@ from tests.clients.ceps.federation import squares
 
 from hedgerow.clients import (
     BatchClientApp,
+    Refusal,
+    Reveals,
     ceps_client,
     compressed,
+    each,
     fedmud_client,
     hsgd_client,
+    masked_sum_handlers,
+    reveals,
     sd_feel_client,
     similarity_free_client,
 )
-from hedgerow.clients.app import each
-from hedgerow.clients.guard import UNPROTECTED, Refusal, Reveals, check_privacy, reveals
+from hedgerow.clients.guard import UNPROTECTED, check_privacy
 from hedgerow.clients.hsgd.own import own_party
-from hedgerow.clients.masking import masked_sum_handlers
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.clients.releases import Releases
 from hedgerow.tasks import build_model
-from hedgerow.wire import message_types, simulated
-from hedgerow.wire.calls import Call
-from hedgerow.wire.masked_sums import MASKED_SUM, SumPlan, Unmasking, clips_of, told_content
-from hedgerow.wire.message_types import NO_MONITOR
-from hedgerow.wire.records import to_record, view
+from hedgerow.wire import MASKED_SUM, NO_MONITOR, Call, message_types, simulated, to_record, view
+from hedgerow.wire.masked_sums import SumPlan, Unmasking, clips_of, told_content
 
 REQUIRED, SOUND = 'secure-sums = "required"', 'privacy = "sound"'
 PROBLEM = squares(2, 1, 8, 2, 12)[0]

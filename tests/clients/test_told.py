@@ -12,13 +12,12 @@ from tests.clients.test_masking import N, Nodes, _devices, instruction
 from tests.strategies.summing import app
 
 import hedgerow.clients
-from hedgerow.clients.app import BatchClientApp, each
+from hedgerow.clients import BatchClientApp, each
 from hedgerow.clients.hsgd.messages import note_terms
 from hedgerow.clients.told import keep_told, told, told_digest
-from hedgerow.wire.calls import Call
-from hedgerow.wire.masked_sums import MASKED, Unmasking, told_content
-from hedgerow.wire.message_types import EXCHANGE, UPDATE
-from hedgerow.wire.records import to_record, view
+from hedgerow.wire import MASKED, UPDATE, Call, to_record, view
+from hedgerow.wire.masked_sums import Unmasking, told_content
+from hedgerow.wire.message_types import EXCHANGE
 
 __all__ = ["_devices"]
 

@@ -7,11 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.ceps.problems import LinearRegression, Problem
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.wire.calls import Call
-from hedgerow.wire.records import view
+from hedgerow.clients import BatchClientApp, LinearRegression, Problem
+from hedgerow.sim import through_the_wire
+from hedgerow.wire import Call, view
 
 Array = npt.NDArray[np.float64]
 

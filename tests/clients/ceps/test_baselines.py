@@ -10,13 +10,20 @@ from flwr.app import ConfigRecord
 from tests.clients.ceps.federation import Federation, squares
 from tests.oracles import decentralised as oracle
 
-from hedgerow.clients.ceps.baselines import BASELINES, decentralised_client, mix
-from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.ceps.problems import LinearRegression, Problem
-from hedgerow.clients.gossip import Memory, Node, Place
-from hedgerow.clients.gradient_noise import Privacy, gaussian_variance, noised
-from hedgerow.wire.seeds import Purpose, generator
-from hedgerow.wire.vector_codecs import Quantised
+from hedgerow.clients import (
+    LinearRegression,
+    Memory,
+    Node,
+    Place,
+    Privacy,
+    Problem,
+    ceps_client,
+    decentralised_client,
+    gaussian_variance,
+    noised,
+)
+from hedgerow.clients.ceps.baselines import BASELINES, mix
+from hedgerow.wire import Purpose, Quantised, generator
 
 Array = npt.NDArray[np.float64]
 

@@ -11,13 +11,10 @@ from tests.clients.ceps.federation import Federation, context, squares
 from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
 from tests.oracles import ceps as oracle
 
-from hedgerow.clients.ceps.client import ceps_client, penalty
-from hedgerow.clients.ceps.problems import LinearRegression, Problem
-from hedgerow.clients.gradient_noise import Privacy, gaussian_variance, noised
-from hedgerow.tasks.regression import LinearData, linear_part, sparse_truth
-from hedgerow.wire.calls import Call
-from hedgerow.wire.records import to_record
-from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.clients import LinearRegression, Privacy, Problem, ceps_client, gaussian_variance, noised
+from hedgerow.clients.ceps.client import penalty
+from hedgerow.tasks import LinearData, linear_part, sparse_truth
+from hedgerow.wire import Call, Purpose, generator, to_record
 
 Array = npt.NDArray[np.float64]
 

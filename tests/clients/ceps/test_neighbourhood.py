@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
-from hedgerow.clients.ceps.client import ceps_client
+from hedgerow.clients import LinearRegression, ceps_client
 from hedgerow.clients.ceps.neighbourhood import Neighbourhood, neighbour_mean
-from hedgerow.clients.ceps.problems import LinearRegression
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.ceps.strategy import CEPS
-from hedgerow.strategies.gossip.monitor import Monitor
+from hedgerow.sim import InProcessGrid
+from hedgerow.strategies import CEPS, Monitor
 
 N, M, LIAR = 20, 8, 5
 OWN = np.linspace(-1.0, 1.0, N)

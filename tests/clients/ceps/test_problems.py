@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from torch import nn
 
-from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
+from hedgerow.clients import LinearRegression, LogisticRegression, Problem, TorchProblem
 
 Array = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.ceps import hard_thresholding
 
-from hedgerow.clients.ceps.problems import LinearRegression
+from hedgerow.clients import LinearRegression, Privacy
 from hedgerow.clients.ceps.step import (
     NodeState,
     Noised,
@@ -20,7 +20,6 @@ from hedgerow.clients.ceps.step import (
     initial_state,
     local_step,
 )
-from hedgerow.clients.gradient_noise import Privacy
 
 Array = npt.NDArray[np.float64]
 

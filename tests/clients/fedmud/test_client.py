@@ -16,23 +16,23 @@ from tests.clients.training.cases import torch_seeded
 from tests.oracles import fedmud as oracle
 from torch import Tensor, nn
 
-from hedgerow.clients.fedmud.client import fedmud_client
-from hedgerow.clients.fedmud.factored_model import plan_for, wrap
-from hedgerow.clients.local_task import LocalTask, LocalTaskFn
+from hedgerow.clients import (
+    LocalTask,
+    LocalTaskFn,
+    LocalWork,
+    TrainingMode,
+    cross_entropy,
+    fedmud_client,
+    local_sgd,
+    wrap,
+)
+from hedgerow.clients.fedmud.factored_model import plan_for
 from hedgerow.clients.training.epochs import epoch_batches
-from hedgerow.clients.training.sgd import LocalWork, TrainingMode, local_sgd
-from hedgerow.clients.training.work import cross_entropy
-from hedgerow.sim.engine._compat import flower_identity, through_the_wire
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
-from hedgerow.strategies.fedmud.ef21p import EF21P
-from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara
-from hedgerow.strategies.fedmud.fedbat import FedBAT
-from hedgerow.strategies.fedmud.strategy import FedMUD
+from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
+from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
+from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.tasks import build_model
-from hedgerow.wire.calls import Call
-from hedgerow.wire.lowrank import Factorisation
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.wire import Call, Factorisation, to_record, to_state_dict
 
 NODES, CLASSES = 6, 3
 Make = Callable[..., CompressedLayers]

@@ -8,10 +8,7 @@ import torch
 
 from hedgerow.clients.fedmud.ef21p import moved_by_largest, random_values
 from hedgerow.strategies.fedmud import ef21p as server
-from hedgerow.wire.compress import rand_k
-from hedgerow.wire.elias_fano import encode_indices
-from hedgerow.wire.lowrank import LayerShape
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.wire import LayerShape, encode_indices, rand_k, to_record, to_state_dict
 
 LAYERS = (LayerShape("a.weight", (3, 4)), LayerShape("b.weight", (2, 1, 3, 3)))
 D = 30

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.clients.training.cases import IMAGES, torch_seeded
 from torch import Tensor, nn
 
-from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
-from hedgerow.clients.training.sgd import LocalWork, Trained, local_sgd, stackable
+from hedgerow.clients import FactoredModel, LocalWork, Trained, local_sgd, wrap
+from hedgerow.clients.training.sgd import stackable
 from hedgerow.tasks import build_model, count_parameters
-from hedgerow.wire.lowrank import FactoredLayer, Factorisation
+from hedgerow.wire import FactoredLayer, Factorisation
 
 UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
 WEIGHTS = ("lmt", "para")

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from tests.clients.training.cases import torch_seeded
 from torch import Tensor, nn
 
+from hedgerow.clients import LocalWork, Trained, local_sgd
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, binarise, moved_by_signs, step_size, train_binarised
-from hedgerow.clients.training.sgd import LocalWork, Trained, local_sgd
 from hedgerow.strategies.fedmud import fedbat as server
-from hedgerow.wire.lowrank import LayerShape
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.wire import LayerShape, to_record, to_state_dict
 from hedgerow.wire.sign_shares import drawn_weights
 
 ALPHA = torch.tensor(0.01)

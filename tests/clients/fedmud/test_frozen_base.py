@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hedgerow.clients.fedmud.frozen_base import Bases, Evolution
-from hedgerow.wire.calls import Call
-from hedgerow.wire.lowrank import Factorisation, LayerShape
-from hedgerow.wire.records import lazy_array, to_record, view
+from hedgerow.wire import Call, Factorisation, LayerShape, lazy_array, to_record, view
 
 RUN_SEED, ROUNDS = 7, 12
 LAYERS = (LayerShape("a.weight", (6, 5)), LayerShape("b.weight", (4, 2, 3, 3)))

@@ -9,10 +9,9 @@ from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from hedgerow.clients import BatchClientApp, Party, hsgd_client
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.tasks.split_models import SplitModel
-from hedgerow.wire.calls import Call
-from hedgerow.wire.records import to_record, view
+from hedgerow.sim import through_the_wire
+from hedgerow.tasks import SplitModel
+from hedgerow.wire import Call, to_record, view
 
 Array = np.ndarray
 Theta = dict[str, Array]

@@ -30,9 +30,8 @@ from tests.oracles.test_hsgd_oracle import (
 from hedgerow.clients import Party, hsgd_client
 from hedgerow.clients.hsgd.step import block_size
 from hedgerow.clients.hsgd.work import _warn_of_revealing
-from hedgerow.tasks.split_models import split_loss, split_model
-from hedgerow.wire.calls import Call
-from hedgerow.wire.records import view
+from hedgerow.tasks import split_loss, split_model
+from hedgerow.wire import Call, view
 
 Array = np.ndarray
 TOLERANCE = 1e-9

@@ -8,10 +8,9 @@ import pytest
 from tests.strategies.hsgd.real_nodes import GROUPS, MODEL, Server, World, run, strategy
 
 from hedgerow.clients.releases import epsilon_of
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies.hsgd.noise import EmbeddingNoise, UploadNoise
-from hedgerow.strategies.hsgd.strategy import HSGD
-from hedgerow.wire.records import to_record
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import HSGD, EmbeddingNoise, UploadNoise
+from hedgerow.wire import to_record
 
 NOISE: dict[str, Any] = {
     "sealed": True, "noise": EmbeddingNoise(1.0, 8.0), "upload_noise": UploadNoise(0.5, 4.0),

@@ -7,14 +7,12 @@ import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from tests.clients.hsgd.federation import sent
 
-from hedgerow.clients import hsgd_client
-from hedgerow.clients.guard import Refusal
+from hedgerow.clients import Refusal, hsgd_client
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.own import own_party
 from hedgerow.clients.hsgd.own_work import own_handlers
-from hedgerow.wire.calls import Call
+from hedgerow.wire import Call, SealingKey
 from hedgerow.wire.message_types import EXCHANGE, PAIR, POOL, SETUP, UNMASK
-from hedgerow.wire.sealed import SealingKey
 
 SECRET = bytes(range(32))
 PEOPLE = MatchKey(SECRET, 0)

@@ -10,8 +10,8 @@ from tests.clients.hsgd.federation import Federation, context, sent, tanh_model
 
 from hedgerow.clients.grid_noise import GridNoise
 from hedgerow.clients.hsgd.messages import ProtectedUpload, Release, config_of
-from hedgerow.tasks.split_models import split_loss
-from hedgerow.wire.calls import Call
+from hedgerow.tasks import split_loss
+from hedgerow.wire import Call
 
 Array = np.ndarray
 

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hedgerow.clients import LocalTask, batch_indices, sd_feel_client
-from hedgerow.clients.guard import Refusal
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.wire.calls import Call
-from hedgerow.wire.records import to_record, to_state_dict
+from hedgerow.clients import LocalTask, Refusal, batch_indices, sd_feel_client
+from hedgerow.sim import through_the_wire
+from hedgerow.wire import Call, to_record, to_state_dict
 
 SIZES = (7, 3, 12, 5)
 STARTS = np.cumsum([0, *SIZES])

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from hedgerow.clients import sd_feel_client
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.wire.calls import Call
+from hedgerow.sim import through_the_wire
+from hedgerow.wire import Call, lazy_array
 from hedgerow.wire.edge_servers import gossip
-from hedgerow.wire.records import lazy_array
 
 Vectors = dict[str, Any]
 

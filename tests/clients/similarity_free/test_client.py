@@ -15,18 +15,20 @@ from tests.oracles import similarity_free as oracle
 from tests.oracles.similarity_free import Q2
 from torch import nn
 
-from hedgerow.clients import LocalTask, batch_indices
-from hedgerow.clients.local_task import LocalTaskFn
+from hedgerow.clients import (
+    LocalTask,
+    LocalTaskFn,
+    Loss,
+    TrainingMode,
+    batch_indices,
+    cross_entropy,
+    similarity_free_client,
+)
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.probes import probe, probe_stream
-from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
-from hedgerow.clients.training.sgd import TrainingMode
-from hedgerow.clients.training.work import Loss, cross_entropy
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.wire.calls import Call
-from hedgerow.wire.compress import parse_compressor, unpack_update
-from hedgerow.wire.records import Layout, to_record, to_state_dict
+from hedgerow.sim import through_the_wire
+from hedgerow.wire import Call, Layout, parse_compressor, to_record, to_state_dict, unpack_update
 
 GRADIENT = {
     "server-round": 1,

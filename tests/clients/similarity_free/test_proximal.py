@@ -15,11 +15,9 @@ from tests.clients.similarity_free.quadratic_cases import Q2_X, Q2_Y, Point, hal
 from tests.oracles.similarity_free import Q2, Quadratic, inner_iterates
 from torch import Tensor, nn
 
-from hedgerow.clients import local_sgd
+from hedgerow.clients import LocalWork, TrainingMode, local_sgd, parse_inner_lr
 from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
-from hedgerow.clients.training.sgd import TrainingMode
-from hedgerow.clients.training.work import LocalWork
+from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
 
 ONE, TWO = np.array([0]), np.array([1])
 

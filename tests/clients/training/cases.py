@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hedgerow.clients.training.work import LocalWork
+from hedgerow.clients import LocalWork
 
 IMAGES = (1, 16, 16)
 # The built-in models without batch statistics.

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hedgerow.clients.training.sgd import TrainingMode, local_sgd
-from hedgerow.clients.training.work import LocalWork
+from hedgerow.clients import LocalWork, TrainingMode, local_sgd
 from hedgerow.tasks import MODELS, build_model
 
 Shape = tuple[int, ...]

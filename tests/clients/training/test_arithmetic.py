@@ -9,11 +9,10 @@ from flwr.app import Context, RecordDict
 from tests.clients.training.cases import IMAGES, ragged_works, torch_seeded
 from torch import Tensor, nn
 
-from hedgerow.clients.fedmud.factored_model import wrap
+from hedgerow.clients import LocalWork, Trained, local_sgd, wrap
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.training import arithmetic
 from hedgerow.clients.training.arithmetic import Arithmetic
-from hedgerow.clients.training.sgd import LocalWork, Trained, local_sgd
 from hedgerow.sim.runs.common_settings import training_problems
 from hedgerow.tasks import build_model
 

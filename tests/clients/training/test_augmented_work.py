@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from hedgerow.clients import LocalWork
 from hedgerow.clients.training.augmented_work import augmented_work
-from hedgerow.clients.training.work import LocalWork
 
 X = torch.rand(30, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(30)

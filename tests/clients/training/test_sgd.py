@@ -6,8 +6,9 @@ import torch
 from tests.clients.training.cases import IMAGES, STACKABLE, ragged_works, torch_seeded
 from torch import nn
 
+from hedgerow.clients import LocalWork, local_sgd
 from hedgerow.clients.training import stack as stacking
-from hedgerow.clients.training.sgd import LocalWork, local_sgd, stackable
+from hedgerow.clients.training.sgd import stackable
 from hedgerow.tasks import build_model
 from hedgerow.tasks.threads import map_on_threads
 

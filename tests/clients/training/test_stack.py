@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from tests.clients.training.cases import IMAGES, STACKABLE, ragged_works, torch_seeded
 from torch import Tensor, nn
 
-from hedgerow.clients.fedmud.factored_model import wrap
+from hedgerow.clients import LocalWork, Trained, wrap
 from hedgerow.clients.training import memory as stack_memory
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stack import split, train_stack, train_stacks
 from hedgerow.clients.training.stacked_layers import stacked_layers
-from hedgerow.clients.training.work import LocalWork, Trained
 from hedgerow.tasks import build_model
 from hedgerow.tasks.resnet import ResNet
 
