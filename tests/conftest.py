@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import settings
 
-from hedgerow.sim.engine._compat import flower_identity as identity
+from hedgerow.sim import flower_identity as identity
 from hedgerow.wire.simulated import simulated
 
 # The same examples in every run: what one run finds, every run finds.

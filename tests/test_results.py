@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from results import redraw
 
+from hedgerow.sim import Results, Run, read_sweep
 from hedgerow.sim.runs.collected import write_collected
 from hedgerow.sim.runs.compare import Paired
-from hedgerow.sim.runs.results import Results, Run, cost_named
-from hedgerow.sim.runs.sweep_file import read_sweep
+from hedgerow.sim.runs.results import cost_named
 
 ROOT = Path(__file__).parents[1]
 CLAIMS = sorted((ROOT / "results/claims").glob("*.toml"))

@@ -15,15 +15,20 @@ from tests.deployment.leftovers import left_running
 from tests.deployment.trials import wait_for
 from tests.strategies.peer_addresses import Wire
 
-from hedgerow.sim.deploy.certificates import make_edge_credentials
-from hedgerow.sim.deploy.edges import EdgeDeployment, edge_overrides
+from hedgerow.sim import (
+    EdgeDeployment,
+    find_app,
+    load,
+    load_app,
+    load_newest,
+    make_edge_credentials,
+    plan_run,
+    read_rounds,
+    run_app,
+)
+from hedgerow.sim.deploy.edges import edge_overrides
 from hedgerow.sim.deploy.flower_cli import FlowerRun, healthy
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.generations import load_newest
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
-from hedgerow.sim.runs.recorder import read_rounds
-from hedgerow.sim.runs.results import load
-from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+from hedgerow.strategies.sd_feel import contiguous_clusters
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.deployment.trials import APPS, Lapse, ended, engine, trial
 
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import read_rounds
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients import BatchClientApp
 
 whole = sd_feel_client()
 

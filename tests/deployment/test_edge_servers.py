@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from tests.deployment.leftovers import left_running
 
-from hedgerow.sim.deploy.launcher import Deployment
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import Deployment, read_rounds
 
 pytestmark = pytest.mark.slow
 

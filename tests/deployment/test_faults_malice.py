@@ -17,8 +17,8 @@ import numpy as np
 from flwr.app import Array, RecordDict
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.wire.calls import Call
+from hedgerow.clients import BatchClientApp
+from hedgerow.wire import Call
 
 honest = sd_feel_client()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.deployment.trials import APPS, Lapse, different, engine, trial
 
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import read_rounds
 
 pytestmark = pytest.mark.slow
 

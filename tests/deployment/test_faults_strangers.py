@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from tests.deployment.trials import APPS, Trial, trial
 
-from hedgerow.sim.deploy.certificates import make_credentials
+from hedgerow.sim import StartError, SuperNode, make_credentials
 from hedgerow.sim.deploy.flower_cli import environment
-from hedgerow.sim.deploy.launcher import SuperNode
-from hedgerow.sim.deploy.processes import StartError, free_ports
+from hedgerow.sim.deploy.processes import free_ports
 
 pytestmark = pytest.mark.slow
 

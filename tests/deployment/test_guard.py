@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim import Deployment
 
 pytestmark = pytest.mark.slow
 

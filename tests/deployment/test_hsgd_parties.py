@@ -7,10 +7,9 @@ import pytest
 from tests.deployment.leftovers import left_running
 from tests.deployment.trials import APPS, Trial
 
-from hedgerow.sim.deploy.launcher import Deployment
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import Deployment, read_rounds
 from hedgerow.sim.runs.split import read_split
-from hedgerow.tasks.vertical_own import write_group_split
+from hedgerow.tasks import write_group_split
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,7 @@ import pytest
 from tests.deployment.leftovers import left_running
 from tests.deployment.trials import wait_for
 
-from hedgerow.sim.deploy.launcher import Deployment
-from hedgerow.sim.deploy.processes import StartError
+from hedgerow.sim import Deployment, StartError
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.deployment.trials import APPS, Ended, ended, trial
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+from hedgerow.clients import BatchClientApp
+from hedgerow.sim import load_app, plan_run, run_app
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients import BatchClientApp
 
 
 def lossy(whole, node, missed):

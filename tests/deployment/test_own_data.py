@@ -17,12 +17,9 @@ from tests.deployment.leftovers import left_running
 from tests.deployment.opened import opened, watching
 from tests.deployment.trials import APPS, Ended, different, ended
 
-from hedgerow.sim.deploy.launcher import Deployment
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+from hedgerow.sim import Deployment, find_app, load_app, plan_run, run_app
 from hedgerow.sim.runs.split import Split, read_split
-from hedgerow.tasks import write_split
-from hedgerow.tasks.vertical_own import write_group_split
+from hedgerow.tasks import write_group_split, write_split
 
 pytestmark = pytest.mark.slow
 

@@ -41,7 +41,7 @@ DRIVER = """
 import json, sys
 from pathlib import Path
 
-from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim import Deployment
 
 app, scratch = Path(sys.argv[1]), Path(sys.argv[2])
 files = [scratch / f"node-{i}.csv" for i in range(2)]

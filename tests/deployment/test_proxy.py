@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from tests.deployment.test_apps import APPS
 
-from hedgerow.sim.deploy.launcher import CONNECTION, Deployment
+from hedgerow.sim import Deployment, SuperNode
+from hedgerow.sim.deploy.launcher import CONNECTION
 from hedgerow.sim.deploy.processes import Program, free_ports
-from hedgerow.sim.deploy.supernode import SuperNode
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

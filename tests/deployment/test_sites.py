@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 from tests.deployment.leftovers import left_running
 from tests.deployment.trials import APPS
 
-from hedgerow.sim.deploy.edges import EdgeDeployment
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.generations import load_newest
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
-from hedgerow.sim.runs.recorder import read_rounds
-from hedgerow.sim.runs.results import load
+from hedgerow.sim import EdgeDeployment, find_app, load, load_app, load_newest, plan_run, read_rounds, run_app
 
 pytestmark = pytest.mark.slow
 

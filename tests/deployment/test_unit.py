@@ -11,8 +11,8 @@ import pytest
 from tests.deployment import confined
 from tests.deployment.test_apps import APPS
 
+from hedgerow.sim import Deployment
 from hedgerow.sim.deploy import supernode
-from hedgerow.sim.deploy.launcher import Deployment
 from hedgerow.sim.deploy.processes import program
 
 UNIT = Path(__file__).parents[2] / "deploy" / "supernode@.service"

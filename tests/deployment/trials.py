@@ -20,13 +20,11 @@ import numpy as np
 from flwr.app import RecordDict
 from tests.deployment.leftovers import left_running
 
-from hedgerow.clients.app import BatchClientApp
+from hedgerow.clients import BatchClientApp
+from hedgerow.sim import Deployment, FaultModel, SuperNode, load_app, plan_run, read_rounds, run_app
 from hedgerow.sim.deploy.flower_cli import FlowerRun
-from hedgerow.sim.deploy.launcher import Deployment, SuperNode
-from hedgerow.sim.engine.faults import Fate, FaultModel
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
-from hedgerow.sim.runs.recorder import read_rounds
-from hedgerow.wire.calls import Call
+from hedgerow.sim.engine.faults import Fate
+from hedgerow.wire import Call
 
 APPS = Path(__file__).parents[2] / "flower_apps"
 

@@ -10,9 +10,8 @@ import pytest
 import typer.main
 import yaml
 
+from hedgerow.sim import find_app, plan_run
 from hedgerow.sim.cli import app
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.plan import plan_run
 
 from .pages import DOCS, ROOT, blocks, commands, hook
 

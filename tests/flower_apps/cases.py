@@ -13,10 +13,7 @@ import fedmud.settings
 import hsgd.settings
 import sd_feel.settings
 import similarity_free.settings
-from hedgerow.sim.runs.app import AppSpec, LoadedApp, find_app, load_app
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import AppSpec, LoadedApp, find_app, load_app, plan_run, read_rounds, run_app
 
 APPS = Path(__file__).parents[2] / "flower_apps"
 

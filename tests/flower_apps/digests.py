@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from hedgerow.clients import BatchClientApp
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+from hedgerow.sim import find_app, load_app, plan_run, run_app
 
 ROOT = Path(__file__).parents[2]
 for _app in (ROOT / "flower_apps").iterdir():

@@ -11,11 +11,9 @@ from flwr.app import ArrayRecord
 from flwr.common.serde import recorddict_to_proto
 from tests.strategies.recording_grid import RecordingGrid
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.strategies import HSGD
-from hedgerow.strategies.rounds import RoundEnd
-from hedgerow.tasks.vertical import VerticalDataset, load_vertical
-from hedgerow.tasks.vertical_own import write_groups
+from hedgerow.sim import flower_identity
+from hedgerow.strategies import HSGD, RoundEnd
+from hedgerow.tasks import VerticalDataset, load_vertical, write_groups
 from hsgd import settings
 from hsgd.client_app import app
 

@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 from tests.flower_apps.cases import CASES, AppCase, Run, losses
 
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.settings import Setting, SettingsError
+from hedgerow.sim import Setting, SettingsError, plan_run, plan_sweep, read_sweep, run_app
 from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
-from hedgerow.sim.runs.sweep_file import read_sweep
-from hedgerow.sim.runs.sweep_plan import plan_sweep
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 every_bad_value = pytest.mark.parametrize(

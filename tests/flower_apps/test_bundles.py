@@ -20,7 +20,7 @@ from flwr.cli.config_utils import load_and_validate
 from flwr.cli.install import install_from_fab
 from tests.flower_apps.cases import CASES, AppCase
 
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import read_rounds
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 

@@ -7,7 +7,7 @@ import pytest
 from tests.flower_apps.cases import CEPS
 
 from ceps import settings
-from hedgerow.sim.runs.settings import SettingsError
+from hedgerow.sim import SettingsError
 
 UNDIRECTED = sorted(set(settings.METHODS) - {"sgp", "sgp-dn"})
 

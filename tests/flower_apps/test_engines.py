@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.sim.cli.command_line import hedgerow
 
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import read_rounds
 
 APPS = Path(__file__).parents[2] / "flower_apps"
 

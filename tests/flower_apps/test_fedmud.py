@@ -9,10 +9,10 @@ import torch
 from tests.flower_apps.cases import FEDMUD, losses
 
 from fedmud.settings import METHODS, build_strategy, read
-from hedgerow.sim.runs.settings import SettingsError
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
+from hedgerow.sim import SettingsError
+from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.tasks import build_model
-from hedgerow.wire.lowrank import layers_of
+from hedgerow.wire import layers_of
 
 COMPRESSING = [method for method in METHODS if method != "fedavg"]
 
@@ -40,9 +40,7 @@ def test_every_method_learns_with_its_own_step_size_and_width(method: str, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_explodes_in_the_default_run(method: str, tmp_path: Path) -> None:
-    from hedgerow.sim.runs.launch import run_app
-    from hedgerow.sim.runs.plan import plan_run
-    from hedgerow.sim.runs.recorder import read_rounds
+    from hedgerow.sim import plan_run, read_rounds, run_app
 
     run_app(FEDMUD.loaded, plan_run(FEDMUD.spec, [f"method='{method}' num-rounds=8 output-dir='{tmp_path}'"]))
     told = losses(read_rounds(next(tmp_path.iterdir())))

@@ -15,12 +15,9 @@ from tests.flower_apps.cases import CASES, CEPS, FEDMUD, HSGD, SD_FEEL, SIMILARI
 from tests.flower_apps.hsgd_own import files
 from tests.wire.fuzzing import Rng, pick
 
-from hedgerow.strategies.hsgd.groups import PairingError
-from hedgerow.strategies.roster import RosterError
-from hedgerow.strategies.rounds import TooFewRepliesError
+from hedgerow.strategies import PairingError, RosterError, TooFewRepliesError
 from hedgerow.tasks import load_vertical, write_split
-from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.records import to_record, view
+from hedgerow.wire import BatchHandler, Call, to_record, view
 
 
 def _is_part_of_the_run(content: RecordDict) -> bool:

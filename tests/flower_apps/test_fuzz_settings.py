@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.flower_apps.cases import CASES, AppCase
 
+from hedgerow.sim import SettingsError, plan_run
 from hedgerow.sim.runs.kinds import MAX_INT64
-from hedgerow.sim.runs.plan import plan_run, toml_text
-from hedgerow.sim.runs.settings import SettingsError
+from hedgerow.sim.runs.plan import toml_text
 
 INTEGERS = (
     0,

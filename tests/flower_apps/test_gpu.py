@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.flower_apps.cases import CASES, AppCase, losses
 
+from hedgerow.sim import read_rounds
 from hedgerow.sim.runs.plan import toml_text
-from hedgerow.sim.runs.recorder import read_rounds
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,10 +24,7 @@ from tests.strategies.hsgd.nodes import run as play
 from tests.strategies.recording_grid import RecordingGrid
 
 from hedgerow.clients import Party, hsgd_client
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.runs.settings import SettingsError
-from hedgerow.sim.runs.sweep_file import read_sweep
-from hedgerow.sim.runs.sweep_plan import plan_sweep
+from hedgerow.sim import SettingsError, flower_identity, plan_sweep, read_sweep
 from hedgerow.strategies import HSGD, DivergenceError
 from hedgerow.strategies.hsgd import strategy as module
 from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
@@ -38,7 +35,7 @@ from hedgerow.tasks import (
     normalised_utility,
     split_loss,
 )
-from hedgerow.wire.records import to_record, to_state_dict, view
+from hedgerow.wire import to_record, to_state_dict, view
 from hsgd import settings
 from hsgd.client_app import app
 from hsgd.evaluation import SplitMetrics

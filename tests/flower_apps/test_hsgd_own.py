@@ -18,17 +18,17 @@ from tests.flower_apps.hsgd_own import SECRET, Played, files, people, play, prep
 from typer.testing import CliRunner
 
 from hedgerow.clients.hsgd.match_key import MatchKey
-from hedgerow.sim.cli.main import app as command_line
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.runs.generations import load_newest
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.recorder import read_rounds
-from hedgerow.strategies.hsgd.groups import PairingError
-from hedgerow.tasks import VerticalDataset, group_split, load_vertical
-from hedgerow.tasks.metrics import evaluate_split
-from hedgerow.tasks.split_models import split_model
-from hedgerow.tasks.vertical_own import write_groups
+from hedgerow.sim import flower_identity, load_newest, plan_run, read_rounds, run_app
+from hedgerow.sim.cli import app as command_line
+from hedgerow.strategies import PairingError
+from hedgerow.tasks import (
+    VerticalDataset,
+    evaluate_split,
+    group_split,
+    load_vertical,
+    split_model,
+    write_groups,
+)
 
 LAYOUTS = pytest.mark.parametrize("layout", ["edges", "devices"])
 K = 12  # people of a group, where a simulation is compared with

@@ -11,10 +11,8 @@ from flwr.app import ArrayRecord
 from tests.flower_apps.hsgd_own import Grid, Played, files, prepared
 from tests.strategies.changing_grid import ChangingGrid
 
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.runs.settings import SettingsError
-from hedgerow.strategies import HSGD, RosterError, TooFewRepliesError
-from hedgerow.strategies.hsgd import PairingError
+from hedgerow.sim import SettingsError, flower_identity
+from hedgerow.strategies import HSGD, PairingError, RosterError, TooFewRepliesError
 
 K = 6  # people of a group
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from hedgerow.tasks.vertical_own import write_group_split
+from hedgerow.tasks import write_group_split
 from hedgerow.wire.extras import MissingExtraError, needed
 
 APPS = Path(__file__).parents[2] / "flower_apps"
@@ -39,8 +39,7 @@ for folder, module in apps:
     import_module(module)
 print("A ClientApp imports:", sorted({"networkx", "scipy"} & set(sys.modules)))
 
-from hedgerow.sim.runs.launch import load_app, plan_run, run_app
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import load_app, plan_run, read_rounds, run_app
 from hedgerow.sim.runs.split import read_split
 
 for folder, split, settings in runs:

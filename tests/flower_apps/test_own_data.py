@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.recorder import read_config, read_rounds
+from hedgerow.sim import plan_run, read_config, read_rounds, run_app
 from hedgerow.strategies import RosterError, SimilarityFree, TooFewRepliesError
 from hedgerow.tasks import federated, write_split
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.flower_apps.cases import CASES, AppCase
 
-from hedgerow.sim.runs.recorder import read_config, read_rounds
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.sim import read_config, read_rounds
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 

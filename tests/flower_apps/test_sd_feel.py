@@ -14,11 +14,8 @@ from tests.flower_apps.cases import SD_FEEL, Run, losses
 from tests.flower_apps.test_apps import problems
 from tests.flower_apps.test_engines import Job, assert_same_run, finish, kill_in_a_run, start
 
-from hedgerow.sim.engine._compat import flower_identity, read_toml
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.recorder import read_config, read_rounds
+from hedgerow.sim import InProcessGrid, flower_identity, plan_run, read_config, read_rounds, run_app
+from hedgerow.sim.engine._compat import read_toml
 from hedgerow.strategies import (
     AsynchronousSDFeel,
     EdgeMonitor,
@@ -30,7 +27,7 @@ from hedgerow.strategies import (
     SDFeel,
     Stragglers,
 )
-from hedgerow.strategies.sd_feel.theory import PRESETS, latency, preset, traffic
+from hedgerow.strategies.sd_feel import PRESETS, latency, preset, traffic
 from sd_feel import settings
 
 DEFAULTS, SMALL, METHODS = SD_FEEL.defaults, SD_FEEL.small, SD_FEEL.methods

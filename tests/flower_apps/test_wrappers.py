@@ -15,11 +15,9 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from tests.flower_apps.cases import CASES, SD_FEEL, SIMILARITY_FREE, AppCase
 from tests.strategies.peer_addresses import addresses
 
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
-from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.wire.records import view
+from hedgerow.sim import InProcessGrid, plan_run
+from hedgerow.strategies import EdgeServerSDFeel, FederatedStrategy
+from hedgerow.wire import view
 
 # Those that take a strategy: one that a later Flower adds is among them.
 WRAPPERS: list[type[Strategy]] = [

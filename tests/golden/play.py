@@ -218,7 +218,7 @@ def _run(row: Row, app: Path, out: Path, resume: bool, more: Mapping[str, Any]) 
         import scripts
 
         return scripts.play(row, out)
-    from hedgerow.sim.runs.launch import load_app, plan_run, run_app
+    from hedgerow.sim import load_app, plan_run, run_app
     from hedgerow.sim.runs.plan import resumed_config
 
     loaded = load_app(app)
@@ -279,7 +279,7 @@ def _table(path: Path, samples: int, seed: int) -> str:
 
 def _parties(folder: Path, count: int) -> list[dict[str, Any]]:
     """Write the files of hospitals and edges, with a common key to match people by."""
-    from hedgerow.tasks.vertical import load_vertical
+    from hedgerow.tasks import load_vertical
     from hedgerow.tasks.vertical_own import write_groups
 
     data, groups = load_vertical("breast-cancer"), count // 2
@@ -306,8 +306,7 @@ def _addresses(count: int) -> list[str]:
 
 def _on_rounds(row: Row, *, kill: bool) -> ExitStack:
     """Kill the process at the end of a round, and let late nodes be away until theirs."""
-    from hedgerow.sim.engine.grid import InProcessGrid
-    from hedgerow.sim.runs.recorder import RunRecorder
+    from hedgerow.sim import InProcessGrid, RunRecorder
 
     stack, ended = ExitStack(), [-1]
     real, nodes, ids = RunRecorder.on_round_end, InProcessGrid.get_nodes, InProcessGrid.get_node_ids
@@ -361,7 +360,7 @@ def _privacy_log(lines: list[str]) -> ExitStack:
 
 def recorded(passed: list[list[Any]], random: Sequence[tuple[str, str]] = ()) -> ExitStack:
     """Keep every message that passes the engine's grid, ``described``, in the order of the server's calls."""
-    from hedgerow.sim.engine.grid import InProcessGrid
+    from hedgerow.sim import InProcessGrid
 
     stack = ExitStack()
     push, pull = InProcessGrid.push_messages, InProcessGrid.pull_messages

@@ -21,8 +21,8 @@ def play(row: Row, out: Path) -> dict[str, Any]:
 
 def _fedavg(row: Row, out: Path) -> None:
     from hedgerow.clients import compress_reply
+    from hedgerow.sim import simulate
     from hedgerow.sim.runs.launch import seed_generators
-    from hedgerow.sim.runs.simulate import simulate
     from hedgerow.strategies import Compressed
 
     client = ClientApp(mods=[compress_reply])
@@ -52,9 +52,7 @@ def _train(message: Message, context: Any) -> Message:
 
 def _sd_feel(row: Row, out: Path) -> None:
     from hedgerow.clients import compressed
-    from hedgerow.sim.runs.app import find_app
-    from hedgerow.sim.runs.launch import plan_run
-    from hedgerow.sim.runs.simulate import simulate
+    from hedgerow.sim import find_app, plan_run, simulate
     from hedgerow.strategies import Compressed
     from sd_feel import client_app, server_app
 

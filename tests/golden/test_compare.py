@@ -14,11 +14,8 @@ from tests.flower_apps.cases import APPS, CASES, AppCase
 from tests.golden.compare import ROOT, differences, main, played, verdict
 from tests.golden.table import DESIGNS, ROWS, SCRIPTS, Design, Row, pairwise
 
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.wire.compress import COMPRESSORS
-from hedgerow.wire.robust_means import AGGREGATIONS
-from hedgerow.wire.vector_codecs import CODECS
+from hedgerow.sim import find_app, plan_run
+from hedgerow.wire import AGGREGATIONS, CODECS, COMPRESSORS
 
 # Words that no row has: what is valid on other machines, beside what this engine does, or nowhere recorded.
 NOT_RUN = {
