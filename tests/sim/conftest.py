@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.sim.tiny_app import MakeApp, write_app
 
-from hedgerow.sim.runs.app import AppSpec, find_app
+from hedgerow.sim import AppSpec, find_app
 
 WriteRun = Callable[..., Path]
 

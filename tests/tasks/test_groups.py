@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.tasks.groups import group_split, match_ids
+from hedgerow.tasks import group_split, match_ids
 
 ESR_LABELS = np.repeat(np.arange(5), 1840)
 

@@ -1,6 +1,7 @@
 import pytest
 
-from hedgerow.tasks.imports import import_callable, is_import_path
+from hedgerow.tasks import is_import_path
+from hedgerow.tasks.imports import import_callable
 
 
 @pytest.mark.parametrize("name", ["module:function", "package.module:function", "_a.b_1:C"])

@@ -5,8 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from hedgerow.tasks import CentralMetrics, build_model, evaluate, federated, load, split_model
-from hedgerow.tasks.metrics import evaluate_split, logit_metrics, normalised_utility
+from hedgerow.tasks import (
+    CentralMetrics,
+    build_model,
+    evaluate,
+    evaluate_split,
+    federated,
+    load,
+    logit_metrics,
+    normalised_utility,
+    split_model,
+)
 
 
 class Viewed(nn.Module):

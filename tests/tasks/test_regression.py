@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
 
-from hedgerow.tasks.regression import LinearData, binary_images, binary_libsvm, linear_part, sparse_truth
+from hedgerow.tasks import LinearData, linear_part, sparse_truth
+from hedgerow.tasks.regression import binary_images, binary_libsvm
 
 SMALL = LinearData(n=40, s=5, samples=(10, 20))
 

@@ -4,13 +4,13 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+from hedgerow.tasks import SplitModel, split_loss, split_model
 from hedgerow.tasks.lstm import LSTM
-from hedgerow.tasks.split_models import SplitModel, split_loss, split_model
 
 IMAGE = (1, 28, 28)
 OWN_MODEL = """
 from torch import nn
-from hedgerow.tasks.split_models import SplitModel
+from hedgerow.tasks import SplitModel
 
 class Head(nn.Module):
     def __init__(self, classes):

@@ -4,18 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.tasks.datasets import DatasetNotFound
+from hedgerow.tasks import DatasetNotFound, ImageCut, VerticalDataset, load_vertical
 from hedgerow.tasks.tabular import _MIMIC_VARIABLES
-from hedgerow.tasks.vertical import (
-    ImageCut,
-    VerticalDataset,
-    load_vertical,
-)
 
 SUPPORT2_COLUMNS = "sno,hospdead,meanbp,hrt,resp,temp,wblc,pafi,alb,bili,crea,sod,ph,glucose,bun,urine"
 OWN_DATA = """
 import numpy as np
-from hedgerow.tasks.vertical import VerticalDataset
+from hedgerow.tasks import VerticalDataset
 
 def load(data_dir):
     x, y = np.ones((2, 3), np.float32), np.array([0, 1])

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hedgerow.tasks import load_vertical
-from hedgerow.tasks.vertical_own import read_constants, read_half, write_groups
+from hedgerow.tasks import load_vertical, write_groups
+from hedgerow.tasks.vertical_own import read_constants, read_half
 
 GOOD = "id,pulse,label,spo2\np-1,61.5,sick,0.97\n p-2 ,70,well,0.99\n"
 

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from tests.sim.cli.command_line import APPS, SD_FEEL, hedgerow
 
+from hedgerow.sim import AppSpec, StartError, read_rounds
 from hedgerow.sim.deploy import edges, local
-from hedgerow.sim.deploy.processes import StartError
-from hedgerow.sim.runs.app import AppSpec
-from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.sim.runs.split import read_split, readable_by_others
 
 

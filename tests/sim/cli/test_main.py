@@ -17,7 +17,7 @@ def test_every_command_explains_itself() -> None:
 
 def test_help_imports_neither_flower_nor_torch() -> None:
     code = (
-        "import sys; from typer.testing import CliRunner; from hedgerow.sim.cli.main import app; "
+        "import sys; from typer.testing import CliRunner; from hedgerow.sim.cli import app; "
         "shown = CliRunner().invoke(app, ['--help']); assert 'run' in shown.output; "
         "print(sorted({'flwr', 'torch'} & set(sys.modules)))"
     )

@@ -15,8 +15,7 @@ from tests.sim.cli.command_line import APPS, hedgerow
 
 from hedgerow.clients.device import shared_model
 from hedgerow.clients.local_task import _local_task
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import find_app, read_rounds
 
 ROOT = APPS.parent
 METHODS = ("ceps", "fedmud", "hsgd", "sd-feel", "similarity-free")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.sim.cli.command_line import APPS, hedgerow
 
-from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim import read_rounds
 from hedgerow.tasks import DATASETS, VERTICAL_DATASETS
 
 SMALL = ("-c", "num-clients=2 num-rounds=1 local-iters=1 model=logistic min-replies=1", "--quiet")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.sim.cli.command_line import cells, hedgerow
 
-from hedgerow.sim.runs.app import find_app
-from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim import find_app, plan_run
 
 PROBE = {
     "curvature": 2.0,

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from tests.sim.cli.command_line import cells, hedgerow
 
-from hedgerow.sim.runs.app import find_app
+from hedgerow.sim import find_app, plan_run
 from hedgerow.sim.runs.checkpoint import save_arrays
-from hedgerow.sim.runs.plan import plan_run
 
 GIVEN = ("plan", "similarity-free", "--smoothness", "2", "--variance", "0.25")
 

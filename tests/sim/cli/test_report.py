@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.sim.cli.command_line import hedgerow
 
+from hedgerow.sim import Run
 from hedgerow.sim.cli.report import network_of
-from hedgerow.sim.runs.results import Run
 
 WriteRun = Callable[..., Path]
 

@@ -9,8 +9,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from hedgerow.sim.deploy.certificates import Credentials, make_credentials, make_edge_credentials
-from hedgerow.strategies.registry import Registry
+from hedgerow.sim import make_credentials, make_edge_credentials
+from hedgerow.sim.deploy.certificates import Credentials
+from hedgerow.strategies import Registry
 
 
 @pytest.fixture(scope="module")

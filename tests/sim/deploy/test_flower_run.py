@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from tests.sim.tiny_app import MakeApp, result
 
+from hedgerow.sim import AppSpec, find_app, load_app, plan_run, run_app
 from hedgerow.sim.deploy.flower_run import flower_run
-from hedgerow.sim.runs.app import AppSpec, find_app, load_app
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
 
 
 @pytest.mark.parametrize(

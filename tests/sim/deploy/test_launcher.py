@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
+from hedgerow.sim import AppSpec, Deployment, StartError, SuperNode
 from hedgerow.sim.deploy import launcher as deploy
-from hedgerow.sim.deploy.launcher import FAST, THREADS, Deployment, SuperNode
-from hedgerow.sim.deploy.processes import Program, StartError
+from hedgerow.sim.deploy.launcher import FAST, THREADS
+from hedgerow.sim.deploy.processes import Program
 from hedgerow.sim.engine._compat import read_toml
-from hedgerow.sim.runs.app import AppSpec
 
 # Plays flower-superlink and flower-supernode: says what it was started with, and waits.
 FAKE = """#!{python}

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.sim import AppSpec, plan_run
 from hedgerow.sim.deploy import local
 from hedgerow.sim.deploy.local import deploy_local
-from hedgerow.sim.runs.app import AppSpec
-from hedgerow.sim.runs.plan import plan_run
 
 
 def test_the_data_folder_goes_into_the_node_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

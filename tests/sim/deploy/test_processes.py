@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.sim import StartError
 from hedgerow.sim.deploy import processes
-from hedgerow.sim.deploy.processes import Program, StartError, free_ports, program, stop_all
+from hedgerow.sim.deploy.processes import Program, free_ports, program, stop_all
 
 # A parent with a child in its own group and a detached one; each says on a line of the log who it is.
 FAMILY = """

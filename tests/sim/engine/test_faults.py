@@ -8,7 +8,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.sim.engine.faults import CORRUPTIONS, Delay, FaultModel, corrupted
+from hedgerow.sim import Delay, FaultModel
+from hedgerow.sim.engine.faults import CORRUPTIONS, corrupted
 
 MODEL = FaultModel(dropout=0.3, delay=Delay("uniform", (1.0, 5.0)), corrupt="nan", corrupt_rate=0.2)
 

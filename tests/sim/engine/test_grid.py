@@ -16,12 +16,11 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hedgerow.sim import Delay, FaultModel, InProcessGrid
+from hedgerow.sim import flower_identity as identity
 from hedgerow.sim.engine import grid as engine
 from hedgerow.sim.engine._compat import SUPERLINK_NODE_ID
-from hedgerow.sim.engine._compat import flower_identity as identity
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.wire.calls import Batched, Call
+from hedgerow.wire import Batched, Call
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

@@ -12,9 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedYogi, Krum, Strategy
 from flwr.supercore.task_identity import TaskIdentity
 
+from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.sim.engine import _compat
-from hedgerow.sim.engine._compat import flower_identity
-from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import SDFeel
 
 NOTHING = (None, None, None)

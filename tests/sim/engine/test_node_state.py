@@ -7,10 +7,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim import FaultModel, InProcessGrid, load_checkpoint, save_checkpoint
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
-from hedgerow.sim.runs.checkpoint import load_checkpoint, save_checkpoint
 
 PARTS = ("dtype", "shape", "stype", "data")
 

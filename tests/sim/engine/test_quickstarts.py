@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from tests.sim.engine.quickstart_jobs import ALL, NODES, Outcome, client_app, load, run_jobs
 from tests.sim.runs import quickstarts as apps
 
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.sim import InProcessGrid
 
 ROOT = Path(__file__).parents[3]
 # Each framework once, and a strategy of each kind: mean, adaptive, robust, private. A slow test has all.

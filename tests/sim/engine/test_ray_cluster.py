@@ -17,13 +17,13 @@ from tests.flower_apps.digests import digest
 from tests.sim.engine.test_grid import BatchedApp, app_of, by_partition, content, count, messages
 from tests.sim.engine.test_workers import draw, gone, keep, large, pids, told
 
+from hedgerow.sim import InProcessGrid
 from hedgerow.sim.engine import ray_cluster
 from hedgerow.sim.engine._compat import ErrorCode
-from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.parcels import Parcel, Received
 from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, check_address
 from hedgerow.sim.engine.workers import check_workers
-from hedgerow.wire.records import lazy_array, view
+from hedgerow.wire import lazy_array, view
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 ROOT = Path(__file__).parents[3]

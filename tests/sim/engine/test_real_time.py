@@ -8,10 +8,9 @@ import pytest
 from flwr.app import Context, Message
 from tests.sim.engine.test_grid import BatchedApp, answer_with, app_of, by_partition, count, messages
 
+from hedgerow.sim import Delay, FaultModel, InProcessGrid
 from hedgerow.sim.engine import grid as engine
 from hedgerow.sim.engine import handlers
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

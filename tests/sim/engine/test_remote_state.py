@@ -8,15 +8,17 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.clients.app import BatchClientApp, each
-from hedgerow.clients.node_state import tell_state
-from hedgerow.sim.engine.faults import FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.clients import BatchClientApp, each, tell_state
+from hedgerow.sim import (
+    CheckpointError,
+    FaultModel,
+    InProcessGrid,
+    RunRecorder,
+    load_checkpoint,
+    save_checkpoint,
+)
 from hedgerow.sim.engine.remote_state import RemoteState
-from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from hedgerow.sim.runs.recorder import RunRecorder
-from hedgerow.wire.calls import NODE_RECORD, Call
-from hedgerow.wire.message_types import STATE
+from hedgerow.wire import NODE_RECORD, STATE, Call
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 

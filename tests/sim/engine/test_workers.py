@@ -15,12 +15,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from tests.sim.engine.test_grid import BatchedApp, answer_with, app_of, by_partition, content, count, messages
 
+from hedgerow.sim import Delay, FaultModel, InProcessGrid
 from hedgerow.sim.engine._compat import ErrorCode
-from hedgerow.sim.engine.faults import Delay, FaultModel
-from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.handlers import Job
 from hedgerow.sim.engine.workers import Dealt, Workers, check_workers, default_workers
-from hedgerow.wire.records import lazy_array, view
+from hedgerow.wire import lazy_array, view
 from hedgerow.wire.simulated import is_simulated
 
 pytestmark = pytest.mark.usefixtures("flower_identity")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.sim.tiny_app import MakeApp
 
-from hedgerow.sim.runs.app import find_app, load_app, settings_module
+from hedgerow.sim import find_app, load_app
+from hedgerow.sim.runs.app import settings_module
 
 APPS = Path(__file__).parents[3] / "flower_apps"
 
@@ -85,7 +86,7 @@ def test_checking_an_apps_settings_leaves_its_modules_to_another_copy(tmp_path: 
     code = (
         "import shutil, sys; from pathlib import Path;"
         "from hedgerow.sim.runs.app import find_app, own_settings;"
-        "from hedgerow.sim.runs.launch import load_app;"
+        "from hedgerow.sim import load_app;"
         f"copied = Path({str(tmp_path / 'copied')!r});"
         f"shutil.copytree({str(APPS / 'sd-feel')!r}, copied);"
         "assert own_settings(find_app(copied)) is not None;"

@@ -15,13 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hedgerow.sim.runs.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    read_checkpoint,
-    save_arrays,
-    save_checkpoint,
-)
+from hedgerow.sim import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
+from hedgerow.sim.runs.checkpoint import save_arrays
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 arrays = hnp.arrays(

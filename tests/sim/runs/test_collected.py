@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.sim.cli.command_line import hedgerow
 
+from hedgerow.sim import Results, load
 from hedgerow.sim.runs.collected import POINTS, collect, write_collected
 from hedgerow.sim.runs.compare import budget_table, target_table
-from hedgerow.sim.runs.results import Results, load
 
 WriteRun = Callable[..., Path]
 

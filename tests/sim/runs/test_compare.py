@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from hedgerow.sim import Run, load
 from hedgerow.sim.runs.compare import (
     Paired,
     at_budget,
@@ -22,7 +23,6 @@ from hedgerow.sim.runs.compare import (
     target_table,
     to_target,
 )
-from hedgerow.sim.runs.results import Run, load
 
 WriteRun = Callable[..., Path]
 numbers = st.floats(-1e3, 1e3, allow_nan=False)

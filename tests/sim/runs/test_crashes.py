@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 from tests.sim.runs.disk import Disk, KilledError
 
+from hedgerow.sim import (
+    CheckpointError,
+    RunRecorder,
+    load_checkpoint,
+    read_config,
+    read_rounds,
+    save_checkpoint,
+)
 from hedgerow.sim.runs import durable
-from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from hedgerow.sim.runs.recorder import RunFolderError, RunRecorder, read_config, read_rounds
+from hedgerow.sim.runs.recorder import RunFolderError
 
 ROUNDS = 5
 EVERY = 2

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.sim import load
 from hedgerow.sim.runs.export import tidy_rows, write_csv, write_tensorboard
-from hedgerow.sim.runs.results import COSTS, load
+from hedgerow.sim.runs.results import COSTS
 
 WriteRun = Callable[..., Path]
 

@@ -11,13 +11,9 @@ from flwr.app import Message
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
 from tests.sim.tiny_app import MakeApp
 
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.app import load_app
-from hedgerow.sim.runs.folder import read_config, read_rounds
+from hedgerow.sim import InProcessGrid, load_app, plan_run, read_config, read_rounds, run_app, simulate
 from hedgerow.sim.runs.foreign import Earlier, earlier_run
-from hedgerow.sim.runs.launch import Records, run_app
-from hedgerow.sim.runs.plan import plan_run
-from hedgerow.sim.runs.simulate import simulate
+from hedgerow.sim.runs.launch import Records
 
 
 def folder_of_the_run(parent: Path) -> Path:

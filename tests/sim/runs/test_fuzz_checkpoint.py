@@ -11,9 +11,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from tests.wire.fuzzing import Decoder, garbage, hunt, mutated
 
+from hedgerow.sim import CheckpointError, load_checkpoint, save_checkpoint
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
-from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from hedgerow.wire.records import payload_bytes, to_record
+from hedgerow.wire import payload_bytes, to_record
 
 STATE: dict[str, Any] = {"round": 3, "x": np.arange(6.0), "nodes": {"0": [np.ones(2, np.int8), "a"]}}
 

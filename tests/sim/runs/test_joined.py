@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hedgerow.sim.runs.results import load
+from hedgerow.sim import load
 
 
 def record(number: int, loss: float, **changes: Any) -> dict[str, Any]:

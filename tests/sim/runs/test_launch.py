@@ -5,9 +5,7 @@ from pathlib import Path
 import numpy as np
 from tests.sim.tiny_app import MakeApp, result
 
-from hedgerow.sim.runs.app import load_app
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run
+from hedgerow.sim import load_app, plan_run, run_app
 
 
 def test_an_app_runs_in_process(make_app: MakeApp, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.sim.tiny_app import MakeApp
 
+from hedgerow.sim import AppSpec, find_app, plan_run
 from hedgerow.sim.engine._compat import read_toml
-from hedgerow.sim.runs.app import AppSpec, find_app
-from hedgerow.sim.runs.plan import plan_run, toml_text
+from hedgerow.sim.runs.plan import toml_text
 
 
 def test_overrides_are_toml_and_later_ones_win(tiny: AppSpec, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from hedgerow.sim import Results, load
 from hedgerow.sim.runs.compare import t_interval
 from hedgerow.sim.runs.plot import default_path, draw, mean_curve, save
-from hedgerow.sim.runs.results import Results, load
 
 WriteRun = Callable[..., Path]
 

@@ -16,16 +16,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.sim.runs.disk import Watched
 
+from hedgerow.sim import CheckpointError, RunRecorder, load, load_checkpoint, read_rounds
 from hedgerow.sim.runs import durable
-from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint
-from hedgerow.sim.runs.recorder import (
-    RESUME_MAY_CHANGE,
-    RunFolderError,
-    RunRecorder,
-    new_run_folder,
-    read_rounds,
-)
-from hedgerow.sim.runs.results import load
+from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, RunFolderError, new_run_folder
 
 
 @dataclass

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from hedgerow.sim import load
 from hedgerow.sim.runs.compare import common_budget
 from hedgerow.sim.runs.diagram import Crossed, Network, links_svg, network_svg, size
 from hedgerow.sim.runs.report import report_html, write_report
-from hedgerow.sim.runs.results import load
 
 WriteRun = Callable[..., Path]
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>]]>--> $\\frac{$ \x1b[2J\x00\u202e"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.sim import load
 from hedgerow.sim.runs.collected import write_collected
 from hedgerow.sim.runs.compare import budget_table, target_table
 from hedgerow.sim.runs.plot import draw
-from hedgerow.sim.runs.results import load
 
 WriteRun = Callable[..., Path]
 

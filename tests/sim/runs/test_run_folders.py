@@ -19,12 +19,20 @@ import numpy as np
 import pytest
 from tests.sim.runs.disk import Watched
 
+from hedgerow.sim import (
+    CheckpointError,
+    RunRecorder,
+    load_checkpoint,
+    read_checkpoint,
+    read_config,
+    read_rounds,
+    save_checkpoint,
+)
 from hedgerow.sim.runs import durable
-from hedgerow.sim.runs.checkpoint import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import Lock, parse_rounds, write_json
-from hedgerow.sim.runs.recorder import RunFolderError, RunRecorder, read_config, read_rounds
-from hedgerow.wire.clock import Clock
+from hedgerow.sim.runs.recorder import RunFolderError
+from hedgerow.wire import Clock
 
 CONFIG = {"run": {"seed": 1}, "environment": {}}
 ERRORS = (RunFolderError, CheckpointError)
@@ -362,7 +370,7 @@ def test_a_file_in_place_of_a_link_is_new(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hedgerow.sim.runs.recorder import RunRecorder
+from hedgerow.sim import RunRecorder
 recorder = RunRecorder(Path(sys.argv[1]), {"run": {"seed": 1}, "environment": {}})
 print("held", flush=True)
 time.sleep(60)

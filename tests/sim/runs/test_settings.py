@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from hedgerow.sim import Setting, SettingsError, read_settings
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS
 from hedgerow.sim.runs.kinds import Kind, choice, in_range, number, text, whole
-from hedgerow.sim.runs.settings import Setting, SettingsError, at_most, override, read_settings
+from hedgerow.sim.runs.settings import at_most, override
 
 
 def word_without_spaces(value: str) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hedgerow.sim import Setting
 from hedgerow.sim.runs.kinds import in_range, text, whole
-from hedgerow.sim.runs.settings import Setting
 from hedgerow.sim.runs.settings_files import listing, pyproject_with, readme_with, write_settings
 
 SETTINGS = {

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from tests.sim.runs import quickstarts as apps
 
 from hedgerow.clients import compress_reply
-from hedgerow.sim import FaultModel, load, read_config, read_rounds, server_app, simulate
+from hedgerow.sim import CheckpointError, FaultModel, load, read_config, read_rounds, server_app, simulate
 from hedgerow.sim.runs import watch as watching
-from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.sim.runs.foreign import AllLostError
 from hedgerow.strategies import Compressed, SDFeel
 

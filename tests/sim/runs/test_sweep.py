@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hedgerow.sim import load, plan_sweep, read_rounds, read_sweep
 from hedgerow.sim.deploy.processes import cores
 from hedgerow.sim.runs import sweep as sweep_module
-from hedgerow.sim.runs.recorder import read_rounds
-from hedgerow.sim.runs.results import load
 from hedgerow.sim.runs.sweep import Outcome, run_sweep
-from hedgerow.sim.runs.sweep_file import read_sweep
-from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job, plan_sweep
+from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job
 
 # Stands for `hedgerow run`: what the sweep sees of a run, without its seconds of imports.
 RUNNER = """

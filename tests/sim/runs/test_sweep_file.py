@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.sim.runs.sweep_file import read_sweep
+from hedgerow.sim import read_sweep
 
 WriteToml = Callable[[str], Path]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.sim.runs.sweep_file import read_sweep
-from hedgerow.sim.runs.sweep_plan import Job, plan_sweep
+from hedgerow.sim import plan_sweep, read_sweep
+from hedgerow.sim.runs.sweep_plan import Job
 from sd_feel import settings as sd_feel_settings
 
 FIGURES = sorted((Path(__file__).parents[3] / "flower_apps" / "sd-feel").glob("figures/*.toml"))
