@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hedgerow.wire.records import PayloadError, payload_bytes, to_record, view
+from hedgerow.wire import PayloadError, payload_bytes, to_record, view
 
 Rng = np.random.Generator
 

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
-from hedgerow.wire.calls import Batched, BatchHandler, Call
+from hedgerow.wire import Batched, BatchHandler, Call
 
 
 def call(**node_config: int | str) -> Call:

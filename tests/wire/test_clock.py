@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.wire.clock import Clock, Compute, Rates, shannon_rate
+from hedgerow.wire import Clock, Compute, Rates
+from hedgerow.wire.clock import shannon_rate
 
 SECONDS = st.floats(0, 1e6)
 

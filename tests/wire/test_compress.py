@@ -17,29 +17,29 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.wire import compress
-from hedgerow.wire.compress import (
+from hedgerow.sim import through_the_wire
+from hedgerow.wire import (
     COMPRESSORS,
     Compressor,
-    Identity,
-    Payload,
+    Layout,
+    PayloadError,
     RandK,
     ScaledSign,
     Ternary,
     TopK,
-    compressed_keys,
-    compressed_part,
-    in_round,
+    compress,
     pack_update,
     parse_compressor,
+    payload_bytes,
     payload_record,
     rand_k,
     record_payload,
+    to_record,
     unpack_update,
     validate_compressor,
 )
-from hedgerow.wire.records import Layout, PayloadError, decoded_record, nominal_bits, payload_bytes, to_record
+from hedgerow.wire.compress import Identity, Payload, compressed_keys, compressed_part, in_round
+from hedgerow.wire.records import decoded_record, nominal_bits
 
 GOLDEN = np.array([3, -1, 2, 0.5], np.float32)
 CASES: tuple[Compressor, ...] = (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies.topology import mixing
+from hedgerow.strategies import mixing
 from hedgerow.wire.edge_servers import cluster_means, columns, gossip, weighted_sum
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.wire.elias_fano import decode_indices, encode_indices, index_bits, most_entries
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire import PayloadError, decode_indices, encode_indices, index_bits
+from hedgerow.wire.elias_fano import most_entries
 
 
 def drawn(size: int, count: int, seed: int) -> np.ndarray:

@@ -7,15 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.wire.factors import (
-    LAYOUTS,
-    VARIANTS,
-    FactoredLayer,
-    exact_product,
-    factored,
-    uniform,
-)
-from hedgerow.wire.layers import LayerShape
+from hedgerow.wire import FactoredLayer, LayerShape
+from hedgerow.wire.factors import LAYOUTS, VARIANTS, exact_product, factored, uniform
 
 UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
 LINEAR = ("mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad")

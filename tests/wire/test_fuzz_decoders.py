@@ -7,24 +7,32 @@ import pytest
 from flwr.app import ArrayRecord
 from tests.wire.fuzzing import Decoder, Rng, hunt
 
-from hedgerow.wire.compress import (
+from hedgerow.wire import (
+    Codec,
     Compressor,
-    Identity,
+    Dense,
+    Layout,
+    OneBit,
+    Quantised,
     RandK,
     ScaledSign,
+    Sparse,
     Ternary,
     TopK,
+    decode_indices,
+    encode_indices,
+    finite_views,
     pack_update,
+    parse_codec,
     parse_compressor,
-    promoted,
     record_payload,
+    to_record,
+    to_state_dict,
     unpack_update,
 )
-from hedgerow.wire.elias_fano import decode_indices, encode_indices
-from hedgerow.wire.onebit import OneBit
-from hedgerow.wire.records import Layout, finite_views, received_state, to_record, to_state_dict
+from hedgerow.wire.compress import Identity, promoted
+from hedgerow.wire.records import received_state
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
-from hedgerow.wire.vector_codecs import Codec, Dense, Quantised, Sparse, parse_codec
 
 RNG: Rng = np.random.default_rng(1)
 STATE: dict[str, Any] = {

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from hedgerow.wire.layers import LayerShape, layers_of, not_compressible
+from hedgerow.wire import LayerShape, layers_of
+from hedgerow.wire.layers import not_compressible
 
 
 def test_layers_are_the_linear_and_convolutional_weights_in_module_order():

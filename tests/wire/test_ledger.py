@@ -5,7 +5,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger, Traffic, Transfer
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, Ledger, Traffic, Transfer
 
 LINKS = ("client->edge", "edge->edge", NODE_TO_HUB)
 TRANSFERS = st.lists(

@@ -9,15 +9,8 @@ import torch
 from torch import nn
 
 from hedgerow.tasks import build_model, count_parameters
-from hedgerow.wire.lowrank import (
-    BUDGETS,
-    LAYOUTS,
-    VARIANTS,
-    FactoredLayer,
-    Factorisation,
-    LayerShape,
-    layers_of,
-)
+from hedgerow.wire import FactoredLayer, Factorisation, LayerShape, layers_of
+from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS
 
 UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
 FMNIST, SVHN, CIFAR10, CIFAR100 = (
@@ -473,7 +466,7 @@ def test_global_generators_are_left_as_they_were():
 
 _DIGEST = """
 import hashlib
-from hedgerow.wire.lowrank import Factorisation, LayerShape
+from hedgerow.wire import Factorisation, LayerShape
 plan = Factorisation.plan(
     [LayerShape(str(i), (16, 8, 3, 3)) for i in range(4)], variant="mud+bkd+aad", num_parameters=5000
 )

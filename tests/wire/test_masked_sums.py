@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hedgerow.wire import PayloadError, default_neighbours, lazy_array, survivors_needed
 from hedgerow.wire.masked_sums import (
     SEED_BYTES,
     Grid,
@@ -16,15 +17,12 @@ from hedgerow.wire.masked_sums import (
     SumPlan,
     Unmasking,
     connected_survivors,
-    default_neighbours,
     lost_neighbours,
     masked,
     pair_seed,
     revealed,
-    survivors_needed,
     told_content,
 )
-from hedgerow.wire.records import PayloadError, lazy_array
 
 ABOUT = bytes(range(32))
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hedgerow.wire.onebit import OneBit, biht, compand, expand, expand_literal, gpsp
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire import OneBit, PayloadError
+from hedgerow.wire.onebit import biht, compand, expand, expand_literal, gpsp
 from hedgerow.wire.sensing import GaussianSensing
 
 W = np.array([2, -0.5, 0, 0, 1, 0])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hedgerow.wire import PayloadError
 from hedgerow.wire.printable import quoted, shown
-from hedgerow.wire.records import PayloadError
 
 HOSTILE = "\x1b[2J\r\nINFO: all is well\u202e\x00\x7f\udc80\u2028"
 

@@ -16,17 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from hedgerow.sim.engine._compat import through_the_wire
-from hedgerow.wire.records import (
-    Layout,
-    LazyArray,
-    PayloadError,
-    lazy_array,
-    payload_bytes,
-    to_record,
-    to_state_dict,
-    view,
-)
+from hedgerow.sim import through_the_wire
+from hedgerow.wire import Layout, PayloadError, lazy_array, payload_bytes, to_record, to_state_dict, view
+from hedgerow.wire.records import LazyArray
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 # Whole numbers up to 2^24 are exact in float32, the default dtype of the flat vector.

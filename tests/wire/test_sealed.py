@@ -14,18 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow.wire.records import PayloadError
-from hedgerow.wire.sealed import (
-    INTRODUCTION_BYTES,
-    KEY_BYTES,
-    SEAL_BYTES,
-    Identity,
-    Link,
-    Links,
-    SealingKey,
-    _agreed,
-    read_pins,
-)
+from hedgerow.wire import SEAL_BYTES, PayloadError, SealingKey
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, KEY_BYTES, Identity, Link, Links, _agreed, read_pins
 
 
 def someone() -> Identity:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.tasks import models, partitions, regression
-from hedgerow.wire.seeds import Purpose, generator, torch_generator
+from hedgerow.wire import Purpose, generator, torch_generator
 
 KEYS = st.tuples(
     st.integers(0, 2**31), st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from(Purpose)

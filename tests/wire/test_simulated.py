@@ -8,9 +8,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from hedgerow.clients import BatchClientApp
-from hedgerow.clients.app import each
-from hedgerow.sim.engine.grid import InProcessGrid
+from hedgerow.clients import BatchClientApp, each
+from hedgerow.sim import InProcessGrid
 from hedgerow.wire import simulated
 from hedgerow.wire.simulated import is_simulated
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.hsgd import top_k
 
-from hedgerow.wire.records import PayloadError
+from hedgerow.wire import PayloadError
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows, kept, row_bytes
 
 ROWS = st.tuples(st.integers(1, 4), st.integers(1, 300), st.integers(0, 10))

@@ -11,15 +11,8 @@ from itertools import combinations, product
 
 import pytest
 
-from hedgerow.wire.masked_sums import (
-    SEED_BYTES,
-    SumPlan,
-    Unmasking,
-    default_neighbours,
-    lost_neighbours,
-    revealed,
-    survivors_needed,
-)
+from hedgerow.wire import default_neighbours, survivors_needed
+from hedgerow.wire.masked_sums import SEED_BYTES, SumPlan, Unmasking, lost_neighbours, revealed
 
 ABOUT = bytes(range(32))
 VICTIM = 0

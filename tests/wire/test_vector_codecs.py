@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hedgerow.wire.onebit import OneBit
-from hedgerow.wire.records import PayloadError
-from hedgerow.wire.vector_codecs import Dense, Quantised, Sparse, parse_codec
+from hedgerow.wire import Dense, OneBit, PayloadError, Quantised, Sparse, parse_codec
 
 NAMES = (
     "1bcs",
