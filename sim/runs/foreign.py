@@ -51,9 +51,12 @@ REAL_TIME = (
     "every node's work is real, in one process; messages travel in memory. The clock counts the real seconds "
     "of the server and of each node's work, as if every node had this machine to itself"
 )
+# Written before the strategy is known, so it must hold for every one.
 RESUMES = (
-    "restored: the rounds done, the global model, what nodes keep in their state. Not restored: what the app "
-    "keeps itself, such as a strategy's momentum or the state of random generators"
+    "from checkpoint/, which only a run whose strategy can go on writes. Restored: the rounds done, the "
+    "global model, what nodes keep in their state, and the strategy's own state if it has state_dict. Not "
+    "restored: what else the app keeps, such as the momentum of Flower's strategies or the state of random "
+    "generators"
 )
 
 
@@ -253,7 +256,11 @@ def _run(
         else:
             # A checkpoint would promise what no run can keep.
             recorder.keep_state()
-            log(WARNING, "No checkpoints of this run: its strategy has a loop of its own and no state_dict.")
+            log(
+                WARNING,
+                "No checkpoints of this strategy: only the first of an app can go on, and only in Flower's "
+                "own loop or with a state_dict.",
+            )
 
     def ended(end: Any) -> None:
         if recorder is None:

@@ -273,9 +273,10 @@ class Watch:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the strategy at work could go on from a state: by itself, or in Flower's own loop."""
+        """Whether the strategy at work is the first, and could go on by itself or in Flower's own loop."""
         own = _goes_on_itself(self._strategy)
-        return self._strategy is not None and (own or type(self._strategy).start is Strategy.start)
+        first = self._strategy is not None and self._starts == 1
+        return first and (own or type(self._strategy).start is Strategy.start)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a later run needs to go on: the rounds done, the global model, the traffic so far."""
@@ -300,7 +301,8 @@ class Watch:
         """
         if state["starts"] != 1:
             raise CheckpointError(
-                f"the run was in the {state['starts']}th strategy that its app starts; only one can go on"
+                f"the run was in strategy {state['starts']} of those that its app starts; only the first "
+                "can go on"
             )
         self._restored = dict(state)
         self._last = int(state["round"])

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from tests.sim.runs import quickstarts as apps
 
 from hedgerow.clients import compress_reply
-from hedgerow.sim import CheckpointError, FaultModel, load, read_config, read_rounds, server_app, simulate
+from hedgerow.sim import (
+    CheckpointError,
+    FaultModel,
+    InProcessGrid,
+    load,
+    read_config,
+    read_rounds,
+    server_app,
+    simulate,
+)
 from hedgerow.sim.runs import watch as watching
 from hedgerow.sim.runs.foreign import AllLostError
 from hedgerow.strategies import Compressed, SDFeel
@@ -107,6 +116,8 @@ def test_the_folder_holds_what_a_run_folder_holds(tmp_path: Path) -> None:
     assert config["nodes"] == NODES
     assert config["environment"]["engine"] == "inprocess"
     assert "momentum" in config["resumes"]
+    # config.json is written before the strategy is known, which may be one that cannot go on.
+    assert "checkpoint/, which only a run whose strategy can go on writes" in config["resumes"]
     assert read_rounds(done.folder) == done.rounds
     assert [end["central"]["loss"] for end in done.rounds] == [1.0, 1 / 2, 1 / 3, 1 / 4]
     np.testing.assert_array_equal(np.load(done.folder / "model.npz")["0"], weights(done.result))
@@ -187,18 +198,40 @@ def test_an_app_without_a_strategy_gets_a_line_an_exchange(tmp_path: Path) -> No
         simulate(app, apps.numpy_app(), NODES, resume=done.folder, quiet=True)
 
 
-def test_two_strategies_of_one_main_are_one_record(tmp_path: Path) -> None:
-    app = ServerApp()
+def test_two_strategies_of_one_main_are_one_record_that_goes_on_from_the_first(tmp_path: Path) -> None:
+    def app_of(fails: bool) -> ServerApp:
+        app = ServerApp()
 
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        first = FedAvg().start(grid, apps.numpy_arrays(), 2, evaluate_fn=loss_at)
-        FedMedian().start(grid, first.arrays, 2, evaluate_fn=loss_at)
+        @app.main()
+        def main(grid: Grid, context: Context) -> None:
+            first = FedAvg().start(grid, apps.numpy_arrays(), 2, evaluate_fn=loss_at)
+            second = Failing() if fails else FedMedian()
+            second.start(grid, first.arrays, 2, evaluate_fn=loss_at)
 
-    done = simulate(app, apps.numpy_app(), NODES, output_dir=tmp_path, checkpoint_every=1, quiet=True)
-    assert [end["round"] for end in done.rounds] == [0, 1, 2, 3, 4]
-    with pytest.raises(CheckpointError, match="only one can go on"):
-        simulate(app, apps.numpy_app(), NODES, resume=done.folder, quiet=True)
+        return app
+
+    class Failing(FedMedian):
+        def configure_train(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
+            if server_round == 2:
+                raise RuntimeError("the power is out")
+            return super().configure_train(server_round, *args, **kwargs)
+
+    options: dict[str, Any] = {"checkpoint_every": 1, "quiet": True}
+    whole = simulate(app_of(False), apps.numpy_app(), NODES, output_dir=tmp_path / "whole", **options)
+    assert [end["round"] for end in whole.rounds] == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="the power is out"):
+        simulate(app_of(True), apps.numpy_app(), NODES, output_dir=tmp_path / "half", **options)
+    (half,) = (tmp_path / "half").iterdir()
+    assert [end["round"] for end in read_rounds(half)] == [0, 1, 2, 3]
+    rest = simulate(app_of(False), apps.numpy_app(), NODES, resume=half, **options)
+    assert [end["round"] for end in rest.rounds] == [0, 1, 2, 3, 4]
+    assert_same(rest, whole)
+
+
+def test_a_state_of_an_apps_second_strategy_is_refused() -> None:
+    watch = watching.Watch(InProcessGrid(apps.numpy_app(), 1), on_start=lambda _: None, on_round_end=[])
+    with pytest.raises(CheckpointError, match=r"strategy 2 of those .* only the first can go on"):
+        watch.load_state_dict({"starts": 2})
 
 
 def test_what_is_asked_after_the_strategy_is_no_round_to_go_on_with(tmp_path: Path) -> None:
