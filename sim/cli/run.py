@@ -241,7 +241,8 @@ def _how_to_go_on(app_path: str, plan: Plan) -> Callable[[], str]:
     def say() -> str:
         made = sorted(set(_run_folders(parent)) - before, key=lambda folder: folder.stat().st_mtime)
         folder = config.get("resume") or (made[-1] if made else None)
-        if folder is None or not ("resume" in config or (Path(str(folder)) / "checkpoint").is_dir()):
+        # The first round leaves none, nor does an app that cannot go on.
+        if folder is None or not (Path(str(folder)) / "checkpoint").expanduser().is_dir():
             return "Interrupted"
         command = shlex.join(["hedgerow", "run", app_path, "--resume", str(folder)])
         return f"Interrupted; go on with: {command}"

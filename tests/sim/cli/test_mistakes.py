@@ -84,18 +84,23 @@ def test_a_bug_says_where_it_happened_and_to_report_it(
     assert shown.stderr.splitlines()[-1] == BUG
 
 
-def test_an_interrupted_run_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_an_interrupted_run_says_how_to_go_on_if_it_can(
+    checkpoint: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         folder = tmp_path / "out" / "sd_feel-1"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
+        if checkpoint:
+            (folder / "checkpoint").mkdir()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "run_app", interrupted)
     shown = hedgerow("run", SD_FEEL, "-c", f"output-dir='{tmp_path / 'out'}'")
     assert shown.exit_code == 130
-    said = f"Interrupted; go on with: hedgerow run {SD_FEEL} --resume {tmp_path / 'out' / 'sd_feel-1'}\n"
-    assert shown.stderr == said
+    how = f"; go on with: hedgerow run {SD_FEEL} --resume {tmp_path / 'out' / 'sd_feel-1'}"
+    assert shown.stderr == f"Interrupted{how if checkpoint else ''}\n"
 
 
 @pytest.mark.parametrize(
