@@ -211,11 +211,15 @@ def name_and_number(option: str, text: str) -> tuple[str, float]:
         raise ValueError(f"{option} {text!r}; valid is name=number") from None
 
 
-def load_results(paths: list[Path]) -> Results:
-    """Read runs and sweeps; say on stderr what a reader should know of them."""
+def load_results(paths: list[Path], ys: Sequence[str] | None = ()) -> Results:
+    """Read runs and sweeps; say on stderr what a reader should know of them.
+
+    Runs that lack one of ``ys`` are left out, where others have them; None: of what is compared by default.
+    """
     from hedgerow.sim.runs.results import load
 
     results = load(paths)
+    results = results.measuring(results.ys if ys is None else ys)
     for warning in results.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     return results

@@ -43,7 +43,7 @@ def plot(
     from hedgerow.sim.runs.plot import default_path, draw, save
 
     with bad_options():
-        results = load_results(paths)
+        results = load_results(paths, y)
         xs, ys = x or results.xs, y or results.ys
         by = results.by if by is None else by
         differences = results.differences if differences is None else differences

@@ -19,8 +19,15 @@ __all__ = ["report"]
 def report(
     paths: Paths,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE.html", help="Where the page goes.")
-    ] = Path("report.html"),
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            help="Where the page goes. Default: report.html in the folder of the run or sweep; of several, "
+            "here.",
+        ),
+    ] = None,
     x: Costs = None,
     y: Metrics = None,
     target: Annotated[
@@ -35,10 +42,11 @@ def report(
     from hedgerow.sim.runs.report import write_report
 
     with bad_options():
-        if out.suffix.lower() not in (".html", ".htm"):
+        if out is not None and out.suffix.lower() not in (".html", ".htm"):
             raise ValueError(f"--out {str(out)!r}; valid is a file whose name ends with .html")
         targets = dict(name_and_number("--target", one) for one in target or [])
         results = load_results(paths)
+        out = out or (results.folder or Path.cwd()) / "report.html"
         written = write_report(results, out, xs=x or (), ys=y or (), targets=targets, network=network_of)
     typer.echo(written)
 

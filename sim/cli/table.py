@@ -37,7 +37,7 @@ def table(
     from hedgerow.sim.runs.compare import NOTE, budget_table, common_budget, target_table
 
     with bad_options():
-        results = load_results(paths)
+        results = load_results(paths, y)
         budgets = dict([name_and_number("--budget", budget)]) if budget else {}
         xs = x or list(budgets) or results.xs
         parts = [

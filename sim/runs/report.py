@@ -97,7 +97,7 @@ def report_html(
     asked, results = bool(xs or ys), _readable(results)
     xs, ys = list(xs or results.xs), list(ys or _metrics(results))
     sections = [
-        ("run", "What was run", _what(results)),
+        ("run", "What was run", _what(results, ys)),
         ("curves", "Curves", _curves(results, xs, ys, asked)),
         ("comparison", "Comparison", _tables(results, xs, ys, targets or {}, asked)),
         ("links", "What crossed each link", _links(results, network)),
@@ -156,7 +156,7 @@ def _warnings(results: Results) -> str:
     return f'<div class="note" role="note"><strong>To know first</strong><ul>{lines}</ul></div>\n'
 
 
-def _what(results: Results) -> str:
+def _what(results: Results, ys: Sequence[str]) -> str:
     rows: dict[tuple[str, ...], list[Run]] = {}
     for run in results.runs:
         rows.setdefault((_app(run), *_machine(run)), []).append(run)
@@ -176,20 +176,28 @@ def _what(results: Results) -> str:
     )
     last = _table(
         "Where each variant ended, mean over its seeds",
-        ("variant", "seeds", "rounds", *(cost.label for cost in _spent(results)), "finished"),
+        ("variant", "seeds", "rounds", *ys, *(cost.label for cost in _spent(results)), "finished"),
         [
             (
                 label,
                 str(len(seeds)),
                 _mean_of([run.rounds[-1].get("round") for run in seeds.values()]),
+                *(_last(list(seeds.values()), y) for y in ys),
                 *(_cost(list(seeds.values()), cost.key, cost.unit) for cost in _spent(results)),
                 f"{sum(run.finished for run in seeds.values())} of {len(seeds)}",
             )
             for label, seeds in results.variants().items()
         ],
-        numeric=(False, True, True, *(True for _ in _spent(results)), True),
+        numeric=(False, True, True, *(True for _ in ys), *(True for _ in _spent(results)), True),
     )
     return table + last
+
+
+def _last(runs: Sequence[Run], y: str) -> str:
+    """Return the mean of a metric's, or a cost's, last values."""
+    values = [run.value_at(y, run.rounds[-1]["round"]) for run in runs]
+    known = [value for value in values if value is not None and isfinite(value)]
+    return f"{fmean(known):.4g}" if len(known) == len(runs) else "n/a"
 
 
 def _spent(results: Results) -> list[Any]:

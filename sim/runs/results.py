@@ -224,6 +224,13 @@ class Run:
             raise ValueError(f"y = {y!r}; valid in {self.folder} is one of {', '.join(known) or 'none'}")
         return points
 
+    def records(self, y: str) -> bool:
+        """Return whether ``series`` has points of a metric, or a cost, to give."""
+        try:
+            return bool(self.series("rounds", y))
+        except ValueError:
+            return False
+
     def value_at(self, name: str, round: int) -> float | None:
         """Return what a run had spent at the end of a round, or its last value of a metric until then.
 
@@ -314,6 +321,15 @@ class Results:
         for run in self.runs:
             out.setdefault(run.label, {})[run.seed] = run
         return out
+
+    def measuring(self, ys: Sequence[str]) -> Results:
+        """Return the runs that recorded these metrics, with a warning of the others; all if none did."""
+        missing = [(run, [y for y in ys if not run.records(y)]) for run in self.runs]
+        kept = [run for run, lacks in missing if not lacks]
+        if not kept:
+            return self
+        out = [f"{run.label}, seed {run.seed}: no {', '.join(no)}, left out" for run, no in missing if no]
+        return replace(self, runs=kept, warnings=[*self.warnings, *out])
 
     def asked(self, label: str) -> int:
         """Return how many runs of a variant were to be compared: those there are and those that failed."""

@@ -44,3 +44,19 @@ def test_a_plot_of_one_run_goes_into_its_folder_and_of_several_here(
     assert both.stdout.split()[0] == str(tmp_path / "made-up-loss-over-rounds.png")
     # The pictures are in nobody's way.
     assert hedgerow("plot", *Path("runs").iterdir()).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["plot", "table"])
+def test_a_run_without_the_metric_is_left_out_where_others_have_it(
+    command: str, write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run("runs/a", [2.0, 1.0], tau1=1)
+    write_run("runs/b", [None, None], tau1=2)
+    shown = hedgerow(command, "runs")
+    assert shown.exit_code == 0, shown.output
+    assert "Warning: tau1=2, seed 0: no loss, left out" in shown.stderr
+    assert "tau1=2" not in shown.stdout
+    shown = hedgerow(command, "runs", "--y", "beauty")
+    assert shown.exit_code == 2
+    assert "y = 'beauty'; valid in" in shown.stderr

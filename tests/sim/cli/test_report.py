@@ -22,6 +22,17 @@ def test_a_report_is_one_file_where_it_is_told(made: Path, tmp_path: Path) -> No
     assert "sim-seconds to loss &lt;= 1" in page
 
 
+def test_the_page_of_one_run_goes_into_its_folder_and_of_several_here(
+    write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = (write_run(f"runs/{name}", [2.0, 1.0], seed=seed) for seed, name in enumerate("ab"))
+    for folder in (one, other):
+        assert hedgerow("report", folder).stdout.split() == [str(folder / "report.html")]
+    assert not (tmp_path / "report.html").exists()
+    assert hedgerow("report", "runs").stdout.split() == [str(tmp_path / "report.html")]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -96,6 +96,13 @@ def test_a_report_has_what_was_run_curves_tables_links_losses_and_settings(sweep
         assert words in page.text, words
 
 
+def test_the_page_says_at_which_metrics_each_variant_ended(sweep: Path) -> None:
+    text = report_html(load([sweep]))
+    table = text[text.index("Where each variant ended") :].partition("</table>")[0]
+    assert re.search(r"<th[^>]*>loss</th><th[^>]*>accuracy</th>", table)
+    assert re.search(r"B</[^>]*>.*?<td[^>]*>0.9</td><td[^>]*>0.775</td>", table)
+
+
 def test_a_page_needs_nothing_else_and_runs_nothing(sweep: Path) -> None:
     text = report_html(load([sweep]))
     page = Page(text)
