@@ -24,6 +24,7 @@ __all__ = [
     "NOT_NEGATIVE",
     "POSITIVE",
     "SMALLEST",
+    "Interval",
     "Kind",
     "above",
     "choice",
@@ -45,6 +46,22 @@ SMALLEST, LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
+class Interval:
+    """Numbers from ``low`` to ``high``, without the ends that are open, and 0 where ``zero``."""
+
+    low: float
+    high: float
+    open_below: bool = False
+    open_above: bool = False
+    zero: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = self.low < value if self.open_below else self.low <= value
+        below = value < self.high if self.open_above else value <= self.high
+        return (above and below) or (self.zero and value == 0)
+
+
+@dataclass(frozen=True)
 class Kind:
     """What a setting may be.
 
@@ -54,21 +71,25 @@ class Kind:
         In words: "an integer >= 1".
     read : Callable[[UserConfigValue], Any]
         Returns the value to use; raises ValueError, TypeError or OverflowError if it is not valid.
+    values : Interval, tuple or None (default: None)
+        The values that it takes, where they are numbers or can be listed; None for texts.
     """
 
     valid: str
     read: Callable[[UserConfigValue], Any]
+    values: Interval | tuple[UserConfigValue, ...] | None = None
 
 
 def whole(least: int, most: int) -> Kind:
     """Return the kind of integers from ``least`` to ``most``."""
+    values = Interval(least, most)
 
     def read(value: UserConfigValue) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if isinstance(value, bool) or not isinstance(value, int) or value not in values:
             raise ValueError
         return value
 
-    return Kind(f"an integer from {least} to {_said(most)}", read)
+    return Kind(f"an integer from {least} to {_said(most)}", read, values)
 
 
 def _said(number: int) -> str:
@@ -79,33 +100,33 @@ def _said(number: int) -> str:
     return str(number)
 
 
-def number(valid: str, holds: Callable[[float], bool]) -> Kind:
-    """Return the kind of numbers for which ``holds`` is true."""
+def number(valid: str, values: Interval) -> Kind:
+    """Return the kind of numbers in an interval."""
 
     def read(value: UserConfigValue) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(float(value)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or float(value) not in values:
             raise ValueError
         return float(value)
 
-    return Kind(valid, read)
+    return Kind(valid, read, values)
 
 
 def above(low: float) -> Kind:
     """Return the kind of numbers > ``low``, up to 1e30."""
-    return number(f"a number > {low:g}, up to {LARGEST:g}", lambda v: low < v <= LARGEST)
+    return number(f"a number > {low:g}, up to {LARGEST:g}", Interval(low, LARGEST, open_below=True))
 
 
 def in_range(low: float, high: float, *, open_below: bool = False, open_above: bool = False) -> Kind:
     """Return the kind of numbers in [low, high], without the ends that are open."""
     return number(
         f"a number in {'(' if open_below else '['}{low:g}, {high:g}{')' if open_above else ']'}",
-        lambda v: (low < v if open_below else low <= v) and (v < high if open_above else v <= high),
+        Interval(low, high, open_below, open_above),
     )
 
 
-POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", lambda v: SMALLEST <= v <= LARGEST)
+POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", Interval(SMALLEST, LARGEST))
 NOT_NEGATIVE = number(
-    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", lambda v: v == 0 or SMALLEST <= v <= LARGEST
+    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", Interval(SMALLEST, LARGEST, zero=True)
 )
 
 
@@ -117,7 +138,7 @@ def choice(*names: str) -> Kind:
             raise ValueError(did_you_mean(str(value), names) if isinstance(value, str) else "")
         return str(value)
 
-    return Kind("one of " + ", ".join(repr(name) for name in names), read)
+    return Kind("one of " + ", ".join(repr(name) for name in names), read, names)
 
 
 def flag() -> Kind:
@@ -128,7 +149,7 @@ def flag() -> Kind:
             raise ValueError
         return value
 
-    return Kind("true or false", read)
+    return Kind("true or false", read, (False, True))
 
 
 def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Kind:

@@ -26,6 +26,7 @@ from hedgerow.sim.runs.kinds import (
     MAX_ROUNDS,
     NOT_NEGATIVE,
     POSITIVE,
+    Interval,
     Kind,
     choice,
     flag,
@@ -167,7 +168,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "replan-every": Setting(0, whole(0, MAX_ROUNDS), "rounds between estimates (0: at the start only)"),
     "eta-power": Setting(
-        3, Kind("3 (the root of (20)) or 2 (as printed)", _power), "Q* with this power of eta"
+        3, Kind("3 (the root of (20)) or 2 (as printed)", _power, (3, 2)), "Q* with this power of eta"
     ),
     "probe-steps": Setting(5, whole(1, MAX_STEPS), "steps of an estimate"),
     "probe-batches": Setting(4, whole(1, MAX_STEPS), "random batches of a step of an estimate"),
@@ -177,7 +178,7 @@ SETTINGS: Mapping[str, Setting] = {
     "probe-aggregate": Setting("max", choice("max", "mean"), "delta^2 is the largest variance, or the mean"),
     "final-loss": Setting(
         0.0,
-        number(f"a number from -{LARGEST:g} to {LARGEST:g}", lambda v: abs(v) <= LARGEST),
+        number(f"a number from -{LARGEST:g} to {LARGEST:g}", Interval(-LARGEST, LARGEST)),
         "E[F] at the end",
     ),
     "compute-seconds": Setting(0.0, NOT_NEGATIVE, "t_c, simulated seconds of an iteration"),
