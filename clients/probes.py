@@ -20,6 +20,7 @@ from hedgerow.clients.instructions import only_config, sent_state, whole
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.training.work import Loss, cross_entropy
 from hedgerow.wire.calls import Call
+from hedgerow.wire.checks import at_least
 from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = [
@@ -149,8 +150,7 @@ def curvature(
     ValueError
         If ``products`` is under 1.
     """
-    if products < 1:
-        raise ValueError(f"products is {products}; valid is an integer >= 1")
+    at_least(1, products=products)
     parameters = [p for p in model.parameters() if p.requires_grad]
     mean = loss(model(x), y).mean()
     gradient = torch.autograd.grad(mean, parameters, create_graph=True, materialize_grads=True)

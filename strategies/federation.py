@@ -31,7 +31,7 @@ from hedgerow.strategies.known_roster import KnownRoster, KnownSizes, known_rost
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Admits, Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
@@ -141,8 +141,8 @@ class _Settings:
     def __post_init__(self) -> None:
         for name in ("max_weight_ratio", "max_update_norm_ratio", "max_loss_ratio"):
             ratio = getattr(self, name)
-            if not (ratio == 0 or 1 <= ratio < float("inf")):
-                raise ValueError(f"{name} is {ratio!r}; valid is a number >= 1, or 0 for no bound")
+            valid = is_real(ratio) and (ratio == 0 or ratio >= 1)
+            require(name, ratio, "a number >= 1, or 0 for no bound", valid)
         in_range("fraction_evaluate", self.fraction_evaluate, 0.0, 1.0)
         int_at_least(0, seed=self.seed, min_train_nodes=self.min_train_nodes)
         int_at_least(0, quarantine_after=self.quarantine_after)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from hedgerow.wire.certified import certified_name
-from hedgerow.wire.checks import int_at_least, positive
+from hedgerow.wire.checks import int_at_least, int_between, positive
 
 __all__ = ["UNREADABLE", "Exchange", "PeerChannel", "PeerCredentials", "Told", "Topic", "Traffic"]
 
@@ -220,8 +220,7 @@ class PeerChannel:
     ) -> None:
         int_at_least(1, largest=largest)
         positive(lost_after=lost_after)
-        if not 0 <= me < len(addresses):
-            raise ValueError(f"me is {me!r}; valid is 0 to {len(addresses) - 1}, as there are addresses")
+        int_between(0, len(addresses) - 1, me=me)
         for address in (*addresses, *([listen] if listen else ())):
             _check_address(address, plain=credentials is None)
         if twice := [address for address, count in Counter(addresses).items() if count > 1]:

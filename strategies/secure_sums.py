@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Reply, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, SumNoise, SumPrivacyReport, SumReleases
-from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.checks import in_range, int_between, positive
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
@@ -85,13 +84,9 @@ class SecureSum:
     noise: SumNoise | None = None
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.clip) and self.clip > 0):
-            raise ValueError(f"secure_sum.clip is {self.clip!r}; valid is a finite number > 0")
-        if not LEAST_THRESHOLD <= self.threshold < 1:
-            raise ValueError(f"secure_sum.threshold is {self.threshold!r}; valid is in [2/3, 1)")
-        int_at_least(LEAST_MEMBERS, min_nodes=self.min_nodes)
-        if self.min_nodes > MAX_MEMBERS:
-            raise ValueError(f"secure_sum.min_nodes is {self.min_nodes!r}; valid is 3 to {MAX_MEMBERS}")
+        positive(**{"secure_sum.clip": self.clip})
+        in_range("secure_sum.threshold", self.threshold, LEAST_THRESHOLD, 1.0, open_above=True)
+        int_between(LEAST_MEMBERS, MAX_MEMBERS, **{"secure_sum.min_nodes": self.min_nodes})
 
 
 def parse_secure_sum(value: bool | SecureSum) -> SecureSum | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hedgerow.strategies.privacy import LOST_ROUNDS, SEEDED
-from hedgerow.wire.checks import in_range
+from hedgerow.wire.checks import in_range, one_of, probability
 from hedgerow.wire.gaussian_dp import optimal_zcdp_epsilon
 
 __all__ = ["EVALUATION", "NO_COUNTERS", "OWN_DATA", "SumNoise", "SumPrivacyReport", "SumReleases"]
@@ -74,10 +74,8 @@ class SumNoise:
     def __post_init__(self) -> None:
         in_range("clip", self.clip, 0.0, 1e30, open_below=True)
         in_range("multiplier", self.multiplier, 1e-3, 1e6)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta is {self.delta!r}; valid is a number in (0, 1)")
-        if self.source not in ("entropy", "seed"):
-            raise ValueError(f"source is {self.source!r}; valid is 'entropy' or 'seed'")
+        probability(delta=self.delta)
+        one_of("source", self.source, ("entropy", "seed"))
         if not set(self.unprotected) <= REASONS.keys():
             raise ValueError(f"unprotected is {self.unprotected!r}; valid are {sorted(REASONS)}")
 

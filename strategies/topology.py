@@ -20,6 +20,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
+from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.edge_servers import columns, gossip
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
@@ -704,5 +705,4 @@ def _second_modulus(matrix: Array, weights: Array) -> float:
 
 
 def _check_alpha(alpha: int) -> None:
-    if not isinstance(alpha, int) or alpha < 0:
-        raise ValueError(f"alpha is {alpha!r}; valid is an integer >= 0")
+    int_at_least(0, alpha=alpha)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import at_least
+
 __all__ = ["GROUP_SCHEMES", "GroupSplit", "group_split", "match_ids", "validate_group_scheme"]
 
 Indices = NDArray[np.int64]
@@ -100,12 +102,10 @@ def group_split(
     name, arguments = _parse(scheme)
     if labels.ndim != 1 or not labels.size:
         raise ValueError(f"labels has shape {labels.shape}; valid is (N,) with N >= 1")
-    if not 1 <= num_groups <= labels.size:
+    at_least(1, **{"num-groups": num_groups, "samples-per-device": samples_per_device})
+    at_least(0, seed=seed)
+    if num_groups > labels.size:
         raise ValueError(f"num-groups = {num_groups}; valid is 1 to {labels.size} samples")
-    if seed < 0:
-        raise ValueError(f"seed = {seed}; valid is an integer >= 0")
-    if samples_per_device < 1:
-        raise ValueError(f"samples-per-device = {samples_per_device}; valid is an integer >= 1")
     for key, names in (("people", people), ("sites", sites)):
         if names is not None and names.shape != labels.shape:
             raise ValueError(f"{key} has shape {names.shape}; valid is {labels.shape}, a name for each label")

@@ -17,7 +17,7 @@ _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 def is_import_path(name: str) -> bool:
     """Return whether the name has the form ``module:function``."""
-    return _PATH.fullmatch(name) is not None
+    return isinstance(name, str) and _PATH.fullmatch(name) is not None
 
 
 def import_callable(key: str, path: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .checks import at_least
 from .extras import needed
 from .federated import FederatedData
 from .modes import evaluating
@@ -84,8 +85,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = _BATCH) -
     """
     if len(x) != len(y) or not len(x):
         raise ValueError(f"x and y have {len(x)} and {len(y)} samples, must be as many, and at least one")
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}, must be >= 1")
+    at_least(1, batch_size=batch_size)
     device = next(model.parameters(), x).device
 
     def measured(batch: slice) -> tuple[float, int, Tensor]:
@@ -281,8 +281,7 @@ def evaluate_split(
         raise ValueError(
             f"x1, x2 and y have {len(x1)}, {len(x2)} and {len(y)} samples; valid is as many, and at least one"
         )
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}; valid is an integer >= 1")
+    at_least(1, batch_size=batch_size)
     return logit_metrics(split_logits(model, x1, x2, batch_size), y)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from .checks import at_least, is_number
 from .imports import call_imported, is_import_path
 from .initial_weights import draw_normal, draw_uniform, weight_generator
 from .layout import ChannelsLast
@@ -133,12 +134,10 @@ def _check_arguments(name: str, input_shape: Shape, num_classes: int, seed: int,
     side = _SMALLEST_SIDE.get(name)
     if side is not None and (len(input_shape) != 3 or min(input_shape[1:]) < side):
         raise ValueError(f"input_shape = {input_shape}: {name} needs (C, H, W) with H, W >= {side}")
-    if num_classes < 2:
-        raise ValueError(f"num_classes = {num_classes}, must be at least 2")
-    if seed < 0:
-        raise ValueError(f"seed = {seed}, must be >= 0")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout = {dropout}, must be in [0, 1)")
+    at_least(2, num_classes=num_classes)
+    at_least(0, seed=seed)
+    if not is_number(dropout) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be a number in [0, 1), got {dropout!r}")
     if dropout and name != "lenet":
         raise ValueError(f"dropout = {dropout}: {name} has none, it must be 0")
 

@@ -16,6 +16,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import at_least
+
 __all__ = [
     "SCHEMES",
     "DrawnParts",
@@ -239,15 +241,13 @@ def _check_arguments(labels: NDArray[Any], num_partitions: int, seed: int, *, dr
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}, must be a non-empty array of integers (N,)"
         )
-    if drawn and num_partitions < 1:
-        raise ValueError(f"num_partitions = {num_partitions}, must be >= 1")
-    if not drawn and not 1 <= num_partitions <= labels.size:
+    at_least(1, num_partitions=num_partitions)
+    at_least(0, seed=seed)
+    if not drawn and num_partitions > labels.size:
         raise ValueError(
             f"num_partitions = {num_partitions}, must be in 1..{labels.size} (one sample each); "
             f"partition = '{_WITH_REPLACEMENT}(n)' has no such limit"
         )
-    if seed < 0:
-        raise ValueError(f"seed = {seed}, must be >= 0")
 
 
 def _deal_iid(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .checks import at_least, is_number
 from .datasets import load
 from .extras import needed
 from .permissions import check_file
@@ -55,11 +56,10 @@ class LinearData:
     samples: tuple[int, int] = (250, 750)
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ValueError(f"n is {self.n!r}; valid is an integer >= 1")
-        if not 1 <= self.s <= self.n:
+        at_least(1, n=self.n, s=self.s)
+        if self.s > self.n:
             raise ValueError(f"s is {self.s!r}; valid is an integer from 1 to n = {self.n}")
-        if not 0 <= self.noise < np.inf:
+        if not is_number(self.noise) or self.noise < 0:
             raise ValueError(f"noise is {self.noise!r}; valid is a finite number >= 0")
         if not 1 <= self.samples[0] <= self.samples[1]:
             raise ValueError(f"samples is {self.samples!r}; valid is (least, largest), 1 <= least <= largest")
@@ -86,6 +86,7 @@ def linear_part(data: LinearData, node: int, seed: int) -> tuple[Vector, Vector]
     seed : int
         The run's seed, >= 0.
     """
+    at_least(0, node=node)
     rng = _stream(seed, 1 + node)
     samples = int(rng.integers(data.samples[0], data.samples[1] + 1))
     A = rng.standard_normal((samples, data.n))
@@ -178,7 +179,5 @@ def _split(x: Any, y: Vector, num_nodes: int, seed: int) -> list[BinaryPart]:
 
 
 def _stream(seed: int, part: int) -> np.random.Generator:
-    for key, value in (("seed", seed), ("node", part)):
-        if value < 0:
-            raise ValueError(f"{key} is {value!r}; valid is an integer >= 0")
+    at_least(0, seed=seed)
     return np.random.default_rng(np.random.SeedSequence([seed, 0, part, _PURPOSE]))

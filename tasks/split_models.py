@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .checks import at_least
 from .imports import call_imported, is_import_path
 from .initial_weights import weight_generator
 from .lstm import LSTM
@@ -53,9 +54,7 @@ class SplitModel(nn.Module):
         device_encoding: int,
     ) -> None:
         super().__init__()
-        for key, length in (("hospital_encoding", hospital_encoding), ("device_encoding", device_encoding)):
-            if length < 1:
-                raise ValueError(f"{key} is {length!r}; valid is an integer >= 1")
+        at_least(1, hospital_encoding=hospital_encoding, device_encoding=device_encoding)
         self.head, self.hospital, self.device = head, hospital, device
         self.hospital_encoding, self.device_encoding = hospital_encoding, device_encoding
         buffers = sorted(set(self.state_dict()) - {name for name, _ in self.named_parameters()})
@@ -155,10 +154,8 @@ def split_model(
     for key, shape in (("hospital_shape", hospital_shape), ("device_shape", device_shape)):
         if not shape or min(shape) < 1:
             raise ValueError(f"{key} = {shape}; valid are positive lengths")
-    if num_classes < 2:
-        raise ValueError(f"num_classes = {num_classes}; valid is an integer >= 2")
-    if seed < 0:
-        raise ValueError(f"seed = {seed}; valid is an integer >= 0")
+    at_least(2, num_classes=num_classes)
+    at_least(0, seed=seed)
     if is_import_path(name):
         return _build_own(name, hospital_shape, device_shape, num_classes, seed)
     with torch.random.fork_rng(devices=[]):  # as in ``build_model``

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import sepsis2019, tabular
+from .checks import at_least
 from .datasets import DATA_DIR_VARIABLE, CatalogueEntry, DatasetNotFound, load, resolve_data_dir
 from .images import Images, scaled
 from .imports import call_imported, is_import_path
@@ -177,10 +178,8 @@ class ImageCut:
     centre_owner: str = "hospital"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size = {self.size!r}; valid is an integer >= 1")
-        if self.offset < 0:
-            raise ValueError(f"offset = {self.offset!r}; valid is an integer >= 0")
+        at_least(1, size=self.size)
+        at_least(0, offset=self.offset)
         if self.centre_owner not in ("hospital", "device"):
             raise ValueError(f"centre_owner = {self.centre_owner!r}; valid is hospital or device")
 

@@ -12,6 +12,7 @@ __all__ = [
     "did_you_mean",
     "in_range",
     "int_at_least",
+    "int_between",
     "is_real",
     "not_negative",
     "one_of",
@@ -54,6 +55,13 @@ def int_at_least(least: int, **numbers: int) -> None:
     _integers(int, least, numbers)
 
 
+def int_between(least: int, most: int, **numbers: int) -> None:
+    """Raise ValueError unless each is Python's integer from ``least`` to ``most``."""
+    for key, number in numbers.items():
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        require(key, number, f"an integer from {least} to {most}", whole and least <= number <= most)
+
+
 def is_real(value: object) -> bool:
     """Whether this is a finite number, Python's or numpy's."""
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
@@ -78,10 +86,14 @@ def probability(**numbers: float) -> None:
         require(key, number, "a number in (0, 1)", is_real(number) and 0 < number < 1)
 
 
-def in_range(key: str, value: float, low: float, high: float, open_below: bool = False) -> None:
-    """Raise ValueError unless ``value`` lies in [low, high], or in (low, high]."""
-    holds = is_real(value) and (low < value if open_below else low <= value) and value <= high
-    require(key, value, f"{'(' if open_below else '['}{low:g}, {high:g}]", holds)
+def in_range(
+    key: str, value: float, low: float, high: float, open_below: bool = False, open_above: bool = False
+) -> None:
+    """Raise ValueError unless ``value`` lies in [low, high], without the ends that are open."""
+    above = is_real(value) and (low < value if open_below else low <= value)
+    holds = above and (value < high if open_above else value <= high)
+    ends = "(" if open_below else "[", ")" if open_above else "]"
+    require(key, value, f"a number in {ends[0]}{low:g}, {high:g}{ends[1]}", holds)
 
 
 def one_of(key: str, value: object, names: Iterable[str]) -> None:

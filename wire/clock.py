@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hedgerow.wire.checks import not_negative, positive
+from hedgerow.wire.checks import is_real, not_negative, positive, require
 
 __all__ = ["Clock", "Compute", "Rates", "shannon_rate"]
 
@@ -142,7 +142,6 @@ def shannon_rate(bandwidth_hz: float, snr_db: float) -> float:
     5027808
     """
     positive(bandwidth_hz=bandwidth_hz)
-    if not math.isfinite(snr_db):
-        raise ValueError(f"snr_db is {snr_db!r}; valid is a finite number")
+    require("snr_db", snr_db, "a finite number", is_real(snr_db))
     # log1p keeps the digits of very noisy channels, where 1 + SNR rounds to 1.
     return bandwidth_hz * math.log1p(10.0 ** (snr_db / 10.0)) / math.log(2.0)

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.wire.checks import at_least, in_range, int_at_least, int_between
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, to_record, view
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -129,10 +130,10 @@ class _Keeping:
             raise ValueError(
                 f"fraction is {self.fraction!r} and count is {self.count!r}; valid is one of them"
             )
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction is {self.fraction!r}; valid is a number in (0, 1]")
-        if self.count is not None and (type(self.count) is not int or self.count < 1):
-            raise ValueError(f"count is {self.count!r}; valid is an integer >= 1")
+        if self.fraction is not None:
+            in_range("fraction", self.fraction, 0.0, 1.0, open_below=True)
+        if self.count is not None:
+            int_at_least(1, count=self.count)
 
     @property
     def _share(self) -> str:
@@ -229,8 +230,8 @@ class RandK(_Keeping):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.round is not None and not (type(self.round) is int and 0 <= self.round < _MAX_ROUND):
-            raise ValueError(f"round is {self.round!r}; valid is an integer from 0 to {_MAX_ROUND - 1}")
+        if self.round is not None:
+            int_between(0, _MAX_ROUND - 1, round=self.round)
 
     def __str__(self) -> str:
         return f"randk({self._share}{'' if self.round is None else f',round={self.round}'})"
@@ -429,7 +430,8 @@ def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) ->
     ValueError
         If ``keep`` is out of range.
     """
-    if not 1 <= keep <= size:
+    at_least(1, keep=keep)
+    if keep > size:
         raise ValueError(f"keep is {keep!r}; valid is 1 to {size}, the entries to choose from")
     stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.COMPRESSION)
     return np.sort(stream.choice(size, keep, replace=False))

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
+from hedgerow.wire.checks import at_least, require
+
 __all__ = ["KEY_BYTES", "MAX_DEVIATION", "CoinFlips", "concentration", "deviation_of", "discrete_gaussian"]
 
 KEY_BYTES = 32
@@ -78,8 +80,8 @@ def discrete_gaussian(deviation: int, count: int, flips: CoinFlips) -> Whole:
     ValueError
         If sigma is out of range.
     """
-    if not 1 <= deviation <= MAX_DEVIATION:
-        raise ValueError(f"deviation is {deviation!r}; valid is an integer from 1 to {MAX_DEVIATION}")
+    at_least(1, deviation=deviation)
+    require("deviation", deviation, f"an integer from 1 to {MAX_DEVIATION}", deviation <= MAX_DEVIATION)
 
     def propose(number: int) -> Whole:
         y = _collected(lambda more: _laplace(deviation, more, flips), number, _LAPLACE_SHARE)

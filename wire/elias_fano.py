@@ -11,6 +11,7 @@ and nothing where all d entries are kept.
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.checks import at_least, require
 from hedgerow.wire.records import PayloadError
 
 __all__ = ["decode_indices", "encode_indices", "index_bits", "most_entries"]
@@ -131,9 +132,10 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
 
 
 def _check(size: int, count: int) -> None:
-    if not 1 <= size <= _MAX_SIZE:
-        raise ValueError(f"size is {size!r}; valid is an integer from 1 to {_MAX_SIZE}")
-    if not 0 <= count <= size:
+    at_least(1, size=size)
+    require("size", size, f"an integer from 1 to {_MAX_SIZE}", size <= _MAX_SIZE)
+    at_least(0, count=count)
+    if count > size:
         raise ValueError(f"count is {count!r}; valid is 0 to {size}, the entries to choose from")
 
 

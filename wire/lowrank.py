@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hedgerow.wire.checks import at_least, one_of, positive, require
+from hedgerow.wire.checks import at_least, in_range, one_of, positive
 from hedgerow.wire.factors import (
     LAYOUTS,
     VARIANTS,
@@ -342,13 +342,10 @@ def _check_plan(
         ("layout", layout, LAYOUTS),
     ):
         one_of(key, value, names)
-    require("ratio", ratio, "a number in (0, 1]", 0 < ratio <= 1)
+    in_range("ratio", ratio, 0.0, 1.0, open_below=True)
     positive(init_a=init_a)
     at_least(0, skip_front=skip_front, skip_back=skip_back)
-    if num_parameters < (dense := sum(layer.size for layer in layers)):
-        raise ValueError(
-            f"num_parameters is {num_parameters!r}; valid is an integer >= {dense}, the layers' own"
-        )
+    at_least(sum(layer.size for layer in layers), num_parameters=num_parameters)
     if variant != "dense" and skip_front + skip_back >= len(layers):
         raise ValueError(
             f"skip_front + skip_back is {skip_front + skip_back}; valid is less than {len(layers)}, the "

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.wire.checks import at_least, one_of
+from hedgerow.wire.checks import at_least, in_range, one_of
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.sensing import MATRICES, MEMORY_LIMIT, Sensing, shared_sensing
 from hedgerow.wire.thresholding import finite_vector, largest, project
@@ -307,8 +307,7 @@ class OneBit:
         """Check the values."""
         for key in ("s", "d"):
             at_least(1, **{key: getattr(self, key)})
-        if not (_is_number(self.gamma) and 1 < self.gamma <= 1e100):
-            raise ValueError(f"gamma is {self.gamma!r}; valid is a number above 1, up to 1e100")
+        in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
         for key, names in (
             ("expand", ("consistent", "literal")),
             ("compand", ("log", "none")),
@@ -316,12 +315,10 @@ class OneBit:
             ("phi", MATRICES),
         ):
             one_of(key, getattr(self, key), names)
-        if not (_is_number(self.phi_density) and 0.5 <= self.phi_density <= 1):
-            raise ValueError(f"phi_density is {self.phi_density!r}; valid is a number in [0.5, 1]")
+        in_range("phi_density", self.phi_density, 0.5, 1.0)
         if self.phi != "gaussian" and self.phi_density != 1:
             raise ValueError(f"phi_density is {self.phi_density!r}; valid with phi = {self.phi!r} is 1")
-        if self.memory_limit < 0:
-            raise ValueError(f"memory_limit is {self.memory_limit!r}; valid is an integer >= 0, in bytes")
+        at_least(0, memory_limit=self.memory_limit)
 
     def bits(self, n: int, s: int) -> int:
         """Return the paper's bits of a message, 64 + d."""

@@ -1,6 +1,6 @@
 """How large and small the inputs of a formula may be, so that its powers and quotients stay in float64."""
 
-from hedgerow.wire.checks import require
+from hedgerow.wire.checks import is_real, require
 
 __all__ = ["ORDINARY", "check_ordinary", "is_ordinary"]
 
@@ -10,7 +10,7 @@ ORDINARY = f"0, or a number whose size is from {SMALLEST:g} to {LARGEST:g}"
 
 def is_ordinary(value: float) -> bool:
     """Whether a number is 0 or of such a size; NaN is not."""
-    return value == 0 or SMALLEST <= abs(value) <= LARGEST
+    return is_real(value) and (value == 0 or SMALLEST <= abs(value) <= LARGEST)
 
 
 def check_ordinary(**numbers: float) -> None:

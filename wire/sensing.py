@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.wire.checks import at_least, require
+from hedgerow.wire.checks import at_least, in_range, require
 
 __all__ = ["MATRICES", "MEMORY_LIMIT", "GaussianSensing", "HadamardSensing", "Sensing", "shared_sensing"]
 
@@ -106,9 +106,8 @@ class GaussianSensing(Sensing):
     ) -> None:
         _check_seed(seed)
         at_least(1, d=d, n=n)
-        require("density", density, "a number in (0, 1]", 0 < density <= 1)
-        if memory_limit < 0:
-            raise ValueError(f"memory_limit is {memory_limit!r}; valid is an integer >= 0, in bytes")
+        in_range("density", density, 0.0, 1.0, open_below=True)
+        at_least(0, memory_limit=memory_limit)
         self.seed, self.d, self.n, self.density = seed, d, n, density
         self._width = max(1, _BLOCK_ENTRIES // d)
         fitting = memory_limit // (4 * d)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hedgerow.wire.checks import at_least
+from hedgerow.wire.checks import at_least, int_between
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
 from hedgerow.wire.thresholding import finite_vector
@@ -217,8 +217,7 @@ class Quantised(Codec):
 
     def __post_init__(self) -> None:
         """Check the width."""
-        if not 2 <= self.width <= 16:
-            raise ValueError(f"width is {self.width!r}; valid is an integer from 2 to 16")
+        int_between(2, 16, width=self.width)
         at_least(1, vectors=self.vectors)
 
     @property

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.training.sgd import Loss, cross_entropy
+from hedgerow.wire.checks import not_negative
 from hedgerow.wire.extras import needed
 
 __all__ = ["LinearRegression", "LogisticRegression", "Problem", "TorchProblem"]
@@ -159,8 +160,7 @@ class LogisticRegression(_LinearModel):
         super().__init__(A, y, "y")
         if strange := set(np.unique(self._targets)) - {0.0, 1.0}:
             raise ValueError(f"y has the label {strange.pop()!r}; valid are 0 and 1")
-        if not 0 <= lam < inf:
-            raise ValueError(f"lam is {lam!r}; valid is a finite number >= 0")
+        not_negative(lam=lam)
         self.lam = lam
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hedgerow.clients.hsgd.step import Loss
 from hedgerow.tasks.split_models import SplitModel, split_loss
-from hedgerow.wire.checks import one_of
+from hedgerow.wire.checks import at_least, one_of
 
 __all__ = ["Party"]
 
@@ -55,8 +55,7 @@ class Party:
 
     def __post_init__(self) -> None:
         one_of("role", self.role, ROLES)
-        if self.group < 0:
-            raise ValueError(f"group is {self.group!r}; valid is an integer >= 0")
+        at_least(0, group=self.group)
         if not len(self.ids) == len(self.x) == len(self.y) or not len(self.ids):
             raise ValueError(
                 f"ids, x and y have {len(self.ids)}, {len(self.x)} and {len(self.y)} rows; valid is as many, "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.training.work import LocalWork, State, Trained
-from hedgerow.wire.checks import at_least, positive
+from hedgerow.wire.checks import at_least, in_range, positive
 
 __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
 
@@ -111,8 +111,7 @@ class ProximalWork:
     def __post_init__(self) -> None:
         positive(gamma=self.gamma, inner_lr=self.inner_lr)
         at_least(1, steps=self.steps)
-        if not 0 <= self.tol < 1:
-            raise ValueError(f"tol is {self.tol}; valid is 0 <= tol < 1")
+        in_range("tol", self.tol, 0.0, 1.0, open_above=True)
         if len(self.batches) not in (1, self.steps):
             raise ValueError(f"batches are {len(self.batches)}; valid is 1 or one a step, {self.steps}")
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hedgerow.clients.training.stacked_layers import Reparametrised
+from hedgerow.wire.checks import at_least
 
 __all__ = ["FLOAT32", "Arithmetic", "Precision"]
 
@@ -50,8 +51,7 @@ class Arithmetic:
     def __post_init__(self) -> None:
         if self.precision not in ("float32", "bf16"):
             raise ValueError(f"precision={self.precision!r}: valid are 'float32', 'bf16'")
-        if self.compiled < 0:
-            raise ValueError(f"compiled is {self.compiled}; valid is an integer >= 0")
+        at_least(0, compiled=self.compiled)
 
     @property
     def rounds(self) -> bool:

@@ -23,6 +23,7 @@ from hedgerow.clients.training.stack import can_vmap, takes_batch_statistics, tr
 from hedgerow.clients.training.stacked_layers import Reparametrised, can_normalise, stacked_layers
 from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
 from hedgerow.tasks.layout import ChannelsLast
+from hedgerow.wire.checks import at_least
 
 __all__ = [
     "Correction",
@@ -87,8 +88,8 @@ def local_sgd(
     """
     if mode not in ("auto", "loop", "stack"):
         raise ValueError(f"training mode={mode!r}: valid are 'auto', 'loop', 'stack'")
-    if max_nodes is not None and max_nodes < 1:
-        raise ValueError(f"max_nodes is {max_nodes}; valid is an integer >= 1")
+    if max_nodes is not None:
+        at_least(1, max_nodes=max_nodes)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     for position, work in enumerate(works):
         _check_start(shapes, work, position)

@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hedgerow.wire.checks import is_real, require
+
 __all__ = ["Correction", "LocalWork", "Loss", "State", "Trained", "cross_entropy"]
 
 State = dict[str, Tensor]
@@ -47,8 +49,8 @@ class LocalWork:
     lr: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr <= _LARGEST:
-            raise ValueError(f"lr is {self.lr}; valid is a finite number > 0, also in float32")
+        valid = is_real(self.lr) and 0 < self.lr <= _LARGEST
+        require("lr", self.lr, "a finite number > 0, also in float32", valid)
         for step, batch in enumerate(self.batches):
             if not len(batch) or batch.min() < 0 or batch.max() >= len(self.x):
                 bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "empty"

@@ -219,8 +219,9 @@ def check_sizes(*, nodes: int, days: int, edges: int = 1) -> None:
         "days": (days, 1, _MOST_DAYS),
     }
     for key, (value, least, most) in bounds.items():
-        if not least <= value <= most:
-            raise ValueError(f"{key} must be an integer from {least} to {most}, got {value}")
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not least <= value <= most:
+            raise ValueError(f"{key} must be an integer from {least} to {most}, got {value!r}")
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict, UserConfig
 
+from hedgerow.wire.checks import in_range
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -133,10 +134,8 @@ class FaultModel:
 
     def __post_init__(self) -> None:
         for name in ("dropout", "corrupt_rate"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not in [0, 1]")
-        if not 1 <= self.slowdown <= _MOST:
-            raise ValueError(f"slowdown: {self.slowdown!r} is not a number >= 1, up to {_MOST:g}")
+            in_range(name, getattr(self, name), 0.0, 1.0)
+        in_range("slowdown", self.slowdown, 1.0, _MOST)
         if self.corrupt is not None and self.corrupt not in CORRUPTIONS:
             raise ValueError(f"corrupt: {quoted(self.corrupt)} is not one of {', '.join(CORRUPTIONS)}")
         for partition_id, number in self.crash_at.items():

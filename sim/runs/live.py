@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hedgerow.sim.engine._compat import log
+from hedgerow.wire.checks import int_at_least
 
 __all__ = ["LiveProgress", "RoundProgress"]
 
@@ -65,8 +66,7 @@ class LiveProgress:
     """
 
     def __init__(self, num_rounds: int, quiet: bool = False, *, console: Console | None = None) -> None:
-        if num_rounds < 1:
-            raise ValueError(f"num_rounds = {num_rounds}; valid is an integer >= 1")
+        int_at_least(1, num_rounds=num_rounds)
         self.num_rounds = num_rounds
         self.quiet = quiet
         self._console = console or Console(stderr=True)

@@ -30,7 +30,7 @@ from hedgerow.strategies.ceps.theory import choco_step
 from hedgerow.strategies.gossip.method import Scalar, places_in
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import graph_at
-from hedgerow.wire.checks import in_range, int_at_least, require
+from hedgerow.wire.checks import in_range, int_at_least, int_between, require
 
 __all__ = ["BEER", "DCDPSGD", "DPDSGT", "DPSGD", "SGP", "ChocoSGD", "DFedAvgM", "DFedSAM", "Matcha"]
 
@@ -68,13 +68,13 @@ class DPSGD(Decentralised):
         sparsity: int | None = None,
         **options: Unpack[BaselineOptions],
     ) -> None:
-        if dynamic and participation < 1:
+        if dynamic and participation != 1:
             raise ValueError(f"participation is {participation!r}; valid in a dynamic network is 1")
         keys: dict[str, Scalar] = {}
         if sparsity is not None:
             int_at_least(1, sparsity=sparsity)
             keys = {"threshold": True, "s": sparsity}
-        name = "d-psgd-dn" if dynamic else "d-psgd-pc" if participation < 1 else "d-psgd"
+        name = "d-psgd-dn" if dynamic else "d-psgd-pc" if participation != 1 else "d-psgd"
         network = dynamic_network if dynamic else fixed_network
         super().__init__(name, learning_rate, keys, local_steps, participation, network=network, **options)
 
@@ -110,7 +110,9 @@ class DFedAvgM(Decentralised):
         participation: float = 1.0,
         **options: Unpack[BaselineOptions],
     ) -> None:
-        require("momentum", momentum, "a number in [0, 1)", 0 <= momentum < 1)
+        in_range("momentum", momentum, 0.0, 1.0, open_above=True)
+        if bits is not None:
+            int_between(2, 16, bits=bits)
         keys, codec = {"theta": momentum}, "dense64" if bits is None else f"quantised{bits}"
         super().__init__("dfedavgm", learning_rate, keys, local_steps, participation, codec=codec, **options)
 
@@ -167,6 +169,7 @@ class DCDPSGD(Decentralised):
     def __init__(
         self, *, learning_rate: float = 0.1, bits: int = 8, **options: Unpack[BaselineOptions]
     ) -> None:
+        int_between(2, 16, bits=bits)
         super().__init__("dcd-psgd", learning_rate, codec=f"quantised{bits}", **options)
 
 
@@ -186,7 +189,7 @@ class _Compressor:
                 raise ValueError(f"bits is {self.bits!r}; valid with top_k is None: its values have 32 bits")
             require("top_k", self.top_k, f"an integer from 1 to dim = {self.n}", self.top_k <= self.n)
         elif self.bits is not None:
-            require("bits", self.bits, "an integer from 2 to 16", self.bits in range(2, 17))
+            int_between(2, 16, bits=self.bits)
 
     @property
     def codec(self) -> str:
@@ -204,16 +207,17 @@ class _Compressor:
 
     def step(self, gamma: float | None, delta: float | None, options: BaselineOptions) -> float:
         """Return the consensus step: gamma, or the theory's for delta, or for what is guaranteed."""
+        if delta is not None:
+            in_range("delta", delta, 0.0, 1.0, open_below=True)
         if gamma is not None:
             in_range("step_gamma", gamma, 0.0, 1.0, open_below=True)
             return gamma
         quality = self.quality if delta is None else delta
-        if delta is None and quality <= 0:
+        if quality <= 0:
             raise ValueError(
                 f"step_gamma is None; valid with bits = {self.bits} and dim = {self.n} is a number in "
                 "(0, 1], or a delta beside it: so few bits guarantee no contraction"
             )
-        in_range("delta", quality, 0.0, 1.0, open_below=True)
         network = fixed_network(options.get("topology"), places_in(options), options.get("seed", 0))
         return choco_step(network.matrix(0), quality)
 

@@ -200,11 +200,11 @@ class CEPS(Gossip):
                 "sigma_rule is 'paper'; valid with privacy mode 'sound' is 'fixed_c': the paper's is "
                 "computed from the data"
             )
-        if codec.startswith("quantised"):
+        if not isinstance(codec, str) or codec.startswith("quantised"):
             raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
         rule = neighbourhood_rule(aggregation)
         num_nodes = places_in(options)
-        int_at_least(1, sparsity=sparsity)
+        int_at_least(1, dim=dim, sparsity=sparsity)
         method = _Method(
             num_nodes=num_nodes,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
@@ -316,7 +316,7 @@ class _Method:
 
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:
-    low, high = (interval, interval) if isinstance(interval, int) else interval
+    low, high = interval if isinstance(interval, tuple) and len(interval) == 2 else (interval, interval)
     int_at_least(1, interval=low)
     int_at_least(low, interval=high)
     return low, high

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.checks import in_range, int_at_least, not_negative, positive
 
 __all__ = [
     "Bound",
@@ -81,8 +81,7 @@ def least_c(num_nodes: int, window: int, lipschitz: float) -> float:
 
 def log10_least_c(num_nodes: int, window: int, lipschitz: float) -> float:
     """Return log10 c_0; parameters as in ``least_c``."""
-    if not (math.isfinite(lipschitz) and lipschitz > 0):
-        raise ValueError(f"lipschitz is {lipschitz!r}; valid is a finite number > 0")
+    positive(lipschitz=lipschitz)
     gap = log10_mixing_gap(num_nodes, window)
     return 2 * (math.log10(80 * num_nodes) + math.log10(lipschitz) / 2 - gap)
 
@@ -138,9 +137,7 @@ def theorem_1(
         If a parameter is out of range.
     """
     int_at_least(1, periods=periods, interval=interval)
-    for key, value in (("gap", gap), ("dissimilarity", dissimilarity), ("residual", residual)):
-        if not value >= 0:
-            raise ValueError(f"{key} is {value!r}; valid is a number >= 0")
+    not_negative(gap=gap, dissimilarity=dissimilarity, residual=residual)
     c_0 = least_c(num_nodes, window, lipschitz)
     c = c_0 if c is None else c
     if not c >= c_0:
@@ -214,8 +211,7 @@ def connection_probability(num_nodes: int, window: int, participants: float) -> 
     """
     int_at_least(2, num_nodes=num_nodes)
     int_at_least(1, window=window)
-    if not 1 <= participants <= num_nodes:
-        raise ValueError(f"participants is {participants!r}; valid is a number in [1, {num_nodes}]")
+    in_range("participants", participants, 1, num_nodes)
     missed = (1 - (participants - 1) / (num_nodes - 1)) ** window
     return math.exp(num_nodes * (num_nodes - 1) * math.log1p(-missed)) if missed < 1 else 0.0
 

@@ -14,7 +14,7 @@ O(1 / sqrt T) with eta = 1 / sqrt T and c -> 1 needs psi^2 >= 2: below that the 
 import math
 from dataclasses import dataclass, fields
 
-from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
+from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
 
 __all__ = [
     "Assumptions",
@@ -162,7 +162,7 @@ def residual(known: Assumptions, step: float, reset_iters: int) -> float:
 
 def max_step(known: Assumptions, c: float) -> float:
     """Return the largest step that Theorem 1 admits, for its constant 1 < c < 2."""
-    require("c", c, "a number in (1, 2)", 1 < c < 2)
+    in_range("c", c, 1.0, 2.0, open_below=True, open_above=True)
     return min(_power(known.psi2 / 2, 1 / (c - 1)), 1 / known.smoothness, 1.0)
 
 
@@ -219,12 +219,11 @@ def step_gain(variant: str, init_a: float, rank: int = 1) -> float:
     ValueError
         If an argument is out of range.
     """
-    parts = variant.split("+")
     known = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
     one_of("variant", variant, known)
     positive(init_a=init_a)
     at_least(1, rank=rank)
-    variance = init_a**2 / 3
+    parts, variance = variant.split("+"), init_a**2 / 3
     return variance * (1 if "bkd" in parts else rank) * (2 if "aad" in parts else 1)
 
 
@@ -247,7 +246,7 @@ def expected_missed_merges(
     ValueError
         If a number is out of range.
     """
-    require("participation", participation, "a number in (0, 1]", 0 < participation <= 1)
+    in_range("participation", participation, 0.0, 1.0, open_below=True)
     at_least(1, reset_interval=reset_interval)
     require("at_most", at_most, "a number > 0", at_most > 0)
     # The gap in rounds is geometric and its place in the interval uniform: the chance of j merges or more

@@ -15,7 +15,7 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from hedgerow.strategies.rounds import DivergenceError
-from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.checks import int_at_least, positive
 
 __all__ = ["DivergenceError", "Look", "Monitor", "Sight"]
 
@@ -106,8 +106,8 @@ class Monitor:
 
     def __init__(self, sparsity: int, *, tol: float | None = None, measures_loss: bool = True) -> None:
         int_at_least(1, sparsity=sparsity)
-        if tol is not None and not tol > 0:
-            raise ValueError(f"tol is {tol!r}; valid is a number > 0, or None")
+        if tol is not None:
+            positive(tol=tol)
         self.sparsity = sparsity
         self.tol = tol
         self.measures_loss = measures_loss

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hedgerow.strategies.privacy import LOST_ROUNDS, gaussian_epsilon
-from hedgerow.wire.checks import in_range
+from hedgerow.wire.checks import in_range, one_of, probability
 
 __all__ = [
     "ENCODINGS",
@@ -60,10 +60,8 @@ class EmbeddingNoise:
     def __post_init__(self) -> None:
         in_range("clip", self.clip, 0.0, 1e100, open_below=True)
         in_range("multiplier", self.multiplier, 0.0, 1e100, open_below=True)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta is {self.delta!r}; valid is a number in (0, 1)")
-        if self.source not in ("entropy", "seed"):
-            raise ValueError(f"source is {self.source!r}; valid is 'entropy' or 'seed'")
+        probability(delta=self.delta)
+        one_of("source", self.source, ("entropy", "seed"))
 
     def instructions(self, seed: int) -> dict[str, float | int | str]:
         """Return the settings as keys of an exchange's config."""

@@ -51,10 +51,9 @@ class System:
             raise ValueError(
                 f"original_groups is {self.original_groups!r}; valid is 1 unless tdcd merges groups"
             )
-        if self.raw_bytes + self.raw_seconds and method not in MERGED:
-            raise ValueError(
-                f"raw_bytes and raw_seconds are not 0; valid is 0 in {method}: no raw data moves"
-            )
+        for key in ("raw_bytes", "raw_seconds"):
+            if (value := getattr(self, key)) and method not in MERGED:
+                raise ValueError(f"{key} is {value!r}; valid is 0 in {method}: no raw data moves")
 
     def check(self, adaptive: Adaptive | None) -> None:
         """Raise ValueError if constants are to be estimated of a model that there is not."""

@@ -28,7 +28,7 @@ from hedgerow.strategies.hsgd.costs import (
     round_seconds,
 )
 from hedgerow.strategies.hsgd.estimates import Estimates
-from hedgerow.wire.checks import is_real, not_negative, positive, require
+from hedgerow.wire.checks import at_least, is_real, not_negative, positive, require
 from hedgerow.wire.clock import Rates
 from hedgerow.wire.ordinary import check_ordinary
 
@@ -303,8 +303,7 @@ def halved_eta(t: int, *, eta0: float, period: int) -> float:
     """Return the paper's learning rate of iteration t >= 0: eta0 (> 0) halved every ``period`` (>= 1)."""
     positive(eta0=eta0)
     require_intervals(period=period)
-    if t < 0:
-        raise ValueError(f"t is {t!r}; valid is an integer >= 0")
+    at_least(0, t=t)
     return math.ldexp(eta0, -(t // period))
 
 

@@ -29,7 +29,7 @@ from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfer
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme, inter_seconds
 from hedgerow.strategies.topology import as_graph
-from hedgerow.wire.checks import int_at_least, positive
+from hedgerow.wire.checks import int_at_least, int_between, positive
 from hedgerow.wire.ledger import PEER_TO_MONITOR, PEER_TO_PEER
 from hedgerow.wire.records import Layout
 
@@ -132,8 +132,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
                     f"exact_if_complete = {exact_if_complete} is None"
                 )
         self.max_staleness = max_staleness
-        if not 0 <= edge < len(peers):
-            raise ValueError(f"edge is {edge!r}; valid is 0 to {len(peers) - 1}, as peers has {len(peers)}")
+        int_between(0, len(peers) - 1, edge=edge)
         options.setdefault("num_clients", 0)
         super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
         self.edge, self.peers = edge, list(peers)

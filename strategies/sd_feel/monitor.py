@@ -269,7 +269,8 @@ class EdgeMonitor:
         patience: float = 600.0,
         on_round_end: Sequence[RoundCallback] = (),
     ) -> None:
-        int_at_least(1, every=every, tau2=tau2)
+        int_at_least(1, every=every, tau1=tau1, tau2=tau2)
+        int_at_least(0, alpha=alpha)
         positive(patience=patience)
         self.peers, self.address, self.every = list(peers), address, every
         self.patience, self.on_round_end = patience, list(on_round_end)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import networkx as nx
 
+from hedgerow.wire.checks import in_range
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -47,11 +47,8 @@ class Stragglers:
     slowdown: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.probability <= 1 and isfinite(self.slowdown) and 1 <= self.slowdown <= 1e6):
-            raise ValueError(
-                f"stragglers have probability {self.probability!r} and slowdown {self.slowdown!r}; "
-                f"valid is {_VALID}"
-            )
+        in_range("probability", self.probability, 0.0, 1.0, open_below=True)
+        in_range("slowdown", self.slowdown, 1.0, 1e6)
 
     @classmethod
     def parse(cls, text: str) -> Stragglers | None:

@@ -15,7 +15,7 @@ from typing import Any, Required, TypedDict, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
+from hedgerow.wire.checks import at_least, in_range, not_negative, one_of, positive, require
 from hedgerow.wire.clock import Compute, Rates
 from hedgerow.wire.ordinary import check_ordinary
 
@@ -274,8 +274,7 @@ def iterations_within(
 
     Other parameters and errors as in ``block_seconds``.
     """
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise ValueError(f"seconds is {seconds!r}; valid is a finite number >= 0")
+    not_negative(seconds=seconds)
     blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
     return int(blocks) * _block_iterations(Scheme(scheme), tau1, tau2)
 
@@ -370,7 +369,7 @@ class Problem:
         for key in ("delta", "sigma2", "kappa2"):
             not_negative(**{key: getattr(self, key)})
         positive(smoothness=self.smoothness)
-        require("sum_m2", self.sum_m2, "a number in (0, 1]", 0 < self.sum_m2 <= 1)
+        in_range("sum_m2", self.sum_m2, 0.0, 1.0, open_below=True)
 
 
 @dataclass(frozen=True)
@@ -421,7 +420,7 @@ def bound_constants(tau1: int, tau2: int, alpha: int, zeta: float) -> BoundConst
         If a number is out of range.
     """
     at_least(1, tau1=tau1, tau2=tau2, alpha=alpha)
-    require("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
+    in_range("zeta", zeta, 0.0, 1.0, open_above=True)
     q = float(zeta) ** alpha
     return BoundConstants(q, *_constants(float(tau1 * tau2), q))
 
@@ -552,7 +551,7 @@ def plans(
     positive(target=target, eta=eta)
     constants = {key: getattr(problem, key) for key in ("delta", "smoothness", "sigma2", "kappa2")}
     check_ordinary(target=target, eta=eta, **constants)
-    require("zeta", zeta, "a number in [0, 1)", 0 <= zeta < 1)
+    in_range("zeta", zeta, 0.0, 1.0, open_above=True)
     t1, t2, a = (
         axis.ravel() for axis in np.meshgrid(_axis("tau1", tau1), _axis("tau2", tau2), _axis("alpha", alpha))
     )

@@ -24,7 +24,7 @@ from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.wire.checks import int_at_least, one_of
+from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.compress import (
     Compressor,
     Identity,
@@ -75,10 +75,8 @@ class InnerSolver:
 
     def __post_init__(self) -> None:
         int_at_least(1, steps=self.steps)
-        if not 0 <= self.tol < 1:
-            raise ValueError(f"tol is {self.tol!r}; valid is a number in [0, 1)")
-        if self.batch not in ("fixed", "fresh"):
-            raise ValueError(f"batch is {self.batch!r}; valid is 'fixed' or 'fresh'")
+        in_range("tol", self.tol, 0.0, 1.0, open_above=True)
+        one_of("batch", self.batch, ("fixed", "fresh"))
 
     def instructions(self) -> dict[str, str | int | float]:
         """Return the solver as keys of a message's config."""

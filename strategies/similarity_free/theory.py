@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, theory_stage_len
-from hedgerow.wire.checks import at_least, not_negative, one_of, positive, require
+from hedgerow.wire.checks import at_least, in_range, is_real, not_negative, one_of, positive, require
 from hedgerow.wire.extras import needed
 
 __all__ = [
@@ -238,7 +238,7 @@ def robust_sgd_constants(L: float, A: float, C: float, *, angle: float) -> Const
     """
     positive(L=L)
     not_negative(A=A, C=C)
-    require("angle", angle, "a number in [0, pi/2)", 0 <= angle < math.pi / 2)
+    require("angle", angle, "a number in [0, pi/2)", is_real(angle) and 0 <= angle < math.pi / 2)
     return Constants(L * A, (1 - math.sin(angle)) / 2, L * C / 2)
 
 
@@ -748,7 +748,7 @@ def fedprox_similarity_margin(
     one_of("form", form, ("as-quoted", "original"))
     positive(mu=mu, mu_bar=mu_bar, L=L)
     not_negative(dissimilarity=dissimilarity)
-    require("inexactness", inexactness, "a number in [0, 1]", 0 <= inexactness <= 1)
+    in_range("inexactness", inexactness, 0.0, 1.0)
     at_least(1, num_sampled=num_sampled)
     quoted, gamma, B, K = form == "as-quoted", inexactness, dissimilarity, num_sampled
     C1 = math.sqrt(2) / (mu_bar * math.sqrt(K)) + L / (mu_bar * mu)
@@ -790,4 +790,4 @@ def _local_iters(algorithm: Algorithm, local_iters: int) -> None:
 
 
 def _contraction(contraction: float) -> None:
-    require("contraction", contraction, "a number in (0, 1]", 0 < contraction <= 1)
+    in_range("contraction", contraction, 0.0, 1.0, open_below=True)

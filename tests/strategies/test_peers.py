@@ -321,27 +321,6 @@ def test_a_question_that_cannot_be_answered_is_refused() -> None:
         assert channels[0].refused == {"unreadable": 4}
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"me": 2}, "me is 2; valid is 0 to 1"),
-        ({"neighbours": [0]}, r"neighbours are \[0\]; valid is 0 to 1, not 0"),
-        ({"addresses": ["127.0.0.1:1", "hub"]}, "an address of a peer is 'hub'; valid is host:port"),
-        ({"addresses": ["127.0.0.1:1", "127.0.0.1:70000"]}, "valid is host:port"),
-        ({"addresses": ["127.0.0.1:1", "10.0.0.1:1"]}, "give each peer a certificate"),
-        ({"addresses": ["127.0.0.1:1", "127.0.0.1:1"]}, "is '127.0.0.1:1' twice"),
-        ({"listen": "0.0.0.0:1"}, "give each peer a certificate"),
-        ({"largest": 0}, "largest"),
-        ({"lost_after": 0.0}, "lost_after"),
-    ],
-)
-def test_what_is_no_channel_is_named(changes: dict[str, Any], text: str) -> None:
-    said: dict[str, Any] = {"me": 0, "addresses": ["127.0.0.1:1", "127.0.0.1:2"], "neighbours": [1]}
-    said |= {"run": "r", "layout": "l", "largest": 1, **changes}
-    with pytest.raises(ValueError, match=text):
-        PeerChannel(said.pop("me"), said.pop("addresses"), said.pop("neighbours"), **said)
-
-
 def test_an_address_that_is_taken_and_files_that_are_no_certificates_are_errors(
     keys: list[EdgeCredentials], tmp_path: Path
 ) -> None:

@@ -1,10 +1,9 @@
 """Flips and crops: what an image can become, how often, and from which stream."""
 
 import numpy as np
-import pytest
 import torch
 
-from hedgerow.tasks import augmented, check_augmentation
+from hedgerow.tasks import augmented
 
 
 def stream(seed: int = 0) -> np.random.Generator:
@@ -54,9 +53,3 @@ def test_one_stream_gives_one_result_and_leaves_the_images() -> None:
     assert torch.equal(augmented(x, "crops-and-flips", stream()), augmented(x, "crops-and-flips", stream()))
     assert not torch.equal(augmented(x, "flips", stream()), augmented(x, "flips", stream(1)))
     assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize(("name", "shape"), [("mirror", (1, 8, 8)), ("flips", (30,))])
-def test_what_cannot_be_is_named(name: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=f"augmentation is '{name}'; valid"):
-        check_augmentation(name, shape)

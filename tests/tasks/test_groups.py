@@ -102,28 +102,6 @@ def test_a_small_concentration_skews_the_rates_and_a_large_one_does_not():
     assert spreads[1] < 0.02
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("shards(2)", np.zeros(9, int), 2, 0), r"partition = 'shards\(2\)'; valid is iid, pairs"),
-        (("iid(3)", np.zeros(9, int), 2, 0), r"partition = 'iid\(3\)'; valid is iid, pairs"),
-        (("pairs(3, 2)", np.arange(9), 1, 0), r"partition = 'pairs\(3, 2\)'.*n_major even"),
-        (("pairs(nan, 2)", np.arange(9), 1, 0), r"partition = 'pairs\(nan, 2\)'"),
-        (("pairs(4, a)", np.arange(9), 1, 0), r"partition = 'pairs\(4, a\)'"),
-        (("pairs(4, 2)", np.arange(9), 2, 0), r"2 groups of 6 samples; valid is at most 9 samples"),
-        (("pairs(4, 2)", np.zeros(9, int), 1, 0), r"at least 2 classes \(there are 1\)"),
-        (("rates(0)", np.arange(9), 1, 0), r"partition = 'rates\(0\)'"),
-        (("iid", np.arange(9), 10, 0), "num-groups = 10; valid is 1 to 9 samples"),
-        (("iid", np.zeros((3, 3), int), 1, 0), r"labels has shape \(3, 3\); valid is \(N,\)"),
-        (("iid", np.arange(9), 3, -1), "seed = -1; valid is an integer >= 0"),
-        (("iid", np.arange(9), 3, 0, 0), "samples-per-device = 0; valid is an integer >= 1"),
-    ],
-)
-def test_a_bad_split_is_named_with_what_is_valid(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        group_split(*arguments)
-
-
 @settings(deadline=None, max_examples=30)
 @given(held=st.lists(st.text("abc-1", min_size=1), min_size=1, unique=True), data=st.data())
 def test_rows_of_two_parties_meet_by_sample_id(held, data):

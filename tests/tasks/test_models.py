@@ -303,30 +303,3 @@ def test_a_user_s_function_that_gives_no_such_model_is_an_error(write_module, fu
 
     with pytest.raises(ValueError, match=rf"model = 'own_model_b:{function}': {reason}"):
         build_model(f"own_model_b:{function}", (5,), 3, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"name": "resnet"}, "model = 'resnet': must be one of lenet, .*module:function"),
-        (
-            {"input_shape": (1, 15, 28)},
-            r"input_shape = \(1, 15, 28\): lenet needs \(C, H, W\) with H, W >= 16",
-        ),
-        (
-            {"name": "cnn10", "input_shape": (3, 28, 28)},
-            r"input_shape = \(3, 28, 28\): cnn10 needs \(C, H, W\) with H, W >= 32",
-        ),
-        ({"input_shape": (784,)}, r"input_shape = \(784,\): lenet needs"),
-        ({"input_shape": ()}, r"input_shape = \(\), must be positive"),
-        ({"num_classes": 1}, "num_classes = 1, must be at least 2"),
-        ({"seed": -1}, "seed = -1, must be >= 0"),
-        ({"dropout": 1.0}, r"dropout = 1.0, must be in \[0, 1\)"),
-        ({"name": "mlp", "dropout": 0.5}, "dropout = 0.5: mlp has none"),
-    ],
-)
-def test_an_invalid_argument_is_an_error_that_names_it(arguments, reason):
-    valid = {"name": "lenet", "input_shape": (1, 28, 28), "num_classes": 10, "seed": 0}
-
-    with pytest.raises(ValueError, match=reason):
-        build_model(**(valid | arguments))

@@ -313,17 +313,11 @@ def test_a_function_that_returns_something_else_is_refused(write_module: Callabl
         read("own_alone:alone", **{"allow-imports": "own_alone:alone"})
 
 
-@pytest.mark.parametrize("text", ["1", "a", "a,a", "a,,b", "0", str(2**20 + 1)])
-def test_bad_classes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"class|name"):
-        parse_classes(text)
+def test_no_text_is_no_classes() -> None:
     assert parse_classes("") == Classes()
 
 
-@pytest.mark.parametrize("text", ["", "both", "1", "0,0", "nan,1", "0,inf", "1,2,3", "0,-1"])
-def test_bad_standardisations_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"number|mean"):
-        parse_standardise(text)
+def test_a_standardisation_may_be_of_given_numbers() -> None:
     assert parse_standardise("none") is parse_standardise("federated") is None
     assert parse_standardise("1, 2") == Standardisation((1.0,), (2.0,))
 

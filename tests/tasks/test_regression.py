@@ -1,7 +1,6 @@
 """Regression data: Example 1 by seed, pairs of classes, LIBSVM files; each dealt to nodes."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,25 +51,6 @@ def test_targets_are_the_truth_and_noise_of_its_deviation() -> None:
     residuals = b - A @ sparse_truth(data, 1)
     assert residuals.std() == pytest.approx(0.5, rel=0.02)
     assert A.std() == pytest.approx(1, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"n": 0}, "n is 0; valid is"),
-        ({"n": 5, "s": 6}, "s is 6; valid is an integer from 1 to n = 5"),
-        ({"noise": -1.0}, "noise is -1.0"),
-        ({"samples": (5, 4)}, r"samples is \(5, 4\)"),
-    ],
-)
-def test_bad_sizes_are_refused_by_name(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        LinearData(**arguments)
-
-
-def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed is -1; valid is"):
-        linear_part(SMALL, 0, -1)
 
 
 # Pairs of classes

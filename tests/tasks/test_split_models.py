@@ -165,31 +165,9 @@ def test_a_users_wrong_model_is_an_error(write_module, function, message):
         split_model(f"own_split_{function}:{function}", (3,), (2,), 5, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("gru", (3,), (3,), 2, 0), "model = 'gru'; valid is one of auto, cnn, lstm, mlp"),
-        (("mlp", (), (3,), 2, 0), r"hospital_shape = \(\); valid are positive lengths"),
-        (("mlp", (3,), (0,), 2, 0), r"device_shape = \(0,\)"),
-        (("mlp", (3,), (3,), 1, 0), "num_classes = 1; valid is an integer >= 2"),
-        (("mlp", (3,), (3,), 2, -1), "seed = -1; valid is an integer >= 0"),
-        (("cnn", (1, 7, 28), IMAGE, 2, 0), r"the shape \(1, 7, 28\); valid is \(C, H, W\) with H, W >= 8"),
-        (("lstm", (3,), (3, 1), 2, 0), r"the shape \(3,\); valid is \(steps, features\)"),
-    ],
-)
-def test_a_bad_argument_is_named_with_what_is_valid(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        split_model(*arguments)
-
-
 def test_running_statistics_are_refused():
     pieces = (nn.Linear(2, 1), nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), nn.Linear(1, 1))
     with pytest.raises(
         ValueError, match=r"'hospital\.1\.num_batches_tracked'; valid are trainable parameters"
     ):
         SplitModel(*pieces, 1, 1)
-
-
-def test_an_encoding_of_no_length_is_refused():
-    with pytest.raises(ValueError, match="device_encoding is 0; valid is an integer >= 1"):
-        SplitModel(nn.Linear(2, 1), nn.Linear(1, 1), nn.Linear(1, 1), 1, 0)

@@ -292,19 +292,6 @@ def test_an_organ_file_of_other_pixels_is_named(tmp_path):
         load_vertical("organamnist", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": 0}, "size = 0; valid is an integer >= 1"),
-        ({"offset": -1}, "offset = -1; valid is an integer >= 0"),
-        ({"centre_owner": "edge"}, "centre_owner = 'edge'; valid is hospital or device"),
-    ],
-)
-def test_a_bad_cut_is_named_with_what_is_valid(change, message):
-    with pytest.raises(ValueError, match=message):
-        ImageCut(**change)
-
-
 @pytest.mark.parametrize("cut", [ImageCut(size=26, offset=3), ImageCut(size=28, offset=0)])
 def test_a_square_that_does_not_fit_is_an_error(cut):
     with pytest.raises(ValueError, match="valid is a square within 28x28, not all of it"):

@@ -12,6 +12,7 @@ from hedgerow.wire.checks import (
     at_least,
     in_range,
     int_at_least,
+    int_between,
     is_real,
     not_negative,
     one_of,
@@ -58,14 +59,24 @@ def test_numbers_are_held_to_their_range(
             check(x=value)
 
 
-def test_a_range_is_closed_or_open_below() -> None:
+def test_a_range_is_closed_or_open_at_each_end() -> None:
     in_range("x", 0.0, 0.0, 1.0)
     in_range("x", 1, 0.0, 1.0, open_below=True)
-    with pytest.raises(ValueError, match=r"^x is 0\.0; valid is \(0, 1\]$"):
+    in_range("x", 0.0, 0.0, 1.0, open_above=True)
+    with pytest.raises(ValueError, match=r"^x is 0\.0; valid is a number in \(0, 1\]$"):
         in_range("x", 0.0, 0.0, 1.0, open_below=True)
+    with pytest.raises(ValueError, match=r"^x is 1\.0; valid is a number in \[0, 1\)$"):
+        in_range("x", 1.0, 0.0, 1.0, open_above=True)
     for value in (-0.1, 1.1, *NO_NUMBERS):
-        with pytest.raises(ValueError, match=r"^x is .*; valid is \[0, 1\]$"):
+        with pytest.raises(ValueError, match=r"^x is .*; valid is a number in \[0, 1\]$"):
             in_range("x", value, 0.0, 1.0)
+
+
+def test_an_integer_lies_between_two_ends() -> None:
+    int_between(2, 4, low=2, high=4)
+    for value in (1, 5, 2.0, np.int64(2), *NO_NUMBERS):
+        with pytest.raises(ValueError, match=r"^bits is .*; valid is an integer from 2 to 4$"):
+            int_between(2, 4, bits=value)
 
 
 def test_names_are_listed() -> None:

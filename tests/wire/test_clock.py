@@ -20,23 +20,6 @@ def test_nothing_takes_no_time() -> None:
     assert Rates({"a->b": 1.0}).seconds(0, "a->b") == 0.0
 
 
-def test_an_unknown_link_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"link is 'a->c'; valid is one of 'a->b', 'b->a'"):
-        Rates({"b->a": 1.0, "a->b": 1.0}).seconds(1, "a->c")
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_that_is_not_positive_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match=r"bits_per_second\['a->b'\] is .*; valid is a finite number > 0"):
-        Rates({"a->b": rate})
-
-
-@pytest.mark.parametrize("bits", [-1.0, math.nan, math.inf])
-def test_bits_that_cannot_be_sent_are_refused(bits: float) -> None:
-    with pytest.raises(ValueError, match=r"bits is .*; valid is a finite number >= 0"):
-        Rates({"a->b": 1.0}).seconds(bits, "a->b")
-
-
 def test_rates_do_not_follow_a_dictionary_that_changes_later() -> None:
     table = {"a->b": 2.0}
     rates = Rates(table)
@@ -49,29 +32,11 @@ def test_compute_gives_the_papers_seconds_of_an_iteration() -> None:
     assert Compute(138.4e6, 10e9).seconds(5) == pytest.approx(0.0692)
 
 
-@pytest.mark.parametrize("key", ["flops_per_iteration", "flops_per_second"])
-def test_compute_that_is_not_positive_is_refused(key: str) -> None:
-    numbers = {"flops_per_iteration": 1.0, "flops_per_second": 1.0}
-    with pytest.raises(ValueError, match=rf"{key} is 0; valid is a finite number > 0"):
-        Compute(**(numbers | {key: 0}))
-
-
-def test_negative_iterations_are_refused() -> None:
-    with pytest.raises(ValueError, match="iterations is -1"):
-        Compute(1.0, 1.0).seconds(-1)
-
-
 def test_a_clock_starts_at_zero_and_adds_up() -> None:
     clock = Clock()
     assert clock.seconds == 0.0
     assert clock.advance(1.5) == 1.5
     assert clock.advance(0.25) == clock.seconds == 1.75
-
-
-@pytest.mark.parametrize("seconds", [-1e-9, math.nan, math.inf])
-def test_a_clock_never_goes_back(seconds: float) -> None:
-    with pytest.raises(ValueError, match=r"seconds is .*; valid is a finite number >= 0"):
-        Clock().advance(seconds)
 
 
 @settings(deadline=None)
@@ -102,9 +67,3 @@ def test_the_papers_channel_has_five_megabits_per_second() -> None:
 
 def test_a_channel_at_equal_signal_and_noise_carries_one_bit_per_hertz() -> None:
     assert shannon_rate(3.0, 0.0) == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize(("bandwidth", "snr"), [(0.0, 15.0), (-1.0, 15.0), (1e6, math.nan), (1e6, math.inf)])
-def test_a_channel_out_of_range_is_refused(bandwidth: float, snr: float) -> None:
-    with pytest.raises(ValueError, match="valid is"):
-        shannon_rate(bandwidth, snr)

@@ -389,27 +389,6 @@ def test_names_that_people_write(text: str, compressor: Compressor) -> None:
     assert parse_compressor(text) == compressor
 
 
-@pytest.mark.parametrize(
-    "text", ["", "top-k", "topk", "topk()", "topk(0)", "topk(0.0)", "topk(1.5)", "topk(-1)", "topk(nan)",
-             "topk(.)", "topk(0.1,dense)", "Sign", "identity()", "None",
-             "randk", "randk(0)", "randk(1.5)", "randk(0.1,packed)", "randk(0.1,round=-1)",
-             "topk(0.1,round=1)",
-             "randk(0.1,round=\u0661)", "randk(0.1,round=99999999999)"]
-)  # fmt: skip
-def test_another_name_is_refused_with_those_that_are_valid(text: str) -> None:
-    with pytest.raises(ValueError, match=r"compressor is .*; valid is 'identity'"):
-        validate_compressor(text)
-
-
-@pytest.mark.parametrize(
-    "given_", [{}, {"fraction": 0.1, "count": 1}, {"fraction": 0.0}, {"fraction": 1.1}, {"fraction": np.nan},
-               {"count": 0}, {"count": True}, {"count": 1.5}]
-)  # fmt: skip
-def test_top_k_takes_a_fraction_or_a_count(given_: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="valid is"):
-        TopK(**given_)
-
-
 # One draw for all nodes
 
 
@@ -443,12 +422,6 @@ def test_rand_k_without_a_round_is_refused() -> None:
         validate_compressor("randk(0.1,round=3)")
     assert in_round(RandK(0.1), 4) == RandK(0.1, round=4)
     assert in_round(TopK(0.1), 4) == TopK(0.1)
-
-
-@pytest.mark.parametrize("round_", [-1, 10**10, 1.5, True])
-def test_a_round_that_is_none_is_refused(round_: Any) -> None:
-    with pytest.raises(ValueError, match="round is"):
-        RandK(0.1, round=round_)
 
 
 # Payloads that are none
@@ -656,9 +629,3 @@ def test_rand_k_differs_between_seeds_rounds_and_clients() -> None:
     keys = [(seed, t, i) for seed in (0, 1) for t in (1, 2) for i in (0, 1)]
     drawn = {tuple(rand_k(100, 10, seed=seed, round=t, partition_id=i)) for seed, t, i in keys}
     assert len(drawn) == 8
-
-
-@pytest.mark.parametrize("keep", [0, 31])
-def test_rand_k_refuses_a_count_out_of_range(keep: int) -> None:
-    with pytest.raises(ValueError, match=f"keep is {keep}; valid is 1 to 30"):
-        rand_k(30, keep, seed=0, round=1, partition_id=0)

@@ -113,11 +113,3 @@ def test_any_bytes_are_indices_or_an_error(data, size: int) -> None:
 def test_what_is_not_ascending_is_not_encoded(indices: list[int]) -> None:
     with pytest.raises(ValueError, match="not ascending within 0 to 15"):
         encode_indices(np.array(indices), 16)
-
-
-@pytest.mark.parametrize(
-    ("size", "count", "words"), [(0, 0, "size is 0"), (2**31, 1, "size is"), (4, 5, "count is 5")]
-)
-def test_sizes_out_of_range_are_named(size: int, count: int, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        index_bits(size, count)

@@ -61,9 +61,3 @@ def test_what_else_has_parameters_is_named_with_its_reason():
         "frozen": "its weight is not trained",
         "tied": "its weight is also shared.weight",
     }
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 4, 5), (3, 0), (1, 2, 3, 4, 5)])
-def test_a_shape_of_no_linear_or_convolution_is_an_error(shape):
-    with pytest.raises(ValueError, match=r"conv has the shape .*; valid is \(out, in\) or"):
-        LayerShape("conv", shape)

@@ -250,26 +250,6 @@ def test_skipped_layers_stay_dense():
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"variant": "lora"}, "variant is 'lora'; valid is one of mud, mud\\+f, .*, dense"),
-        ({"budget": "round"}, "budget is 'round'; valid is one of model, layer"),
-        ({"layout": "square"}, "layout is 'square'; valid is one of flat, tiled"),
-        ({"ratio": 0.0}, r"ratio is 0.0; valid is a number in \(0, 1\]"),
-        ({"ratio": 1.5}, "ratio is 1.5"),
-        ({"init_a": 0.0}, "init_a is 0.0; valid is a finite number > 0"),
-        ({"init_a": float("nan")}, "init_a is nan"),
-        ({"skip_front": -1}, "skip_front is -1; valid is an integer >= 0"),
-        ({"skip_front": 3, "skip_back": 3}, r"skip_front \+ skip_back is 6; valid is less than 6"),
-        ({"num_parameters": 100}, "num_parameters is 100; valid is an integer >= "),
-    ],
-)
-def test_an_invalid_plan_is_an_error_that_names_its_key(options, reason):
-    with pytest.raises(ValueError, match=reason):
-        small(**({"variant": "mud"} | options))
-
-
 # Resets and merges.
 
 
@@ -572,10 +552,3 @@ def test_a_weight_and_its_matrix_are_the_same_numbers() -> None:
         assert torch.equal(layer.as_weight(layer.as_matrix(weight)), weight)
     # Golden: the row of output 0 and row 0 of the kernel holds row 0 of every input's kernel.
     assert layer.as_matrix(weight)[0].tolist() == [*range(5), *range(15, 20), *range(30, 35)]
-
-
-def test_kronecker_forms_have_no_other_view() -> None:
-    with pytest.raises(ValueError, match="view is 'convolutions'; valid with 'mud\\+bkd'"):
-        two_convolutions(variant="mud+bkd", view="convolutions")
-    with pytest.raises(ValueError, match="view is 'window'; valid is one of buffer, convolutions"):
-        two_convolutions(view="window")

@@ -482,23 +482,3 @@ def test_any_bytes_give_a_sparse_finite_vector_or_a_payload_error(payload, decod
     except PayloadError:
         return
     assert z is None or (np.isfinite(z).all() and np.count_nonzero(z) <= 2)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("s", 0),
-        ("d", 0),
-        ("gamma", 1.0),
-        ("gamma", math.inf),
-        ("expand", "exact"),
-        ("compand", "sqrt"),
-        ("decoder", "lp"),
-        ("phi", "fourier"),
-        ("phi_density", 0.05),
-        ("memory_limit", -1),
-    ],
-)
-def test_a_bad_setting_is_named_with_its_value(setting, value):
-    with pytest.raises(ValueError, match=f"{setting} is {value!r}; valid is"):
-        replace(CODEC, **{setting: value})

@@ -135,12 +135,3 @@ def test_no_global_generator_is_read_or_moved(draw: Draw) -> None:
 
 def test_torch_streams_are_drawn_on_the_cpu() -> None:
     assert torch_generator(0, purpose=Purpose.MODEL).device == torch.device("cpu")
-
-
-@both
-@pytest.mark.parametrize(("place", "key"), [(0, "seed"), (1, "round"), (2, "partition_id")])
-def test_a_negative_number_is_refused_by_name(draw: Draw, place: int, key: str) -> None:
-    numbers = [0, 0, 0]
-    numbers[place] = -1
-    with pytest.raises(ValueError, match=f"{key} is -1; valid is an integer >= 0"):
-        draw(*numbers, Purpose.MODEL)

@@ -241,20 +241,3 @@ def test_shared_matrices_keep_the_limit_together():
     again = shared_sensing((9, 0), 50, 60, 1.0, limit)
     assert again is not several[0]
     assert np.array_equal(whole(again), whole(several[0]))
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"seed": ()}, "seed is"),
-        ({"seed": (1, -1)}, "seed is"),
-        ({"d": 0}, "d is 0"),
-        ({"n": 0}, "n is 0"),
-        ({"density": 0.0}, "density is 0.0"),
-        ({"density": 1.5}, "density is 1.5"),
-        ({"memory_limit": -1}, "memory_limit is -1"),
-    ],
-)
-def test_a_bad_setting_is_named(change, said):
-    with pytest.raises(ValueError, match=said):
-        GaussianSensing(**({"seed": (1,), "d": 5, "n": 5} | change))

@@ -278,19 +278,6 @@ def test_a_handler_that_edits_its_run_config_edits_a_copy() -> None:
     assert mine == {"lr": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"num_nodes": 0}, "num_nodes: 0"),
-        ({"num_nodes": 2, "node_configs": [{}]}, "node_configs: 1"),
-        ({"num_nodes": 2, "max_in_flight": 0}, "max_in_flight: 0"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        InProcessGrid(app_of(count), **options)
-
-
 # Errors
 
 
@@ -711,7 +698,7 @@ def test_corrupt_replies_arrive_corrupt() -> None:
 
 
 def test_time_does_not_run_backwards() -> None:
-    with pytest.raises(ValueError, match="seconds: -1"):
+    with pytest.raises(ValueError, match="seconds is -1"):
         InProcessGrid(app_of(count), 1).sleep(-1)
 
 

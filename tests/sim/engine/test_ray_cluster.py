@@ -22,7 +22,6 @@ from hedgerow.sim.engine import ray_cluster
 from hedgerow.sim.engine._compat import ErrorCode
 from hedgerow.sim.engine.parcels import Parcel, Received
 from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, check_address
-from hedgerow.sim.engine.workers import check_workers
 from hedgerow.wire import lazy_array, view
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
@@ -224,19 +223,6 @@ def wait_for(look: Any, run: subprocess.Popen[bytes], log: Path, seconds: float 
 
 
 # Without a cluster
-
-
-@pytest.mark.parametrize(
-    "address", ["", "ray://head:10001", "head", "head:0", "head:65536", "local", "a b:1"]
-)
-def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match=r"ray: .* valid is 'HOST:PORT' of its head node, or 'auto'"):
-        check_address(address)
-
-
-def test_real_time_has_no_cluster() -> None:
-    with pytest.raises(ValueError, match=r"ray: 'auto' with real time.*valid is ''"):
-        check_workers(0, real_time=True, ray="auto")
 
 
 def test_where_nobody_listens_the_error_comes_at_once() -> None:

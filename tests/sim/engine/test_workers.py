@@ -350,12 +350,6 @@ def test_an_interrupted_round_leaves_no_answers_for_the_next() -> None:
         assert by_partition(grid.send_and_receive(messages(grid)), "calls") == {0: 2, 1: 2}
 
 
-@pytest.mark.parametrize("workers", [-1, 1025, True, "2"])
-def test_a_number_of_workers_that_is_none_is_refused(workers: Any) -> None:
-    with pytest.raises(ValueError, match=r"workers: .* is not an integer from 0 to 1024"):
-        InProcessGrid(app_of(count), 2, workers=workers)
-
-
 def test_real_time_is_one_process() -> None:
     with pytest.raises(ValueError, match=r"workers: 2 with real time.*; valid is 1"):
         InProcessGrid(app_of(count), 2, workers=2, real_time=True)

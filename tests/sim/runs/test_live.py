@@ -157,8 +157,3 @@ def test_quiet_shows_nothing(logged: list[str]) -> None:
     with terminal(2, quiet=True) as (screen, progress):
         progress(Round(0, {"loss": 2.0}))
     assert (logged, screen.getvalue()) == ([], "")
-
-
-def test_a_run_without_rounds_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_rounds = 0; valid is an integer >= 1"):
-        LiveProgress(0)

@@ -275,57 +275,6 @@ def test_noisy_baselines_account_for_the_steps_that_a_node_takes_again() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("d-psgd", "learning_rate", 0.0),
-        ("d-psgd", "local_steps", 0),
-        ("d-psgd", "participation", 0.0),
-        ("d-psgd", "sparsity", 0),
-        ("d-psgd", "dim", 0),
-        ("d-psgd-dn", "participation", 0.5),
-        ("d-psgd-dn", "topology", GRAPH),
-        ("sgp", "learning_rate", 0.0),
-        ("sgp", "local_steps", 0),
-        ("sgp", "dim", 0),
-        ("sgp", "topology", "one-peer"),
-        ("sgp-dn", "topology", nx.DiGraph(GRAPH)),
-        ("sgp-dn", "topology", "one-peer-exponential"),
-        ("dfedavgm", "momentum", 1.0),
-        ("dfedavgm", "bits", 1),
-        ("dfedsam", "rho", -0.1),
-        ("dcd-psgd", "bits", 17),
-        ("matcha", "budget", 0.0),
-        ("choco-sgd", "step_gamma", 1.5),
-        ("choco-sgd", "delta", 1.5),
-        ("beer", "delta", 0.0),
-    ],
-)
-def test_a_parameter_out_of_range_is_named(name: str, key: str, value: Any) -> None:
-    named = "codec" if key == "bits" else key
-    with pytest.raises(ValueError, match=f"{named} is .*valid"):
-        make(name, **{key: value})
-
-
-@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"sgp", "sgp-dn"}))
-@pytest.mark.parametrize("topology", ["directed-ring", "one-peer-exponential", DIRECTED])
-def test_methods_whose_weights_are_symmetric_refuse_a_directed_graph(name: str, topology: Any) -> None:
-    with pytest.raises(ValueError, match=r"topology is .*; valid .*(undirected|is one of|random one's name)"):
-        make(name, topology=topology)
-
-
-def test_the_compressors_parameters_are_named() -> None:
-    for name in ("choco-sgd", "beer"):
-        with pytest.raises(ValueError, match="bits is 1; valid is an integer from 2 to 16"):
-            make(name, bits=1)
-        with pytest.raises(ValueError, match=f"top_k is {N + 1}; valid is an integer from 1 to dim = {N}"):
-            make(name, bits=None, top_k=N + 1)
-        with pytest.raises(ValueError, match="bits is 8; valid with top_k is None"):
-            make(name, top_k=1)
-        with pytest.raises(ValueError, match=f"step_gamma is None; valid with bits = 2 and dim = {N}"):
-            make(name, bits=2)
-
-
-@pytest.mark.parametrize(
     ("compressor", "delta"),
     [({"bits": None, "top_k": 2}, 2 / N), ({"bits": None}, 1.0), ({"delta": 0.3}, 0.3)],
 )

@@ -181,18 +181,5 @@ def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
     assert ends_with_the_same_bits(ef21p, sync=sync)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: ef21p(ratio=0.0), r"ratio is 0.0; valid is \(0, 1\]"),
-        (lambda: ef21p(skip_front=-1), "skip_front is -1"),
-        (lambda: ef21p(skip_front=3), r"skip_front \+ skip_back is 4"),
-    ],
-)
-def test_bad_parameters_are_named(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 def test_summary_is_logged_without_a_run() -> None:
     ef21p().summary()

@@ -1,6 +1,5 @@
 """FedBAT: one bit a weight both ways, unbiased within the step size, and the same weights everywhere."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -163,14 +162,6 @@ def test_garbage_costs_that_reply_and_is_counted_by_reason(reason: str) -> None:
 @pytest.mark.parametrize("sync", SYNCS)
 def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
     assert ends_with_the_same_bits(fedbat, sync=sync)
-
-
-def test_bad_parameters_are_named() -> None:
-    make: Callable[..., object] = fedbat
-    with pytest.raises(ValueError, match=r"skip_front \+ skip_back is 4"):
-        make(skip_front=3)
-    with pytest.raises(ValueError, match=r"ratio is 0.0; valid is \(0, 1\]"):
-        make(ratio=0.0)
 
 
 # A budget below one bit a weight

@@ -576,29 +576,6 @@ def test_a_networkx_graph_is_a_topology() -> None:
     assert np.array_equal(final, run(sd_feel(2, 2, 1), SIX_CURVED, 4)[0])
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: SDFeel(tau1=0), "local_steps is 0"),
-        (lambda: SDFeel(tau2=0), "tau2 is 0"),
-        (lambda: SDFeel(alpha=-1), "alpha is -1"),
-        (lambda: SDFeel(topology="moebius"), "moebius"),
-        (lambda: SDFeel(num_servers=3, min_available_nodes=2), "num_servers is 3"),
-        (lambda: SDFeel(clusters="groups"), "clusters is 'groups'; valid is a server .* or 'group'"),
-        (lambda: SDFeel(num_servers=2, clusters=[0, 0]), r"clusters names the servers \[0\]"),
-        (lambda: SDFeel(participation=0.0), r"participation is 0.0; valid is \(0, 1\]"),
-        (lambda: SDFeel(fraction_evaluate=1.5), "fraction_evaluate is 1.5"),
-        (lambda: SDFeel(seed=-1), "seed is -1"),
-        (lambda: Feel(clients_per_round=9, min_available_nodes=6), "clients_per_round is 9; valid is 1 to 6"),
-        (lambda: Feel(pool=[7], clients_per_round=1), r"pool is \[7\]"),
-        (lambda: SDFeel(tau2=2).check_num_rounds(3), "num_rounds is 3; valid is a multiple of tau2 = 2"),
-    ],
-)
-def test_bad_parameters_are_named(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(1, 20))
 def test_contiguous_clusters_are_as_equal_as_can_be(clients: int, servers_: int) -> None:

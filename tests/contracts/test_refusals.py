@@ -1,0 +1,1210 @@
+"""Whatever is public refuses a bad argument in one line that names it and its value, and takes a good one.
+
+``CASES`` has what is called, a call that is valid, and the range of each parameter, from which bad and good
+values are derived. A parameter that an app's setting is of has the setting's range. ``TOGETHER`` has values
+that are each valid and do not go together.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import NamedTemporaryFile
+from types import ModuleType
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from tests.flower_apps.cases import CASES as APPS
+from tests.flower_apps.cases import AppCase
+from torch import nn
+
+from hedgerow.clients.policy import read_policy
+from hedgerow.sim import Setting, SettingsError
+from hedgerow.sim.runs.kinds import LARGEST, SMALLEST
+from hedgerow.sim.runs.plan import toml_text
+from hedgerow.strategies import (
+    Adaptive,
+    EmbeddingNoise,
+    FederatedStrategy,
+    Monitor,
+    Privacy,
+    SecureSum,
+    Site,
+    UploadNoise,
+)
+
+INF, NAN = math.inf, math.nan
+# From here on an end of a setting only keeps a run small enough; what it is a parameter of has none.
+LARGE = 2**20
+
+
+# Ranges
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values that are valid, each end among them, and values that are not, just outside of each end."""
+
+    good: tuple[Any, ...]
+    bad: tuple[Any, ...]
+
+    def __or__(self, more: "Range") -> "Range":
+        """Return the range of what one of two takes."""
+        good = (*self.good, *more.good)
+        return Range(good, tuple(one for one in (*self.bad, *more.bad) if not any(one is g for g in good)))
+
+
+NO_NUMBER: tuple[Any, ...] = ("x", None, True, [1], NAN, INF, -INF)
+
+
+def integer(low: int, high: float = INF) -> Range:
+    """Return the range of integers from ``low`` to ``high``."""
+    good = (low, low + 1 if high == INF else high)
+    return Range(good, (low - 1, float(low), low + 0.5, *(() if high == INF else (high + 1,)), *NO_NUMBER))
+
+
+def real(low: float = -INF, high: float = INF, opened: str = "") -> Range:
+    """Return the range of numbers from ``low`` to ``high``; ``opened`` has the ends that are not in it."""
+    inside = {"low": math.nextafter(low, INF) if low else 1e-9, "high": math.nextafter(high, -INF)}
+    good, bad = [], []
+    for end, value, beyond in (("low", low, -INF), ("high", high, INF)):
+        if not math.isinf(value):
+            good.append(inside[end] if end in opened else value)
+            bad.append(value if end in opened else math.nextafter(value, beyond))
+    return Range((*good, *([low + 1.0] if high == INF and low > -INF else [])), (*bad, *NO_NUMBER))
+
+
+def one_of(*names: Any) -> Range:
+    """Return the range of some words."""
+    return Range(names, (f"{names[0]}x", "", 1.5, *(() if None in names else (None,))))
+
+
+def text(good: Iterable[str], bad: Iterable[str]) -> Range:
+    """Return the range of texts that something reads."""
+    return Range(tuple(good), tuple(bad))
+
+
+NONE, ZERO = Range((None,), ()), Range((0,), ())
+COUNT, COUNT_OR_0 = integer(1), integer(0)
+POSITIVE, NOT_NEGATIVE = real(0, opened="low"), real(0)
+SHARE, OPEN_SHARE, UNIT = real(0, 1, "low"), real(0, 1, "low high"), real(0, 1)
+RATIO = real(1) | ZERO
+RULES = text(
+    ["mean", "median", "trimmed-mean(0.1)", "clipped(1)"],
+    ["", "mode", "krum", "mean(1)", "median(", "trimmed-mean", "trimmed-mean(0.5)", "trimmed-mean(nan)",
+     "krum(-1)", "krum(1.5)", "krum(1,2)", "multi-krum(1)", "multi-krum(1,0)", "clipped(0)", "clipped(inf)",
+     "clipped(1e)"],
+)  # fmt: skip
+COMPRESSORS = text(
+    ["identity", "topk(0.1)", "topk(3)", "randk(0.1)", "sign", "ternary"],
+    ["", "top-k", "topk", "topk()", "topk(0)", "topk(0.0)", "topk(1.5)", "topk(-1)", "topk(nan)", "topk(.)",
+     "topk(0.1,dense)", "Sign", "identity()", "None", "randk", "randk(0)", "randk(1.5)", "randk(0.1,packed)",
+     "randk(0.1,round=-1)", "topk(0.1,round=1)", "randk(0.1,round=\u0661)", "randk(0.1,round=99999999999)",
+     f"topk({'9' * 10_000})", f"topk(0.{'1' * 10_000}x)", f"randk(0.1,round={'9' * 10_000})"],
+)  # fmt: skip
+
+
+def of_setting(setting: Setting) -> Range | None:
+    """Return the range of a parameter that a setting is of: the setting's, without what keeps runs small."""
+    values, whole = setting.kind.values, isinstance(setting.default, int)
+    if isinstance(values, tuple):
+        # Parameters that are true or false are taken for what they are.
+        return None if values == (False, True) else one_of(*values)
+    if values is None:
+        return None
+    low, high = values.low, values.high if values.high < min(LARGE, LARGEST) else INF
+    if whole:
+        found = integer(int(low), high)
+    elif low == SMALLEST:
+        found = NOT_NEGATIVE if values.zero else POSITIVE
+    else:
+        opened = " ".join(
+            end for end, is_open in (("low", values.open_below), ("high", values.open_above)) if is_open
+        )
+        found = real(low, high, opened) | (ZERO if values.zero else Range((), ()))
+    return found
+
+
+# What is called
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is public or where that is found, a valid call of it, and the ranges of its parameters.
+
+    ``names`` has what an error calls a parameter where that is not its own name.
+    """
+
+    what: str | Callable[..., Any]
+    good: Mapping[str, Any]
+    ranges: Mapping[str, Range]
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def call(self, **changes: Any) -> Any:
+        what = resolve_name(f"hedgerow.{self.what}") if isinstance(self.what, str) else self.what
+        return what(**{**self.good, **changes})
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    path: str,
+    good: Mapping[str, Any] | None = None,
+    /,
+    *,
+    settings: ModuleType | None = None,
+    only: Iterable[str] = (),
+    names: Mapping[str, str] | None = None,
+    **ranges: Range,
+) -> None:
+    """Add a case; parameters ``only`` have the ranges of the settings of the same names."""
+    for parameter in only:
+        found = of_setting(settings.SETTINGS[parameter.replace("_", "-")])
+        assert found is not None, parameter
+        ranges.setdefault(parameter, found)
+    assert path not in CASES
+    CASES[path] = Case(path, good or {}, ranges, names or {})
+
+
+def reads(path: str, named: str, good: Iterable[str], bad: Iterable[str], parameter: str = "text") -> None:
+    """Add what reads a text; an error calls the text ``named``."""
+    found = text(good, bad)
+    case(path, {parameter: found.good[0]}, names={parameter: named}, **{parameter: found})
+
+
+SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS, HSGD = (app.settings for app in APPS)
+
+
+# fmt: off
+# Strategies: what every one takes, and what each adds.
+
+OPTIONS: dict[str, Range] = {
+    "seed": COUNT_OR_0,
+    "fraction_evaluate": UNIT,
+    "min_train_nodes": COUNT_OR_0,
+    "min_available_nodes": COUNT,
+    "num_clients": COUNT_OR_0 | NONE,
+    "max_repeats": COUNT_OR_0,
+    "max_weight_ratio": RATIO,
+    "max_update_norm_ratio": RATIO,
+    "max_loss_ratio": RATIO,
+    "quarantine_after": COUNT_OR_0,
+}
+case("strategies:Federation", {"min_available_nodes": 1}, **OPTIONS)
+
+CLUSTERED = {"num_servers": 2, "min_available_nodes": 4}
+case("strategies:SDFeel", CLUSTERED, settings=SD_FEEL,
+    only=("tau1", "tau2", "alpha", "participation", "mobility", "probe_rounds"),
+    names={"tau1": "local_steps"}, num_servers=integer(1, 4), edge_servers=one_of("emulated", "nodes"),
+    aggregation=RULES, topology=text(["path", "ring"], ["moebius", "", "torus(3,3)"]))
+case("strategies:FedAvg", {}, local_steps=COUNT, participation=SHARE, aggregation=RULES)
+case("strategies:HierFAvg", CLUSTERED, settings=SD_FEEL, only=("tau1", "tau2"),
+    names={"tau1": "local_steps"}, num_servers=integer(1, 4))
+case("strategies:Feel", {"min_available_nodes": 6}, names={"tau1": "local_steps"}, tau1=COUNT,
+    clients_per_round=integer(1, 6))
+case("strategies:AsynchronousSDFeel", CLUSTERED, settings=SD_FEEL, only=("tau1", "tau2", "max_staleness"),
+    names={"tau1": "local_steps"}, num_servers=integer(1, 4))
+PEERS = ["127.0.0.1:1", "127.0.0.1:2"]
+case("strategies:EdgeServerSDFeel", {"edge": 0, "peers": PEERS, "topology": "complete"}, settings=SD_FEEL,
+    only=("tau1", "tau2", "alpha"), names={"tau1": "local_steps"}, edge=integer(0, 1),
+    max_staleness=COUNT_OR_0 | NONE, peer_timeout=POSITIVE, lost_after=POSITIVE, monitor_every=COUNT)
+case("strategies:EdgeMonitor",
+    {"peers": PEERS, "address": "127.0.0.1:3", "every": 1, "topology": "complete"}, every=COUNT,
+    tau1=COUNT, tau2=COUNT, alpha=COUNT_OR_0, patience=POSITIVE)
+case("strategies:Stragglers", {"lasting": True, "probability": 0.1, "slowdown": 2.0}, probability=SHARE,
+    slowdown=real(1, 1e6))
+reads("strategies.sd_feel.stragglers:Stragglers.parse", "stragglers",
+    ["", "transient(0.1,2)", "lasting(1,1)"],
+    ["transient(0,2)", "transient(0.1)", "lasting(0.1,0.5)", "slow(0.1,2)", "lasting(a,2)"])
+
+case("strategies:SimilarityFree", {"schedule": resolve_name("hedgerow.strategies.schedules:Fixed")(1, 4)},
+    settings=SIMILARITY_FREE,
+    only=("local_iters", "batch_size", "schedule_drives", "weighting", "probe_rounds"),
+    operator=one_of("gradient", "prox"), compressor=COMPRESSORS, aggregation=RULES)
+case("strategies:InnerSolver", {}, steps=COUNT, tol=real(0, 1, "high"), batch=one_of("fixed", "fresh"))
+case("strategies.schedules:Fixed", {"c": 1, "num_rounds": 4}, c=POSITIVE, num_rounds=COUNT)
+case("strategies.schedules:Diminishing", {"c": 1, "nu": 0.6}, c=POSITIVE, nu=real(0.5, 1, "low high"))
+case("strategies.schedules:StepDecay", {"gamma0": 1, "decay_factor": 2, "stage_len": 1}, gamma0=POSITIVE,
+    decay_factor=real(1, opened="low"), stage_len=COUNT)
+reads("strategies.schedules:parse_schedule", "schedule",
+    ["fixed(c=2, num_rounds=400)", "diminishing(c=1, nu=0.6)"],
+    ["fixed", "fixed(2, 400)", "fixed(c=a, num_rounds=4)", "fixed(c=1)x", ""])
+case("strategies.schedules:theory_stage_len", {"num_rounds": 16, "decay_factor": 2},
+    num_rounds=integer(2), decay_factor=real(1, opened="low"))
+
+LAYERS = tuple(resolve_name("hedgerow.wire.layers:LayerShape")(key, shape) for key,
+    shape in (("a", (8, 6)), ("b", (8, 8)), ("c", (6, 8)), ("d", (4, 6))))
+LAYERED = {"layers": LAYERS, "num_parameters": sum(layer.size for layer in LAYERS), "min_available_nodes": 5}
+TRAINING = {"learning_rate": POSITIVE | NONE, "local_epochs": COUNT, "batch_size": COUNT,
+    "skip_front": COUNT_OR_0, "skip_back": COUNT_OR_0, "num_clients_per_round": integer(1, 5) | NONE,
+    "ratio": SHARE}
+LAYERED_SETTINGS = ("budget", "sync", "weighting")
+for name, more in (
+    ("FedMUD", ("reset_interval", "layout")),
+    ("FedLMT", ("view",)),
+    ("FedPara", ("view",)),
+    ("FedHM", ("view",)),
+    ("EF21P", ()),
+    ("FedBAT", ()),
+):
+    case(f"strategies:{name}", LAYERED, settings=FEDMUD, only=(*LAYERED_SETTINGS, *more), **TRAINING)
+for name in ("FedMUD", "FedLMT", "FedPara"):
+    CASES[f"strategies:{name}"].ranges["init_a"] = POSITIVE | NONE
+CASES["strategies:FedMUD"].ranges["variant"] = one_of("mud", "mud+f", "mud+aad", "mud+bkd",
+    "mud+bkd+aad")
+
+GRAPH = nx.path_graph(6)
+GOSSIP = {"dim": 16, "topology": GRAPH, "min_available_nodes": 6}
+DIRECTED = ["directed-ring", "one-peer-exponential", "directed-out(3)"]
+BASELINES: dict[str, dict[str, Range]] = {
+    "DPSGD": {"local_steps": COUNT, "participation": SHARE, "sparsity": COUNT | NONE},
+    "DFedAvgM": {
+        "local_steps": COUNT,
+        "participation": SHARE,
+        "momentum": real(0, 1, "high"),
+        "bits": integer(2, 16) | NONE,
+    },
+    "DFedSAM": {"local_steps": COUNT, "participation": SHARE, "rho": NOT_NEGATIVE},
+    "DCDPSGD": {"bits": integer(2, 16)},
+    "ChocoSGD": {
+        "local_steps": COUNT,
+        "step_gamma": SHARE | NONE,
+        "delta": SHARE | NONE,
+        "bits": integer(2, 16) | NONE,
+    },
+    "BEER": {"step_gamma": SHARE | NONE, "delta": SHARE | NONE, "bits": integer(2, 16) | NONE},
+    "SGP": {"local_steps": COUNT},
+    "Matcha": {"budget": SHARE},
+}
+for name, more_ranges in BASELINES.items():
+    case(
+        f"strategies:{name}",
+        {**GOSSIP, "step_gamma": 0.5} if "step_gamma" in more_ranges else GOSSIP,
+        settings=CEPS,
+        only=("learning_rate",),
+        names={"bits": "bits|codec|width"},
+        dim=COUNT,
+        num_iterations=COUNT | NONE,
+        **more_ranges,
+        **({} if name == "SGP" else {"topology": text(["ring"], ["moebius", *DIRECTED])}),
+    )
+case("strategies:DPDSGT", {**GOSSIP, "privacy": Privacy("sound")}, settings=CEPS, only=("learning_rate",),
+    dim=COUNT, topology=text(["ring"], ["moebius", *DIRECTED]))
+case("strategies:CEPS", {**GOSSIP, "sparsity": 3, "topology": "ring"}, settings=CEPS,
+    only=("participation", "codec", "mu", "sigma_rule", "c"), dim=integer(3), sparsity=integer(1, 16),
+    measurements=COUNT | NONE, interval=COUNT, sigma_d=one_of("samples", "bits"),
+    num_iterations=COUNT | NONE,
+    aggregation=text(["mean", "median", "trimmed-mean(0.1)", "clipped(1)"],
+        ["krum(1)", "geometric-median", "median(1)", "clipped(0)", ""]),
+    topology=text(["ring"], ["moebius", *DIRECTED]))
+case("strategies:OneBitCode", {}, settings=CEPS,
+    only=("expand", "compand", "gamma", "decoder", "phi", "phi_density", "phi_owner"))
+case("strategies:Monitor", {"sparsity": 3}, sparsity=COUNT, tol=POSITIVE | NONE)
+case("strategies:Site", {"own": 0, "peers": PEERS}, own=integer(0, 1), timeout=POSITIVE,
+    lost_after=POSITIVE, names={"own": "own|site"})
+case("strategies:PayloadSizes", {"message_bits": 1, "max_bytes": 1}, message_bits=COUNT_OR_0,
+    max_bytes=COUNT_OR_0)
+case("strategies.ceps.matcha:Activation", {"graph": GRAPH}, budget=SHARE)
+case("strategies.ceps.matcha:activation_probabilities",
+    {"laplacians": np.zeros((1, 2, 2)), "budget": 0.5}, budget=SHARE)
+case("strategies.peers:PeerChannel",
+    {"me": 0, "addresses": PEERS, "neighbours": [], "run": "r", "layout": "l", "largest": 1},
+    me=integer(0, 1), largest=COUNT, lost_after=POSITIVE)
+case("strategies:Privacy", {}, settings=CEPS, only=("epsilon", "delta", "sensitivity", "clip"),
+    mode=one_of("none", "paper", "sound"), noise_source=one_of("entropy", "seed", None))
+
+case("strategies:HSGD", {}, settings=HSGD,
+    only=("participation", "halving_period", "mu", "compute_seconds"),
+    names={"global_interval": "P", "local_interval": "Q", "device_aggregation": "aggregation"},
+    method=one_of("hsgd", "jfl", "tdcd"), global_interval=COUNT, local_interval=integer(1, 1),
+    learning_rate=NOT_NEGATIVE, num_groups=COUNT | NONE, original_groups=integer(1, 1),
+    raw_bytes=real(0, 0), raw_seconds=real(0, 0), fraction_evaluate=real(0, 0),
+    min_sum_devices=integer(3, 255), secure_sum=Range((False,), (1, "yes", None)), aggregation=RULES,
+    device_aggregation=RULES | NONE)
+NOISE = {"clip": 1.0, "multiplier": 1.0}
+for name in ("EmbeddingNoise", "UploadNoise"):
+    case(
+        f"strategies:{name}",
+        NOISE,
+        clip=POSITIVE,
+        multiplier=POSITIVE,
+        delta=OPEN_SHARE,
+        source=one_of("entropy", "seed"),
+    )
+case("strategies:SumNoise", NOISE, clip=POSITIVE, multiplier=real(1e-3, 1e6), delta=OPEN_SHARE,
+    source=one_of("entropy", "seed"), unprotected=Range(((), ("own-data",)), (("luck",),)))
+case("strategies:SecureSum", {}, clip=POSITIVE, threshold=real(2 / 3, 1, "high"), min_nodes=integer(3, 255))
+case("strategies:Adaptive", {"iterations": 1}, iterations=COUNT, replan_every=COUNT_OR_0,
+    eta=one_of("keep", "strategy3"), eta_power=Range((2, 3), (1, 4, 2.5, "x", None)))
+case("strategies:Probing", {}, steps=COUNT, batches=COUNT, batch=COUNT | NONE,
+    aggregate=one_of("max", "mean"), final_loss=real(-1e300, 1e300) | NONE)
+case("strategies.hsgd:OwnData", {"build": lambda *_: None, "model": "mlp"}, settings=HSGD,
+    only=("holdout", "rematch_every", "specificity"),
+    standardise=Range(("federated", "none", (0.0, 1.0)), ("x", (0.0, 0.0), (NAN, 1.0))),
+    class_weights=Range(("none", "balanced", (1.0, 2.0)), ("x", (), (1.0, 0.0), (INF,))))
+# What theory computes before a run.
+
+
+def made(path: str, *arguments: Any, **keywords: Any) -> Any:
+    """Return what something public returns, as an argument of another."""
+    return resolve_name(f"hedgerow.{path}")(*arguments, **keywords)
+
+
+def calls(
+    module: str,
+    *,
+    names: Mapping[str, str] | None = None,
+    **functions: tuple[Mapping[str, Any], Mapping[str, Range]],
+) -> None:
+    """Add functions of a module, each with a valid call and its ranges."""
+    for name, (good, ranges) in functions.items():
+        case(f"{module}:{name}", good, names=names, **ranges)
+
+
+ESTIMATES = made("strategies.hsgd.estimates:Estimates", 2.3, 0.5, 0.5)
+SIZES = made("strategies.hsgd.costs:Sizes", 33, 3584, 3584, 16, 16, 29)
+PARTS = made("strategies.hsgd.costs:RoundParts", 1.0, 1.0, 1.0)
+PQT = {"P": 2, "Q": 2, "T": 4}
+INTERVALS = {"P": COUNT, "T": COUNT}
+calls("strategies.hsgd.theory", eta_max=({"rho": 1.0, "P": 1}, {"rho": POSITIVE, "P": real(1)}),
+    interval_max=({"rho": 1.0, "eta": 0.1}, {"rho": POSITIVE, "eta": POSITIVE}),
+    bound=({"known": ESTIMATES, "eta": 0.1, **PQT},
+        {"P": POSITIVE, "Q": POSITIVE, "eta": POSITIVE, "T": COUNT}),
+    descent=({"known": ESTIMATES, "P": 2, "Q": 2, "eta": 0.1, "gradient2": 1.0},
+        {"eta": POSITIVE, "gradient2": NOT_NEGATIVE}),
+    iterations=({"T": 4, "P": 2}, {"T": COUNT, "P": COUNT}),
+    lambda_min=({"known": ESTIMATES, "P": 2, "eta": 0.01, "T": 4, "target": 1.0},
+        {"target": POSITIVE, "eta": POSITIVE}),
+    q_star=({"known": ESTIMATES, "eta": 0.01, "T": 4},
+        {"eta": POSITIVE, "T": COUNT, "eta_power": Range((2, 3), (1, 4))}),
+    choose_same_interval=({"known": ESTIMATES, "eta": 0.01, "T": 4},
+        {"eta": Range((0.01,), POSITIVE.bad), "T": COUNT}),
+    choose_local_interval=({"known": ESTIMATES, "P": 2, "eta": 0.01, "T": 4, "target": 1e3},
+        {"P": Range((2,), COUNT.bad)}),
+    broken_conditions=({"known": ESTIMATES, "P": 2, "Q": 2, "eta": 0.1, "T": 4},
+        {"Q": Range((1, 2), COUNT.bad)}),
+    plan=({"target": 1e3, "known": ESTIMATES, "groups": [SIZES], "eta": 0.01, "T": 4},
+        {"target": Range((1e3,), POSITIVE.bad)}),
+    choose_eta=({"known": ESTIMATES, "P": 2, "Q": 2, "gradient2": 1.0}, {"gradient2": POSITIVE}),
+    halved_eta=({"t": 1, "eta0": 0.1, "period": 10},
+        {"t": COUNT_OR_0, "eta0": POSITIVE, "period": COUNT}),
+    plans=({"target": 1e3, "known": ESTIMATES, "groups": [SIZES], "eta": 0.01, "T": 4},
+        {"target": POSITIVE, "eta": real(0, opened="low"), "compute_seconds": NOT_NEGATIVE}))
+calls("strategies.hsgd.costs",
+    Sizes=(
+        {"head": 1, "hospital": 1, "device": 1, "hospital_encoding": 1, "device_encoding": 1,
+            "batch": 1},
+        dict.fromkeys(("head", "hospital", "device", "hospital_encoding", "device_encoding", "batch"),
+            COUNT)),
+    paper_bytes=({"sizes": SIZES, "method": "tdcd", **PQT},
+        {"P": integer(2, 2), "Q": Range((1, 2), COUNT.bad), "T": Range((2, 4), COUNT.bad),
+            "raw_bytes": NOT_NEGATIVE, "method": one_of("hsgd", "jfl")}),
+    traffic=({"sizes": SIZES, "P": 2, "Q": 2, "T": 4}, {"Q": integer(1, 2)}),
+    round_parts=({"sizes": SIZES}, {"method": one_of("hsgd", "jfl", "tdcd")}),
+    round_seconds=({"parts": PARTS, "P": 2, "Q": 2, "compute_seconds": 0.1},
+        {"compute_seconds": NOT_NEGATIVE}),
+    run_seconds=({"parts": PARTS, "compute_seconds": 0.1, **PQT},
+        {"compute_seconds": NOT_NEGATIVE, "raw_seconds": NOT_NEGATIVE}))
+case("strategies.hsgd.estimates:Estimates", {"F0": 2.0, "rho": 1.0, "delta": 1.0},
+    F0=real(0, opened="low"), rho=POSITIVE, delta=NOT_NEGATIVE,
+    final_loss=Range((0.0, -1e3), (2.0, *NO_NUMBER)))
+
+SYSTEM = made("strategies.sd_feel.theory:preset", "paper-text")
+PROBLEM = made("strategies.sd_feel.theory:Problem", delta=1, smoothness=1, sigma2=1, kappa2=0.25, sum_m2=0.02)
+CONSTANTS = made("strategies.sd_feel.theory:bound_constants", 1, 1, 1, 0.5)
+SCHEMES = one_of("sd-feel", "hierfavg", "feel", "fedavg")
+calls("strategies.sd_feel.theory", names={"name": "preset"},
+    preset=({"name": "paper-text"}, {"name": one_of("paper-text")}),
+    System=({"num_params": 1, "compute": SYSTEM.compute}, {"num_params": COUNT, "num_servers": COUNT}),
+    block_seconds=({"scheme": "sd-feel", "system": SYSTEM, "tau1": 1},
+        {"scheme": SCHEMES, "tau1": COUNT, "tau2": COUNT, "alpha": COUNT_OR_0}),
+    round_seconds=({"scheme": "sd-feel", "system": SYSTEM, "tau1": 1}, {"tau1": COUNT}),
+    inter_seconds=({"scheme": "sd-feel", "system": SYSTEM}, {"alpha": COUNT_OR_0}),
+    latency=({"scheme": "sd-feel", "system": SYSTEM, "K": 4, "tau1": 1}, {"K": COUNT_OR_0}),
+    iterations_within=({"scheme": "feel", "system": SYSTEM, "seconds": 1.0, "tau1": 1},
+        {"seconds": NOT_NEGATIVE}),
+    traffic=({"scheme": "sd-feel", "K": 0, "tau1": 1, "num_clients": 1},
+        {"K": COUNT_OR_0, "tau1": COUNT, "num_clients": COUNT, "num_servers": COUNT,
+            "num_edges": COUNT_OR_0}),
+    Problem=({"delta": 1, "smoothness": 1, "sigma2": 1, "kappa2": 0.25, "sum_m2": 0.02},
+        {"delta": NOT_NEGATIVE, "sigma2": NOT_NEGATIVE, "kappa2": NOT_NEGATIVE, "smoothness": POSITIVE,
+            "sum_m2": SHARE}),
+    bound_constants=({"tau1": 1, "tau2": 1, "alpha": 1, "zeta": 0.5},
+        {"tau1": COUNT, "tau2": COUNT, "alpha": COUNT, "zeta": real(0, 1, "high")}),
+    eta_max=({"smoothness": 1.0, "V3": 1.0}, {"smoothness": POSITIVE, "V3": NOT_NEGATIVE}),
+    bound=({"problem": PROBLEM, "constants": CONSTANTS, "eta": 0.1, "K": 1},
+        {"eta": POSITIVE, "K": COUNT}),
+    plan=(
+        {"target": 1.0, "problem": PROBLEM, "system": SYSTEM, "eta": 0.005, "zeta": 0.5, "tau1": [1],
+            "tau2": [1], "alpha": [1]},
+        {"target": Range((1.0,), real(0, opened="low").bad), "eta": Range((0.001,), POSITIVE.bad),
+            "zeta": Range((0.0, 0.5), real(0, 1, "high").bad)}))
+
+KNOWN = made("strategies.similarity_free.theory:Constants", 2, 0.5, 3)
+FIXED, DECAY = made("strategies.schedules:Fixed", 1, 4), made("strategies.schedules:StepDecay", 1, 2, 4)
+FAMILY = one_of("fedavg", "ef-fedavg")
+calls("strategies.similarity_free.theory",
+    max_step=({"algorithm": "fedavg", "L": 1},
+        {"algorithm": FAMILY, "L": POSITIVE, "contraction": SHARE,
+            "mode": one_of("corrected", "printed")}), omega=({"contraction": 1}, {"contraction": SHARE}),
+    system_constants=({"algorithm": "fedavg", "L": 1, "sigma2": 0, "delta_inf": 0},
+        {"algorithm": FAMILY, "sigma2": NOT_NEGATIVE, "delta_inf": NOT_NEGATIVE, "local_iters": COUNT}),
+    Constants=({"b1": 1, "b2": 1, "b3": 1}, {"b1": NOT_NEGATIVE, "b2": POSITIVE, "b3": NOT_NEGATIVE}),
+    robust_sgd_constants=({"L": 1, "A": 1, "C": 1, "angle": 0.1},
+        {"L": POSITIVE, "A": NOT_NEGATIVE, "angle": Range((0.0, 1.5), (-0.1, math.pi / 2, *NO_NUMBER))}),
+    bound_any=({"constants": KNOWN, "V0": 1, "steps": [0.1]},
+        {"V0": NOT_NEGATIVE, "steps": Range(([0.1],), ([], [0.1, 0.0], [INF]))}),
+    bound_fixed=({"constants": KNOWN, "V0": 1, "schedule": FIXED}, {"V0": NOT_NEGATIVE}),
+    bound_step_decay=({"constants": KNOWN, "R": 1, "schedule": DECAY, "num_rounds": 8},
+        {"R": NOT_NEGATIVE}),
+    best_c_fixed=({"constants": KNOWN, "V0": 1}, {"V0": POSITIVE, "num_rounds": COUNT}),
+    rounds_fixed=({"constants": KNOWN, "V0": 1, "c": 1, "epsilon": 0.1},
+        {"c": POSITIVE, "epsilon": POSITIVE}),
+    uplink_bits_to_accuracy=({"rounds": 1, "num_nodes": 1, "message_bits": 32},
+        {"num_nodes": COUNT, "message_bits": COUNT}),
+    fedprox_similarity_margin=(
+        {"mu": 1, "inexactness": 0, "mu_bar": 1, "num_sampled": 1, "L": 1, "dissimilarity": 1},
+        {"mu": POSITIVE, "inexactness": UNIT, "num_sampled": COUNT,
+            "form": one_of("as-quoted", "original")}))
+case("strategies.similarity_free.planner:estimates", {"L": 1, "sigma2": 1, "initial_loss": 2}, L=POSITIVE,
+    sigma2=NOT_NEGATIVE, initial_loss=POSITIVE)
+
+ASSUMED = {"num_layers": 5, "num_dense_layers": 1, "smoothness": 2.0, "gradient_bound2": 1.0,
+    "noise2": 1.0, "kappa_u2": 1.0, "kappa_v2": 1.0, "epsilon_u2": 1.0, "epsilon_v2": 1.0, "psi2": 1.0,
+    "local_iters": 2, "num_clients": 2}
+calls("strategies.fedmud.theory",
+    Assumptions=(ASSUMED,
+        {"num_layers": Range((1, 5), (0, -1, *NO_NUMBER)), "noise2": NOT_NEGATIVE, "psi2": POSITIVE,
+            "kappa_u2": POSITIVE}),
+    theorem_bound=(
+        {"known": made("strategies.fedmud.theory:Assumptions", **ASSUMED), "step": 1e-3,
+            "reset_iters": 10, "c": 1.5, "num_iters": 100, "loss_gap": 1.0},
+        {"c": Range((1.5,), real(1, 2, "low high").bad), "num_iters": COUNT, "loss_gap": NOT_NEGATIVE,
+            "reset_iters": COUNT}),
+    step_gain=({"variant": "mud", "init_a": 0.1},
+        {"variant": one_of("mud", "mud+aad"), "init_a": POSITIVE, "rank": COUNT}),
+    expected_downlink=({"count": 1, "dense_count": 10, "uncompressed": 0, "participation": 0.5},
+        {"count": COUNT, "dense_count": COUNT, "uncompressed": COUNT_OR_0, "participation": SHARE,
+            "reset_interval": COUNT}))
+calls("strategies.ceps.theory",
+    mixing_gap=({"num_nodes": 2, "window": 1}, {"num_nodes": integer(2), "window": COUNT}),
+    least_c=({"num_nodes": 2, "window": 1, "lipschitz": 1.0}, {"lipschitz": POSITIVE}),
+    contraction=({"num_nodes": 2, "window": 1, "steps": 1}, {"steps": COUNT}),
+    connection_probability=({"num_nodes": 4, "window": 1, "participants": 2},
+        {"window": COUNT, "participants": real(1, 4)}),
+    theorem_1=(
+        {"num_nodes": 2, "window": 1, "lipschitz": 1, "gap": 1, "periods": 1, "dissimilarity": 0,
+            "interval": 1, "residual": 0},
+        {"gap": NOT_NEGATIVE, "periods": COUNT, "dissimilarity": NOT_NEGATIVE, "interval": COUNT,
+            "residual": NOT_NEGATIVE}))
+RING = made("strategies.topology:mixing", nx.cycle_graph(4), np.ones(4))
+case("strategies:mixing", {"graph": nx.cycle_graph(4), "sizes": [1, 1, 1, 1]},
+    sizes=Range(([1, 2, 3, 4],), ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 0.0], [1.0, 2.0, 3.0, -4.0], 5.0)))
+CASES["RING.power"] = Case(RING.power, {"alpha": 1}, {"alpha": COUNT_OR_0})
+CASES["RING.gossip"] = Case(RING.gossip, {"models": np.zeros((4, 2)), "alpha": 1}, {"alpha": COUNT_OR_0})
+case("strategies.topology:validate_topology", {"name": "ring", "num_nodes": 6},
+    names={"name": "topology"},
+    name=text(["ring", "regular(3)", "torus(2,3)", "bipartite", "erdos-renyi(1)"],
+        ["moebius", "", "ring(3)", "ring()", "regular", "regular(6)", "regular(1)",
+            "regular(2.5)", "erdos-renyi(0)", "erdos-renyi(1.1)", "erdos-renyi(0.1.2)",
+            "geometric(0)", "torus(2,4)", "torus(10)", "torus(2.5,4)"]))
+
+
+# What travels.
+
+reads("wire.robust_means:parse_aggregation", "aggregation", RULES.good, RULES.bad)
+reads("wire.compress:parse_compressor", "compressor", COMPRESSORS.good, COMPRESSORS.bad)
+reads("wire.compress:validate_compressor", "compressor", COMPRESSORS.good,
+    (*COMPRESSORS.bad, "randk(0.1,round=3)"))
+case("wire.vector_codecs:parse_codec", {"name": "1bcs", "s": 3, "d": 9}, names={"name": "codec|width"},
+    name=text(["1bcs", "sparse32", "dense64", "quantised8", "quantised2x9"],
+        ["dense", "sparse8", "", f"topk({'9' * 10_000})"]), s=COUNT, d=COUNT, gamma=real(1, 1e100, "low"),
+    phi_density=real(0.5, 1))
+for name in ("TopK", "RandK"):
+    case(f"wire.compress:{name}", {"fraction": 0.1}, fraction=SHARE)
+CASES["TopK(count)"] = Case("wire.compress:TopK", {"count": 1}, {"count": COUNT})
+CASES["RandK(round)"] = Case("wire.compress:RandK", {"fraction": 0.1},
+    {"round": integer(0, 10**10 - 1) | NONE})
+case("wire.compress:rand_k", {"size": 30, "keep": 1, "seed": 0, "round": 1, "partition_id": 0},
+    keep=integer(1, 30))
+case("wire.vector_codecs:Dense", {}, width=Range((32, 64), (16, 0, "x", None)))
+case("wire.vector_codecs:Quantised", {}, width=integer(2, 16))
+case("wire.vector_codecs:Sparse", {"s": 1}, s=COUNT, width=Range((16, 32, 64), (8, 0, "x", None)))
+case("wire.onebit:OneBit", {"s": 2, "d": 12}, settings=CEPS, only=("expand", "compand", "decoder", "phi"),
+    s=COUNT, d=COUNT, gamma=real(1, 1e100, "low"), phi_density=real(0.5, 1), memory_limit=COUNT_OR_0)
+case("wire.sensing:GaussianSensing", {"seed": (1,), "d": 5, "n": 5}, d=COUNT, n=COUNT, density=SHARE,
+    memory_limit=COUNT_OR_0, seed=Range(((0,), (1, 2)), ((), (1, -1))))
+case("wire.thresholding:project", {"v": np.ones(3), "s": 1}, s=COUNT)
+CASES["Rates"] = Case(lambda rate: made("wire.clock:Rates", {"a->b": rate}), {"rate": 1.0},
+    {"rate": POSITIVE}, {"rate": "a->b"})
+CASES["Rates.seconds"] = Case(made("wire.clock:Rates", {"a->b": 1.0}).seconds,
+    {"bits": 1.0, "link": "a->b"}, {"bits": NOT_NEGATIVE, "link": one_of("a->b")})
+case("wire.clock:Compute", {"flops_per_iteration": 1.0, "flops_per_second": 1.0},
+    flops_per_iteration=POSITIVE, flops_per_second=POSITIVE)
+CASES["Compute.seconds"] = Case(made("wire.clock:Compute", 1.0, 1.0).seconds, {"iterations": 1},
+    {"iterations": NOT_NEGATIVE})
+CASES["Clock.advance"] = Case(made("wire.clock:Clock").advance, {"seconds": 1.0}, {"seconds": NOT_NEGATIVE})
+case("wire.clock:shannon_rate", {"bandwidth_hz": 1e6, "snr_db": 15.0}, bandwidth_hz=POSITIVE,
+    snr_db=Range((-10.0, 15), NO_NUMBER))
+case("wire.layers:LayerShape", {"key": "conv", "shape": (3, 4)},
+    shape=Range(((3, 4), (3, 4, 5, 6)), ((3,), (3, 4, 5), (3, 0), (1, 2, 3, 4, 5))),
+    names={"shape": "conv"})
+PLAN = {"layers": LAYERS, "num_parameters": 1000, "variant": "mud", "skip_front": 1, "skip_back": 1}
+CASES["Factorisation.plan"] = Case("wire.lowrank:Factorisation.plan", PLAN,
+    {"variant": one_of("mud", "mud+f", "dense"), "budget": one_of("model", "layer"),
+        "layout": one_of("flat", "tiled"), "view": one_of("buffer", "convolutions"), "ratio": SHARE,
+        "init_a": POSITIVE, "skip_front": COUNT_OR_0,
+        "num_parameters": integer(sum(layer.size for layer in LAYERS))})
+for path in ("generator", "torch_generator"):
+    case(
+        f"wire.seeds:{path}",
+        {"seed": 0, "purpose": made("wire.seeds:Purpose", 1)},
+        seed=COUNT_OR_0,
+        round=COUNT_OR_0,
+        partition_id=COUNT_OR_0,
+    )
+case("wire.elias_fano:index_bits", {"size": 4, "count": 1}, size=integer(1, 2**31 - 1), count=integer(0, 4))
+MOST_DEVIATION = resolve_name("hedgerow.wire.discrete_gaussian:MAX_DEVIATION")
+case("wire.discrete_gaussian:discrete_gaussian",
+    {"deviation": 1, "count": 3, "flips": made("wire.discrete_gaussian:CoinFlips", bytes(32))},
+    deviation=integer(1, MOST_DEVIATION))
+
+
+# What is learnt.
+
+reads("tasks:validate_scheme", "partition",
+    ["iid", "dirichlet(0.5)", "shards(2)", "labels(1)", "ring(2)", "with-replacement(5)",
+        "capped-dirichlet(0.3)"],
+    ["", "random", "dirichlet(0.5", "iid(3)", "iid()", "dirichlet", "dirichlet(0)", "dirichlet(-1)",
+        "capped-dirichlet", "dirichlet(nan)", "dirichlet(inf)", "shards", "shards(0)", "labels(1.5)",
+        "with-replacement"],
+    parameter="scheme")
+reads("tasks:validate_group_scheme", "partition", ["iid", "pairs(4, 2)", "rates(1.0)", "sites"],
+    ["shards(2)", "iid(3)", "pairs(3, 2)", "pairs(nan, 2)", "pairs(4, a)", "rates(0)", ""],
+    parameter="scheme")
+LABELS = np.arange(12) % 3
+case("tasks:partition", {"scheme": "iid", "labels": LABELS, "num_partitions": 3, "seed": 0},
+    num_partitions=integer(1, 12), seed=COUNT_OR_0)
+case("tasks:group_split", {"scheme": "iid", "labels": LABELS, "num_groups": 3, "seed": 0},
+    num_groups=integer(1, 12), seed=COUNT_OR_0, samples_per_device=COUNT,
+    names={"num_groups": "num-groups", "samples_per_device": "samples-per-device"})
+case("tasks:build_model", {"name": "mlp", "input_shape": (1, 28, 28), "num_classes": 10, "seed": 0},
+    name=one_of("mlp", "logistic"), input_shape=Range(((5,), (1, 28, 28)), ((), (0, 3))),
+    num_classes=integer(2), seed=COUNT_OR_0, dropout=real(0, 0), names={"name": "model"})
+CASES["build_model(lenet)"] = Case("tasks:build_model",
+    {"name": "lenet", "input_shape": (1, 28, 28), "num_classes": 10, "seed": 0},
+    {"dropout": real(0, 1, "high"), "input_shape": Range(((1, 28, 28),), ((1, 15, 28), (784,)))})
+case("tasks:split_model",
+    {"name": "mlp", "hospital_shape": (3,), "device_shape": (3,), "num_classes": 2, "seed": 0},
+    name=one_of("mlp", "auto"), hospital_shape=Range(((1,),), ((), (0,))),
+    device_shape=Range(((1,),), ((), (0,))), num_classes=integer(2), seed=COUNT_OR_0,
+    names={"name": "model"})
+CASES["split_model(cnn)"] = Case("tasks:split_model",
+    {"name": "cnn", "hospital_shape": (1, 8, 8), "device_shape": (1, 8, 8), "num_classes": 2, "seed": 0},
+    {"hospital_shape": Range(((1, 8, 8),), ((1, 7, 28), (64,)))}, {"hospital_shape": "shape"})
+CASES["split_model(lstm)"] = Case("tasks:split_model",
+    {"name": "lstm", "hospital_shape": (3, 2), "device_shape": (3, 2), "num_classes": 2, "seed": 0},
+    {"hospital_shape": Range(((3, 2),), ((3,), (1, 8, 8)))}, {"hospital_shape": "shape"})
+case("tasks:SplitModel",
+    {"head": nn.Linear(2, 1), "hospital": nn.Linear(1, 1), "device": nn.Linear(1, 1),
+        "hospital_encoding": 1, "device_encoding": 1}, hospital_encoding=COUNT, device_encoding=COUNT)
+case("tasks:check_augmentation", {"name": "none", "input_shape": (3, 8, 8)}, name=one_of("none", "flips"),
+    names={"name": "augmentation"})
+case("tasks:ImageCut", {}, size=COUNT, offset=COUNT_OR_0, centre_owner=one_of("hospital", "device"))
+case("tasks:load", {"name": "mnist-5k"}, name=one_of("mnist-5k"), names={"name": "dataset"})
+case("tasks.regression:LinearData", {}, n=integer(10), s=integer(1, 1000), noise=NOT_NEGATIVE,
+    samples=Range(((1, 1), (4, 5)), ((5, 4), (0, 1))))
+case("tasks.regression:linear_part",
+    {"data": made("tasks.regression:LinearData", n=4, s=2, samples=(2, 3)), "node": 0, "seed": 0},
+    node=COUNT_OR_0, seed=COUNT_OR_0)
+case("tasks:evaluate",
+    {"model": nn.Linear(4, 3), "x": torch.ones(2, 4), "y": torch.zeros(2, dtype=torch.int64)},
+    batch_size=COUNT)
+
+
+# Nodes.
+
+reads("clients:parse_inner_lr", "inner-lr", ["auto:0.1", "fixed:1"],
+    ["", "0.1", "auto", "auto:", "auto:0", "fixed:-1", "fixed:nan", "fixed:inf", "other:0.1"])
+reads("clients:resolve_device", "device", ["auto", "cpu"],
+    ["", "abacus", "gpu", "cuda:x", "cuda:-1", "meta", "mkldnn"], parameter="name")
+ONE, X, Y = np.array([0]), torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+case("clients.similarity_free.proximal:ProximalWork",
+    {"start": {}, "x": X, "y": Y, "batches": [ONE], "gamma": 0.1, "inner_lr": 0.1, "steps": 3},
+    gamma=POSITIVE, inner_lr=POSITIVE, steps=COUNT, tol=real(0, 1, "high"))
+case("clients:LocalWork", {"start": {}, "x": X, "y": Y, "batches": [ONE], "lr": 0.1}, lr=POSITIVE)
+case("clients:local_sgd", {"model": nn.Linear(3, 2), "works": []}, mode=one_of("auto", "loop", "stack"),
+    max_nodes=COUNT | NONE)
+case("clients.training.arithmetic:Arithmetic", {}, precision=one_of("float32", "bf16"), compiled=COUNT_OR_0)
+case("clients.training.epochs:epoch_batches",
+    {"part": np.arange(4), "seed": 0, "round": 0, "partition_id": 0, "epochs": 1, "batch_size": 1},
+    epochs=COUNT, batch_size=COUNT)
+case("clients:LogisticRegression", {"A": np.ones((2, 2)), "y": np.ones(2)}, lam=NOT_NEGATIVE)
+case("clients.ceps.step:Rules", {"s": 1, "mu": 0.1, "kappa": 2, "sigma": 1.0, "neighbours": 2}, s=COUNT,
+    mu=POSITIVE, kappa=COUNT, sigma=POSITIVE)
+SPLIT = made("tasks:split_model", "mlp", (1,), (1,), 2, 0)
+case("clients:Party",
+    {"role": "hospital", "group": 0, "ids": ["a"], "x": torch.zeros(1, 1), "y": torch.zeros(1),
+        "model": SPLIT}, role=one_of("hospital", "device", "edge"), group=COUNT_OR_0)
+
+
+# Whoever runs a federation.
+
+case("sim.deploy.certificates:check_sizes", {"nodes": 1, "days": 1}, nodes=integer(0, 10_000),
+    days=integer(1, 3650), edges=integer(1, 1000))
+case("sim.runs.live:LiveProgress", {"num_rounds": 1, "quiet": True}, num_rounds=COUNT)
+reads("sim.engine.ray_cluster:check_address", "ray", ["127.0.0.1:1"],
+    ["", "ray://head:10001", "head", "head:0", "head:65536", "local", "a b:1"], parameter="address")
+case("sim.engine.workers:check_workers", {"workers": 1, "real_time": False}, workers=integer(0, 1024))
+case("sim:InProcessGrid", {"client_app": made("clients:BatchClientApp", {}), "num_nodes": 1},
+    num_nodes=COUNT, max_in_flight=COUNT | NONE)
+case("sim:FaultModel", {}, dropout=UNIT, corrupt_rate=UNIT, slowdown=real(1),
+    corrupt=one_of("nan", "shape", None))
+
+
+def keys_of(read: Callable[[Mapping[str, Any]], object]) -> Callable[..., object]:
+    """Return what takes the keys of a config as arguments."""
+    return lambda **keys: read(keys)
+
+
+def policy(**keys: Any) -> object:
+    """Read a policy of these keys."""
+    with NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(toml_text(keys))
+        file.flush()
+        return read_policy(Path(file.name))
+
+
+def in_toml(found: Range) -> Range:
+    """Return the range without what no TOML file can have."""
+    return Range(found.good, tuple(bad for bad in found.bad if bad is not None))
+
+
+TRUE_OR_FALSE = Range((True, False), (1, "x", 0.5))
+POSITIVE_KEY, COUNT_KEY = in_toml(POSITIVE), in_toml(COUNT)
+CASES["policy"] = Case(policy, {},
+    {"messages": Range((["train"],), (["train."], "train", 3)),
+        "imports": Range((["a:b"],), (["shutil"], "a:b")), "share-state": TRUE_OR_FALSE,
+        "monitor": TRUE_OR_FALSE,
+        **dict.fromkeys(("max-hellos", "max-restores", "max-pooled", "max-unprotected"),
+            in_toml(COUNT_OR_0)), **dict.fromkeys(("max-bytes", "max-memory"), COUNT_KEY),
+        "max-seconds": POSITIVE_KEY, "secure-sums": in_toml(one_of("allowed", "required")),
+        "privacy": in_toml(one_of("none", "paper", "sound")),
+        "noise-source": in_toml(one_of("entropy", "seed")), "delta": in_toml(OPEN_SHARE)})
+CASES["sound policy"] = Case(policy, {"privacy": "sound"},
+    dict.fromkeys(("min-noise-multiplier", "max-clip", "max-epsilon-per-release", "max-epsilon"),
+        POSITIVE_KEY))
+CASES["faults"] = Case(keys_of(resolve_name("hedgerow.sim:FaultModel").from_run_config), {},
+    {"fault-dropout": Range((0.0, 1.0, "0.5"), (-0.1, 1.5, "often", True, NAN)),
+        "fault-corrupt-rate": Range((0.0, 1.0), (-0.1, 2.0)),
+        "fault-slowdown": Range((1.0,), (0.5, "x", NAN)),
+        "fault-delay": Range(("uniform:1,2", 3), ("gamma:1", "uniform:5", "uniform:5,1", -1)),
+        "fault-stragglers": Range(("1,2",), ("one",)), "fault-crash": Range(("3:1",), ("3", "3:0")),
+        "fault-corrupt": Range(("nan",), ("evil",)), "fault-tolerance": Range((), (1,))})
+
+
+FIXED_AT = Case(FIXED, {"k": 0}, {"k": COUNT_OR_0})
+CASES.update({
+    "Fixed()": FIXED_AT,
+    "Fixed.values": Case(FIXED.values, {"num_rounds": 1}, {"num_rounds": COUNT}),
+    "strategies.schedules:schedule": Case("strategies.schedules:schedule",
+        {"kind": "fixed", "c": 1, "num_rounds": 4}, {}),
+    "SimilarityFree.named": Case("strategies:SimilarityFree.named",
+        {"algorithm": "fedavg", "schedule": FIXED}, {}),
+    "SDFeel.check_num_rounds": Case(made("strategies:SDFeel", tau2=2).check_num_rounds,
+        {"num_rounds": 2}, {}),
+})
+
+
+# The settings of apps. Of those that are texts, some that are bad; all others are derived.
+
+BAD_TEXTS: Mapping[str, tuple[Any, ...]] = {
+    "dataset": ("mnist-9", "x:"),
+    "partition": ("dirichlet(-1)", "pairs(a,b)", "rates(nan)", ""),
+    "model": ("resnet-9000",),
+    "scaling": ("huge",),
+    "device": ("abacus",),
+    "aggregation": ("krum(-1)", "mode"),
+    "device-aggregation": ("clipped(0)",),
+    "stop-after": ("sim-seconds=-1", "rounds=3", "bits=nan", "bits="),
+    "ray": ("ray://head:10001", "head"),
+    "registry": ("nowhere.toml",),
+    "classes": ("1", "a,a", "a,,b", "0", str(2**20 + 1)),
+    "standardise": ("", "both", "1", "0,0", "nan,1", "0,inf", "1,2,3", "0,-1"),
+    "class-weights": ("-1,1", "x", ""),
+    "compressor": COMPRESSORS.bad[:20],
+    "inner-lr": ("fast", "auto:0"),
+    "stragglers": ("transient(2,10)", "slow(0.1,2)"),
+    "topology": ("moebius", "ring(2)"),
+    "output-dir": ("/dev/null/x", "\0"),
+    "data-dir": ("~nosuchuser",),
+}
+
+
+def bad_settings(app: AppCase, key: str) -> list[Any]:
+    """Return values that a key of an app does not take."""
+    setting: Setting = app.settings.SETTINGS[key]
+    values, default = setting.kind.values, setting.default
+    if values is None:
+        return [1, True, *BAD_TEXTS.get(key, ())]
+    if isinstance(values, tuple):
+        return [one for one in one_of(*values).bad if one is not None] + [1] * (values == (False, True))
+    opened = "low " * values.open_below + "high" * values.open_above
+    whole = isinstance(default, int)
+    ends = integer(int(values.low), values.high) if whole else real(values.low, values.high, opened)
+    good = 0.0 if values.zero else None
+    return [bad for bad in ends.bad if bad not in (None, [1]) and bad != good]
+
+
+# What does not go together.
+
+
+def settings_of(app: AppCase) -> Callable[..., object]:
+    """Return what reads the settings of an app, of which some are changed."""
+    return keys_of(lambda changes: app.settings.read({**app.defaults, **changes}))
+
+
+SETTINGS_CASES = {f"{app.name} settings": Case(settings_of(app), {}, {}) for app in APPS}
+CASES.update(SETTINGS_CASES)
+FEW_MODELS = {"edge_servers": "nodes", "topology": "complete", "clusters": [0] * 4 + [1] * 4}
+HALVES = {"role": "hospital", "ids": ["a", "b"], "x": torch.zeros(2, 1), "y": torch.zeros(2)}
+SUMMED = {"secure_sum": True, "sealed": True}
+SITES = ["127.0.0.1:1", "127.0.0.1:2"]
+ONE_SITE = {"num_clients": 6, "min_available_nodes": 3}
+SOUND = {"privacy": "sound"}
+SUMS: dict[str, Any] = {"secure-sum": True}
+UNDIRECTED = [
+    ({"method": method, "topology": topology}, f"topology is '{re.escape(topology)}'.*valid is .*ring-chords")
+    for method in sorted(set(CEPS.METHODS) - {"sgp", "sgp-dn"}) for topology in DIRECTED
+]
+PLAIN_MEANS = "valid is 'off' with secure-sum, or an aggregation but 'mean'"
+DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
+
+TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "strategies:Federation": [
+        ({"num_clients": 2, "min_available_nodes": 3},
+            "num_clients is 2; valid is 0 for as many as come, or"),
+    ],
+    "strategies:FedAvg": [
+        ({"aggregation": "median", "secure_sum": True}, "valid with secure_sum is 'mean'"),
+        ({"secure_sum": "yes"}, "valid is True, False or SecureSum"),
+    ],
+    "strategies:SDFeel": [
+        ({"num_servers": 3, "min_available_nodes": 2}, "num_servers is 3"),
+        ({"clusters": "groups"}, "clusters is 'groups'; valid is a server .* or 'group'"),
+        ({"clusters": [0, 0]}, r"clusters names the servers \[0\]"),
+        ({"clusters": [0, 0, 1, 1], "num_clients": 5, "topology": [(0, 1)]}, "num_clients is 5; valid is 4"),
+        ({"seed": -1}, "seed is -1"),
+        ({"mobility": 0.1, "edge_servers": "nodes"}, "valid is 0 where edge servers are nodes"),
+        ({"mobility": 0.1, "secure_sum": True}, "valid with secure_sum is 0"),
+        ({"probe_rounds": 1, "secure_sum": True}, "probe_rounds is 1; valid with secure_sum is 0"),
+        ({"edge_servers": "nodes", "secure_sum": True}, "valid is False where edge servers are nodes"),
+        ({**FEW_MODELS, "aggregation": "krum(0)"}, "valid where edge servers are nodes is mean, .*few"),
+        ({**FEW_MODELS, "aggregation": "multi-krum(0,1)"}, "is mean, .*few models"),
+        ({**FEW_MODELS, "aggregation": "geometric-median"}, "is mean, .*few models"),
+        ({"num_servers": 4, "topology": "ring", "num_clients": 20, "aggregation": "krum(3)"},
+            "needs 9 clients; the smallest cluster has 5"),
+    ],
+    "strategies:HierFAvg": [
+        ({"secure_sum": True}, "secure_sum needs 3 clients in each cluster; the smallest has 2"),
+        ({"edge_servers": "nodes"}, "edge_servers"),
+    ],
+    "SDFeel.check_num_rounds": [({"num_rounds": 3}, "num_rounds is 3; valid is a multiple of tau2 = 2")],
+    "strategies:Feel": [
+        ({"clients_per_round": 9}, "clients_per_round is 9; valid is 1 to 6"),
+        ({"pool": [7], "clients_per_round": 1}, r"pool is \[7\]"),
+    ],
+    "strategies:EdgeServerSDFeel": [
+        ({"alpha": 2, "max_staleness": 1}, "max_staleness is 1; valid with alpha = 2"),
+    ],
+    "SimilarityFree.named": [({"compressor": "sign"}, "fedavg takes none, ef-fedavg does")],
+    "strategies.schedules:schedule": [
+        ({"kind": "constant"}, "schedule is 'constant'; valid is one of diminishing, fixed, step-decay"),
+        ({"kind": "diminishing"}, "schedule 'diminishing' got c, num_rounds; valid is exactly c, nu"),
+        ({"nu": 1}, "schedule 'fixed' got c, num_rounds, nu; valid is exactly c, num_rounds"),
+    ],
+    "strategies:SimilarityFree": [
+        ({"aggregation": "median", "secure_sum": True}, "valid with secure_sum is 'mean'"),
+        ({"compressor": "topk(0.1)", "secure_sum": True}, "valid with secure_sum is 'identity' or 'randk"),
+        ({"compressor": "sign", "secure_sum": True}, "compressor is 'sign'; valid with secure_sum"),
+        ({"probe_rounds": 2, "secure_sum": True}, "probe_rounds is 2; valid with secure_sum is 0"),
+        ({"min_available_nodes": 2, "secure_sum": True}, "secure_sum needs 3 workers; there are 2"),
+    ],
+    "strategies:FedMUD": [
+        ({"skip_front": 3}, r"skip_front \+ skip_back is 4"),
+        ({"num_clients_per_round": 6}, "num_clients_per_round is 6; valid is 1 to the 5 clients"),
+        ({"seed": 2**63}, r"seed is 9223372036854775808; valid is an integer < 2\^63"),
+        ({"num_clients_per_round": 3, "aggregation": "krum(1)"},
+            r"krum\(1\)'; valid is one of at most 3 updates.*needs 5"),
+        ({"variant": "mud", "aggregation": "median"}, "valid is 'mean': .*both factors of 'mud' are trained"),
+        ({"variant": "mud+bkd", "aggregation": "median"},
+            r"valid is 'mean': .*both factors of 'mud\+bkd' are trained"),
+        ({"measure_bias": True, "secure_sum": True}, "measure_bias reconstructs"),
+        ({"aggregation": "median", "variant": "mud+aad", "secure_sum": True},
+            "valid with secure_sum is 'mean'"),
+        ({"num_clients_per_round": 2, "secure_sum": True},
+            "secure_sum needs 3 nodes in a round; there are 2"),
+    ],
+    **{
+        f"strategies:{name}": [
+            ({"skip_front": 3}, r"skip_front \+ skip_back is 4"),
+            ({"aggregation": "median"}, f"aggregation is 'median'; valid is 'mean': .*{why}"),
+        ]
+        for name, why in {
+            "FedLMT": "both factors of 'lmt' are trained",
+            "FedPara": "both factors of 'para' are trained",
+            "EF21P": "each node sends other entries",
+            "FedBAT": "signs drawn by chance",
+        }.items()
+    },
+    "strategies:CEPS": [
+        ({"sparsity": 17}, "sparsity is 17; valid is 1 to dim = 16"),
+        ({"codec": "quantised8"}, "codec is 'quantised8'; valid is"),
+        ({"interval": (5, 4)}, "interval is 4; valid is"),
+        ({"privacy": Privacy("sound")},
+            "sigma_rule is 'paper'; valid with privacy mode 'sound' is 'fixed_c'"),
+        ({"site": Site(0, SITES[:1] * 2), **ONE_SITE}, "twice"),
+        ({"site": Site(0, [f"127.0.0.1:{1 + i}" for i in range(7)]), **ONE_SITE}, "at most 6"),
+        ({"site": Site(0, SITES), "monitor": Monitor(3), **ONE_SITE}, "monitor"),
+        ({"site": Site(0, SITES), "stragglers": True, **ONE_SITE}, "first that reply"),
+        ({"site": Site(0, SITES), **ONE_SITE, "min_available_nodes": 4}, "min_available_nodes is 4"),
+        ({"site": Site(0, [SITES[0], "far:2"]), **ONE_SITE}, "certificates"),
+        ({"secure_sum": True}, "no parameter 'secure_sum'"),
+    ],
+    "strategies:OneBitCode": [
+        ({"phi": "srht", "phi_density": 0.5}, "phi_density is 0.5; valid with phi = 'srht' is 1"),
+    ],
+    "strategies:DPSGD": [
+        ({"topology": nx.DiGraph(GRAPH)}, "topology is a DiGraph; valid is"),
+        ({"dynamic": True, "participation": 0.5}, "participation is 0.5; valid in a dynamic network is 1"),
+        ({"dynamic": True}, "topology is .*; valid in a dynamic network is a random one's name, or None"),
+    ],
+    "strategies:SGP": [
+        ({"topology": "one-peer"}, "topology is 'one-peer'; valid is"),
+        ({"topology": nx.DiGraph(GRAPH), "dynamic": True}, "topology is .*valid"),
+        ({"topology": "one-peer-exponential", "dynamic": True}, "topology is .*valid"),
+    ],
+    **{
+        f"strategies:{name}": [
+            ({"bits": None, "top_k": 17}, "top_k is 17; valid is an integer from 1 to dim = 16"),
+            ({"top_k": 1}, "bits is 8; valid with top_k is None"),
+            ({"bits": 2, "step_gamma": None}, "step_gamma is None; valid with bits = 2 and dim = 16"),
+        ]
+        for name in ("ChocoSGD", "BEER")
+    },
+    "strategies.ceps.matcha:Activation": [({"graph": nx.empty_graph(1)}, "num_nodes is 1")],
+    "strategies.ceps.theory:theorem_1": [({"c": 1.0}, "c is 1.0; valid is a number >= c_0")],
+    "strategies.peers:PeerChannel": [
+        ({"neighbours": [0]}, r"neighbours are \[0\]; valid is 0 to 1, not 0"),
+        ({"addresses": [SITES[0], "hub"]}, "an address of a peer is 'hub'; valid is host:port"),
+        ({"addresses": [SITES[0], "127.0.0.1:70000"]}, "valid is host:port"),
+        ({"addresses": [SITES[0], "10.0.0.1:1"]}, "give each peer a certificate"),
+        ({"addresses": SITES[:1] * 2}, "is '127.0.0.1:1' twice"),
+        ({"listen": "0.0.0.0:1"}, "give each peer a certificate"),
+    ],
+    "strategies:HSGD": [
+        ({"global_interval": 3, "local_interval": 2}, "P is 3; valid is a multiple of Q = 2"),
+        ({"fraction_evaluate": 1.0}, "fraction_evaluate"),
+        ({"num_clients": 4, "min_available_nodes": 2}, "num_clients is 4; valid is min_available_nodes = 2"),
+        ({"method": "jfl", "aggregate": False}, "aggregate is False; valid is True in jfl"),
+        ({"original_groups": 3}, "original_groups is 3; valid is 1"),
+        ({"aggregate": False, "adaptive": Adaptive(10)},
+            "adaptive is set; valid is None with aggregate=False"),
+        ({"upload_noise": UploadNoise(1, 1), "adaptive": Adaptive(10)},
+            "adaptive is set; valid is None with upload_noise"),
+        ({"upload_noise": UploadNoise(1, 1), "noise": EmbeddingNoise(1, 1, source="seed")},
+            "upload_noise has source 'entropy'; valid is that of noise, 'seed'"),
+        ({"aggregation": "krum(1)", "num_groups": 4}, r"'krum\(1\)', which needs 5 groups; num_groups is 4"),
+        ({"aggregation": "median", "adaptive": Adaptive(4)}, "valid with adaptive are plain means"),
+        ({**SUMMED, "adaptive": Adaptive(4)}, "valid with adaptive are plain means"),
+        ({**SUMMED, "device_aggregation": "median"},
+            "aggregation is 'median'; valid with secure_sum is 'mean'"),
+        ({"secure_sum": True}, "sealed is False; valid with secure_sum is True"),
+        ({**SUMMED, "method": "tdcd"}, "the one hospital is alone in its sum"),
+        ({**SUMMED, "aggregate": False}, "kept apart is alone in its sum"),
+        ({**SUMMED, "num_groups": 2}, "num_groups is 2; valid with secure_sum is 3"),
+        ({"secure_sum": SecureSum(min_nodes=6), "sealed": True, "num_groups": 5}, "is 6 or more"),
+    ],
+    "strategies.hsgd.theory:choose_same_interval": [({"eta": 0.5}, "eta is 0.5; valid is at most")],
+    "strategies.hsgd.theory:plans": [
+        ({"groups": []}, r"groups is \[\]; valid is at least one group's sizes"),
+        ({"most": 0}, "most is 0; valid is an integer >= 1"),
+        ({"T": 2**21, "eta": 2.0**-23}, "eta is .* and T 2097152; valid is a T or"),
+    ],
+    "strategies.hsgd.theory:q_star": [
+        ({"known": made("strategies.hsgd.estimates:Estimates", 2.3, 0.5, 0.0)}, "delta is 0.0"),
+    ],
+    "strategies.hsgd.costs:paper_bytes": [
+        ({"P": 3}, "P is 3; valid is a multiple of Q = 2"),
+        ({"method": "hsgd", "raw_bytes": 1.0}, "raw_bytes is 1.0; valid is 0 for hsgd"),
+    ],
+    "strategies.hsgd.costs:round_parts": [
+        ({"rates": made("wire.clock:Rates", {"device->edge": 1e6})},
+            "link is 'edge->device'; valid is one of 'device->edge'"),
+    ],
+    "strategies.hsgd.costs:round_seconds": [({"P": 3}, "P is 3; valid is a multiple of Q = 2")],
+    "strategies.hsgd.costs:run_seconds": [({"T": 3}, "T is 3; valid is a multiple of P = 2")],
+    "strategies.hsgd.theory:descent": [({"P": 3}, "P is 3; valid is a multiple of Q = 2")],
+    "strategies.hsgd.theory:plan": [({"target": 1e-9}, "target is 1e-09 .*; valid is a target that")],
+    "strategies.hsgd.costs:traffic": [({"P": 4, "T": 6}, "T is 6; valid is a multiple of P = 4")],
+    "strategies.sd_feel.theory:preset": [
+        ({"name": "honest"}, "'honest' got num_params None and flops_per_iteration None"),
+        ({"name": "honest", "num_params": 5}, "flops_per_iteration None; valid are"),
+    ],
+    "strategies.sd_feel.theory:block_seconds": [
+        ({"scheme": "fedavg",
+            "system": replace(SYSTEM, rates=made("wire.clock:Rates", {"client->edge": 1.0}))},
+            "link is 'client->cloud'; valid is one of 'client->edge'"),
+    ],
+    "strategies.sd_feel.theory:traffic": [
+        ({"K": 9, "tau1": 2, "tau2": 2}, "K is 9; valid is a multiple of 4"),
+    ],
+    "strategies.sd_feel.theory:plan": [
+        ({"target": 1e-6}, "target is 1e-06 .*; valid is a target that a schedule"),
+        ({"tau1": []}, "tau1 is empty"),
+        ({"alpha": [0]}, "alpha is 0"),
+    ],
+    "strategies.similarity_free.theory:system_constants": [
+        ({"algorithm": "fedprox", "local_iters": 2}, "local_iters is 2; valid is 1 for fedprox"),
+    ],
+    "strategies.similarity_free.theory:bound_step_decay": [
+        ({"num_rounds": 3}, "num_rounds is 3; valid is at least stage_len, 4"),
+    ],
+    "strategies.similarity_free.planner:estimates": [({"R": 1}, "R is 1; valid is a finite number >= V0, 2")],
+    "strategies.fedmud.theory:Assumptions": [
+        ({"num_dense_layers": 6}, r"num_dense_layers is 6; valid is in 0\.\.5"),
+    ],
+    "strategies.fedmud.theory:theorem_bound": [
+        ({"step": 0.3}, r"step is 0.3; valid is a number in \(0, 0.25\]"),
+    ],
+    "strategies.topology:validate_topology": [
+        ({"name": name, "num_nodes": nodes}, f"{word} is .*valid")
+        for name, nodes, word in (
+            ("regular(3)", 7, "topology"), ("bipartite", 5, "topology"), ("ring-chords", 5, "topology"),
+            ("ring-chords", 2, "topology"), ("torus(2,4)", 10, "topology"), ("torus(10)", 10, "topology"),
+            ("fig2a", 10, "topology"), ("ring", 0, "num_nodes"),
+        )
+    ],
+    "wire.vector_codecs:parse_codec": [
+        ({"gama": 5}, "gama"),
+        ({"name": "quantised1"}, "width is 1"),
+        ({"name": "quantised17"}, "width is 17"),
+    ],
+    "wire.compress:TopK": [
+        ({"fraction": None}, "fraction is None and count is None"),
+        ({"count": 1}, "valid is one of them"),
+    ],
+    "Factorisation.plan": [
+        ({"skip_front": 3}, r"skip_front \+ skip_back is 4; valid is less than 4"),
+        ({"variant": "mud+bkd", "view": "convolutions"}, r"view is 'convolutions'; valid with 'mud\+bkd'"),
+    ],
+    "tasks:partition": [
+        ({"labels": np.zeros((3, 2), int)}, r"labels are int64 of shape \(3, 2\)"),
+        ({"labels": np.zeros(3)}, "labels are float64"),
+        ({"labels": np.zeros(0, int)}, r"labels are int64 of shape \(0,\)"),
+        ({"scheme": "labels(2)", "labels": np.arange(100) % 10},
+            "3 partitions of 2 classes cannot hold all 10"),
+        ({"scheme": "labels(4)"}, r"'labels\(4\)': k must be in 1\.\.3"),
+        ({"scheme": "labels(1)", "labels": np.repeat([0, 1], [30, 1]), "num_partitions": 6},
+            "2 of 6 partitions of 31 samples have no sample"),
+        ({"scheme": "shards(5)"}, r"'shards\(5\)': 5 \* 3 partitions are more shards than the 12"),
+        ({"scheme": "ring(2)", "labels": np.arange(10), "num_partitions": 8},
+            "num_partitions must be at least 9"),
+        ({"num_partitions": 13}, r"with-replacement\(n\)"),
+    ],
+    "tasks:group_split": [
+        ({"scheme": "pairs(4, 2)", "num_groups": 3}, "3 groups of 6 samples; valid is at most 12 samples"),
+        ({"scheme": "pairs(4, 2)", "labels": np.zeros(9, int), "num_groups": 1},
+            r"at least 2 classes \(there are 1\)"),
+        ({"labels": np.zeros((3, 3), int)}, r"labels has shape \(3, 3\); valid is \(N,\)"),
+    ],
+    "tasks:build_model": [
+        ({"name": "cnn10", "input_shape": (3, 28, 28)},
+            r"input_shape = \(3, 28, 28\): cnn10 needs \(C, H, W\) with H, W >= 32"),
+        ({"dropout": 0.5}, "dropout = 0.5: mlp has none"),
+    ],
+    "tasks:check_augmentation": [({"name": "flips", "input_shape": (30,)}, "augmentation is 'flips'; valid")],
+    "tasks:evaluate": [
+        ({"x": torch.ones(0, 4), "y": torch.zeros(0)}, "x and y have 0 and 0 samples"),
+        ({"y": torch.zeros(3)}, "x and y have 2 and 3 samples"),
+    ],
+    "clients:LogisticRegression": [({"y": np.array([1.0, -1.0])}, "y has the label .*-1.0")],
+    "clients:LocalWork": [
+        ({"batches": [ONE, ONE[:0]]}, r"batches\[1\] is empty; valid are indices 0 to 1"),
+        ({"batches": [np.array([1, 2])]}, r"batches\[0\] is 1 to 2; valid are indices 0 to 1"),
+        ({"batches": [np.array([-1])]}, r"batches\[0\] is -1 to -1; valid are indices 0 to 1"),
+    ],
+    "clients.similarity_free.proximal:ProximalWork": [
+        ({"batches": [ONE] * 2}, "batches are 2; valid is 1 or one a step, 3"),
+    ],
+    "clients.training.epochs:epoch_batches": [
+        ({"part": np.arange(0)}, "holds 0 samples; valid is at least 1"),
+    ],
+    "clients:Party": [
+        ({"ids": ["a", "b"]}, "2, 1 and 1 rows"),
+        ({**HALVES, "ids": ["a", "a"]}, "ids has 1 twice"),
+        ({**HALVES, "role": "device"}, "a device has 2 people; valid is one"),
+        ({"x": torch.zeros(1, 1, dtype=torch.float64)},
+            "x is torch.float64; valid is the model's torch.float32"),
+    ],
+    "sim.engine.workers:check_workers": [
+        ({"workers": 2, "real_time": True}, "workers: 2 with real time.*; valid is 1"),
+        ({"workers": 0, "real_time": True, "ray": "auto"}, "ray: 'auto' with real time.*valid is ''"),
+    ],
+    "sim:InProcessGrid": [({"num_nodes": 2, "node_configs": [{}]}, "node_configs: 1")],
+    "policy": [
+        ({"monitr": True}, "unknown key 'monitr'; did you mean 'monitor'"),
+        ({"max-epsilon": 3.0}, "privacy is 'none'; valid with max-epsilon is 'sound'"),
+        ({**SOUND, "monitor": True}, "valid with privacy = 'sound' is false"),
+        ({**SOUND, "noise-source": "seed"}, "valid with privacy = 'sound' is 'entropy'"),
+    ],
+    "ceps settings": [
+        *UNDIRECTED,
+        ({"method": "sgp", "topology": "directed-out(16)"}, r"directed-out\(k\) with 2 <= k < num_nodes"),
+        ({"method": "sgp", "topology": "directed-moebius"}, "valid is one of bipartite, .*directed-ring"),
+        ({"method": "sgp-dn", "topology": "one-peer-exponential"},
+            "whose graph changes; valid is one of bipartite"),
+        ({"method": "sgp", "aggregation": "median"},
+            "aggregation = 'median'; valid is 'mean' with method = 'sgp'"),
+        ({"topology": "erdos-renyi(0)"}, r"topology is 'erdos-renyi\(0\)' on 16 nodes; valid is"),
+        ({"problem": "logistic", "class-0": 1}, "class-1 = 1; valid is another class than class-0"),
+    ],
+    "fedmud settings": [
+        ({"method": "fedmud", "view": "convolutions"},
+            "view = 'convolutions'; valid with method = 'fedmud' is 'buffer'"),
+    ],
+    "hsgd settings": [
+        ({"num-clients": 5}, "num-clients = 5; valid is 8: 4 hospitals and 4 edges"),
+        ({"method": "tdcd", "tdcd": "merged"}, "num-clients = 8; valid is 2: 1 hospitals and 1 edges"),
+        ({"local-interval": 3}, "global-interval = 4; valid is a multiple of local-interval = 3"),
+        ({"iterations": 9}, "iterations = 9; valid is a multiple of global-interval = 4"),
+        ({"clip": 1.0}, "clip = 1.0, noise-multiplier = 0.0; valid is both > 0, or both 0"),
+        ({"method": "tdcd", "tdcd": "isolated", "adaptive": "observe"},
+            "adaptive = 'observe'; valid is 'off' with tdcd = 'isolated'"),
+        ({"aggregation": "krum(1)"},
+            r"aggregation = 'krum\(1\)'; valid with num-groups = 4 is a rule of so many"),
+        ({"aggregation": "median", "adaptive": "observe"}, PLAIN_MEANS),
+        (SUMS | {"adaptive": "observe"}, PLAIN_MEANS),
+        (SUMS | {"device-aggregation": "median"}, "valid with secure-sum is 'mean': a sum gives no other"),
+        (SUMS | {"sealed": False}, "sealed = False; valid with secure-sum is True"),
+        (SUMS | {"method": "tdcd", "num-clients": 2}, "method = 'tdcd'; valid with secure-sum is"),
+        (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes = 3; valid is at most num-groups = 2"),
+        (SUMS | DEVICES | {"sum-min-nodes": 4, "sum-min-devices": 3},
+            "sum-min-devices = 3; valid is at least sum-min-nodes = 4"),
+        (SUMS | DEVICES | {"method": "jfl"}, "layout = 'devices' is local-interval = 2"),
+    ],
+}
+for name in (*sorted(BASELINES.keys() - {"SGP", "DPSGD"}), "DPDSGT"):
+    TOGETHER.setdefault(f"strategies:{name}", []).append(
+        ({"topology": nx.DiGraph(GRAPH)}, "topology is a DiGraph"))
+for name in ("EF21P", "FedBAT", "FedHM"):
+    TOGETHER.setdefault(f"strategies:{name}", []).append(
+        ({"secure_sum": True}, "secure_sum is set; valid is False with this method"))
+TOGETHER["strategies:FedHM"].append(({"skip_back": 9}, r"skip_front \+ skip_back is 10"))
+# fmt: on
+
+
+# The property
+
+
+def complaints(call: Callable[[], object], *words: str) -> list[str]:
+    """Return what is wrong with how a call is refused: in one line that has all words, each a pattern."""
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        said = str(error).removeprefix("Bad settings:\n")
+    else:
+        return ["is not refused"]
+    wrong = ["more than a line"] if "\n" in said else []
+    wrong += [f"says nothing of {one}" for one in words if not re.search(one, said)]
+    return [f"{one}: {said}" for one in wrong]
+
+
+def value_of(value: Any) -> str:
+    """Return a pattern of what an error says of a value; of a long one, its beginning."""
+    said = repr(value)
+    return re.escape(said[:60]) if len(said) > 60 else rf"(?<![\w.-]){re.escape(said)}(?![\w.])"
+
+
+every_case = pytest.mark.parametrize("path", [path for path, one in CASES.items() if one.ranges])
+
+
+@every_case
+def test_a_bad_value_is_refused_by_its_name_and_value(path: str) -> None:
+    one, wrong = CASES[path], {}
+    for parameter, values in one.ranges.items():
+        name = rf"(^|\W)({one.names.get(parameter, parameter)})\b"
+        for bad in values.bad:
+            wrong[f"{parameter}={bad!r}"] = complaints(
+                partial(one.call, **{parameter: bad}), name, value_of(bad)
+            )
+    assert not {call: found for call, found in wrong.items() if found}
+
+
+@every_case
+def test_the_ends_of_a_range_are_valid(path: str) -> None:
+    wrong = {}
+    for parameter, values in CASES[path].ranges.items():
+        for good in values.good:
+            try:
+                CASES[path].call(**{parameter: good})
+            except Exception as error:
+                wrong[f"{parameter}={good!r}"] = repr(error)
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", TOGETHER)
+def test_what_does_not_go_together_is_refused_with_the_reason(path: str) -> None:
+    call = CASES[path].call
+    wrong = {words: complaints(partial(call, **changes), words) for changes, words in TOGETHER[path]}
+    assert not {words: found for words, found in wrong.items() if found}
+
+
+STRATEGIES = [
+    path
+    for path, one in CASES.items()
+    if isinstance(one.what, str)
+    and isinstance(kind := resolve_name(f"hedgerow.{one.what}"), type)
+    and issubclass(kind, FederatedStrategy)
+]
+
+
+@pytest.mark.parametrize("path", STRATEGIES)
+def test_every_strategy_refuses_what_all_do(path: str) -> None:
+    wrong = {
+        f"{option}={bad!r}": complaints(partial(CASES[path].call, **{option: bad}), option, value_of(bad))
+        for option, values in OPTIONS.items()
+        for bad in values.bad[:3]
+    }
+    assert not {call: found for call, found in wrong.items() if found}
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
+def test_a_bad_setting_is_refused_by_its_key_and_value(app: AppCase) -> None:
+    read = SETTINGS_CASES[f"{app.name} settings"].call
+    for key in app.settings.SETTINGS:
+        bad_ones = bad_settings(app, key)
+        assert bad_ones
+        for bad in bad_ones:
+            with pytest.raises(SettingsError) as error:
+                read(**{key: bad})
+            first, problem, *_ = str(error.value).splitlines()
+            assert first == "Bad settings:"
+            assert re.match(rf"  - {key} (=|is) {value_of(bad)}.*; valid is \S", problem)
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
+def test_all_bad_settings_are_in_one_error(app: AppCase) -> None:
+    bad = {key: bad_settings(app, key)[0] for key in app.settings.SETTINGS}
+    with pytest.raises(SettingsError) as error:
+        app.settings.read(bad)
+    first, *problems = str(error.value).splitlines()
+    assert first == "Bad settings:"
+    assert [problem.removeprefix("  - ").split(" = ")[0] for problem in problems] == list(bad)
