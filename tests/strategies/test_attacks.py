@@ -323,11 +323,6 @@ def test_silent_liars_do_not_stop_the_workers_of_similarity_free() -> None:
     assert 0.5 <= held[0] <= 5.0
 
 
-def test_a_rule_that_a_cluster_is_too_small_for_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"needs 9 clients; the smallest cluster has 5"):
-        SDFeel(num_servers=4, topology="ring", num_clients=20, tau1=1, tau2=1, alpha=1, aggregation="krum(3)")
-
-
 def test_bounds_and_the_mean_by_name_change_no_bit_of_an_honest_run() -> None:
     plain, _ = run(fedavg(**OPEN), Quadratics(**TWENTY), 10)
     bound, _ = run(fedavg(aggregation="mean"), Quadratics(**TWENTY), 10)
@@ -453,13 +448,6 @@ def test_a_loss_bound_takes_what_is_small_for_one() -> None:
     assert bound.problem("central", 101.0) is not None
     assert bound.problem("central", math.nan) == "the loss is nan"
     assert LossBound(0).problem("central", math.inf) is None
-
-
-@pytest.mark.parametrize("name", ["max_weight_ratio", "max_update_norm_ratio", "max_loss_ratio"])
-@pytest.mark.parametrize("value", [-1.0, 0.5, math.nan, math.inf])
-def test_a_bound_out_of_range_is_named(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} is .*; valid is a number >= 1, or 0"):
-        fedavg(**{name: value})
 
 
 # What is refused before it is read

@@ -322,12 +322,3 @@ def test_who_has_a_name_alone_has_no_place_in_a_graph_and_draws_no_support() -> 
     _, ends = run_linear(strategy, federation, 1, grid=ChangingGrid(app, 5))
     assert ends[1].rejected == {"no partition id": 1, "offline": 1}
     assert {client for _, client, _, _ in federation.seen} == {0, 1, 2, 3}
-
-
-def test_bad_numbers_of_clients_are_named() -> None:
-    with pytest.raises(ValueError, match="num_clients is 2; valid is 0 for as many as come, or at least"):
-        FedAvg(num_clients=2, min_available_nodes=3)
-    with pytest.raises(ValueError, match="num_clients is 5; valid is 6"):
-        SDFeel(num_servers=2, topology=[(0, 1)], clusters=[0, 0, 0, 1, 1, 1], num_clients=5)
-    with pytest.raises(ValueError, match="num_clients"):
-        FedAvg(num_clients=-1)

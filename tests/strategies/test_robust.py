@@ -106,17 +106,6 @@ def test_of_too_few_updates_for_krum_their_median_is_taken_which_a_minority_cann
             assert parse_aggregation(text).for_count(1) == parse_aggregation(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "mode", "mean(1)", "median(", "trimmed-mean", "trimmed-mean(0.5)", "trimmed-mean(nan)", "krum(-1)",
-     "krum(1.5)", "krum(1,2)", "multi-krum(1)", "multi-krum(1,0)", "clipped(0)", "clipped(inf)",
-     "clipped(1e)"],
-)  # fmt: skip
-def test_what_is_no_rule_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="valid is mean, median"):
-        parse_aggregation(text)
-
-
 def test_a_rule_says_itself_as_it_is_written() -> None:
     for text in (*ROBUST, "mean", "clipped(0.5)", "clipped(1.2345678901234567)", "clipped(1e+22)"):
         assert str(parse_aggregation(text)) == text

@@ -9,7 +9,7 @@ from flwr.app import MetricRecord, RecordDict
 from tests.strategies.summing import SIZE, LossyGrid, app, examples, run, update
 
 from hedgerow.clients import BatchClientApp, each, whoami
-from hedgerow.strategies import CEPS, FedAvg, Feel, HierFAvg, SDFeel, SecureSum, TooFewRepliesError
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel, SecureSum, TooFewRepliesError
 from hedgerow.wire import (
     HUB_TO_NODE,
     MASKED,
@@ -310,38 +310,3 @@ def test_a_grid_that_served_a_run_serves_another() -> None:
 
 
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"aggregation": "median"}, "valid with secure_sum is 'mean'"),
-        ({"secure_sum": "yes"}, "valid is True, False or SecureSum"),
-    ],
-)
-def test_options_that_do_not_fit(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        fedavg(6, **options)
-
-
-def test_edge_servers_that_are_nodes_take_no_sums() -> None:
-    with pytest.raises(ValueError, match="valid is False where edge servers are nodes"):
-        SDFeel(num_servers=2, num_clients=8, min_available_nodes=8, edge_servers="nodes", secure_sum=True)
-
-
-@pytest.mark.parametrize(
-    ("parts", "match"),
-    [
-        ({"clip": 0.0}, "clip"), ({"clip": float("inf")}, "clip"), ({"threshold": 0.66}, "threshold"),
-        ({"threshold": 1.0}, "threshold"), ({"min_nodes": 2}, "min_nodes"), ({"min_nodes": 256}, "min_nodes"),
-    ],
-)  # fmt: skip
-def test_settings_of_sums_that_are_out_of_range(parts: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        SecureSum(**parts)
-
-
-def test_no_strategy_takes_the_switch_and_ignores_it() -> None:
-    switch: dict[str, Any] = {"secure_sum": True}
-    with pytest.raises(TypeError, match="no parameter 'secure_sum'"):
-        CEPS(**switch)

@@ -12,7 +12,6 @@ from tests.strategies.summed_methods import (
     distance,
     fedmud,
     grid_of,
-    model,
     run,
     similarity_free,
     task,
@@ -20,7 +19,7 @@ from tests.strategies.summed_methods import (
 from tests.strategies.summing import LossyGrid
 
 from hedgerow.clients import BatchClientApp, fedmud_client
-from hedgerow.strategies import EF21P, Compressed, FedBAT, FedHM, SecureSum, TooFewRepliesError
+from hedgerow.strategies import Compressed, SecureSum, TooFewRepliesError
 from hedgerow.wire import (
     HUB_TO_NODE,
     MASKED,
@@ -213,33 +212,7 @@ def test_a_run_that_goes_on_ends_like_one_that_did_not_stop() -> None:
 
 # Refusals
 
-LAYERED: dict[str, Any] = {"ef21-p": EF21P, "fedbat": FedBAT, "fedhm": FedHM}
-
-
-@pytest.mark.parametrize("name", LAYERED)
-def test_methods_whose_server_needs_each_reply_refuse(name: str) -> None:
-    with pytest.raises(ValueError, match="secure_sum is set; valid is False with this method"):
-        LAYERED[name].for_model(model(), min_available_nodes=N, secure_sum=True)
-
 
 def test_masked_updates_are_not_compressed() -> None:
     with pytest.raises(ValueError, match="strategy is SimilarityFree with secure_sum; valid is one without"):
         Compressed(similarity_free(secure_sum=True), "topk(0.1)")
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "match"),
-    [
-        (fedmud, {"measure_bias": True}, "measure_bias reconstructs"),
-        (fedmud, {"aggregation": "median", "variant": "mud+aad"}, "valid with secure_sum is 'mean'"),
-        (fedmud, {"num_clients_per_round": 2}, "secure_sum needs 3 nodes in a round; there are 2"),
-        (similarity_free, {"aggregation": "median"}, "valid with secure_sum is 'mean'"),
-        (similarity_free, {"compressor": "topk(0.1)"}, "valid with secure_sum is 'identity' or 'randk"),
-        (similarity_free, {"compressor": "sign"}, "compressor is 'sign'; valid with secure_sum"),
-        (similarity_free, {"probe_rounds": 2}, "probe_rounds is 2; valid with secure_sum is 0"),
-        (similarity_free, {"min_available_nodes": 2}, "secure_sum needs 3 workers; there are 2"),
-    ],
-)
-def test_options_that_do_not_fit(make: Any, options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        make(secure_sum=True, **options)

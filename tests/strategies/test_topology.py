@@ -146,37 +146,6 @@ def test_a_graph_that_is_never_connected_is_refused() -> None:
         graph("erdos-renyi(0.001)", 30)
 
 
-@pytest.mark.parametrize(
-    ("name", "D"),
-    [
-        ("moebius", 6),
-        ("", 6),
-        ("ring(3)", 6),
-        ("ring()", 6),
-        ("regular", 6),
-        ("regular(3)", 7),
-        ("regular(6)", 6),
-        ("regular(1)", 4),
-        ("regular(2.5)", 6),
-        ("erdos-renyi(0)", 6),
-        ("erdos-renyi(1.1)", 6),
-        ("erdos-renyi(0.1.2)", 6),
-        ("geometric(0)", 6),
-        ("torus(2,4)", 10),
-        ("torus(10)", 10),
-        ("torus(2.5,4)", 10),
-        ("bipartite", 5),
-        ("ring-chords", 5),
-        ("ring-chords", 2),
-        ("fig2a", 10),
-        ("ring", 0),
-    ],
-)
-def test_a_name_without_a_graph_is_refused_before_it_is_drawn(name: str, D: int) -> None:
-    with pytest.raises(ValueError, match=r"is .*valid is"):
-        validate_topology(name, D)
-
-
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'moebius'; valid is one of bipartite, complete, erdos-renyi\(p\)"):
         as_graph("moebius", 6)
@@ -837,20 +806,6 @@ def test_models_that_do_not_fit_the_servers_are_refused(models: np.ndarray) -> N
 def test_an_out_array_that_cannot_hold_the_result_is_refused(out: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"out is .*; valid is floating, C-contiguous, \(4, 2\)"):
         mixing(graph("ring", 4), np.ones(4)).gossip(np.zeros((4, 2)), 1, out=out)
-
-
-@pytest.mark.parametrize("alpha", [-1, 1.5])
-def test_gossip_steps_that_cannot_be_taken_are_refused(alpha: int) -> None:
-    network = mixing(graph("ring", 4), np.ones(4))
-    for act in (network.power, lambda a: network.gossip(np.zeros(4), a)):
-        with pytest.raises(ValueError, match=r"alpha is .*; valid is an integer >= 0"):
-            act(alpha)
-
-
-@pytest.mark.parametrize("sizes", [[1, 2, 3], [1, 2, 3, 0], [1, 2, 3, -4], [1, 2, 3, math.nan], 5])
-def test_sizes_that_are_no_sample_counts_are_refused(sizes: object) -> None:
-    with pytest.raises(ValueError, match=r"sizes is .*; valid is 4 finite numbers > 0"):
-        mixing(graph("ring", 4), sizes)
 
 
 @pytest.mark.parametrize("rule", [lambda g: mixing(g, np.ones(3)), metropolis])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.strategies import laplacian
-from hedgerow.strategies.ceps.matcha import Activation, activation_probabilities, matchings
+from hedgerow.strategies.ceps.matcha import Activation, matchings
 from hedgerow.strategies.topology import graph
 
 
@@ -123,16 +123,3 @@ def test_the_draw_of_an_iteration_depends_on_seed_and_iteration_alone() -> None:
 def test_the_laplacians_of_the_matchings_add_up_to_the_graphs() -> None:
     activation = Activation(graph("regular(4)", 10, seed=2))
     np.testing.assert_array_equal(activation.laplacians.sum(axis=0), laplacian(activation.graph))
-
-
-@pytest.mark.parametrize("budget", [0.0, 1.5])
-def test_a_budget_out_of_range_is_named(budget: float) -> None:
-    with pytest.raises(ValueError, match=r"budget is .*; valid is"):
-        Activation(nx.path_graph(3), budget)
-    with pytest.raises(ValueError, match=r"budget is .*; valid is"):
-        activation_probabilities(np.zeros((1, 2, 2)), budget)
-
-
-def test_a_single_node_has_nobody_to_match() -> None:
-    with pytest.raises(ValueError, match="num_nodes is 1"):
-        Activation(nx.empty_graph(1))

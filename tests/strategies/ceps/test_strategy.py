@@ -622,56 +622,6 @@ def test_the_papers_noise_is_reported_as_no_guarantee() -> None:
 # Parameters
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dim", 0),
-        ("sparsity", 0),
-        ("sparsity", DIM + 1),
-        ("measurements", 0),
-        ("codec", "morse"),
-        ("codec", "quantised8"),
-        ("participation", 0.0),
-        ("participation", 1.5),
-        ("interval", 0),
-        ("interval", (5, 4)),
-        ("mu", 0.0),
-        ("sigma_rule", "best"),
-        ("sigma_d", "nodes"),
-        ("c", math.inf),
-        ("min_available_nodes", 0),
-        ("num_iterations", 0),
-        ("topology", "moebius"),
-    ],
-)
-def test_a_parameter_out_of_range_is_named(key: str, value: Any) -> None:
-    named = {"interval": "interval", "min_available_nodes": "min_available_nodes|topology"}.get(key, key)
-    with pytest.raises(ValueError, match=f"({named}) is .*; valid is"):
-        ceps(**{key: value})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("expand", "x"),
-        ("compand", "x"),
-        ("decoder", "x"),
-        ("phi_owner", "x"),
-        ("gamma", 1.0),
-        ("phi", "fourier"),
-        ("phi_density", 0.1),
-    ],
-)
-def test_a_code_out_of_range_is_named(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{key} is .*; valid is"):
-        OneBitCode(**{key: value})
-
-
-def test_sound_privacy_needs_a_sigma_that_does_not_come_from_the_data() -> None:
-    with pytest.raises(ValueError, match="valid with privacy mode 'sound' is 'fixed_c'"):
-        ceps(privacy=Privacy("sound"))
-
-
 def test_a_global_model_is_refused() -> None:
     arrays = ArrayRecord({"w": Array(np.zeros(3))})
     with flower_identity(1), pytest.raises(ValueError, match="models live on the nodes"):

@@ -114,21 +114,3 @@ def test_participation_matrices_are_column_stochastic_and_doubly_so_in_expectati
 def test_a_node_must_use_its_own_model() -> None:
     with pytest.raises(ValueError, match="chosen of node 1 is"):
         participation_matrix({0: [0, 1], 1: [0]}, 2)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: mixing_gap(1, 1),
-        lambda: mixing_gap(2, 0),
-        lambda: least_c(2, 1, 0.0),
-        lambda: contraction(2, 1, 0),
-        lambda: connection_probability(4, 1, 0.5),
-        lambda: theorem_1(2, 1, 1, gap=-1, periods=1, dissimilarity=0, interval=1, residual=0),
-        lambda: theorem_1(2, 1, 1, gap=1, periods=0, dissimilarity=0, interval=1, residual=0),
-        lambda: theorem_1(2, 1, 1, gap=1, periods=1, dissimilarity=0, interval=1, residual=0, c=1.0),
-    ],
-)
-def test_a_parameter_out_of_range_is_named(call: object) -> None:
-    with pytest.raises(ValueError, match=r"is .*; valid is"):
-        call()  # type: ignore[operator]

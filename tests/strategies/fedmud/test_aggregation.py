@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from tests.strategies.fedmud.cases import ends_with_the_same_bits, fedmud
 from tests.strategies.linear_federation import LAYERS, MODEL, NUM_PARAMETERS, LinearFederation, run
 
-from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedPara
+from hedgerow.strategies import FedHM
 from hedgerow.strategies.fedmud.projection import nearest_factors
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire import Factorisation
@@ -123,25 +123,3 @@ def test_of_a_round_of_too_few_replies_for_the_rule_the_median_is_taken() -> Non
     assert [end.train["rule-fell-back"] for end in ends[1:]] == [1, 1]
     median, _ = run(fedmud(aggregation="median"), LinearFederation(sabotage=silent), 2)
     assert all((final[key] == values).all() for key, values in median.items())
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda **more: fedmud(variant="mud", **more), "both factors of 'mud' are trained"),
-        (lambda **more: fedmud(variant="mud+bkd", **more), "both factors of 'mud\\+bkd' are trained"),
-        (lambda **more: FedLMT(**MODEL, ratio=0.3, **more), "both factors of 'lmt' are trained"),
-        (lambda **more: FedPara(**MODEL, ratio=0.3, **more), "both factors of 'para' are trained"),
-        (lambda **more: EF21P(**MODEL, ratio=0.3, **more), "each node sends other entries"),
-        (lambda **more: FedBAT(**MODEL, **more), "signs drawn by chance"),
-    ],
-)
-def test_a_method_of_which_only_the_mean_makes_sense_says_why(make: Any, reason: str) -> None:
-    make(aggregation="mean")
-    with pytest.raises(ValueError, match=f"aggregation is 'median'; valid is 'mean': .*{reason}"):
-        make(aggregation="median")
-
-
-def test_a_rule_that_needs_more_nodes_than_a_round_has_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"krum\(1\)'; valid is one of at most 3 updates.*needs 5"):
-        fedmud(num_clients_per_round=3, aggregation="krum(1)")

@@ -1,6 +1,5 @@
 """FedLMT, FedPara and FedHM: factors of the weights themselves, and nodes that keep nothing."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -187,20 +186,6 @@ def test_a_convolution_is_truncated_as_the_matrix_of_its_view(view: str) -> None
     values = np.linalg.svd(matrix.reshape(8, 6).double().numpy(), compute_uv=False)
     error = torch.linalg.norm(weight - sent).item()
     assert error == pytest.approx(np.linalg.norm(values[plan.layers[0].rank :]), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: baseline(FedLMT, ratio=2.0), "ratio is 2.0"),
-        (lambda: baseline(FedPara, init_a=0.0), "init_a is 0.0"),
-        (lambda: baseline(FedHM, budget="purse"), "budget is 'purse'"),
-        (lambda: baseline(FedHM, skip_back=9), "skip_back is 10"),
-    ],
-)
-def test_bad_parameters_are_named(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
 
 
 @pytest.mark.parametrize("kind", BASELINES)

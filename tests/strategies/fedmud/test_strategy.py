@@ -563,31 +563,6 @@ def test_the_log_is_never_larger_than_the_base() -> None:
     assert len(strategy.method.log) == D // strategy.plan.count
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: fedmud(variant="lmt"), "variant is 'lmt'; valid is one of mud,"),
-        (lambda: fedmud(reset_interval=0), "reset_interval is 0"),
-        (lambda: fedmud(ratio=0.0), "ratio is 0.0"),
-        (lambda: fedmud(budget="purse"), "budget is 'purse'"),
-        (lambda: fedmud(init_a=-1.0), "init_a is -1.0"),
-        (lambda: fedmud(layout="heap"), "layout is 'heap'"),
-        (lambda: fedmud(skip_front=4), r"skip_front \+ skip_back is 5"),
-        (lambda: fedmud(sync="maybe"), "sync is 'maybe'"),
-        (lambda: fedmud(weighting="size"), "weighting is 'size'; valid is one of num-examples,"),
-        (lambda: fedmud(num_clients_per_round=6), "num_clients_per_round is 6; valid is 1 to the 5 clients"),
-        (lambda: fedmud(num_clients_per_round=0), "num_clients_per_round is 0"),
-        (lambda: fedmud(learning_rate=0.0), "learning_rate is 0.0"),
-        (lambda: fedmud(local_epochs=0), "local_epochs is 0"),
-        (lambda: fedmud(batch_size=0), "batch_size is 0"),
-        (lambda: fedmud(seed=2**63), r"seed is 9223372036854775808; valid is an integer < 2\^63"),
-    ],
-)
-def test_bad_parameters_are_named(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 def test_a_model_without_a_compressed_layer_is_refused() -> None:
     arrays = initial()
     del arrays["a.weight"]

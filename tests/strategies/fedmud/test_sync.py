@@ -99,11 +99,6 @@ def test_nodes_without_a_base_are_never_behind(sync: Any) -> None:
     assert downlink.behind(range(3)) == []
 
 
-def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sync is 'maybe'; valid is one of catchup, dense, broadcast"):
-        Downlink("maybe", 3, log_of(0))  # type: ignore[arg-type]
-
-
 def test_nodes_that_lack_the_same_share_every_record() -> None:
     log = log_of(4)
     base = to_record({"a": np.zeros(20, np.float32)})

@@ -20,7 +20,7 @@ import hedgerow.clients.links
 import hedgerow.clients.node_state
 from hedgerow.clients import ceps_client, decentralised_client
 from hedgerow.sim import flower_identity
-from hedgerow.strategies import CEPS, DPSGD, NODE_TO_NODE, SGP, Gossip, Matcha, Monitor, Site
+from hedgerow.strategies import CEPS, DPSGD, NODE_TO_NODE, SGP, Gossip, Matcha, Site
 from hedgerow.strategies.gossip import SET_UP
 from hedgerow.strategies.gossip.sites import Sites
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, Traffic, view
@@ -335,27 +335,3 @@ def test_payloads_that_nobody_asked_for_are_not_handed_on(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Sites, "exchanged", exchanged)
     test_sites_end_with_the_bits_of_one_hub("ceps", False)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"site": Site(0, ["127.0.0.1:1"] * 2)}, "twice"),
-        ({"site": Site(0, [f"127.0.0.1:{1 + i}" for i in range(7)])}, "at most 6"),
-        ({"site": Site(0, ["127.0.0.1:1", "127.0.0.1:2"]), "monitor": Monitor(3)}, "monitor"),
-        ({"site": Site(0, ["127.0.0.1:1", "127.0.0.1:2"]), "stragglers": True}, "first that reply"),
-        (
-            {"site": Site(0, ["127.0.0.1:1", "127.0.0.1:2"]), "min_available_nodes": 4},
-            "min_available_nodes is 4",
-        ),
-        ({"site": Site(0, ["127.0.0.1:1", "far:2"])}, "certificates"),
-    ],
-)
-def test_what_does_not_go_with_sites_is_named(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        ceps(**options)
-
-
-def test_a_site_out_of_range_is_named() -> None:
-    with pytest.raises(ValueError, match="site is 2; valid is 0 to 1"):
-        Site(2, ["127.0.0.1:1", "127.0.0.1:2"])

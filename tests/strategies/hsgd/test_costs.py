@@ -261,30 +261,3 @@ def test_costs_and_times_are_positive_and_finite(sizes: Sizes, method: str, Q: i
 
 
 # What is refused.
-
-PARTS = round_parts(MIMIC)
-
-
-@pytest.mark.parametrize(
-    ("call", "key"),
-    [
-        (lambda: replace(MIMIC, batch=0), "batch"),
-        (lambda: replace(MIMIC, head=True), "head"),
-        (lambda: paper_bytes(MIMIC, P=3, Q=2, T=6), "P is 3"),
-        (lambda: paper_bytes(MIMIC, P=2, Q=0, T=6), "Q is 0"),
-        (lambda: paper_bytes(MIMIC, P=2, Q=2, T=0), "T is 0"),
-        (lambda: paper_bytes(MIMIC, P=2, Q=2, T=4, method="fedavg"), "method"),
-        (lambda: paper_bytes(MIMIC, P=2, Q=2, T=4, raw_bytes=1.0), "raw_bytes"),
-        (lambda: paper_bytes(MIMIC, P=2, Q=2, T=4, method="tdcd", raw_bytes=-1.0), "raw_bytes"),
-        (lambda: traffic(MIMIC, P=4, Q=2, T=6), "T is 6"),
-        (lambda: round_parts(MIMIC, method="x"), "method"),
-        (lambda: round_parts(MIMIC, rates=Rates({"device->edge": 1e6})), "link"),
-        (lambda: round_seconds(PARTS, P=3, Q=2, compute_seconds=0.1), "P is 3"),
-        (lambda: round_seconds(PARTS, P=2, Q=2, compute_seconds=-0.1), "compute_seconds"),
-        (lambda: run_seconds(PARTS, P=2, Q=2, T=3, compute_seconds=0.1), "T is 3"),
-        (lambda: run_seconds(PARTS, P=2, Q=2, T=4, compute_seconds=0.1, raw_seconds=math.nan), "raw_seconds"),
-    ],
-)
-def test_what_is_out_of_range_is_named(call: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=f"{key}.*valid is"):
-        call()

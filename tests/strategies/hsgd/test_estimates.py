@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hedgerow.strategies.hsgd.estimates import Estimates, estimate, gradient_variance, secant_smoothness
+from hedgerow.strategies.hsgd.estimates import estimate, gradient_variance, secant_smoothness
 
 # The scalar split regression of the golden trajectories: y_hat = a u x_1 + b v x_2, theta = (a, b, u, v).
 GROUPS = (np.array([[1, 1, 1], [2, 0.5, 2], [-1, 2, 0]]), np.array([[0.5, -1, -1]]))
@@ -111,10 +111,6 @@ STILL = np.zeros((2, 4))
 @pytest.mark.parametrize(
     ("call", "key"),
     [
-        (lambda: Estimates(math.nan, 1.0, 1.0), "F0"),
-        (lambda: Estimates(1.0, 0.0, 1.0), "rho"),
-        (lambda: Estimates(1.0, 1.0, -1.0), "delta"),
-        (lambda: Estimates(1.0, 1.0, 1.0, final_loss=1.0), "final_loss"),
         (lambda: secant_smoothness(STILL, GRADIENTS), "points"),
         (lambda: secant_smoothness(POINTS[:1], GRADIENTS[:1]), "points"),
         (lambda: secant_smoothness(POINTS, GRADIENTS[..., :3]), "gradients"),

@@ -11,7 +11,7 @@ from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd
 
-from hedgerow.strategies import Adaptive, PairingError, SecureSum
+from hedgerow.strategies import PairingError
 from hedgerow.wire import to_record, view
 
 RULES = ["median", "trimmed-mean(0.25)", "krum(1)", "multi-krum(1,3)", "geometric-median", "clipped(0.05)"]
@@ -141,31 +141,6 @@ def test_the_mean_is_what_it_was(edges: bool) -> None:
     plain, _ = ended(edges=edges)
     named, _ = ended(edges=edges, aggregation="mean", device_aggregation="mean")
     assert plain.tobytes() == named.tobytes()
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"aggregation": "krum"}, "aggregation is 'krum'; valid is mean, median"),
-    ({"device_aggregation": "clipped(0)"}, r"aggregation is 'clipped\(0\)'; valid is mean"),
-    ({"aggregation": "krum(1)", "num_groups": 4}, r"'krum\(1\)', which needs 5 groups; num_groups is 4"),
-    ({"aggregation": "median", "adaptive": Adaptive(4)}, "valid with adaptive are plain means"),
-    ({"secure_sum": True, "sealed": True, "adaptive": Adaptive(4)}, "valid with adaptive are plain means"),
-    (
-        {"device_aggregation": "median", "secure_sum": True, "sealed": True},
-        "aggregation is 'median'; valid with secure_sum is 'mean': a sum gives no other",
-    ),
-    ({"secure_sum": True}, "sealed is False; valid with secure_sum is True"),
-    ({"secure_sum": True, "sealed": True, "method": "tdcd"}, "the one hospital is alone in its sum"),
-    ({"secure_sum": True, "sealed": True, "aggregate": False}, "kept apart is alone in its sum"),
-    ({"secure_sum": True, "sealed": True, "num_groups": 2}, "num_groups is 2; valid with secure_sum is 3"),
-    ({"secure_sum": SecureSum(min_nodes=6), "sealed": True, "num_groups": 5}, "is 6 or more"),
-    ({"secure_sum": 1}, "secure_sum is 1; valid is True, False or SecureSum"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("options", "says"), BAD)
-def test_what_cannot_be_is_refused_before_any_message(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        hsgd(Parties(ScalarModel(), groups()), **options)
 
 
 def test_batches_too_small_for_their_rule_end_the_run_before_its_first_round() -> None:

@@ -162,29 +162,3 @@ def test_an_adaptive_run_resumes_at_the_same_bits(edges: bool) -> None:
     resumed, later, _ = run(second, parties, start, 4)
     assert resumed.tobytes() == whole.tobytes()
     assert later[-1].train == ends[-1].train
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"iterations": 0}, "iterations"),
-        ({"iterations": 1, "replan_every": -1}, "replan_every"),
-        ({"iterations": 1, "eta": "best"}, "eta"),
-        ({"iterations": 1, "eta_power": 4}, "eta_power"),
-    ],
-)
-def test_settings_out_of_range_are_named(options: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        Adaptive(**options)
-
-
-@pytest.mark.parametrize("options", [{"steps": 0}, {"batches": 0}, {"batch": 0}, {"aggregate": "sum"}])
-def test_probing_out_of_range_is_named(options: dict[str, Any]) -> None:
-    (key,) = options
-    with pytest.raises(ValueError, match=key):
-        Probing(**options)
-
-
-def test_groups_kept_apart_have_no_common_theory() -> None:
-    with pytest.raises(ValueError, match="adaptive"):
-        hsgd(toy(), aggregate=False, adaptive=Adaptive(10))

@@ -196,18 +196,6 @@ def test_of_three_models_a_lie_stays_between_the_two_others(rule: str) -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("rule", ["krum(0)", "multi-krum(0,1)", "geometric-median"])
-def test_rules_that_want_many_models_are_refused_with_the_reason(rule: str) -> None:
-    with pytest.raises(ValueError, match=r"valid where edge servers are nodes is mean, .*few models"):
-        SDFeel(
-            num_servers=2,
-            clusters=[0] * 4 + [1] * 4,
-            topology="complete",
-            edge_servers="nodes",
-            aggregation=rule,
-        )
-
-
 @pytest.mark.parametrize(("rule", "topology"), [("median", "path"), ("trimmed-mean(0.3)", "ring")])
 def test_a_median_that_leaves_nobody_out_of_a_neighbourhood_is_refused(rule: str, topology: str) -> None:
     with pytest.raises(ValueError, match=r"leaves no liar out of the \d models .* valid is clipped\(tau\)"):

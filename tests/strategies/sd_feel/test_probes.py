@@ -112,8 +112,3 @@ def test_clients_that_tell_no_gradient_train_all_the_same() -> None:
     assert ends[1].train["probe-lost"] == 6
     assert "curvature" not in ends[1].train
     assert ends[1].accepted == 6
-
-
-def test_gradients_are_not_asked_for_where_sums_hide_updates() -> None:
-    with pytest.raises(ValueError, match="probe_rounds is 1; valid with secure_sum is 0"):
-        SDFeel(num_servers=1, min_available_nodes=6, secure_sum=True, probe_rounds=1)

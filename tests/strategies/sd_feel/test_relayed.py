@@ -13,7 +13,7 @@ from tests.strategies.sd_feel.edge_federation import EdgeFederation, Spoil
 
 from hedgerow.clients import sd_feel_client
 from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
-from hedgerow.strategies import HierFAvg, RosterError, SDFeel, TooFewRepliesError
+from hedgerow.strategies import RosterError, SDFeel, TooFewRepliesError
 from hedgerow.strategies.sd_feel import preset
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, payload_bytes
 
@@ -536,13 +536,6 @@ def test_roles_of_node_configs_need_no_run_config() -> None:
     roles = [{"role": "client"}] * C + [{"role": "edge"}] * D
     u, _ = relayed(sd_feel(), 2, grid=InProcessGrid(federation().app, C + D, node_configs=roles))
     assert np.array_equal(u, run(sd_feel("emulated"), PROBLEM, 2)[0])
-
-
-def test_bad_options_are_named() -> None:
-    with pytest.raises(ValueError, match="edge_servers is 'balloons'; valid is 'emulated' or 'nodes'"):
-        sd_feel("balloons")
-    with pytest.raises(TypeError, match="edge_servers"):
-        HierFAvg(num_servers=2, edge_servers="nodes")
 
 
 def test_the_summary_says_where_edge_servers_are(caplog: pytest.LogCaptureFixture) -> None:

@@ -315,34 +315,6 @@ def test_a_second_start_begins_anew() -> None:
 # Parameters
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"operator": "newton"}, "operator is 'newton'; valid is one of gradient, prox"),
-        ({"local_iters": 0}, "local_iters is 0; valid is an integer >= 1"),
-        ({"weighting": "fair"}, "weighting is 'fair'"),
-        ({"schedule_drives": "all"}, "schedule_drives is 'all'"),
-        ({"compressor": "topk(0)"}, "compressor is 'topk"),
-        ({"probe_rounds": -1}, "probe_rounds is -1"),
-    ],
-    ids=str,
-)
-def test_a_bad_parameter_is_named(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        SimilarityFree(schedule=TENTH, **parameters)
-
-
-def test_full_precision_takes_no_compressor() -> None:
-    with pytest.raises(ValueError, match="fedavg takes none, ef-fedavg does"):
-        SimilarityFree.named("fedavg", schedule=TENTH, compressor="sign")
-
-
-@pytest.mark.parametrize(("key", "value"), [("steps", 0), ("tol", 1.0), ("batch", "some")])
-def test_a_bad_inner_solver_is_named(key: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"{key} is {value!r}"):
-        InnerSolver(**{key: value})
-
-
 def test_garbage_never_enters_the_mean() -> None:
     strategy = family("ef-fedavg", min_train_nodes=1)
     federation = Federation(faults=FaultModel(corrupt="nan", corrupt_rate=0.5))
