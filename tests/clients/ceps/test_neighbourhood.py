@@ -60,12 +60,6 @@ def test_a_message_of_no_such_rule_is_refused(config: dict[str, Any]) -> None:
         Neighbourhood.of(ConfigRecord(config))
 
 
-@pytest.mark.parametrize("rule", ["krum(1)", "geometric-median", "median(1)", "clipped(0)", ""])
-def test_a_rule_that_neighbourhoods_have_not_is_named(rule: str) -> None:
-    with pytest.raises(ValueError, match=r"valid is mean, median, trimmed-mean\(b\) or clipped\(tau\)"):
-        CEPS(dim=N, sparsity=3, min_available_nodes=M, aggregation=rule)
-
-
 def distance(rule: str, lies: bool) -> float:
     """Return how far the honest nodes' models end from the truth, relative to its norm."""
     truth = np.zeros(N)

@@ -274,11 +274,3 @@ def test_no_model_has_more_than_s_nonzeros(seed: int, s: int, mode: str) -> None
     for k in range(3, 8):
         state = advance(state, k, constants)
         assert np.count_nonzero(state.w) <= s
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("s", 0), ("kappa", 0), ("mu", 0.0), ("sigma", -1.0), ("sigma", np.inf)]
-)
-def test_bad_constants_are_refused_by_name(key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{key} is {value!r}; valid is"):
-        replace(STEADY, **{key: value})

@@ -442,24 +442,6 @@ def test_whoami_tells_how_many_people_a_node_has() -> None:
     assert answer.config_records["whoami"]["num-examples"] == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"role": "cloud"}, "role is 'cloud'; valid is one of hospital, device, edge"),
-        ({"group": -1}, "group is -1"),
-        ({"ids": ["a"]}, "1, 2 and 2 rows"),
-        ({"ids": ["a", "a"]}, "ids has 1 twice"),
-        ({"role": "device"}, "a device has 2 people; valid is one"),
-        ({"x": torch.zeros(2, 1)}, "x is torch.float32; valid is the model's torch.float64"),
-    ],
-)
-def test_a_bad_party_is_named_with_what_is_valid(change: dict[str, Any], message: str) -> None:
-    x = torch.zeros(2, 1, dtype=torch.float64)
-    valid: dict[str, Any] = {"role": "hospital", "group": 0, "ids": ["a", "b"], "x": x, "y": torch.zeros(2)}
-    with pytest.raises(ValueError, match=message):
-        Party(**(valid | change), model=scalar_model())
-
-
 def test_an_encoding_as_long_as_the_features_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _warn_of_revealing.cache_clear()
     said: list[Any] = []

@@ -170,15 +170,6 @@ def test_a_stack_is_not_compiled() -> None:
         local_sgd(model, works(model), mode="stack", arithmetic=Arithmetic(compiled=8))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [(("fp8",), "precision='fp8': valid are 'float32', 'bf16'"), (("bf16", -1), "compiled is -1")],
-)
-def test_other_arithmetic_is_an_error(values: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Arithmetic(*values)  # type: ignore[arg-type]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_compiled_for_this_processor_nodes_learn_the_same(precision: str) -> None:

@@ -1,7 +1,6 @@
 """Local epochs: every sample once an epoch, in an order of (seed, round, client) alone."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,15 +37,3 @@ def test_the_order_is_a_function_of_seed_round_and_client() -> None:
 
     assert order() == order()
     assert len({order(), order(seed=2), order(round=3), order(partition_id=4)}) == 4
-
-
-@pytest.mark.parametrize("key", ["epochs", "batch_size"])
-def test_a_number_out_of_range_is_named(key: str) -> None:
-    arguments = {"epochs": 1, "batch_size": 1, key: 0}
-    with pytest.raises(ValueError, match=f"{key} is 0; valid is an integer >= 1"):
-        epoch_batches(PART, **KEY, **arguments)
-
-
-def test_a_node_without_samples_cannot_train() -> None:
-    with pytest.raises(ValueError, match="holds 0 samples; valid is at least 1"):
-        epoch_batches(PART[:0], **KEY, epochs=1, batch_size=1)
