@@ -45,7 +45,7 @@ from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.engine.ray_cluster import Cluster
 from hedgerow.sim.engine.workers import Dealt, Workers, WorkersLostError, check_workers, default_workers
 from hedgerow.wire.calls import KnownNodes, TellsSizes
-from hedgerow.wire.checks import int_at_least, not_negative
+from hedgerow.wire.checks import at_least, not_negative
 from hedgerow.wire.message_types import WHOAMI
 
 __all__ = ["InProcessGrid"]
@@ -156,13 +156,13 @@ class InProcessGrid(Grid):
         workers: int = 1,
         ray: str | Cluster = "",
     ) -> None:
-        int_at_least(1, num_nodes=num_nodes)
+        at_least(1, num_nodes=num_nodes)
         cluster = Cluster(ray) if isinstance(ray, str) and ray else ray or None
         check_workers(workers, real_time=real_time, ray=cluster.address if cluster else "")
         if node_configs is not None and len(node_configs) != num_nodes:
             raise ValueError(f"node_configs: {len(node_configs)} configs for {num_nodes} nodes")
         if max_in_flight is not None:
-            int_at_least(1, max_in_flight=max_in_flight)
+            at_least(1, max_in_flight=max_in_flight)
         self._run = empty_run(run_id=1 + seed)
         self._handlers = Handlers(client_app, run_config or {}, strict=strict)
         self._faults = faults

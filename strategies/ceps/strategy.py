@@ -316,7 +316,7 @@ class _Method:
 
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:
-    low, high = interval if isinstance(interval, tuple) and len(interval) == 2 else (interval, interval)
+    low, high = interval if isinstance(interval, tuple | list) and len(interval) == 2 else (interval,) * 2
     int_at_least(1, interval=low)
     int_at_least(low, interval=high)
     return low, high

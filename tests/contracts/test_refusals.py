@@ -299,7 +299,8 @@ case("strategies:DPDSGT", {**GOSSIP, "privacy": Privacy("sound")}, settings=CEPS
     dim=COUNT, topology=text(["ring"], ["moebius", *DIRECTED]))
 case("strategies:CEPS", {**GOSSIP, "sparsity": 3, "topology": "ring"}, settings=CEPS,
     only=("participation", "codec", "mu", "sigma_rule", "c"), dim=integer(3), sparsity=integer(1, 16),
-    measurements=COUNT | NONE, interval=COUNT, sigma_d=one_of("samples", "bits"),
+    measurements=COUNT | NONE, interval=COUNT | Range(((2, 4), [2, 4]), ()),
+    sigma_d=one_of("samples", "bits"),
     num_iterations=COUNT | NONE,
     aggregation=text(["mean", "median", "trimmed-mean(0.1)", "clipped(1)"],
         ["krum(1)", "geometric-median", "median(1)", "clipped(0)", ""]),
@@ -664,7 +665,7 @@ reads("sim.engine.ray_cluster:check_address", "ray", ["127.0.0.1:1"],
     ["", "ray://head:10001", "head", "head:0", "head:65536", "local", "a b:1"], parameter="address")
 case("sim.engine.workers:check_workers", {"workers": 1, "real_time": False}, workers=integer(0, 1024))
 case("sim:InProcessGrid", {"client_app": made("clients:BatchClientApp", {}), "num_nodes": 1},
-    num_nodes=COUNT, max_in_flight=COUNT | NONE)
+    num_nodes=COUNT | Range((np.int64(2),), ()), max_in_flight=COUNT | NONE)
 case("sim:FaultModel", {}, dropout=UNIT, corrupt_rate=UNIT, slowdown=real(1),
     corrupt=one_of("nan", "shape", None))
 
