@@ -1,7 +1,6 @@
 """What holds of every app: its settings, its run folder, its bits."""
 
 import json
-import re
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,9 +14,6 @@ from hedgerow.sim import Setting, SettingsError, plan_run, plan_sweep, read_swee
 from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-every_bad_value = pytest.mark.parametrize(
-    ("case", "key"), [(case, key) for case in CASES for key in case.bad], ids=str
-)
 # Apps whose rounds are known beforehand, and whose nodes train a model that a server averages.
 every_averaging_app = pytest.mark.parametrize(
     "case", [case for case in CASES if case.rounds], ids=[case.name for case in CASES if case.rounds]
@@ -84,23 +80,6 @@ def test_the_papers_settings_are_valid_keys_of_the_app(case: AppCase) -> None:
     plan = plan_run(case.spec, [str(case.folder / "paper.toml")])
     assert case.settings.read(plan.run_config) == plan.run_config
     assert plan.num_nodes == plan.run_config["num-clients"]
-
-
-@every_app
-def test_every_setting_has_a_bad_value_here(case: AppCase) -> None:
-    assert set(case.bad) == set(case.settings.SETTINGS)
-
-
-@every_bad_value
-def test_a_bad_value_is_named_with_its_key_and_what_is_valid(case: AppCase, key: str) -> None:
-    (problem,) = problems(case, **{key: case.bad[key]})
-    assert re.match(rf"{key} (=|is) {re.escape(repr(case.bad[key]))}; valid is \S", problem)
-
-
-@every_app
-def test_all_bad_values_are_in_one_error(case: AppCase) -> None:
-    bad = {key: case.bad[key] for key in case.settings.SETTINGS if key not in case.late}
-    assert [problem.split(" = ")[0] for problem in problems(case, **bad)] == list(bad)
 
 
 @every_app

@@ -9,7 +9,6 @@ import torch
 from tests.flower_apps.cases import FEDMUD, losses
 
 from fedmud.settings import METHODS, build_strategy, read
-from hedgerow.sim import SettingsError
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.tasks import build_model
 from hedgerow.wire import layers_of
@@ -116,13 +115,6 @@ def test_the_view_of_two_convolutions_trains_another_model(tmp_path: Path) -> No
     )
     assert one[-1]["payload_bytes"] == other[-1]["payload_bytes"]
     assert losses(one) != losses(other)
-
-
-def test_a_view_of_another_method_is_refused() -> None:
-    with pytest.raises(
-        SettingsError, match="view = 'convolutions'; valid with method = 'fedmud' is 'buffer'"
-    ):
-        read({**FEDMUD.defaults, "method": "fedmud", "view": "convolutions"})
 
 
 def test_flips_move_the_run_and_repeat(tmp_path: Path) -> None:

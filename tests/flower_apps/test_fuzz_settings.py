@@ -181,36 +181,6 @@ def test_wild_settings_on_the_command_line_are_one_clear_error(case: AppCase, tm
         assert said.replace("\n", "").isprintable()
 
 
-KNOWN = [
-    ("sd_feel", {"topology": "ring(2)", "num-servers": 4}, "topology is 'ring\\(2\\)'; valid is 'ring'"),
-    ("sd_feel", {"dataset": "x:"}, "dataset = 'x:'; valid is one of mnist-5k"),
-    ("sd_feel", {"seed": 10**399}, "seed = 1000.*…; valid is an integer from 0 to 2\\^63 - 1"),
-    ("sd_feel", {"output-dir": "/dev/null/x"}, "output-dir = '/dev/null/x'; valid is a folder .*is a file"),
-    ("sd_feel", {"data-dir": "~nosuchuser"}, "data-dir = '~nosuchuser'; valid is .*no such user"),
-    (
-        "sd_feel",
-        {"batch-size": 2**63},
-        "batch-size = 9223372036854775808; valid is an integer from",
-    ),
-    ("sd_feel", {"min-replies": 1000}, "min-replies = 1000; valid is up to num-clients = 20"),
-    ("ceps", {"topology": "erdos-renyi(0)"}, "topology is 'erdos-renyi\\(0\\)' on 16 nodes; valid is"),
-    ("ceps", {"problem": "logistic", "class-0": 1}, "class-1 = 1; valid is another class than class-0"),
-    ("ceps", {"noise": 1e308}, "noise = 1e\\+308; valid is a number from 0 to 1e6"),
-    ("ceps", {"features": 10**12}, "features = 1000000000000; valid is an integer from 1 to 2\\^24"),
-    ("hsgd", {"partition": "pairs(a,b)"}, "partition = 'pairs\\(a,b\\)'; valid is"),
-    ("hsgd", {"partition": "rates(nan)"}, "partition = 'rates\\(nan\\)'; valid is"),
-    ("hsgd", {"num-clients": 0}, "num-clients = 0; valid is an integer from 1 to 2\\^20"),
-    ("fedmud", {"method": "fedavgg"}, "did you mean 'fedavg'"),
-]
-
-
-@pytest.mark.parametrize(("name", "changes", "words"), KNOWN, ids=lambda part: str(part)[:40])
-def test_a_mistake_names_key_value_and_what_is_valid(name: str, changes: dict[str, Any], words: str) -> None:
-    (case,) = (case for case in CASES if case.name == name)
-    with pytest.raises(SettingsError, match=words):
-        case.settings.read({**case.defaults, **changes})
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_straggler_that_no_node_is_is_refused(case: AppCase) -> None:
     with pytest.raises(SettingsError, match=r"fault-stragglers: \[999\] of \d+ nodes; valid"):

@@ -292,25 +292,6 @@ def test_a_partition_beyond_the_parties_is_refused() -> None:
         node_party(context_of(4))
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"num-clients": 5}, "num-clients = 5; valid is 4: 2 hospitals and 2 edges"),
-        ({"method": "tdcd", "tdcd": "merged"}, "num-clients = 4; valid is 2: 1 hospitals and 1 edges"),
-        ({"local-interval": 3}, "global-interval = 4; valid is a multiple of local-interval = 3"),
-        ({"iterations": 9}, "iterations = 9; valid is a multiple of global-interval = 4"),
-        ({"clip": 1.0}, "clip = 1.0, noise-multiplier = 0.0; valid is both > 0, or both 0"),
-        (
-            {"method": "tdcd", "adaptive": "observe"},
-            "adaptive = 'observe'; valid is 'off' with tdcd = 'isolated'",
-        ),
-    ],
-)
-def test_settings_that_do_not_go_together_are_named(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(SettingsError, match=re.escape(problem)):
-        settings.read(values_of(**changes))
-
-
 def test_a_federation_of_another_size_than_its_people_is_refused() -> None:
     values = values_of(layout="devices")
     with pytest.raises(SettingsError, match=r"num-clients = 4; valid is 22: 2 hospitals and 20 devices"):
@@ -570,30 +551,7 @@ def test_an_adaptive_run_ends_with_the_iterations_that_it_was_planned_for(adapti
 
 
 DEFAULTS = {key: setting.default for key, setting in settings.SETTINGS.items()}
-SUMS: dict[str, Any] = {"secure-sum": True}
-OFF = "valid is 'off' with secure-sum, or an aggregation but 'mean'"
 DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
-BAD_MEANS: list[tuple[dict[str, Any], str]] = [
-    ({"aggregation": "krum(1)"}, "aggregation = 'krum(1)'; valid with num-groups = 4 is a rule of so many"),
-    ({"aggregation": "median", "adaptive": "observe"}, OFF),
-    (SUMS | {"adaptive": "observe"}, OFF),
-    (SUMS | {"device-aggregation": "median"}, "valid with secure-sum is 'mean': a sum gives no other"),
-    (SUMS | {"sealed": False}, "sealed = False; valid with secure-sum is True"),
-    (SUMS | {"method": "tdcd", "num-clients": 2}, "method = 'tdcd'; valid with secure-sum is"),
-    (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes = 3; valid is at most num-groups = 2"),
-    (
-        SUMS | DEVICES | {"sum-min-nodes": 4, "sum-min-devices": 3},
-        "sum-min-devices = 3; valid is at least sum-min-nodes = 4",
-    ),
-    (SUMS | DEVICES | {"method": "jfl"}, "layout = 'devices' is local-interval = 2"),
-]
-
-
-@pytest.mark.parametrize(("changes", "says"), BAD_MEANS)
-def test_means_that_cannot_be_are_refused_with_their_keys(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(SettingsError) as error:
-        settings.read({**DEFAULTS, **changes})
-    assert says in str(error.value)
 
 
 @pytest.mark.parametrize(
