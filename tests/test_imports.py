@@ -63,6 +63,8 @@ ELSEWHERE = {
         "conftest",
         "sim/engine/test_workers",
     },
+    # What all that is public refuses.
+    "hedgerow.clients.policy": {"contracts/test_refusals"},
     # Whether two rooms agree.
     "hedgerow.clients.releases": {"strategies/gossip/test_exposure"},
     "hedgerow.sim.engine._compat": {
@@ -84,8 +86,14 @@ ELSEWHERE = {
     "hedgerow.sim.runs.collected": {"docs/test_formats", "test_results"},
     "hedgerow.sim.runs.compare": {"test_results"},
     "hedgerow.sim.runs.folder": {"docs/test_formats"},
-    "hedgerow.sim.runs.kinds": {"flower_apps/test_fuzz_settings"},
-    "hedgerow.sim.runs.plan": {"flower_apps/test_fuzz_settings", "flower_apps/test_gpu", "golden/play"},
+    "hedgerow.sim.runs.kinds": {"contracts/test_refusals", "flower_apps/test_fuzz_settings"},
+    "hedgerow.sim.runs.plan": {
+        "contracts/plays",
+        "contracts/test_refusals",
+        "flower_apps/test_fuzz_settings",
+        "flower_apps/test_gpu",
+        "golden/play",
+    },
     "hedgerow.sim.runs.results": {"test_results"},
     "hedgerow.sim.runs.settings_files": {"flower_apps/test_apps"},
     "hedgerow.wire.extras": {"flower_apps/test_light_node"},

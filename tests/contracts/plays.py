@@ -12,10 +12,8 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 from tests.flower_apps.cases import CASES, AppCase
 
-from hedgerow.sim.engine.grid import InProcessGrid
-from hedgerow.sim.runs.launch import run_app
-from hedgerow.sim.runs.plan import plan_run, resumed_config
-from hedgerow.sim.runs.recorder import RunRecorder, read_rounds
+from hedgerow.sim import InProcessGrid, RunRecorder, plan_run, read_rounds, run_app
+from hedgerow.sim.runs.plan import resumed_config
 
 __all__ = ["METHODS", "Interrupted", "Method", "Passed", "Played", "interrupted", "passing", "play"]
 

@@ -13,8 +13,7 @@ from tests.contracts.plays import METHODS, Interrupted, Method, Passed, Played, 
 
 from hedgerow.clients import BatchClientApp
 from hedgerow.strategies import TooFewRepliesError
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import payload_bytes, view
+from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, payload_bytes, view
 
 
 def _each(methods: Iterable[Method]) -> pytest.MarkDecorator:

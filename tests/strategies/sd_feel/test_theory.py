@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.oracles.sd_feel import Run, run
 
 from hedgerow.strategies import Mixing, as_graph, mixing
-from hedgerow.strategies.sd_feel import PRESETS, System, latency, preset, traffic
+from hedgerow.strategies.sd_feel import System, latency, preset, traffic
 from hedgerow.strategies.sd_feel.theory import (
     PAPER_RATES,
     Plan,
