@@ -34,6 +34,7 @@ from hedgerow.wire.compress import (
     parse_compressor,
     payload_record,
 )
+from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.records import Layout, lazy_array, to_state_dict
 
 __all__ = ["Metrics", "Update", "compress_reply", "compress_updates", "compressed", "feed_back"]
@@ -170,7 +171,9 @@ def compressed(app: BatchClientApp) -> BatchClientApp:
         else handler
         for message_type, handler in app._handlers.items()
     }
-    return BatchClientApp(handlers)
+    # As it is: it says how large all nodes are, so that a million need not be asked one by one.
+    introduction = {} if app._introduction is None else {WHOAMI: app._introduction}
+    return BatchClientApp({**handlers, **introduction})
 
 
 def compress_reply(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hedgerow.clients import BatchClientApp, compress_reply, compressed
+from hedgerow.clients import BatchClientApp, compress_reply, compressed, sd_feel_client
 from hedgerow.clients.error_feedback import Metrics, Update, compress_updates, feed_back
 from hedgerow.sim import InProcessGrid
 from hedgerow.wire import Call, Compressor, parse_compressor, to_record, to_state_dict, unpack_update
@@ -497,3 +497,10 @@ def test_a_reply_that_cannot_be_compressed_is_the_nodes_error(records: dict[str,
         for reply in replies(app, ASKED, grid=grid):
             assert message in reply.error.reason
         assert not any(node.state for node in grid._nodes.values())
+
+
+def test_a_compressed_app_says_how_large_all_nodes_are_as_the_app_does() -> None:
+    app = sd_feel_client()
+    config: dict[str, Any] = {"num-clients": 4, "dataset": "mnist-5k", "partition": "iid", "seed": 0}
+    assert app.sizes(config) is not None
+    assert compressed(app).sizes(config) == app.sizes(config)
