@@ -1,35 +1,83 @@
 """Small runs of every method, and what they come to."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from flwr.app import Error, Message, RecordDict
-from tests.flower_apps.cases import CASES, AppCase
+from tests.flower_apps.cases import CASES, CEPS, FEDMUD, HSGD, SD_FEEL, SIMILARITY_FREE, AppCase
 
 from hedgerow.sim import InProcessGrid, RunRecorder, plan_run, read_rounds, run_app
 from hedgerow.sim.runs.plan import resumed_config
 
-__all__ = ["METHODS", "Interrupted", "Method", "Passed", "Played", "interrupted", "passing", "play"]
+__all__ = [
+    "METHODS",
+    "VARIANTS",
+    "Interrupted",
+    "Method",
+    "Passed",
+    "Played",
+    "interrupted",
+    "passing",
+    "play",
+]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method or baseline: an app, and the name that it has there."""
+    """A method or baseline: an app, and the name that it has there; with settings that make it a variant."""
 
     case: AppCase
     name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.case.name}-{self.name}"
+        changes = [f"{key}={value}" for key, value in self.changes.items()]
+        return "-".join([self.case.name, self.name, *changes])
 
 
 METHODS = tuple(Method(case, name) for case in CASES for name in case.methods)
+
+_SUMS = {"secure-sum": True}
+_NOISE = {"noise-source": "seed", "upload-clip": 0.1, "upload-noise-multiplier": 0.5}
+_SOUND = {"privacy": "sound", "sigma-rule": "fixed_c", "noise-source": "seed"}
+_DEVICES = {"layout": "devices", "sealed": False, "patients-per-group": 4, "num-clients": 10}
+# What keeps state of its own, or sends messages of its own, beside the method.
+VARIANTS = (
+    Method(SD_FEEL, "sd-feel", {"edge-servers": "nodes"}),
+    Method(SD_FEEL, "sd-feel", {"edge-servers": "nodes", "aggregation": "median"}),
+    Method(SD_FEEL, "sd-feel", {"edge-rounds": "asynchronous", "alpha": 1}),
+    Method(SD_FEEL, "sd-feel", {"participation": 0.8, "stragglers": "lasting(0.4,5)"}),
+    Method(SD_FEEL, "feel", _SUMS),
+    Method(SIMILARITY_FREE, "ef-fedavg", {"compressor": "randk(0.2)"}),
+    Method(SIMILARITY_FREE, "ef-fedprox", {"compressor": "ternary"}),
+    Method(SIMILARITY_FREE, "fedavg", {"aggregation": "krum(1)"}),
+    Method(SIMILARITY_FREE, "fedavg", {**_SUMS, **_NOISE}),
+    *(
+        Method(FEDMUD, name, {"sync": sync, "reset-interval": 2})
+        for name in ("fedmud", "ef21-p", "fedbat")
+        for sync in ("dense", "broadcast", "catchup")
+    ),
+    Method(FEDMUD, "fedmud+bkd+aad", {"aggregation": "geometric-median"}),
+    Method(FEDMUD, "fedmud+aad", {**_SUMS, "num-clients": 4, "clients-per-round": 4}),
+    Method(CEPS, "ceps", {"codec": "dense64", **_SOUND}),
+    Method(CEPS, "ceps", {"sealed": False, "phi": "srht"}),
+    Method(CEPS, "dfedavgm", {"bits": 4}),
+    Method(HSGD, "hsgd", {"sealed": False}),
+    Method(HSGD, "hsgd", _DEVICES),
+    Method(HSGD, "jfl", _DEVICES),
+    Method(
+        HSGD, "hsgd", {"adaptive": "strategy2+3", "replan-every": 1, "probe-steps": 2, "probe-batches": 2}
+    ),
+    Method(HSGD, "hsgd", {"aggregation": "median", "device-aggregation": "median", **_DEVICES}),
+    Method(HSGD, "hsgd", {"clip": 1.0, "noise-multiplier": 0.5, "noise-source": "seed"}),
+    Method(HSGD, "hsgd", {**_SUMS, "num-groups": 5, "num-clients": 10}),
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +116,7 @@ def play(
     """Run a method in a new folder of ``parent``, or go on with the run in ``resume``."""
     case = method.case
     before = set(parent.iterdir())
-    settings = {**case.small, case.method: method.name, "quiet": True, **changes}
+    settings = {**case.small, case.method: method.name, "quiet": True, **method.changes, **changes}
     overrides = resumed_config(case.spec, str(resume)) if resume is not None else []
     overrides += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     plan = plan_run(case.spec, [*overrides, f"output-dir={json.dumps(str(parent))}"])
