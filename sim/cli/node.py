@@ -37,6 +37,7 @@ def node(
 
     from hedgerow.sim.cli.options import bad_options
     from hedgerow.sim.deploy.fallback import dial_in_turn, superlinks
+    from hedgerow.sim.deploy.node_arguments import check_node_arguments
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
 
@@ -46,6 +47,8 @@ def node(
                 "no arguments; a node needs its SuperLink: hedgerow node --superlink HOST:PORT "
                 "--root-certificates ca.crt"
             )
+    with bad_options():
+        check_node_arguments(arguments or [])
     home = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser().absolute()
     supernode = program("flower-supernode")
     # Flower's programs start one another by name.

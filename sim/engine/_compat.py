@@ -26,7 +26,7 @@ _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "flwr.app.message.message": {"make_message": ("metadata=", "content=")},
     "flwr.clientapp.client_app": {"_empty_lifespan": ()},
     "flwr.common": {"log": ()},
-    "flwr.common.config": {"flatten_dict": (), "get_project_config": ()},
+    "flwr.common.config": {"flatten_dict": (), "get_project_config": (), "parse_config_args": ()},
     "flwr.common.constant": {
         "ErrorCode": (
             "CLIENT_APP_CRASHED",
@@ -81,7 +81,7 @@ _check(_names_missing())
 from flwr.app.message.message import make_message  # noqa: E402
 from flwr.clientapp.client_app import _empty_lifespan  # noqa: E402
 from flwr.common import log  # noqa: E402
-from flwr.common.config import flatten_dict, get_project_config  # noqa: E402
+from flwr.common.config import flatten_dict, get_project_config, parse_config_args  # noqa: E402
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode  # noqa: E402
 from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
 from flwr.supercore.inflatable.inflatable_object import (  # noqa: E402
@@ -111,6 +111,7 @@ __all__ = [
     "is_simulation",
     "lend_identity",
     "log",
+    "parse_config_args",
     "read_toml",
     "set_message_id",
     "set_sender",

@@ -294,6 +294,39 @@ def test_a_node_without_arguments_says_what_it_needs() -> None:
     assert "hedgerow node --superlink HOST:PORT" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--root-certificates", "no.crt"], "--root-certificates no.crt: there is no such file"),
+        (["--root-certificates=junk"], "--root-certificates junk: not a PEM certificate"),
+        (["--insecure", "--auth-supernode-private-key", "node9"], "node9: there is no such file"),
+        (["--insecure", "--node-config", "data=x.csv"], "--node-config data=x.csv: must be KEY=VALUE pairs"),
+    ],
+)
+def test_a_nodes_wrong_files_and_config_are_one_error_before_it_dials(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("the SuperNode was started"))
+    (tmp_path / "junk").write_text("junk")
+    shown = hedgerow("node", "--superlink", "127.0.0.1:9", *arguments)
+    assert (shown.exit_code, shown.stdout) == (2, ""), shown.output
+    assert words in shown.stderr
+
+
+def test_a_nodes_right_files_and_config_are_handed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hedgerow("deploy", "keys", "k", "--nodes", "1", "--host", "127.0.0.1").exit_code == 0
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execve", lambda _, command, __: started.append(command))
+    files = ["--root-certificates", "k/ca.crt", "--auth-supernode-private-key", "k/node0"]
+    arguments = ["--superlink", "127.0.0.1:9", *files, "--node-config", 'data="x.csv" partition-id=0']
+    assert hedgerow("node", *arguments).exit_code == 0
+    assert started[0][1:] == arguments
+
+
 def test_a_data_set_that_comes_with_a_package_is_found_in_it() -> None:
     assert "breast masses" in hedgerow("data").output
     assert "found in scikit-learn\n" in hedgerow("data").output

@@ -1,0 +1,50 @@
+"""What of a SuperNode's arguments can be checked before it starts.
+
+Flower's program answers a key that is not there and a node config that is none with a traceback, and dials
+for ever with certificates that are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from cryptography import x509
+
+from hedgerow.sim.engine._compat import parse_config_args
+
+__all__ = ["check_node_arguments"]
+
+
+def check_node_arguments(arguments: Sequence[str]) -> None:
+    """Raise ValueError if a file that a node is given is missing or no certificate, or its config is none."""
+    for option in ("--root-certificates", "--auth-supernode-private-key"):
+        for name in _values(arguments, option):
+            file = Path(name).expanduser()
+            if not file.is_file():
+                raise ValueError(f"{option} {name}: there is no such file")
+            if option == "--root-certificates":
+                try:
+                    x509.load_pem_x509_certificates(file.read_bytes())
+                except ValueError as error:
+                    raise ValueError(
+                        f"{option} {name}: not a PEM certificate; valid is the ca.crt of hedgerow deploy keys"
+                    ) from error
+    for text in _values(arguments, "--node-config"):
+        try:
+            parse_config_args([text])
+        except click.ClickException as error:
+            raise ValueError(
+                f"--node-config {text}: must be KEY=VALUE pairs in TOML, separated by spaces, with texts in "
+                'double quotes: \'data="/srv/ward.csv" label="outcome"\''
+            ) from error
+
+
+def _values(arguments: Sequence[str], option: str) -> Iterator[str]:
+    for at, one in enumerate(arguments):
+        name, given, value = one.partition("=")
+        if name == option and given:
+            yield value
+        elif one == option and at + 1 < len(arguments):
+            yield arguments[at + 1]
