@@ -1,5 +1,6 @@
 """What every method and baseline must satisfy, whatever its paper says."""
 
+import json
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.contracts.plays import (
 )
 
 from hedgerow.clients import BatchClientApp
+from hedgerow.sim import read_config
 from hedgerow.strategies import TooFewRepliesError
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB, payload_bytes, view
 
@@ -55,6 +57,22 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
         return known[str(method)]
 
     return run
+
+
+@every_method
+def test_a_run_leaves_a_folder_that_says_what_it_was_of(method: Method, plain: Plain) -> None:
+    case, run = method.case, plain(method)
+    assert {"config.json", "rounds.jsonl", "summary.json"} <= {path.name for path in run.folder.iterdir()}
+    assert not list(run.folder.rglob("*.partial"))
+    config = read_config(run.folder)
+    asked = {**case.defaults, **case.small, case.method: method.name, "quiet": True, "checkpoint-every": 1}
+    assert (config["app"], config["run"]) == (case.name, {**asked, "output-dir": str(run.folder.parent)})
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["status"], summary["lost-replies"]) == ("completed", {})
+    last = run.rounds[-1]["round"]
+    assert summary["last"]["round"] == last == case.rounds.get(method.name, last)
+    # Of CEPS and its baselines models stay on the nodes.
+    assert bool(run.model) == (case.name != "ceps")
 
 
 @every_variant

@@ -124,18 +124,6 @@ def test_a_broken_reply_is_as_if_there_were_none(
     compare(case, tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "method"),
-    [(case, method) for case in CASES for method in case.methods],
-    ids=[f"{case.name}-{method}" for case in CASES for method in case.methods],
-)
-def test_a_broken_reply_of_any_method_is_as_if_there_were_none(
-    case: AppCase, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare(case, tmp_path, monkeypatch, **{case.method: method})
-
-
 # Each record of each reply of one node.
 
 Spoil = Callable[[str, RecordDict], RecordDict]

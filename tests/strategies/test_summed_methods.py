@@ -58,14 +58,6 @@ def slow(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+bkd"])
-def test_serialising_every_message_moves_no_bit(name: str) -> None:
-    make = METHODS[name][0]
-    plain, _ = run(make(secure_sum=True), grid_of(name))
-    strict, _ = run(make(secure_sum=True), grid_of(name, strict=True))
-    assert distance(strict, plain) == 0.0
-
-
 @pytest.mark.parametrize("phase", ["train", SUM_SHARES])
 @pytest.mark.parametrize("name", ["ef-fedavg", "fedmud+aad", *slow("fedavg", "fedmud dense")])
 def test_nodes_that_are_lost_in_a_phase(name: str, phase: str) -> None:

@@ -125,12 +125,6 @@ def test_sigma_by_bits_divides_by_the_measurements() -> None:
     assert found.counts(3)["sigma"] == penalty(problems[3].largest_eigenvalue, M, 0.5, 200)
 
 
-@pytest.mark.parametrize("codec", ["sparse64", "dense64"])
-def test_what_a_serialised_run_computes_is_the_same(codec: str) -> None:
-    lazy, strict = federation(codec=codec), federation(codec=codec, strict=True)
-    assert np.array_equal(lazy.run_until(25), strict.run_until(25))
-
-
 def test_the_lossless_sparse_code_is_the_dense_one() -> None:
     assert np.array_equal(federation(codec="sparse64").run_until(30), federation().run_until(30))
 

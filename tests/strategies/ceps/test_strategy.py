@@ -564,28 +564,6 @@ def test_the_nodes_own_disagreement_guards_a_run_without_monitor() -> None:
 # Resume
 
 
-def test_a_resumed_run_goes_on_bit_for_bit() -> None:
-    whole, parts = nodes(), nodes()
-    reference = ceps(monitor=Monitor(3))
-    _, ends, _ = run(reference, whole, 12)
-
-    first = ceps(monitor=Monitor(3))
-    _, before, grid = run(first, parts, 5)
-    state, kept = first.state_dict(), grid.state_dict()
-    second = ceps(monitor=Monitor(3))
-    second.load_state_dict(state)
-    again = Spy(parts)
-    again.load_state_dict(kept)
-    _, after, _ = run(second, parts, 12, grid=again)
-
-    def fields(end: Any) -> dict[str, Any]:
-        return {key: value for key, value in vars(end).items() if key != "wall_seconds"}
-
-    assert [fields(end) for end in ends] == [fields(end) for end in before + after]
-    assert second.state_dict() == reference.state_dict()
-    assert [vars(e) for e in whole.trace] == [vars(e) for e in parts.trace]
-
-
 def test_a_second_start_begins_anew() -> None:
     strategy, fake = ceps(), nodes()
     run(strategy, fake, 5)

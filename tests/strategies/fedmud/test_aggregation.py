@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
-from tests.strategies.fedmud.cases import ends_with_the_same_bits, fedmud
+from tests.strategies.fedmud.cases import fedmud
 from tests.strategies.linear_federation import LAYERS, MODEL, NUM_PARAMETERS, LinearFederation, run
 
 from hedgerow.strategies import FedHM
@@ -91,11 +91,6 @@ def test_liars_move_a_rule_less_than_the_mean(make: Any, rule: str) -> None:
         return float(sum(np.linalg.norm(lied[key] - honest[key]) for key in honest if "norm" not in key))
 
     assert off(rule) < 0.2 * off("mean")
-
-
-@pytest.mark.parametrize("make", [fedmud, fedhm])
-def test_a_resumed_run_under_a_rule_ends_with_the_same_bits(make: Any) -> None:
-    assert ends_with_the_same_bits(make, aggregation="median")
 
 
 def test_factors_whose_product_overflows_are_one_lost_reply_without_bounds_too() -> None:

@@ -10,11 +10,10 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
 from hedgerow.strategies import EF21P, FedMUD
-from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.fedmud import DOWN, UP
 from hedgerow.strategies.fedmud.ef21p import BroadcastIterate
 from hedgerow.wire import LayerShape, PayloadError, decode_indices, index_bits, rand_k, to_record, view
 
@@ -174,11 +173,6 @@ def test_values_and_coded_indices_are_counted_and_sent() -> None:
     per_node = E_UNC + 2  # an int64 buffer
     update = largest + -(-indices // 8) / 4
     assert strategy.traffic()["catchup"].parameters == 5 * (3 * per_node + D + 2 * update)
-
-
-@pytest.mark.parametrize("sync", SYNCS)
-def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
-    assert ends_with_the_same_bits(ef21p, sync=sync)
 
 
 def test_summary_is_logged_without_a_run() -> None:

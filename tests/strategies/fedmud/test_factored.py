@@ -1,6 +1,5 @@
 """FedLMT, FedPara and FedHM: factors of the weights themselves, and nodes that keep nothing."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from flwr.app import RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import (
     COMPRESSED,
     E_UNC,
@@ -64,11 +62,6 @@ def test_factors_and_the_rest_are_counted_both_ways(kind: Any) -> None:
     nominal = 3 * 5 * 32 * (strategy.plan.count + E_UNC)
     assert strategy.ledger.total(DOWN).nominal_bits == strategy.ledger.total(UP).nominal_bits == nominal
     assert strategy.ledger.total(DOWN).payload_bytes == strategy.ledger.total(UP).payload_bytes
-
-
-@pytest.mark.parametrize("kind", BASELINES)
-def test_a_resumed_run_ends_with_the_same_bits(kind: Any) -> None:
-    assert ends_with_the_same_bits(partial(baseline, kind))
 
 
 @pytest.mark.parametrize("kind", [FedLMT, FedPara])

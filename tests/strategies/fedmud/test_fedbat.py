@@ -8,11 +8,10 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.fedmud.cases import ends_with_the_same_bits
 from tests.strategies.linear_federation import COMPRESSED, E_UNC, MODEL, D, LinearFederation, run, same
 
 from hedgerow.strategies import FedBAT
-from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
+from hedgerow.strategies.fedmud import DOWN, UP
 from hedgerow.strategies.fedmud.fedbat import SignUpdates, binarised, signed
 from hedgerow.wire import LayerShape, payload_bytes, to_record, view
 from hedgerow.wire.sign_shares import drawn_weights, signs_by_layer
@@ -157,11 +156,6 @@ def test_garbage_costs_that_reply_and_is_counted_by_reason(reason: str) -> None:
 
     _, ends = run(fedbat(), LinearFederation(sabotage=spoil), 2)
     assert [end.rejected for end in ends[1:]] == [{}, {reason: 1}]
-
-
-@pytest.mark.parametrize("sync", SYNCS)
-def test_a_resumed_run_ends_with_the_same_bits(sync: Any) -> None:
-    assert ends_with_the_same_bits(fedbat, sync=sync)
 
 
 # A budget below one bit a weight

@@ -123,19 +123,6 @@ def test_groups_that_are_kept_apart_have_no_rule_over_groups() -> None:
     assert plain.tolist() == ruled.tolist()
 
 
-def test_a_run_under_a_rule_goes_on_from_a_checkpoint_at_the_same_bits() -> None:
-    def parties() -> Parties:
-        return Parties(ScalarModel(), groups(), False)
-
-    whole, _, _ = run(hsgd(one := parties(), aggregation="median"), one, START, 3)
-    first = hsgd(one := parties(), aggregation="median")
-    run(first, one, START, 2)
-    second = hsgd(one := parties(), aggregation="median")
-    second.load_state_dict(first.state_dict())
-    resumed, _, _ = run(second, one, START, 3)
-    assert whole.tolist() == resumed.tolist()
-
-
 @LAYOUTS
 def test_the_mean_is_what_it_was(edges: bool) -> None:
     plain, _ = ended(edges=edges)

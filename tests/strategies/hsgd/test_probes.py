@@ -8,7 +8,7 @@ from tests.oracles.hsgd import Group as Patients
 from tests.oracles.test_hsgd_oracle import START, TOLERANCE
 from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
-from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, network_parties, toy
+from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
 from hedgerow.strategies.hsgd.adaptive import Choice
@@ -144,21 +144,3 @@ def test_a_group_that_does_not_answer_leaves_everything_as_it_was() -> None:
     _, ends, _ = run(strategy, parties, START, 1)
     assert strategy.seen is None
     assert (ends[-1].train["P"], ends[-1].train["Q"], ends[-1].train["eta"]) == (2, 1, 0.1)
-
-
-@LAYOUTS
-def test_an_adaptive_run_resumes_at_the_same_bits(edges: bool) -> None:
-    def fresh() -> tuple[Any, Parties, Any]:
-        parties, start = network_parties(16, edges=edges)
-        adaptive = Adaptive(200, replan_every=2, eta="strategy3", probing=Probing(1, 2))
-        return hsgd(parties, participation=0.5, adaptive=adaptive), parties, start
-
-    strategy, parties, start = fresh()
-    whole, ends, _ = run(strategy, parties, start, 4)
-    first, parties, start = fresh()
-    run(first, parties, start, 3)
-    second, parties, start = fresh()
-    second.load_state_dict(first.state_dict())
-    resumed, later, _ = run(second, parties, start, 4)
-    assert resumed.tobytes() == whole.tobytes()
-    assert later[-1].train == ends[-1].train

@@ -107,20 +107,6 @@ def test_only_what_is_sealed_grows_in_the_books(method: str, layout: str) -> Non
         assert after.payload_bytes - before.payload_bytes == GROUPS * intervals * due.get(link, 0)
 
 
-def test_a_resumed_run_ends_at_the_same_bits() -> None:
-    world = World("edges")
-    whole = strategy(world, 4, 2, sealed=True, participation=0.5)
-    expected, *_ = run(whole, world, 3)
-    first, later = (strategy(world, 4, 2, sealed=True, participation=0.5) for _ in range(2))
-    run(first, world, 1)
-    later.load_state_dict(first.state_dict())
-    # Its nodes are new, and know nothing.
-    ended, ends, _ = run(later, world, 3)
-    assert np.array_equal(ended, expected)
-    assert total(ends, "unopened") == 0
-    assert later.ledger.by_link() == whole.ledger.by_link()
-
-
 # What the server sees
 
 

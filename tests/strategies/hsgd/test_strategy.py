@@ -540,33 +540,6 @@ def test_groups_kept_apart_are_runs_of_their_own(edges: bool) -> None:
 # Resume
 
 
-def fresh(edges: bool, **options: Any) -> tuple[HSGD, Parties, Theta]:
-    parties, start = network_parties(15, edges=edges)
-    return hsgd(parties, 2, 1, participation=0.5, halving_period=3, seed=5, **options), parties, start
-
-
-@LAYOUTS
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"method": "jfl"}, {"method": "tdcd", "aggregate": False}, {"noise": EmbeddingNoise(1, 3)}],
-    ids=["hsgd", "jfl", "apart", "noise"],
-)
-def test_a_resumed_run_ends_at_the_same_bits(edges: bool, options: dict[str, Any]) -> None:
-    strategy, parties, start = fresh(edges, **options)
-    whole, ends, _ = run(strategy, parties, start, 5)
-    first, parties, start = fresh(edges, **options)
-    run(first, parties, start, 2)
-    second, parties, start = fresh(edges, **options)
-    second.load_state_dict(first.state_dict())
-    resumed, later, _ = run(second, parties, start, 5)
-    assert resumed.tobytes() == whole.tobytes()
-    assert {**later[-1].train, "unprotected-lost-rounds": 0} == {
-        **ends[-1].train,
-        "unprotected-lost-rounds": 0,
-    }
-    assert (later[-1].bits, later[-1].sim_seconds) == (ends[-1].bits, ends[-1].sim_seconds)
-
-
 def test_a_second_start_is_a_run_of_its_own() -> None:
     parties = toy()
     strategy = hsgd(parties, 2, 2)

@@ -115,17 +115,6 @@ def test_groups_count_by_their_people() -> None:
     }
 
 
-def test_a_summed_run_goes_on_from_a_checkpoint() -> None:
-    whole, _, _ = ended("edges", rounds=2)
-    world = WORLDS["edges"]
-    first = strategy(world, 2, 1, sealed=True, secure_sum=True)
-    run(first, world, 1, Nodes("edges"))  # type: ignore[arg-type]
-    second = strategy(world, 2, 1, sealed=True, secure_sum=True)
-    second.load_state_dict(first.state_dict())
-    resumed, _, _ = run(second, world, 2, Nodes("edges"))  # type: ignore[arg-type]
-    assert resumed.tolist() == whole.tolist()
-
-
 @LAYOUTS
 def test_devices_with_keys_and_guards_of_their_own_end_at_the_same_model(layout: str, devices: Path) -> None:
     summed, (end,), _ = ended(layout, Q=2)

@@ -111,22 +111,6 @@ def test_what_is_computed_together_is_what_one_event_after_the_other_gives(
     assert (lost["stale-models"] > 0) == (max_staleness < 3)
 
 
-def test_a_run_that_goes_on_from_its_state_ends_with_the_same_bits() -> None:
-    whole, first, second = strategy(), strategy(), strategy()
-    u, ends = run(whole, PROBLEM, 16)
-    states: list[dict[str, Any]] = []
-    first.on_round_end = [lambda end: states.append(first.state_dict()) if end.round == 7 else None]
-    run(first, PROBLEM, 9)
-    second.load_state_dict(states[0])
-    again, more = run(second, PROBLEM, 16)
-    assert again.tobytes() == u.tobytes()
-    assert [(end.round, end.sim_seconds, end.bits) for end in more] == [
-        (end.round, end.sim_seconds, end.bits) for end in ends[8:]
-    ]
-    # What an earlier start left is forgotten by the next.
-    assert run(whole, PROBLEM, 16)[0].tobytes() == u.tobytes()
-
-
 def test_a_slow_cluster_holds_up_nobody_else() -> None:
     class FirstIsSlow(Stragglers):
         def factor(self, seed: int, server_round: int, client: int) -> float:

@@ -127,15 +127,6 @@ def test_an_edge_server_that_lost_its_model_is_sent_it_and_no_bit_moves(rule: st
     assert [end.rejected for end in ends[2:]] == [{"edge no state": 3 * D}] * 2
 
 
-def test_resumed_runs_end_with_the_same_bits() -> None:
-    whole, first, second = (sd_feel(aggregation="clipped(0.5)", **OPTIONS) for _ in range(3))
-    u, _ = run(whole, PROBLEM, 6, grid=EdgeFederation(PROBLEM, D).grid())
-    run(first, PROBLEM, 3, grid=EdgeFederation(PROBLEM, D).grid())
-    second.load_state_dict(first.state_dict())
-    again, _ = run(second, PROBLEM, 6, grid=EdgeFederation(PROBLEM, D).grid())
-    assert np.array_equal(u, again)
-
-
 class _WithStatistics(Quadratics):
     """Replies carry a running mean that differs much, beside the model."""
 

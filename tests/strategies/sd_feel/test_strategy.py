@@ -306,14 +306,6 @@ def test_arrival_order_changes_no_bit() -> None:
     assert np.array_equal(plain, shuffled)
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not() -> None:
-    def final(seed: int) -> Any:
-        return run(sd_feel(2, 2, 1, participation=0.5, seed=seed), SIX_CURVED, 8)[0]
-
-    assert np.array_equal(final(3), final(3))
-    assert not np.array_equal(final(3), final(4))
-
-
 def test_u_is_the_weighted_mean_of_the_servers_and_gossip_leaves_it_alone() -> None:
     # T9: for unit curvature u follows its own recursion whatever the periods, graph and sizes.
     for periods in [(1, 1, 1), (2, 2, 3), (4, 1, 1), (1, 4, 0)]:
@@ -472,58 +464,6 @@ def test_a_node_that_dies_leaves_the_run_going() -> None:
     final, ends = run(sd_feel(2, 2, 1), SIX_CURVED, 4, faults=FaultModel(crash_at={3: 3}), timeout=30.0)
     assert [end.accepted for end in ends[1:]] == [6, 5, 5, 5]
     assert np.isfinite(final).all()
-
-
-def test_a_round_below_its_minimum_is_repeated_and_then_ends_the_run() -> None:
-    attempts: list[int] = []
-
-    def fail(client: int, server_round: int, reply: RecordDict) -> RecordDict:
-        if server_round == 2:
-            attempts.append(client)
-            raise RuntimeError("down")
-        return reply
-
-    strategy = sd_feel(1, 1, 1, min_train_nodes=4, max_repeats=2)
-    with pytest.raises(
-        TooFewRepliesError, match=r"Round 2: 0 valid replies of 6 after 3 tries \(6 x error 2\)"
-    ):
-        run(strategy, Quadratics(SIX.sizes, SIX.centres, sabotage=fail), 3)
-    assert len(attempts) == 18
-    assert strategy.completed_rounds == 1
-
-
-def test_a_round_that_fails_once_succeeds_when_repeated() -> None:
-    failures = [3, 4, 5]
-
-    def fail_once(client: int, server_round: int, reply: RecordDict) -> RecordDict:
-        if server_round == 2 and client in failures:
-            failures.remove(client)
-            raise RuntimeError("down")
-        return reply
-
-    flaky = Quadratics(SIX.sizes, SIX.centres, SIX_CURVED.curvatures, sabotage=fail_once)
-    final, ends = run(sd_feel(2, 2, 1, min_train_nodes=6), flaky, 4)
-    assert np.array_equal(final, run(sd_feel(2, 2, 1), SIX_CURVED, 4)[0])
-    # Nothing that was lost goes uncounted because the round was tried again.
-    assert [(end.accepted, end.rejected) for end in ends[1:]] == [
-        (6, {}),
-        (6, {"error 2": 3}),
-        (6, {}),
-        (6, {}),
-    ]
-
-
-def test_a_resumed_run_ends_with_the_same_bits_ledger_and_clock() -> None:
-    whole = sd_feel(2, 2, 3, participation=0.7, seed=5)
-    final, ends = run(whole, SIX_CURVED, 8)
-    first = sd_feel(2, 2, 3, participation=0.7, seed=5)
-    run(first, SIX_CURVED, 4)
-    second = sd_feel(2, 2, 3, participation=0.7, seed=5)
-    second.load_state_dict(first.state_dict())
-    resumed, more = run(second, SIX_CURVED, 8)
-    assert np.array_equal(resumed, final)
-    assert [end.round for end in more] == [5, 6, 7, 8]
-    assert (more[-1].bits, more[-1].sim_seconds) == (ends[-1].bits, ends[-1].sim_seconds)
 
 
 def test_starting_again_starts_afresh() -> None:
