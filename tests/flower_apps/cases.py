@@ -122,6 +122,7 @@ FEDMUD = AppCase(
         "clients-per-round": 2,
         "num-rounds": 3,
         "batch-size": 250,
+        "local-epochs": 1,
         "training-mode": "loop",
         "model": "mlp",
         "skip-front": 0,
