@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def _torch_threads() -> int | None:
     return torch.get_num_threads()
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -249,7 +249,8 @@ class RunRecorder:
         if _is_begun(self.folder):
             _check_same(read_config(self.folder), config, defaults)
         else:
-            begun = {"format": FORMAT, "environment": environment(), **config}
+            known = config if "environment" in config else {"environment": environment(), **config}
+            begun = {"format": FORMAT, **known}
             write_json(self.folder / CONFIG, begun)
             self._open_lines(b"")
         self._config = sha256(read_file(self.folder / CONFIG)).hexdigest()
