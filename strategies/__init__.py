@@ -1,5 +1,6 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
+from hedgerow.strategies.aggregate import Aggregator, Mean, Robust, WeightedMean
 from hedgerow.strategies.ceps import (
     BEER,
     CEPS,
@@ -14,12 +15,15 @@ from hedgerow.strategies.ceps import (
     OneBitCode,
 )
 from hedgerow.strategies.compressed import Compressed
-from hedgerow.strategies.exchange import Reply
+from hedgerow.strategies.exchange import Ask, Coding, Columns, Exchange, Models, Question, Row
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
+from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.method import Method, Run
 from hedgerow.strategies.own_data import OwnNodes
+from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
 from hedgerow.strategies.peers import PeerCredentials
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
@@ -66,9 +70,14 @@ __all__ = [
     "SGP",
     "TOPOLOGIES",
     "Adaptive",
+    "Aggregator",
+    "Ask",
     "AsynchronousSDFeel",
     "ChocoSGD",
+    "Coding",
+    "Columns",
     "Compressed",
+    "CompressedChanges",
     "DFedAvgM",
     "DFedSAM",
     "Diminishing",
@@ -76,7 +85,9 @@ __all__ = [
     "EdgeMonitor",
     "EdgeServerSDFeel",
     "EmbeddingNoise",
+    "ErrorFeedback",
     "EvaluateFn",
+    "Exchange",
     "FedAvg",
     "FedBAT",
     "FedHM",
@@ -92,23 +103,31 @@ __all__ = [
     "HierFAvg",
     "InnerSolver",
     "Matcha",
+    "Mean",
+    "Method",
     "Mixing",
+    "Models",
     "Monitor",
     "Node",
     "OneBitCode",
     "OwnNodes",
     "PairingError",
+    "Part",
     "PayloadSizes",
     "PeerCredentials",
     "Privacy",
     "Probing",
+    "Question",
     "Registry",
     "Reply",
+    "Robust",
     "Roster",
     "RosterError",
     "RoundCallback",
     "RoundEnd",
     "Router",
+    "Row",
+    "Run",
     "SDFeel",
     "Schedule",
     "SecureSum",
@@ -120,6 +139,7 @@ __all__ = [
     "SumNoise",
     "TooFewRepliesError",
     "UploadNoise",
+    "WeightedMean",
     "as_digraph",
     "as_graph",
     "laplacian",

@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import ExchangeReport, Roster, checked_metrics
+from hedgerow.strategies.inbox import ExchangeReport, Roster, checked_metrics
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import check_options
 from hedgerow.strategies.wrappers import chain, is_flowers, outer_strategies

@@ -1,270 +1,242 @@
-"""The one way a strategy talks to the nodes of its roster: exchanges with a deadline and a quorum.
+"""What a round of a method is made of: exchanges with its nodes, whose replies are columns.
 
-Replies are checked one by one and handed on in the order of partition ids, whatever order they came in: sums
-are then the same on every engine.
+``Method.round`` is a generator. It yields an ``Exchange`` and is sent its replies, chunks of ``Columns`` in
+the order of partition ids. An aggregator may yield a ``Question`` beside, of which nothing is learnt.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import INFO
-from math import isfinite
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import Message, MetricRecord, RecordDict
-from flwr.common import log
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
-from hedgerow.strategies.roster import RAISED, Node, Roster, RosterError, grid_clock
-from hedgerow.wire.limits import MAX_EXAMPLES
-from hedgerow.wire.printable import quoted, shown
-from hedgerow.wire.records import PayloadError, only_record, records_of
+from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
+from hedgerow.wire.compress import compressed_part
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.records import Layout, payload_bytes
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.federation import Federation
 
 __all__ = [
-    "RAISED",
+    "Ask",
+    "Coding",
+    "Columns",
     "Exchange",
-    "ExchangeReport",
-    "Node",
-    "Reply",
-    "Roster",
-    "RosterError",
-    "checked_metrics",
-    "collect",
-    "weighted_metrics",
+    "Models",
+    "Question",
+    "Replies",
+    "RoundFailedError",
+    "Row",
+    "Steps",
+    "answered",
 ]
 
-_POLL_SECONDS = 0.1
-# Bounds on what a reply holds, before anything of it is read: records, arrays or other values of one, metrics
-# of one, characters of a key.
-_MOST_RECORDS, _MOST_VALUES, _MOST_METRICS, _LONGEST_KEY = 64, 100_000, 1_000, 1_000
+Vector = NDArray[Any]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply that arrived in time and passed its checks; ``value`` is what the check made of it."""
-
-    node: Node
-    content: RecordDict
-    value: Any
-
-    @property
-    def metrics(self) -> RecordDict:
-        """Its metrics alone, as aggregates of metrics are given them."""
-        return RecordDict({**records_of(self.content, MetricRecord)})
-
-
-@dataclass
-class ExchangeReport:
-    """What one exchange sent, got and lost.
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What the nodes of one pool are asked.
 
     Parameters
     ----------
-    sent : int
-        Instructions sent.
-    accepted : int
-        Replies that arrived in time and passed every check.
-    rejected : Counter[str]
-        Lost replies by reason: ``error <code>``, ``no reply``, ``after quorum``, ``stale``,
-        ``unknown node``, ``duplicate``, ``no content``, ``too many keys``, ``update too large``,
-        ``non-finite``, ``wrong shape``, …; and nodes that were left out in
-        the round: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
+    nodes : Sequence[int]
+        Partition ids, ascending.
+    model : NDArray
+        What they begin from, (M,).
+    config : Mapping[str, Any]
+        What they are told beside what the whole exchange is told.
+    own : Mapping[str, Mapping[int, Any]]
+        What each is told alone: by key, its value for each node.
+    records : Mapping[str, ConfigRecord]
+        Further records of the instruction.
+    pool : int (default: 0)
+        The pool's number; an aggregator takes a mean of each pool.
     """
 
-    sent: int = 0
-    accepted: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
+    nodes: Sequence[int]
+    model: Vector
+    config: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    pool: int = 0
 
 
-def collect(
-    grid: Grid, messages: Sequence[Message], timeout: float, poll: float = _POLL_SECONDS
-) -> Iterator[Message]:
-    """Send messages and yield the replies as they arrive, until all came or the time is over.
+@dataclass(frozen=True)
+class Row:
+    """What one reply stands for: a vector (M,), and the bits that the paper counts for the reply."""
 
-    A grid with a clock of its own (an engine with simulated delays) is asked for the time and made to
-    wait; else the wall clock counts. An error that Flower's SuperLink tells of a node is that node's reply.
-    """
-    now, sleep = grid_clock(grid)
-    end = now() + timeout
-    ids = list(grid.push_messages(messages))
-    # In the order of sending: which of several waiting replies comes first must not depend on hashes.
-    pending = dict.fromkeys(message_id for message_id in ids if message_id)
-    # Flower's simulation leaves out what it could not send, and does not say whose the others are.
-    sent = dict(zip(ids, messages, strict=True)) if len(ids) == len(messages) else {}
-    while pending:
-        arrived = False
-        for message in grid.pull_messages(list(pending)):
-            answered = message.metadata.reply_to_message_id
-            pending.pop(answered, None)
-            arrived = True
-            yield _signed(message, sent.get(answered))
-        if now() >= end:
-            return
-        if pending and not arrived:
-            sleep(min(poll, max(end - now(), 0.0)))
+    vector: Vector
+    bits: int
 
 
-def _signed(message: Message, instruction: Message | None) -> Message:
-    """Return an error in the name of the node it is about: the SuperLink signs those itself."""
-    if instruction is None or not message.has_error():
-        return message
-    return Message(message.error, reply_to=instruction)
+class Coding(Protocol):
+    """How the arrays of a reply stand for what its node learnt.
 
-
-class Exchange:
-    """One exchange: messages to some nodes, and the checks that their replies must pass.
-
-    Parameters
-    ----------
-    nodes : Iterable[Node]
-        The nodes that were sent a message.
-    group_id : str
-        The messages' group (the round); a reply of another group is ``stale``.
-    check : Callable[[Node, RecordDict], Any]
-        Returns what to keep of a valid reply; raises PayloadError for any other.
-    quorum : int or None (default: None)
-        Stop once this many replies are accepted; None waits for all until the deadline.
+    ``changes`` says what a row is: the change of the model that its node was sent, or a model.
     """
 
-    def __init__(
-        self,
-        nodes: Iterable[Node],
-        group_id: str,
-        check: Callable[[Node, RecordDict], Any],
-        quorum: int | None = None,
-    ) -> None:
-        self._waiting = {node.node_id: node for node in sorted(nodes, key=lambda n: n.partition_id)}
-        self._asked = set(self._waiting)
-        self._group_id = group_id
-        self._check = check
-        self._quorum = quorum
-        self.report = ExchangeReport(sent=len(self._waiting))
-        # Partition ids of those whose replies were no good, and of those whose were.
-        self.refused: set[int] = set()
-        self.used: set[int] = set()
+    changes: bool
 
-    def accept(self, messages: Iterable[Message]) -> Iterator[Reply]:
-        """Yield the valid replies in the order of partition ids, as early as that order allows.
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+        """Return what arrays stand for.
 
-        A reply is held back only while a node before it may still answer, so memory stays bounded by
-        how far replies overtake each other.
+        Raises
+        ------
+        PayloadError
+            If they are none of this coding.
         """
-        held: dict[int, Reply] = {}
-        order = list(self._waiting)
-        position = 0
-        for message in messages:
-            reply = self._validated(message)
-            if reply is not None:
-                held[reply.node.node_id] = reply
-                self.report.accepted += 1
-            while position < len(order) and order[position] not in self._waiting:
-                if (ready := held.pop(order[position], None)) is not None:
-                    yield ready
-                position += 1
-            if self.report.accepted == self._quorum:
-                break
-        for node_id in order[position:]:
-            if node_id in held:
-                yield held.pop(node_id)
-        if self._waiting:
-            reason = "after quorum" if self.report.accepted == self._quorum else "no reply"
-            self.report.rejected[reason] += len(self._waiting)
-        self._log()
 
-    def _validated(self, message: Message) -> Reply | None:
-        try:
-            return self._check_envelope_and_content(message)
-        except PayloadError as error:
-            self.report.rejected[error.reason] += 1
-            log(INFO, "\t> Reply of node %d not used: %s", message.metadata.src_node_id, error)
-            return None
+    def bits(self, layout: Layout) -> int:
+        """Return the bits that the paper counts for a reply that only a sum decodes."""
 
-    def _check_envelope_and_content(self, message: Message) -> Reply:
-        node_id = message.metadata.src_node_id
-        if message.metadata.group_id != self._group_id:
-            stale = quoted(message.metadata.group_id)
-            raise PayloadError("stale", f"of round {stale}, not {self._group_id!r}")
-        node = self._waiting.pop(node_id, None)
-        if node is None:
-            asked = node_id in self._asked
-            raise PayloadError("duplicate" if asked else "unknown node", f"node {node_id}")
-        if message.has_error():
-            raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
-        try:
-            reply = self._read(node, message)
-        except PayloadError:
-            self.refused.add(node.partition_id)
-            raise
-        self.used.add(node.partition_id)
-        return reply
+    def summed(self, model: ArrayRecord) -> ArrayRecord:
+        """Return what of a model nodes add up in a sum."""
 
-    def _read(self, node: Node, message: Message) -> Reply:
-        if not message.has_content():
-            raise PayloadError("no content", "neither content nor error")
-        _check_size(message.content)
-        return Reply(node, message.content, self._check(node, message.content))
-
-    def _log(self) -> None:
-        lost = sum(self.report.rejected.values())
-        if lost:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.rejected.items()))
-            log(INFO, "\tReceived %d of %d replies (%s)", self.report.accepted, self.report.sent, reasons)
+    def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+        """Return the change of the model (M,) that the mean of what nodes added up stands for."""
 
 
-def _check_size(content: RecordDict) -> None:
-    """Raise PayloadError where a reply has more keys, or longer ones, than anyone has use for."""
-    if len(content) > _MOST_RECORDS:
-        raise PayloadError("too many keys", f"{len(content)} records, expected at most {_MOST_RECORDS}")
-    for record in content.values():
-        most = _MOST_METRICS if isinstance(record, MetricRecord) else _MOST_VALUES
-        if len(record) > most:
-            kind = type(record).__name__
-            raise PayloadError("too many keys", f"{len(record)} in a {kind}, expected at most {most}")
-    for keys in (content, *content.values()):
-        if longest := next((key for key in keys if len(key) > _LONGEST_KEY), None):
-            raise PayloadError("long key", f"{len(longest)} characters, expected at most {_LONGEST_KEY}")
+class Models:
+    """Nodes reply with their whole models."""
+
+    changes = False
+
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+        """Return the model."""
+        return Row(layout.flatten(record, sent.dtype), self.bits(layout))
+
+    def bits(self, layout: Layout) -> int:
+        """Return 32 a parameter; running statistics and counters are none."""
+        return 32 * compressed_part(layout).size
+
+    def summed(self, model: ArrayRecord) -> ArrayRecord:
+        """Return all of it."""
+        return model
+
+    def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+        """Return the numbers."""
+        return numbers
 
 
-def checked_metrics(content: RecordDict, weighted_by_key: str) -> MetricRecord:
-    """Return a reply's one MetricRecord if its weight is in (0, 2^53] and all its values are finite.
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One question to the nodes of some pools, by which a method learns.
 
-    Raises
-    ------
-    PayloadError
-        With reason ``bad metrics``, ``bad weight`` or ``non-finite``.
+    Parameters
+    ----------
+    kind : str
+        Flower's message type.
+    asks : Sequence[Ask]
+        One for each pool.
+    config : Mapping[str, Any]
+        What all of them are told.
+    links : tuple of str
+        Links of the modelled system: to the nodes, and back.
+    coding : Coding
+        How replies are read.
+    offline : int (default: 0)
+        How many of those that were chosen are not there, and not among its nodes.
+    reads : Callable[[Node, RecordDict], Any] or None
+        Reads replies in place of ``coding``, where none stands for a model: returns what their row is.
     """
-    metrics = only_record(content, MetricRecord, "bad metrics")
-    weight = metrics.get(weighted_by_key)
-    if not isinstance(weight, int | float) or not 0 < weight <= MAX_EXAMPLES:
-        raise PayloadError(
-            "bad weight", f"{weighted_by_key}={quoted(weight)}, expected 0 < weight <= {MAX_EXAMPLES}"
-        )
-    for key, value in metrics.items():
-        if not all(isfinite(v) for v in (value if isinstance(value, list) else [value])):
-            raise PayloadError("non-finite", f"metric {shown(key)}={quoted(value)}")
-    return metrics
+
+    kind: str
+    asks: Sequence[Ask]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    links: tuple[str, str] = ("", "")
+    coding: Coding = field(default_factory=Models)
+    offline: int = 0
+    reads: Callable[[Node, RecordDict], Any] | None = None
+
+    @cached_property
+    def asked(self) -> Mapping[int, Ask]:
+        """The ask of each of its nodes, by partition id, ascending."""
+        return dict(sorted((i, ask) for ask in self.asks for i in ask.nodes))
+
+    def sent(self, pool: int) -> Vector:
+        """Return the model that a pool was sent, (M,)."""
+        return next(ask.model for ask in self.asks if ask.pool == pool)
 
 
-def weighted_metrics(
-    contents: list[RecordDict], weighted_by_key: str, max_weight_ratio: float = 0.0
-) -> MetricRecord:
-    """Return the weighted mean of the metrics that all replies carry (the default of ``*_aggr_fn``).
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What is asked beside the learning: keys, shares.
 
-    No weight counts more than ``max_weight_ratio`` times their median; 0 for no bound.
+    Parameters
+    ----------
+    kind : str
+        Flower's message type.
+    group : str
+        Sets its messages apart from those of other questions.
+    contents : Mapping[Node, RecordDict]
+        What each node is told.
+    check : Callable[[Node, RecordDict], Any]
+        Makes a value of a valid reply; raises PayloadError for others.
+    book : Callable[..., None]
+        Books what a member is told, or tells, on the modelled link, see ``SecureSums.book``.
     """
-    records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
-    weights = np.array([float(record[weighted_by_key]) for record in records])  # type: ignore[arg-type]
-    if max_weight_ratio:
-        weights = np.minimum(weights, max_weight_ratio * np.median(weights))
-    mean = MetricRecord()
-    for key in records[0]:
-        values = [record.get(key) for record in records]
-        if (
-            key == weighted_by_key
-            or len({np.shape(v) for v in values if v is not None}) != 1
-            or None in values
-        ):
-            continue
-        average = np.average(np.array(values, np.float64), axis=0, weights=weights)
-        mean[key] = average.tolist() if average.ndim else float(average)
-    return mean
+
+    kind: str
+    group: str
+    contents: Mapping[Node, RecordDict]
+    check: Callable[[Node, RecordDict], Any]
+    book: Callable[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Replies of K nodes.
+
+    Parameters
+    ----------
+    nodes, pools : Sequence[int]
+        Partition ids, ascending, and the pools that they were asked in (K,).
+    rows : Sequence[Any]
+        What each reply stands for: vectors (M,), unless the exchange ``reads`` otherwise.
+    claimed : Sequence[float]
+        The examples that each claims to have (K,).
+    replies : Sequence[Reply]
+        As they came.
+    """
+
+    nodes: Sequence[int]
+    pools: Sequence[int]
+    rows: Sequence[Any]
+    claimed: Sequence[float]
+    replies: Sequence[Reply]
+
+
+class RoundFailedError(Exception):
+    """An exchange got fewer valid replies than its minimum: the round is made again, from the same state."""
+
+
+def answered(federation: Federation, grid: Grid, server_round: int, question: Question) -> Iterator[Reply]:
+    """Ask a question; yield its valid replies in the order of partition ids, booked."""
+    inbox = Inbox(question.contents, question.group, question.check)
+    messages = []
+    for node, content in question.contents.items():
+        at, carried = node.partition_id, payload_bytes(content)
+        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
+        question.book(server_round, at, carried, down=True)
+        ttl = federation.timeout
+        messages.append(Message(content, node.node_id, question.kind, ttl=ttl, group_id=question.group))
+    for reply in inbox.accept(collect(grid, messages, federation.timeout) if messages else ()):
+        at, carried = reply.node.partition_id, payload_bytes(reply.content)
+        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
+        question.book(server_round, at, carried, down=False)
+        yield reply
+    federation.judge(inbox)
+
+
+Replies = Iterator[Columns]
+# Yields exchanges and questions, is sent their replies, and returns a T.
+Steps = Generator[Exchange | Question, Any, T]

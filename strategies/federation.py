@@ -19,9 +19,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.bounds import OVERSTATED, LossBound, UpdateBound, capped, overstated
-from hedgerow.strategies.exchange import (
-    Exchange,
+from hedgerow.strategies.inbox import (
     ExchangeReport,
+    Inbox,
     Node,
     Reply,
     checked_metrics,
@@ -238,7 +238,7 @@ class Federation:
         self._rested: dict[str, list[int]] = {}
         # Nodes that were left out, by reason, and in which round.
         self._left_out: tuple[int, Counter[str]] = 0, Counter()
-        self._exchange = self._evaluation = Exchange([], "", lambda node, content: None)
+        self._exchange = self._evaluation = Inbox([], "", lambda node, content: None)
 
     @property
     def num_clients(self) -> int:
@@ -363,7 +363,13 @@ class Federation:
 
         ``chosen`` may be drawn from those that are there; None is all of the federation.
         """
-        roster = self.gather(grid)
+        self.gather(grid)
+        return self.there(chosen)
+
+    def there(self, chosen: Chosen = None) -> tuple[list[Node], int]:
+        """Return the same of those that were there when they were last looked for."""
+        roster = self._roster
+        assert roster is not None
         if callable(chosen):
             chosen = chosen(roster.present)
         nodes = [roster.nodes[i] for i in (range(len(roster)) if chosen is None else chosen)]
@@ -390,7 +396,7 @@ class Federation:
         self.begin_bounds(server_round)
         self.fell_back = 0
         self.trained_loss = None
-        self._exchange = Exchange([node for node, _ in contents], group, check, quorum)
+        self._exchange = Inbox([node for node, _ in contents], group, check, quorum)
         if offline:
             self._exchange.report.rejected["offline"] = offline
         self._exchange.report.rejected += self.left_out(server_round)
@@ -404,7 +410,7 @@ class Federation:
         yield from self._exchange.accept(replies)
         self.judge(self._exchange)
 
-    def judge(self, exchange: Exchange) -> None:
+    def judge(self, exchange: Inbox) -> None:
         """Put nodes to rest whose replies were refused again and again, as long as most are not."""
         if not self.settings.quarantine_after:
             return
@@ -565,7 +571,7 @@ class Federation:
         config = ConfigRecord({**config, "server-round": server_round})
         content = RecordDict({self.settings.arrayrecord_key: arrays, self.settings.configrecord_key: config})
         group = str(server_round)
-        self._evaluation = Exchange(
+        self._evaluation = Inbox(
             nodes, group, lambda node, reply: checked_metrics(reply, self.settings.weighted_by_key)
         )
         return [

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Exchange, Reply, checked_metrics, collect
+from hedgerow.strategies.inbox import Inbox, Reply, checked_metrics, collect
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError
 from hedgerow.strategies.rounds import RoundEnd
@@ -265,7 +265,7 @@ class OwnNodes:
     ) -> list[Reply]:
         if not nodes:
             return []
-        exchange = Exchange(nodes, group, check)
+        exchange = Inbox(nodes, group, check)
         messages = [
             Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group) for node in nodes
         ]

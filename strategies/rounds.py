@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.bounds import TOO_LARGE
-from hedgerow.strategies.exchange import collect
+from hedgerow.strategies.inbox import collect
 from hedgerow.wire.ledger import Traffic
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import view

@@ -15,7 +15,7 @@ import networkx as nx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import Exchange, Node, Roster, collect
+from hedgerow.strategies.inbox import Inbox, Node, Roster, collect
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
 from hedgerow.wire.message_types import PUBLISH
 from hedgerow.wire.records import PayloadError, config_in, payload_bytes
@@ -160,7 +160,7 @@ class Router:
         self._lost("offline", len(readers) - len(nodes))
         box = _Box(asked, first)
         group = f"{server_round}-publish"
-        exchange = Exchange(nodes, group, lambda node, content: self._read(node, content, readers, box))
+        exchange = Inbox(nodes, group, lambda node, content: self._read(node, content, readers, box))
         messages = []
         for node in nodes:
             request = ConfigRecord({"iteration": k})

@@ -8,21 +8,22 @@ the masks off their sum. What a server of another mind could try, and who notice
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Reply, collect
+from hedgerow.strategies.aggregate.mean import Mean
+from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, answered
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import ExchangeReport, Node, Reply
 from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, SumNoise, SumPrivacyReport, SumReleases
 from hedgerow.wire.checks import in_range, int_between, positive
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
     LEAST_THRESHOLD,
@@ -44,6 +45,7 @@ from hedgerow.wire.sealed import KEY_BYTES, Identity, SealingKey
 
 __all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
+T = TypeVar("T")
 # Why nodes, or whole sums, do not count.
 NO_KEYS, CHANGED_KEY, NO_SIZE = "no sum keys", "another sum key", "no num-examples for the sum"
 TOO_SMALL, TOO_LARGE = "sum too small", "sum too large"
@@ -236,11 +238,16 @@ class SecureSums:
             self.releases.load_state_dict(state["released"])
 
     def members(self, server_round: int, grid: Grid, groups: Mapping[int, Sequence[Node]]) -> list[Node]:
+        """Begin a round, see ``choose``, over a grid."""
+        self._grid = grid
+        return self._driven(server_round, self.choose(server_round, groups))
+
+    def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
         """Begin a round: return those nodes of each group that can be in its sum; others are counted."""
-        self._grid, self._open, self._group_of, self._left_out = grid, {}, {}, Counter()
+        self._open, self._group_of, self._left_out = {}, {}, Counter()
         able = {group: [node for node in nodes if self._is_able(node)] for group, nodes in groups.items()}
         self._group_of = {node.partition_id: group for group, nodes in able.items() for node in nodes}
-        self._ask_keys(server_round, [node for nodes in able.values() for node in nodes])
+        yield from self._ask_keys(server_round, [node for nodes in able.values() for node in nodes])
         chosen: list[Node] = []
         self._group_of = {}
         for group, nodes in able.items():
@@ -273,7 +280,7 @@ class SecureSums:
             return True
         return False
 
-    def _ask_keys(self, server_round: int, nodes: Sequence[Node]) -> None:
+    def _ask_keys(self, server_round: int, nodes: Sequence[Node]) -> Steps[None]:
         """Have the keys of nodes that came, came again, or failed since they told them."""
         new = [node for node in nodes if self._keys.get(node.partition_id, (None,))[0] != node.node_id]
         if not new:
@@ -297,7 +304,7 @@ class SecureSums:
             return key, number
 
         asked = {node: content for node in new}
-        for reply in self._ask(server_round, SUM_KEYS, "sum keys", asked, check):
+        for reply in (yield self._question(server_round, SUM_KEYS, "sum keys", asked, check)):
             self._number = max(self._number, reply.value[1])
         self._left_out[NO_KEYS] += sum(node.partition_id not in self._keys for node in new)
 
@@ -378,10 +385,18 @@ class SecureSums:
         return _Masked(words, sealed, commitments)
 
     def unmask(self, server_round: int, replies: Iterable[Reply]) -> dict[int, SummedUpdate]:
-        """Return the update of each group whose sum could be unmasked; one exchange, for all groups."""
-        arrived: dict[int, dict[int, Reply]] = {group: {} for group in self._open}
-        for reply in replies:
-            arrived[self._group_of[reply.node.partition_id]][reply.node.partition_id] = reply
+        """Return the update of each group, see ``solve``, over the round's grid."""
+        return self._driven(
+            server_round, self.solve(server_round, ((one.node, one.value) for one in replies))
+        )
+
+    def solve(
+        self, server_round: int, replies: Iterable[tuple[Node, "_Masked"]]
+    ) -> Steps[dict[int, SummedUpdate]]:
+        """Return the update of each group whose sum could be unmasked; one question, for all groups."""
+        arrived: dict[int, dict[int, tuple[Node, _Masked]]] = {group: {} for group in self._open}
+        for node, masked in replies:
+            arrived[self._group_of[node.partition_id]][node.partition_id] = node, masked
         for at, group in self._group_of.items():
             if at not in arrived[group]:  # It may have begun anew, with another key of the run.
                 del self._keys[at]
@@ -392,17 +407,20 @@ class SecureSums:
                 self._lose(TOO_FEW, len(arrived[group]))
                 continue
             self._lose(DISCONNECTED, len(arrived[group]) - len(alive))
-            kept = {at: arrived[group][at].value for at in alive}
+            kept = {at: arrived[group][at][1] for at in alive}
             words = {at: one.words for at, one in kept.items()}
             sums[group] = Unmasking(
                 told.plan, told.about, words, {at: one.commitments for at, one in kept.items()}
             )
-        self._ask_shares(server_round, sums, arrived)
+        yield from self._ask_shares(server_round, sums, arrived)
         return {group: found for group, one in sums.items() if (found := self._update(group, one))}
 
     def _ask_shares(
-        self, server_round: int, sums: Mapping[int, Unmasking], arrived: Mapping[int, Mapping[int, Reply]]
-    ) -> None:
+        self,
+        server_round: int,
+        sums: Mapping[int, Unmasking],
+        arrived: Mapping[int, Mapping[int, tuple[Node, "_Masked"]]],
+    ) -> Steps[None]:
         contents: dict[Node, RecordDict] = {}
         for group, one in sums.items():
             size, members = one.plan.share_bytes, one.plan.members
@@ -412,7 +430,7 @@ class SecureSums:
                     if other != at:
                         # A member seals for all others in their order.
                         place = members.index(at) - (members.index(at) > members.index(other))
-                        parts.append(arrived[group][other].value.sealed[size * place : size * (place + 1)])
+                        parts.append(arrived[group][other][1].sealed[size * place : size * (place + 1)])
                 config = ConfigRecord(
                     {
                         "number": one.plan.number,
@@ -421,7 +439,7 @@ class SecureSums:
                         "seed": self.federation.settings.seed,
                     }
                 )
-                contents[arrived[group][at].node] = RecordDict({"config": config})
+                contents[arrived[group][at][0]] = RecordDict({"config": config})
 
         def check(node: Node, answer: RecordDict) -> list[tuple[int, bytes]]:
             told = only_record(answer, ConfigRecord, BAD_SHARES).get("shares")
@@ -429,7 +447,7 @@ class SecureSums:
                 raise PayloadError(BAD_SHARES, "no shares")
             return sums[self._group_of[node.partition_id]].check(node.partition_id, told)
 
-        for reply in self._ask(server_round, SUM_SHARES, "sum shares", contents, check):
+        for reply in (yield self._question(server_round, SUM_SHARES, "sum shares", contents, check)):
             sums[self._group_of[reply.node.partition_id]].take(reply.node.partition_id, reply.value)
 
     def _update(self, group: int, one: Unmasking) -> SummedUpdate | None:
@@ -483,30 +501,87 @@ class SecureSums:
             self.report.accepted -= count
             self.report.rejected[reason] += count
 
-    def _ask(
-        self,
-        server_round: int,
-        message_type: str,
-        what: str,
-        contents: Mapping[Node, RecordDict],
-        check: Any,
-    ) -> Iterable[Reply]:
-        """Make an exchange and book it; yield the valid replies in the order of partition ids."""
+    def _question(
+        self, server_round: int, kind: str, what: str, contents: Mapping[Node, RecordDict], check: Any
+    ) -> Question:
+        return Question(kind, f"{server_round}-{what}-{self._number}", contents, check, self.book)
+
+    def _driven(self, server_round: int, steps: Steps[T]) -> T:
+        """Make the questions of some steps over the round's grid."""
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(self._answered(server_round, question))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _answered(self, server_round: int, question: Any) -> Iterable[Reply]:
         if self._grid is None:
             raise RuntimeError("No round is open: configure_train comes first.")
-        federation, group_id = self.federation, f"{server_round}-{what}-{self._number}"
-        exchange = Exchange(contents, group_id, check)
-        messages = []
-        for node, content in contents.items():
-            at, carried = node.partition_id, payload_bytes(content)
-            federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
-            self.book(server_round, at, carried, down=True)
-            timeout = federation.timeout
-            messages.append(Message(content, node.node_id, message_type, ttl=timeout, group_id=group_id))
-        replies = collect(self._grid, messages, federation.timeout) if messages else ()
-        for reply in exchange.accept(replies):
-            at, carried = reply.node.partition_id, payload_bytes(reply.content)
-            federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
-            self.book(server_round, at, carried, down=False)
-            yield reply
-        federation.judge(exchange)
+        return answered(self.federation, self._grid, server_round, question)
+
+    # As an aggregator.
+
+    def weight(self, run: Any, node: int, claimed: float) -> float:
+        """Return what a node counts."""
+        return float(run.size(node, claimed)) if self.weighted_by else 1.0
+
+    def means(self, exchange: Exchange, run: Any) -> Steps[Mapping[int, Mean]]:
+        """Return the means of those pools that have a sum.
+
+        Raises
+        ------
+        RoundFailedError
+            If too few replies are in one.
+        """
+        nodes, offline = self.federation.there(list(exchange.asked))
+        groups: dict[int, list[Node]] = {}
+        for node in nodes:
+            groups.setdefault(exchange.asked[node.partition_id].pool, []).append(node)
+        chosen = {node.partition_id for node in (yield from self.choose(run.round, groups))}
+        names = self.federation.settings.arrayrecord_key, self.federation.settings.configrecord_key
+        asks = []
+        for ask in exchange.asks:
+            if members := [i for i in ask.nodes if i in chosen]:
+                model = run.layout.unflatten(ask.model)
+                told = ConfigRecord({**exchange.config, **ask.config})
+                common = RecordDict({names[0]: model, names[1]: told})
+                plan = self.plan_for(ask.pool, common, exchange.coding.summed(model))
+                asks.append(replace(ask, nodes=members, records={**ask.records, MASKED_SUM: plan}))
+        masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
+        arrived: list[tuple[Node, Any]] = []
+        replies = yield masked
+        self.note_left_out()
+        for columns in replies:
+            for reply, row in zip(columns.replies, columns.rows, strict=True):
+                self.book_shares(run.round, reply)
+                arrived.append((reply.node, row))
+        means: dict[int, Mean] = {}
+        for pool, update in sorted((yield from self.solve(run.round, arrived)).items()):
+            start = exchange.sent(pool)
+            change = exchange.coding.change(update.mean, run.layout)
+            try:
+                self.federation.check_update(start + change, start)
+            except PayloadError as error:
+                self.lose(update, error.reason)
+                continue
+            means[pool] = _SumMean(update.survivors, update.weight, start, change)
+            run.absorbed += update.survivors
+            run.contents.append(update.metrics)
+        run.told.update(self.metrics())
+        if not self.enough():
+            raise RoundFailedError
+        return means
+
+
+@dataclass(frozen=True, eq=False)
+class _SumMean:
+    nodes: Sequence[int]
+    weight: float
+    start: NDArray[Any]
+    change: NDArray[np.float64]
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        share = self.weight / (self.weight + stayed)
+        moved: NDArray[np.float64] = self.start + self.change * share
+        return moved

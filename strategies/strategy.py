@@ -16,8 +16,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from hedgerow.strategies.exchange import ExchangeReport
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
 from hedgerow.strategies.secure_sums import SecureSums
 from hedgerow.strategies.sum_noise import SumPrivacyReport

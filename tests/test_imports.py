@@ -57,7 +57,6 @@ ELSEWHERE = {
     },
     "hedgerow.clients.local_task": {"sim/cli/test_new"},
     "hedgerow.clients.node_state": {"strategies/gossip/test_sealed_runs", "strategies/gossip/test_sites"},
-    "hedgerow.strategies.hsgd.strategy": {"flower_apps/test_hsgd"},
     "hedgerow.tasks.models": {"wire/test_seeds"},
     "hedgerow.tasks.partitions": {"wire/test_seeds"},
     "hedgerow.tasks.regression": {"wire/test_seeds"},

@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import nn
 
-from hedgerow.strategies.exchange import Node, Reply
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.init_width import init_width
 from hedgerow.strategies.fedmud.layer_method import (
@@ -43,6 +42,7 @@ from hedgerow.strategies.fedmud.sending import ALL, DOWN, Sending
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sums import LayerSums
 from hedgerow.strategies.fedmud.sync import Download, Sync
+from hedgerow.strategies.inbox import Node, Reply
 from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.secure_sums import SecureSum, parse_secure_sum
 from hedgerow.strategies.strategy import FederatedStrategy

@@ -7,10 +7,10 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Node, Reply, checked_metrics
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink
+from hedgerow.strategies.inbox import Node, Reply, checked_metrics
 from hedgerow.wire.checks import one_of
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record

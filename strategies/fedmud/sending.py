@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import Exchange, Node, collect
 from hedgerow.strategies.federation import Chosen, Federation
 from hedgerow.strategies.fedmud.replies import check_base
 from hedgerow.strategies.fedmud.split_model import SplitModel
 from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, Sync
+from hedgerow.strategies.inbox import Inbox, Node, collect
 from hedgerow.strategies.secure_sums import SecureSums
 from hedgerow.wire.ledger import NODE_TO_HUB
 from hedgerow.wire.masked_sums import MASKED_SUM
@@ -50,7 +50,7 @@ class Sending:
         # Of the round: its number, grid, contents and nominal bits, and who may still be answered again.
         self._round: tuple[int, Grid, Post, int] | None = None
         self._unanswered: dict[int, Node] = {}
-        self._listening = Exchange([], "", lambda node, content: None)
+        self._listening = Inbox([], "", lambda node, content: None)
         self._listeners: set[int] = set()
         self._heard: list[Message] = []
 
@@ -188,7 +188,7 @@ class Sending:
 
     def _broadcast(self, server_round: int, news: Sequence[tuple[Node, RecordDict]]) -> list[Message]:
         group, ttl = str(server_round), self.federation.timeout
-        self._listening = Exchange([node for node, _ in news], group, partial(check_base, self.downlink))
+        self._listening = Inbox([node for node, _ in news], group, partial(check_base, self.downlink))
         self._listeners = {node.node_id for node, _ in news}
         self._heard = []
         return [Message(content, node.node_id, MERGE, ttl=ttl, group_id=group) for node, content in news]

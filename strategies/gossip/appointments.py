@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.common import log
 
-from hedgerow.strategies.exchange import RAISED, Node, Roster
+from hedgerow.strategies.inbox import RAISED, Node, Roster
 
 __all__ = ["Appointment", "Appointments"]
 

@@ -8,10 +8,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import RAISED, Exchange, Node, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.monitor import Monitor, Sight
 from hedgerow.strategies.gossip.replies import seen
+from hedgerow.strategies.inbox import RAISED, Inbox, Node, collect
 from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR
 from hedgerow.wire.records import lazy_array
 
@@ -140,7 +140,7 @@ class Looks:
         if mean is not None:
             content["arrays"] = mean
         messages = [Message(content, node.node_id, MONITOR, ttl=timeout, group_id=group) for node in nodes]
-        exchange = Exchange(nodes, group, lambda _, reply: seen(reply, self.dim))
+        exchange = Inbox(nodes, group, lambda _, reply: seen(reply, self.dim))
         self._refusing.clear()
         self._failing.clear()
         replies = exchange.accept(self._noting_refusals(collect(grid, messages, timeout)))

@@ -11,7 +11,6 @@ from dataclasses import replace
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import Exchange, Node, Reply, Roster, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.introductions import Introductions, introduction_in, refused_in
@@ -19,6 +18,7 @@ from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.replies import introduced
 from hedgerow.strategies.gossip.sites import Sites
+from hedgerow.strategies.inbox import Inbox, Node, Reply, Roster, collect
 from hedgerow.strategies.router import Router, RoutingReport
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.message_types import HELLO
@@ -97,7 +97,7 @@ class Relay:
             self._book_down(server_round, node, 0, content)
             messages.append(Message(content, node.node_id, HELLO, ttl=timeout, group_id=group))
         answers = collect(grid, messages, min(timeout, _PATIENCE)) if messages else iter(())
-        for reply in Exchange(nodes, group, self._introduced).accept(answers):
+        for reply in Inbox(nodes, group, self._introduced).accept(answers):
             if self.introductions is not None:
                 self.introductions.take(reply.node.partition_id, *introduction_in(reply.content))
             yield reply

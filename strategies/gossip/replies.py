@@ -5,10 +5,10 @@ import math
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
-from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.monitor import Sight
+from hedgerow.strategies.inbox import Node
 from hedgerow.wire.records import PayloadError, config_in, records_of, view
 
 __all__ = ["introduced", "next_communication", "seen"]

@@ -17,7 +17,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.exchange import Node, Roster, checked_metrics
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.gossip.appointments import Appointments
 from hedgerow.strategies.gossip.exposure import Exposure
@@ -28,6 +27,7 @@ from hedgerow.strategies.gossip.relay import Relay
 from hedgerow.strategies.gossip.replies import next_communication
 from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.work import Work
+from hedgerow.strategies.inbox import Node, Roster, checked_metrics
 from hedgerow.strategies.privacy import LOST_ROUNDS, MONITOR, REASONS, PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.rounds import TooFewRepliesError

@@ -17,12 +17,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Reply, checked_metrics
 from hedgerow.strategies.hsgd.aggregators import Theta
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Schema, Vector, instruction
 from hedgerow.strategies.hsgd.sealing import SealedLinks, refusals
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.inbox import Reply, checked_metrics
 from hedgerow.wire.message_types import ENCODE, SCORE
 from hedgerow.wire.records import PayloadError, view
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from hedgerow.strategies.exchange import Reply
 from hedgerow.strategies.hsgd.aggregators import Combine, EdgeAggregator, Theta, moved
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
@@ -32,6 +31,7 @@ from hedgerow.strategies.hsgd.messages import (
     instruction,
 )
 from hedgerow.strategies.hsgd.sealing import Refused, SealedLinks, refusals
+from hedgerow.strategies.inbox import Reply
 from hedgerow.wire.records import PayloadError, records_of
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 

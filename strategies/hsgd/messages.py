@@ -60,7 +60,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import checked_metrics
+from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.wire.limits import MAX_SAMPLES
 from hedgerow.wire.records import PayloadError, records_of, to_record, view
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, INTRODUCTION_BYTES, SEAL_BYTES

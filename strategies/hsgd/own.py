@@ -17,12 +17,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Reply
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.matching import Form, Matching, OwnIntroduction, form_of, match
 from hedgerow.strategies.hsgd.parties import Parties
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.roster import grid_clock
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.fixed_point import from_fixed_point, split

@@ -14,10 +14,10 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import Node
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.roster import rounds_away
 from hedgerow.wire.message_types import PAIR
 

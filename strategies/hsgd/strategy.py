@@ -20,7 +20,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.exchange import ExchangeReport, Reply, collect
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.hsgd.adaptive import Adaptive
 from hedgerow.strategies.hsgd.aggregators import Blocks, Combine, Theta
@@ -43,6 +42,7 @@ from hedgerow.strategies.hsgd.setup import DealtSetup
 from hedgerow.strategies.hsgd.sums import PartySums
 from hedgerow.strategies.hsgd.system import System
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.inbox import ExchangeReport, Reply, collect
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.strategy import FederatedStrategy

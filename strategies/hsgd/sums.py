@@ -17,13 +17,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import ExchangeReport, Reply
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.aggregators import Theta
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.interval import GroupRound
 from hedgerow.strategies.hsgd.messages import instruction
 from hedgerow.strategies.hsgd.waves import Waves
+from hedgerow.strategies.inbox import ExchangeReport, Reply
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, SummedUpdate
 from hedgerow.strategies.vectors import WeightedMean
 from hedgerow.wire.message_types import UPLOAD

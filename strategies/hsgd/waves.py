@@ -6,9 +6,9 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.exchange import Exchange, ExchangeReport, Reply, collect
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.messages import INTRODUCTIONS
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply, collect
 from hedgerow.strategies.roster import RAISED
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import payload_bytes
@@ -42,7 +42,7 @@ class Waves:
         self._round = server_round
         self._booked = booked
         self._number = 0
-        self._open: Exchange | None = None
+        self._open: Inbox | None = None
         self._asked: dict[int, int] = {}
         self.raised: set[int] = set()
         self.report = ExchangeReport()
@@ -75,7 +75,7 @@ class Waves:
         there = [(node, content) for node, content in nodes if node.node_id in roster.online]
         if offline := len(nodes) - len(there):
             self.report.rejected["offline"] += offline
-        self._open = Exchange(
+        self._open = Inbox(
             [node for node, _ in there], group, lambda node, content: check(node.partition_id, content)
         )
         self._asked = {node.node_id: node.partition_id for node, _ in there}

@@ -18,8 +18,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import ExchangeReport, Node, Reply, RosterError
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.inbox import ExchangeReport, Node, Reply, RosterError
 from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.sd_feel.relayed import EdgeFederation

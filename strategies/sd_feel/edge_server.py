@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Node
+from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.roster import RosterError
 from hedgerow.strategies.rounds import EvaluateFn

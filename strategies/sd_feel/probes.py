@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Exchange, Node, checked_metrics, collect
 from hedgerow.strategies.federation import Federation, only_arrays
+from hedgerow.strategies.inbox import Inbox, Node, checked_metrics, collect
 from hedgerow.wire.message_types import GRADIENT
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, payload_bytes
@@ -129,7 +129,7 @@ def probed(
         gradient = layout.flatten(only_arrays(reply), np.float64)
         return _told(checked_metrics(reply, settings.weighted_by_key), gradient)
 
-    exchange = Exchange(nodes, group, checked)
+    exchange = Inbox(nodes, group, checked)
     answers = []
     for reply in exchange.accept(collect(grid, messages, federation.timeout) if messages else ()):
         client = reply.node.partition_id

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.strategies.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.exchange import Exchange, ExchangeReport, Node, Roster, RosterError, collect
 from hedgerow.strategies.federation import Chosen, Federation, FederationOptions, only_arrays
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, RosterError, collect
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.sd_feel.servers import ServerTransfer
 from hedgerow.strategies.topology import Mixing
@@ -330,7 +330,7 @@ class EdgeFederation(Federation):
             self._check_move(model, before[d], most[d])
             return model
 
-        exchange = Exchange([self._edges[d] for d in contents], group, check)
+        exchange = Inbox([self._edges[d] for d in contents], group, check)
         messages = []
         for d, content in contents.items():
             node, models = self._edges[d], sum(map(len, content.array_records.values()))

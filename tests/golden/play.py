@@ -43,6 +43,8 @@ _SECONDS = (
     "model-exchange-seconds",
     "link-send-seconds",
     "link-wait-seconds",
+    # What has come over a direct link by the end of a round, which other processes send.
+    "link-bytes-received",
 )
 _LEDGER = ("bits", "payload_bytes", "by_link")
 _CLOCK = ("sim_seconds",)

@@ -27,7 +27,7 @@ from hedgerow.strategies import (
     SimilarityFree,
 )
 from hedgerow.strategies.bounds import LossBound, UpdateBound, capped, overstated
-from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.inbox import Inbox
 from hedgerow.tasks import partition
 from hedgerow.wire import PayloadError
 
@@ -476,6 +476,6 @@ def test_a_reply_of_nothing_or_of_too_much_is_one_lost_reply(content: Any, reaso
         raise AssertionError("read")
 
     with flower_identity(1):
-        exchange = Exchange([Node(0, 5)], "7", unread)
+        exchange = Inbox([Node(0, 5)], "7", unread)
         assert list(exchange.accept([_reply(content)])) == []
     assert exchange.report.rejected == {reason: 1}

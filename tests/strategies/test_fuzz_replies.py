@@ -13,13 +13,26 @@ from tests.strategies.linear_federation import COMPRESSED, LAYERS, MODEL
 from tests.wire.fuzzing import Decoder, hunt
 
 from hedgerow.sim import flower_identity
-from hedgerow.strategies import EF21P, FedBAT, FedMUD, Fixed, Node, PayloadSizes, Router, SimilarityFree
+from hedgerow.strategies import (
+    EF21P,
+    Ask,
+    CompressedChanges,
+    Exchange,
+    FedBAT,
+    Federation,
+    FedMUD,
+    Models,
+    Node,
+    PayloadSizes,
+    Router,
+)
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.exchange import checked_metrics
 from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.replies import introduced as greeted
 from hedgerow.strategies.gossip.replies import next_communication, seen
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
+from hedgerow.strategies.inbox import checked_metrics
+from hedgerow.strategies.method import read
 from hedgerow.strategies.roster import introduced
 from hedgerow.wire import (
     MAX_EXAMPLES,
@@ -169,19 +182,20 @@ PARTIES = [
 
 def averaged(compressor: str) -> Decoder:
     """A worker's reply to the similarity-free family."""
-    strategy = SimilarityFree(
-        schedule=Fixed(0.1, 10), compressor=compressor, error_feedback=compressor != "identity"
-    )
-    strategy.federation.begin(60.0)
-    strategy._x = strategy.federation.vector(to_record(STATE))
+    federation = Federation()
+    federation.begin(60.0)
+    ask = Ask([NODE.partition_id], federation.vector(to_record(STATE)))
+    codec = parse_compressor(compressor)
+    coding = Models() if compressor == "identity" else CompressedChanges(codec)
+    exchange = Exchange("train", [ask], coding=coding)
     size, dense = 23, {"norm.num_batches_tracked": STATE["norm.num_batches_tracked"]}
-    packed = pack_update(parse_compressor(compressor), LAYOUT, RNG.standard_normal(size), dense)
+    packed = pack_update(codec, LAYOUT, RNG.standard_normal(size), dense)
     arrays = to_record(STATE) if compressor == "identity" else packed
     return refuses(
         f"worker-{compressor}",
         RecordDict({"update": arrays, "metrics": METRICS}),
-        lambda content: strategy._checked(NODE, content),
-        lambda value: finite(value.vector, LAYOUT.size) and 0 < value.weight <= MAX_EXAMPLES,
+        lambda content: read(federation, exchange, NODE, content),
+        lambda value: finite(value.row, LAYOUT.size) and 0 < value.claimed <= MAX_EXAMPLES,
     )
 
 

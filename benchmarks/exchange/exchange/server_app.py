@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from hedgerow.strategies.exchange import collect
+from hedgerow.strategies.inbox import collect
 from hedgerow.tasks import build_model
 
 app = ServerApp()

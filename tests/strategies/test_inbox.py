@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from hedgerow.sim import FaultModel, InProcessGrid
 from hedgerow.strategies import Node
-from hedgerow.strategies.exchange import Exchange, checked_metrics, collect, weighted_metrics
+from hedgerow.strategies.inbox import Inbox, checked_metrics, collect, weighted_metrics
 from hedgerow.wire import Layout, PayloadError
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
@@ -30,7 +30,7 @@ def value(node: Node, content: RecordDict) -> int:
 
 
 def test_replies_come_out_in_partition_order_whatever_order_they_came_in() -> None:
-    exchange = Exchange(NODES, "7", value)
+    exchange = Inbox(NODES, "7", value)
     assert [reply.value for reply in exchange.accept(replies([3, 0, 4, 2, 1]))] == [0, 1, 2, 3, 4]
     assert (exchange.report.accepted, exchange.report.rejected) == (5, {})
 
@@ -43,7 +43,7 @@ def test_a_reply_is_handed_on_as_soon_as_none_before_it_can_come() -> None:
             consumed.append(i)
             yield message
 
-    stream = Exchange(NODES, "7", value).accept(arriving())
+    stream = Inbox(NODES, "7", value).accept(arriving())
     assert next(stream).value == 0
     assert consumed == [1, 0]
     assert next(stream).value == 1
@@ -53,13 +53,13 @@ def test_a_reply_is_handed_on_as_soon_as_none_before_it_can_come() -> None:
 
 
 def test_the_quorum_takes_the_first_responders_and_counts_the_others() -> None:
-    exchange = Exchange(NODES, "7", value, quorum=3)
+    exchange = Inbox(NODES, "7", value, quorum=3)
     assert [reply.value for reply in exchange.accept(replies([4, 0, 2, 1, 3]))] == [0, 2, 4]
     assert exchange.report.rejected == {"after quorum": 2}
 
 
 def test_silent_stale_unknown_and_duplicate_replies_are_counted() -> None:
-    exchange = Exchange(NODES[:4], "7", value)
+    exchange = Inbox(NODES[:4], "7", value)
     mixed = [*replies([0]), *replies([0]), *replies([1], group="6"), *replies([4]), *replies([2])]
     assert [reply.value for reply in exchange.accept(mixed)] == [0, 2]
     assert exchange.report.rejected == {"duplicate": 1, "stale": 1, "unknown node": 1, "no reply": 2}
@@ -67,7 +67,7 @@ def test_silent_stale_unknown_and_duplicate_replies_are_counted() -> None:
 
 def test_error_replies_are_counted_by_code() -> None:
     instruction = Message(RecordDict(), NODES[0].node_id, "train", group_id="7")
-    exchange = Exchange(NODES[:2], "7", value)
+    exchange = Inbox(NODES[:2], "7", value)
     broken = Message(Error(code=5, reason=None), reply_to=instruction)
     assert [reply.value for reply in exchange.accept([broken, *replies([1])])] == [1]
     assert exchange.report.rejected == {"error 5": 1}
@@ -92,7 +92,7 @@ def test_an_error_that_the_hub_tells_of_a_node_is_that_nodes_one_lost_reply() ->
     messages = [
         Message(RecordDict(), node.node_id, "query.whoami", ttl=600.0, group_id="7") for node in nodes
     ]
-    exchange = Exchange(nodes, "7", lambda node, content: None)
+    exchange = Inbox(nodes, "7", lambda node, content: None)
     assert [reply.node.partition_id for reply in exchange.accept(collect(grid, messages, 600.0))] == [0, 2]
     assert exchange.report.rejected == {"error 5": 1}
 
@@ -157,7 +157,7 @@ def test_what_hostile_nodes_write_reaches_no_log_line_as_it_is(caplog: pytest.Lo
             if content is None
             else Message(content, reply_to=message)
         )
-        list(Exchange([node], "1", check).accept([answer]))
+        list(Inbox([node], "1", check).accept([answer]))
 
     with caplog.at_level("INFO", logger="flwr"):
         told(None)

@@ -1,0 +1,109 @@
+"""The weighted mean of replies, and what an aggregator is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import Exchange, Steps, Vector
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["Aggregator", "Mean", "WeightedMean"]
+
+
+class Mean(Protocol):
+    """What an aggregator makes of the replies of one pool."""
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """Partition ids, ascending."""
+
+    @property
+    def weight(self) -> float:
+        """What the nodes count together."""
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        """Return the mean (M,), of which nodes that count ``stayed`` have not moved."""
+
+
+class Aggregator(Protocol):
+    """Owns the exchange by which a method learns, and takes a mean of each pool.
+
+    Its ``means`` is a generator: it yields the exchange, and may yield questions before and after.
+    """
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        """Make an exchange; return the means of those pools that have one."""
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        """Return what a node counts that claims so many examples."""
+
+
+@dataclass
+class SumOfRows:
+    """A pool's weighted sum of rows, in the order of partition ids."""
+
+    start: Vector
+    changes: bool
+    total: NDArray[np.float64] = field(init=False)
+    weights: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = np.zeros(self.start.shape, np.float64)
+
+    def add(self, node: int, row: Vector, weight: float) -> None:
+        """Add a row (M,)."""
+        self.weights[node] = weight
+        self.total += weight * row.astype(np.float64)
+
+    @property
+    def nodes(self) -> Collection[int]:
+        """The nodes whose rows are in it."""
+        return self.weights
+
+    @property
+    def weight(self) -> float:
+        """What they count together."""
+        return sum(self.weights.values())
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        """Return the mean (M,), of which nodes that count ``stayed`` have not moved."""
+        weight = self.weight + stayed
+        if self.changes:
+            mean: NDArray[np.float64] = self.start + self.total / weight
+        else:
+            mean = (self.total + stayed * self.start if stayed else self.total) / weight
+        return mean
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    """The mean by examples, or of all alike.
+
+    Parameters
+    ----------
+    by_examples : bool (default: True)
+        Whether a node counts as its examples; 1 otherwise.
+    """
+
+    by_examples: bool = True
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        """Return what a node counts: the examples that it told first, up to the run's bound, or 1."""
+        return run.size(node, claimed) if self.by_examples else 1.0
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        """Return each pool's mean, summed in float64 as replies come."""
+        sums: dict[int, SumOfRows] = {}
+        for columns in (yield exchange):
+            for at, (node, pool) in enumerate(zip(columns.nodes, columns.pools, strict=True)):
+                if pool not in sums:
+                    sums[pool] = SumOfRows(exchange.sent(pool), exchange.coding.changes)
+                sums[pool].add(node, columns.rows[at], self.weight(run, node, columns.claimed[at]))
+        return sums

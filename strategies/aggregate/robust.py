@@ -1,0 +1,66 @@
+"""Rules that some lying nodes cannot ruin, in place of the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.aggregate.mean import Mean
+from hedgerow.strategies.exchange import Exchange, Steps, Vector
+from hedgerow.wire.robust_means import Aggregation
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["Robust"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """A model that a rule's move was added to; nodes that are missing are not in it."""
+
+    nodes: Sequence[int]
+    weight: float
+    start: Vector
+    move: NDArray[np.float64]
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        moved: NDArray[np.float64] = self.start + self.move
+        return moved
+
+
+@dataclass(frozen=True)
+class Robust:
+    """A rule over updates, of which every reply is one, whatever its node claims.
+
+    Parameters
+    ----------
+    rule : Aggregation
+        Of ``parse_aggregation``, or any object with ``least``, ``for_count`` and ``combined``.
+    """
+
+    rule: Aggregation
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        """Return 1."""
+        return 1.0
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        """Return what the rule takes of each pool's updates; of too few for it their median, counted."""
+        found: dict[int, tuple[list[int], list[NDArray[np.float64]]]] = {}
+        for columns in (yield exchange):
+            for node, pool, row in zip(columns.nodes, columns.pools, columns.rows, strict=True):
+                start = 0.0 if exchange.coding.changes else exchange.sent(pool).astype(np.float64)
+                nodes, updates = found.setdefault(pool, ([], []))
+                nodes.append(node)
+                updates.append(row - start)
+        means = {}
+        for pool, (nodes, updates) in sorted(found.items()):
+            weights = np.ones(len(nodes))
+            move = run.federation.combined(self.rule, np.stack(updates).astype(np.float64), weights)
+            means[pool] = _Moved(nodes, float(len(nodes)), exchange.sent(pool), move)
+        return means

@@ -1,0 +1,134 @@
+"""Compressed replies with error feedback, the server's side.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", Algorithms 2 and 4, step 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import Coding, Exchange, Models, Row, Vector
+from hedgerow.strategies.parts.part import Part
+from hedgerow.wire.compress import (
+    Compressor,
+    Identity,
+    compressed_part,
+    dense_part,
+    in_round,
+    record_payload,
+    summed_arrays,
+    unpack_update,
+)
+from hedgerow.wire.records import Layout, to_record
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["CompressedChanges", "ErrorFeedback"]
+
+
+@dataclass(frozen=True)
+class CompressedChanges:
+    """Replies are compressed changes of the model; running statistics and counters travel as they are.
+
+    Parameters
+    ----------
+    codec : Compressor
+        Of the round.
+    """
+
+    codec: Compressor
+    changes = True
+
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+        """Return the change (M,), and the bits of its payload."""
+        update, dense = unpack_update(self.codec, layout, record)
+        part = compressed_part(layout)
+        change = np.zeros_like(sent)
+        for key, where in part.slices.items():
+            change[layout.slices[key]] = update[where]
+        for key, values in dense.items():
+            change[layout.slices[key]] = values.ravel() - sent[layout.slices[key]]
+        payload = {key: values for key, values in record_payload(record).items() if key not in dense}
+        return Row(change, self.codec.bits(part.size, payload))
+
+    def bits(self, layout: Layout) -> int:
+        """Return the bits of a payload."""
+        return self.codec.bits(compressed_part(layout).size)
+
+    def summed(self, model: ArrayRecord) -> ArrayRecord:
+        """Return the entries that all nodes send."""
+        return to_record(summed_arrays(self.codec, record_payload(model)))
+
+    def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+        """Return the change whose entries are the numbers."""
+        part, rest = compressed_part(layout), dense_part(layout)
+        change, kept = np.zeros(layout.size), numbers.size - rest.size
+        update = self.codec.decode({"values": numbers[:kept].astype(np.float32)}, part.size)
+        for key, where in part.slices.items():
+            change[layout.slices[key]] = update[where]
+        for key, where in rest.slices.items():
+            change[layout.slices[key]] = numbers[kept:][where]
+        return change
+
+
+class ErrorFeedback(Part):
+    """Asks nodes for compressed replies, and tells each which of its own was absorbed last.
+
+    Parameters
+    ----------
+    compressor : Compressor
+        ``Identity`` for whole models.
+    error_feedback : bool
+        Whether nodes keep what compression cuts off, and add it to their next reply.
+    """
+
+    name = "error-feedback"
+
+    def __init__(self, compressor: Compressor, error_feedback: bool) -> None:
+        self.compressor, self.error_feedback = compressor, error_feedback
+        self.forget()
+
+    def forget(self) -> None:
+        """Have absorbed nothing."""
+        self.acknowledged: dict[int, int] = {}
+
+    def coding(self, round_index: int) -> Coding:
+        """Return how the replies of a round (from 0) are read."""
+        codec = in_round(self.compressor, round_index)
+        return Models() if isinstance(codec, Identity) else CompressedChanges(codec)
+
+    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+        """Ask for compressed replies to a training exchange."""
+        if exchange.kind != "train":
+            return exchange
+        k = run.round - 1
+        told = {"compressor": str(in_round(self.compressor, k)), "error-feedback": self.error_feedback}
+        last = {i: self.acknowledged.get(i, -1) for i in exchange.asked}
+        asks = [replace(ask, own={**ask.own, "acknowledged": last}) for ask in exchange.asks]
+        config = {**exchange.config, **told, "round-index": k}
+        return replace(exchange, asks=asks, config=config, coding=self.coding(k))
+
+    def ended(self, run: Run) -> None:
+        """Acknowledge what a round has absorbed."""
+        self.acknowledged |= dict.fromkeys(run.absorbed, run.round - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the acknowledgements."""
+        return {"acknowledged": {str(node): k for node, k in sorted(self.acknowledged.items())}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the acknowledgements."""
+        self.acknowledged = {int(node): int(k) for node, k in state["acknowledged"].items()}
+
+    def describe(self) -> list[str]:
+        """Say how replies are compressed."""
+        kept = self.error_feedback and not isinstance(self.compressor, Identity)
+        return [f"ErrorFeedback: {self.compressor}, {'error feedback' if kept else 'no error feedback'}"]

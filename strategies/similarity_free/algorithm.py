@@ -1,0 +1,122 @@
+"""FedAvg, FedProx and their error-feedback forms under a step-size schedule.
+
+Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
+without Data Similarity", the server's lines of Algorithms 1 to 4.
+Differs: what becomes of a round in which a worker is missing, which the paper leaves out. The divisor stays
+n and the missing worker counts as one that did not move, which keeps the virtual iterate exact.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
+from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.schedules import Schedule
+from hedgerow.wire.checks import in_range, int_at_least, one_of
+
+__all__ = ["DOWN", "UP", "Algorithm", "InnerSolver", "State"]
+
+DOWN, UP = "server->worker", "worker->server"
+
+
+@dataclass(frozen=True)
+class InnerSolver:
+    """How a worker approximates its proximal point, by gradient steps on the inner problem.
+
+    Parameters
+    ----------
+    lr : str (default: "auto:0.1")
+        ``auto:<max>``, a third of the proximal parameter but no more than the maximum, or
+        ``fixed:<value>``, which diverges where it exceeds twice the proximal parameter.
+    steps : int (default: 30)
+        Inner steps at most, >= 1.
+    tol : float (default: 1e-3)
+        Stop at this residual relative to the first gradient, in [0, 1).
+    batch : {"fixed", "fresh"} (default: "fixed")
+        One mini-batch a round, as the theory has it, or one an inner step.
+    """
+
+    lr: str = "auto:0.1"
+    steps: int = 30
+    tol: float = 1e-3
+    batch: Literal["fixed", "fresh"] = "fixed"
+
+    def __post_init__(self) -> None:
+        int_at_least(1, steps=self.steps)
+        in_range("tol", self.tol, 0.0, 1.0, open_above=True)
+        one_of("batch", self.batch, ("fixed", "fresh"))
+
+    def instructions(self) -> dict[str, str | int | float]:
+        """Return the solver as keys of a message's config."""
+        return {
+            "inner-lr": self.lr,
+            "inner-steps": self.steps,
+            "inner-tol": self.tol,
+            "inner-batch": self.batch,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """x^k, (M,)."""
+
+    x: Vector
+
+
+class Algorithm(Method[State]):
+    """Algorithms 1 to 4, line by line; ``SimilarityFree`` adds what a user sets."""
+
+    state_class = State
+    schedule: Schedule
+    operator: str
+    schedule_drives: str
+    local_iters: int
+    batch_size: int
+    inner: InnerSolver
+    probe_rounds: int
+
+    def begin(self, model: Vector) -> State:
+        """Return x^0."""
+        return State(model)
+
+    def round(self, state: State, run: Run) -> Steps[State]:
+        """Send x^k and gamma^k, and move x^k by the mean of the workers' moves."""
+        x, k = state.x, run.round - 1
+        workers = range(self.federation.num_clients)
+        train = Exchange("train", [Ask(workers, x)], self.instructions(k, run), (DOWN, UP))
+        mean = (yield from self.means(train, run)).get(0)
+        if mean is None:  # Nobody moved.
+            return state
+        # (1/n) sum_i: who is missing has stayed at x^k.
+        missing = set(run.there) - set(mean.nodes)
+        typical = mean.weight / len(mean.nodes)
+        stayed = sum(self.aggregator.weight(run, i, run.known_size(i, typical)) for i in sorted(missing))
+        return State(mean.model(stayed).astype(x.dtype))
+
+    def model(self, state: State) -> Vector:
+        """Return x^k."""
+        return state.x
+
+    def moved(self, state: State, model: Vector) -> State:
+        """Go on from another x^k; what workers' compressors cut off before is still to come."""
+        return State(model)
+
+    def local_step(self, k: int) -> float:
+        """Return what multiplies a gradient in round k (from 0), or that round's proximal parameter."""
+        gamma = self.schedule(k)
+        return gamma / self.local_iters if self.schedule_drives == "round" else gamma
+
+    def instructions(self, k: int, run: Run) -> Mapping[str, Any]:
+        """Return what workers are told in round k (from 0)."""
+        told: dict[str, Any] = {
+            "server-round": run.round,
+            "round-index": k,
+            "operator": self.operator,
+            "local-step": self.local_step(k),
+            "local-iters": self.local_iters,
+            "batch-size": self.batch_size,
+            "seed": run.seed,
+            "probe": k < self.probe_rounds,
+        }
+        return told | self.inner.instructions() if self.operator == "prox" else told
