@@ -128,25 +128,6 @@ def test_a_summary_has_no_value_of_what_a_variant_does_not_record(tmp_path: Path
         redraw.summary(found, ["rounds"], ["epsilom"], [], [])
 
 
-def test_a_figure_without_results_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "claims").mkdir()
-    (tmp_path / "claims/app.toml").write_text(
-        """
-        size = {fig1 = "a tenth"}
-        [[claim]]
-        id = 1
-        paper = "ours"
-        figure = "fig1"
-        test = [{left = "a", right = "b", x = "rounds", y = "loss", expect = "lower"}]
-        """
-    )
-    monkeypatch.setattr(redraw, "HERE", tmp_path)
-    row = redraw.claims_table("app").splitlines()[-1]
-    assert row == (
-        "| 1 | ours | not run | no runs of `figures/fig1.toml` yet | `figures/fig1.toml` (a tenth) |"
-    )
-
-
 def test_a_fresh_evaluation_is_not_compared_with_an_old_one(find: Callable[..., redraw.Finding]) -> None:
     """At its last round `ours` is evaluated too, where `theirs` was not since round 2."""
     ours = {seed: [4.0, None, 3.0, 1.0 + seed / 10] for seed in range(3)}
@@ -208,12 +189,6 @@ def test_a_target_that_one_reached_and_the_other_never_decides(
     assert find(losses, target=2.0, expect=expect).verdict == verdict
 
 
-def test_a_variant_of_which_no_run_ended_decides_nothing(find: Callable[..., redraw.Finding]) -> None:
-    assert find({"ours": {0: [4.0, 1.0]}}) == redraw.Finding(
-        "no run of theirs ended by itself", "not decidable"
-    )
-
-
 @pytest.mark.parametrize("test", [{}, {"target": 1.5}, {"expect": "higher"}])
 def test_those_that_survived_decide_nothing(
     find: Callable[..., redraw.Finding], test: Mapping[str, Any]
@@ -223,10 +198,3 @@ def test_those_that_survived_decide_nothing(
     assert find(losses, **test).verdict != "not decidable"
     found = find(losses, failed={"theirs": {3: "Run failed: the run diverges"}}, **test)
     assert found == redraw.Finding("1 of 4 runs of theirs failed", "not decidable")
-
-
-def test_a_summary_tells_failed_runs_and_has_no_mean_cost_of_the_others(tmp_path: Path) -> None:
-    run = Run(tmp_path, "wild", 0, {"run": {"seed": 0}}, _records([4.0, 3.0], 1), True)
-    found = Results([run], "", "", ("rounds",), ("loss",), "figure", failed={"wild": {1: "", 2: ""}})
-    (row,) = redraw.summary(found, ["rounds"], ["loss"], [("loss", 3.5)], []).splitlines()[2:]
-    assert row == "| wild | 1, 2 failed | 3 | 1 | reached by 1 |"

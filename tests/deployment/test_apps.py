@@ -29,6 +29,7 @@ class Case:
 
     app: str
     config: str
+    roles: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -45,6 +46,12 @@ CASES = (
         "sd_feel",
         "method=fedavg secure-sum=true tau1=2 tau2=1 iterations=6 batch-size=5 model=logistic "
         "evaluate-every=1",
+    ),
+    Case(
+        "sd_feel",
+        "edge-servers=nodes num-servers=2 topology=path tau1=2 tau2=1 alpha=2 iterations=6 batch-size=5 "
+        "model=logistic evaluate-every=1",
+        ("client", "client", "edge", "edge"),
     ),
     Case(
         "similarity_free",
@@ -87,7 +94,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     # CEPS's nodes tell a monitor only what their owners let them.
     policy = tmp_path_factory.mktemp("policy") / "hedgerow-node.toml"
     policy.write_text("monitor = true\n")
-    node_config = [{"policy": str(policy)}] * NODES
+    told = [{"role": role} for role in case.roles] or [{}] * NODES
+    node_config = [{"policy": str(policy), **one} for one in told]
     command = [sys.executable, "-m", "hedgerow.sim", "run", str(case.folder), "--nodes", str(NODES)]
     subprocess.run([*command, "-c", f"{case.config} output-dir={here}"], check=True, timeout=240)
     with Deployment(case.folder, NODES, tls=True, node_config=node_config) as deployment:

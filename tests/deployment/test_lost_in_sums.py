@@ -1,4 +1,4 @@
-"""Secure sums of the other methods on SuperNodes, one of which is lost in a phase after the other."""
+"""Secure sums of every method on SuperNodes, one of which is lost in a phase after the other."""
 
 import json
 import shutil
@@ -64,6 +64,16 @@ class Case:
 # No keys for the first sum, no update for the second; in the third the others know its masks.
 PHASES: Missed = {"query.sum_keys": [1], "train": [1], "query.sum_shares": [1]}
 CASES = [
+    Case(
+        "sd-feel",
+        "sd_feel",
+        5,
+        "method=fedavg tau1=2 tau2=1 iterations=8 batch-size=5 model=logistic evaluate-every=4",
+        4,
+        PHASES,
+        {"train": [1, 2]},
+        [1, 1, 0, 0],
+    ),
     Case(
         "similarity-free",
         "similarity_free",

@@ -127,8 +127,7 @@ def test_nodes_work_through_the_proxy_and_nobody_can_submit_a_run_there(tmp_path
             ):
                 assert flwr(*refused).returncode != 0
         plan = deployment.plan(
-            "num-clients=2 num-servers=2 topology=path tau1=2 tau2=1 iterations=4",
-            f"output-dir='{tmp_path}'",
+            "num-clients=2 num-servers=2 topology=path tau1=2 tau2=1 iterations=4", f"output-dir='{tmp_path}'"
         )
         with tunnelled(deployment) as address, told(deployment, address):
             assert deployment.run(plan, timeout=300).exit_code == 0

@@ -43,8 +43,7 @@ def test_a_run_completes_within_the_units_system_calls_and_address_families(
             for pid in (node.pid, *node.descendants()):
                 assert "Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
         plan = deployment.plan(
-            "num-clients=2 num-servers=2 topology=path tau1=2 tau2=1 iterations=4",
-            f"output-dir='{tmp_path}'",
+            "num-clients=2 num-servers=2 topology=path tau1=2 tau2=1 iterations=4", f"output-dir='{tmp_path}'"
         )
         assert deployment.run(plan, timeout=300).exit_code == 0
 

@@ -9,9 +9,6 @@ import pytest
 
 from .pages import DOCS, RUN, blocks, environment
 
-# Under ten seconds each; the others start deployments, Ray, or a dozen runs.
-QUICK = ("tutorials/gossip.md",)
-
 
 def script(page: Path, folder: Path) -> str:
     """Write a page's files and return its blocks as one shell script."""
@@ -32,9 +29,9 @@ def script(page: Path, folder: Path) -> str:
     return "\n".join(parts)
 
 
-@pytest.mark.parametrize(
-    "page", [page if page in QUICK else pytest.param(page, marks=pytest.mark.slow) for page in RUN]
-)
+# They start deployments, Ray, or a dozen runs.
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
 def test_a_page_does_what_it_says(page: str, tmp_path: Path) -> None:
     pytest.importorskip("ray" if page.endswith("/ray.md") else "flwr")
     with subprocess.Popen(

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=[pytest.mark.slow] if run == "fedmud cnn4" else []) for run in RUNS]
+    "run",
+    [pytest.param(run, marks=[] if run in ("sd-feel", "ceps", "hsgd") else pytest.mark.slow) for run in RUNS],
 )
 def test_a_run_does_not_tell_who_was_called_with_whom_on_how_many_threads_and_workers(run: str) -> None:
     found = digests(run, brief=True)

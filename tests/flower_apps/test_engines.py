@@ -18,8 +18,9 @@ from hedgerow.sim import read_rounds
 APPS = Path(__file__).parents[2] / "flower_apps"
 
 
-# Each starts a Ray cluster, which takes both cores: one worker runs them, one after the other.
-pytestmark = pytest.mark.xdist_group("flower")
+# Most start a Ray cluster, which takes both cores: one worker runs them in turn. By default one run on
+# Flower's engine is in tests/sim/deploy/test_flower_run.py.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,14 @@ JOBS = (
         killed_at=7,
     ),
 )
+# What has messages or links of its own; killed and resumed they are contracts.
+VARIANTS = {
+    "edge servers as nodes": (JOBS[0], "edge-servers=nodes"),
+    "sums of sd-feel": (JOBS[0], "num-servers=2 participation=1.0 secure-sum=true"),
+    "sums of similarity-free": (JOBS[1], "compressor=randk(0.1) secure-sum=true"),
+    "sums of fedmud": (JOBS[2], "clients-per-round=4 secure-sum=true"),
+    "unsealed ceps": (JOBS[3], "sealed=false"),
+}
 
 
 def settings(job: Job, folder: Path, config: str = "") -> tuple[str, str]:
@@ -128,19 +137,17 @@ def runs_to_the_end(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job],
     return run
 
 
-def named(job: Job) -> str:
-    return job.app
-
-
 @pytest.mark.parametrize(
-    "job",
-    [pytest.param(job, marks=[] if job.app == "sd_feel" else pytest.mark.slow) for job in JOBS],
-    ids=named,
+    ("job", "more"),
+    [
+        *(pytest.param(job, "", id=job.app) for job in JOBS),
+        *(pytest.param(*one, id=name) for name, one in VARIANTS.items()),
+    ],
 )
-def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path) -> None:
+def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, more: str, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    run_here(job, *settings(job, ours, job.brief))
-    output = finish(start(job, theirs, "--engine", "flower", config=job.brief))
+    run_here(job, *settings(job, ours, f"{job.brief} {more}"))
+    output = finish(start(job, theirs, "--engine", "flower", config=f"{job.brief} {more}"))
     assert_same_bits(ours, theirs)
     here, there = (read_rounds(next(folder.iterdir())) for folder in (ours, theirs))
     for key in ("bits", "payload_bytes", "sim_seconds", "accepted", "central"):
@@ -148,49 +155,13 @@ def test_flowers_engine_and_ours_end_with_the_same_bits(job: Job, tmp_path: Path
     assert "loss" in output
 
 
-@pytest.mark.slow
-def test_sealed_links_move_no_bit_on_either_engine(tmp_path: Path) -> None:
-    job = next(job for job in JOBS if job.app == "ceps")
-    for engine in ("inprocess", "flower"):
-        for sealed in ("true", "false"):
-            folder = tmp_path / f"{engine}-{sealed}"
-            finish(start(job, folder, "--engine", engine, config=f"{job.brief} sealed={sealed}"))
-            assert_same_bits(tmp_path / "inprocess-true", folder)
-            records = read_rounds(next(folder.iterdir()))
-            assert ("unopened" in records[-1]["train"]) == (sealed == "true")
-
-
-_SUMMED = {
-    "sd_feel": "num-servers=2 participation=1.0",
-    "similarity_free": "compressor=randk(0.1)",
-    "fedmud": "clients-per-round=4",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("app", _SUMMED)
-def test_secure_sums_are_the_same_on_either_engine_whatever_their_masks(app: str, tmp_path: Path) -> None:
-    job = next(job for job in JOBS if job.app == app)
-    config = f"{job.brief} {_SUMMED[app]} secure-sum=true"
-    for engine in ("inprocess", "flower"):
-        finish(start(job, tmp_path / engine, "--engine", engine, config=config))
-    assert_same_bits(tmp_path / "inprocess", tmp_path / "flower")
-    here, there = (read_rounds(next((tmp_path / engine).iterdir())) for engine in ("inprocess", "flower"))
-    for key in ("payload_bytes", "accepted", "train"):
-        assert [record[key] for record in here] == [record[key] for record in there], key
-    assert all("clipped" in record["train"] for record in here[1:])
-
-
 # That every method goes on to the same bits is a contract; here real processes get real signals.
 @pytest.mark.parametrize(
     ("job", "signum"),
     [
-        *(
-            pytest.param(job, signal.SIGKILL, id=job.app, marks=[] if job is JOBS[0] else pytest.mark.slow)
-            for job in JOBS
-        ),
-        pytest.param(JOBS[0], signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
-        pytest.param(JOBS[0], signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
+        *(pytest.param(job, signal.SIGKILL, id=job.app) for job in JOBS),
+        pytest.param(JOBS[0], signal.SIGTERM, id="SIGTERM"),
+        pytest.param(JOBS[0], signal.SIGINT, id="SIGINT"),
     ],
 )
 def test_a_killed_run_resumes_to_the_same_bits(
@@ -201,8 +172,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert_same_run(runs_to_the_end(job), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS, ids=named)
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.app)
 def test_a_run_killed_on_flowers_engine_resumes_to_the_same_bits(
     job: Job, runs_to_the_end: Callable[[Job], Path], tmp_path: Path
 ) -> None:

@@ -55,11 +55,6 @@ def test_the_published_pair_is_the_default_of_the_method_that_it_is_of() -> None
     assert strategy(method="fedavg").learning_rate == 0.03
 
 
-def test_what_is_set_goes_before_the_defaults() -> None:
-    own = strategy(**{"learning-rate": 0.2, "init-a": 0.7})
-    assert (own.learning_rate, own.compression.init_a) == (0.2, 0.7)
-
-
 @pytest.mark.parametrize("method", [m for m in METHODS if m.startswith("fedmud")])
 def test_a_larger_step_has_a_smaller_width_of_the_same_gain(method: str) -> None:
     one, other = (strategy(method=method, **{"learning-rate": rate}) for rate in (0.01, 0.04))
@@ -116,13 +111,3 @@ def test_the_view_of_two_convolutions_trains_another_model(tmp_path: Path) -> No
     )
     assert one[-1]["payload_bytes"] == other[-1]["payload_bytes"]
     assert losses(one) != losses(other)
-
-
-def test_flips_move_the_run_and_repeat(tmp_path: Path) -> None:
-    plain, flips, again = (
-        losses(FEDMUD.run(tmp_path, augmentation=name, **{"num-rounds": 1}))
-        for name in ("none", "flips", "flips")
-    )
-    assert plain[0] == flips[0]
-    assert plain[1] != flips[1]
-    assert flips == again

@@ -14,25 +14,8 @@ from hedgerow.sim.runs.kinds import MAX_INT64
 from hedgerow.sim.runs.plan import toml_text
 
 INTEGERS = (
-    0,
-    1,
-    -1,
-    2,
-    3,
-    5,
-    7,
-    10,
-    16,
-    17,
-    50,
-    100,
-    1000,
-    2**20,
-    2**31,
-    MAX_INT64,
-    2**63,
-    -(2**63),
-    10**400,
+    *(0, 1, -1, 2, 3, 5, 7, 10, 16, 17, 50, 100, 1000, 2**20, 2**31),
+    *(MAX_INT64, 2**63, -(2**63), 10**400),
 )
 FLOATS = (
     *(0.0, -0.0, 1.0, -1.0, 0.5, 0.1, 0.999999, 1.0000001, 2.0, 17.5, 1e-5, 1e-9, 1e9, 1e-30, 1e30),
@@ -55,22 +38,7 @@ TEXTS = (
     *("auto", "none", "cuda:99999999999999999999", "cuda:٣", "meta", "iid", "ring", "ring(2)", "labels(3)"),
 )
 ARGUMENTS = (
-    "",
-    "0",
-    "-1",
-    "1",
-    "2",
-    "3",
-    "0.4",
-    "1e308",
-    "nan",
-    "inf",
-    "1,2",
-    "2,8",
-    "a,b",
-    "9" * 400,
-    "(",
-    "²",
+    *("", "0", "-1", "1", "2", "3", "0.4", "1e308", "nan", "inf", "1,2", "2,8", "a,b", "9" * 400, "(", "²"),
 )
 NAMES = (
     *("dirichlet", "capped-dirichlet", "shards", "labels", "ring", "iid", "pairs", "rates", "regular"),
@@ -156,11 +124,11 @@ def run_of(case: AppCase, seed: int, count: int) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_wild_settings_run_or_are_one_clear_error(case: AppCase) -> None:
-    run_of(case, seed=0, count=200)
+    run_of(case, seed=0, count=100)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", range(1, 3))
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_many_wild_settings_run_or_are_one_clear_error(case: AppCase, seed: int) -> None:
     run_of(case, seed, count=1000)
@@ -169,7 +137,7 @@ def test_many_wild_settings_run_or_are_one_clear_error(case: AppCase, seed: int)
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_wild_settings_on_the_command_line_are_one_clear_error(case: AppCase, tmp_path) -> None:  # type: ignore[no-untyped-def]
     file = tmp_path / "wild.toml"
-    for changes in draws(case, seed=9, count=60):
+    for changes in draws(case, seed=9, count=30):
         writable = {k: v for k, v in changes.items() if not (isinstance(v, str) and "\udc80" in v)}
         file.write_text(toml_text(writable), encoding="utf-8")
         try:
@@ -179,18 +147,3 @@ def test_wild_settings_on_the_command_line_are_one_clear_error(case: AppCase, tm
         else:
             said = ""
         assert said.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_straggler_that_no_node_is_is_refused(case: AppCase) -> None:
-    with pytest.raises(SettingsError, match=r"fault-stragglers: \[999\] of \d+ nodes; valid"):
-        plan_run(case.spec, ["fault-stragglers=999"])
-
-
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_all_that_is_wrong_on_a_command_line_is_in_one_error(case: AppCase) -> None:
-    with pytest.raises(SettingsError) as error:
-        plan_run(case.spec, ["nope=1 quiet=3 seed=-1 checkpoint-every=0 fault-dropout=2 num-clients=0"])
-    said = str(error.value)
-    for key in ("nope=1", "quiet=3", "seed = -1", "checkpoint-every = 0", "fault-dropout=2", "num-clients=0"):
-        assert key in said

@@ -12,7 +12,7 @@ from tests.flower_apps.hsgd_own import Grid, Played, files, prepared
 from tests.strategies.changing_grid import ChangingGrid
 
 from hedgerow.sim import SettingsError, flower_identity
-from hedgerow.strategies import HSGD, PairingError, RosterError, TooFewRepliesError
+from hedgerow.strategies import HSGD, PairingError
 
 K = 6  # people of a group
 
@@ -101,20 +101,6 @@ def test_a_group_without_its_hospital_sits_out_until_that_comes(tmp_path: Path) 
     assert (pools[0]["sums"], pools[0]["counts"], len(pools[0]["labels-of"])) == (False, False, K)
 
 
-def test_while_a_group_sits_out_the_model_is_that_of_the_others_alone(tmp_path: Path) -> None:
-    configs = files(tmp_path, K, 2)
-    without = go(changing(configs, away=[1], quorum=3), 3)
-    alone = go(changing(files(tmp_path / "alone", K, 2), away=[1, 3], quorum=2), 3)
-    assert all(np.array_equal(without.arrays[key], alone.arrays[key]) for key in alone.arrays)
-
-
-def test_with_everybody_there_a_quorum_changes_no_bit(tmp_path: Path) -> None:
-    configs = files(tmp_path, 12, 2)
-    few, everyone = (go(changing(configs, quorum=quorum, holdout=0.3), 1) for quorum in (2, 4))
-    assert all(np.array_equal(few.arrays[key], everyone.arrays[key]) for key in everyone.arrays)
-    assert few.ends[-1].central == everyone.ends[-1].central
-
-
 def test_a_run_waits_for_a_whole_group_not_for_the_quorum_alone(tmp_path: Path) -> None:
     """Two hospitals are two nodes, and no group."""
     configs = files(tmp_path, K, 2)
@@ -136,11 +122,6 @@ def test_a_run_waits_for_a_whole_group_not_for_the_quorum_alone(tmp_path: Path) 
     assert trained(go(played, 1)) == [{1, 3}]
 
 
-def test_too_few_parties_are_an_error_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RosterError, match="2 nodes after 120 s, but 3 are needed"):
-        go(changing(files(tmp_path, K, 2), away=[2, 3], quorum=3), 1)
-
-
 def test_a_party_that_comes_back_with_nothing_in_its_memory_is_told_again(tmp_path: Path) -> None:
     configs = files(tmp_path, K, 2)
 
@@ -156,48 +137,6 @@ def test_a_party_that_comes_back_with_nothing_in_its_memory_is_told_again(tmp_pa
         go(played, 5)
         lost = [2, 2, 2, 2, 2] if number == 1 else [2, 2, 1, 2, 2]
         assert told(played, "groups") == lost
-
-
-def test_two_nodes_of_one_name_cost_the_second_its_part_alone(tmp_path: Path) -> None:
-    configs = [{**one, "name": f"party-{i}"} for i, one in enumerate(files(tmp_path, K, 2))]
-    configs[3]["name"] = "party-2"
-    played = go(changing(configs, away=[3], quorum=3, after={2: lambda g: g.come(3)}, **WHOLE), 4)
-    assert trained(played) == [{0, 2}] * 4
-    assert played.ends[3].rejected == {"duplicate name": 1, "offline": 1}
-    assert sum(end.rejected.get("duplicate name", 0) for end in played.ends) == 1
-
-
-def test_a_newcomer_takes_nobodys_place_in_a_group(tmp_path: Path) -> None:
-    """A second hospital with the same people has as many matches, and a lower number."""
-    configs = files(tmp_path, K, 1)
-    played = go(
-        changing([configs[0], *configs], away=[0], quorum=2, after={1: lambda g: g.come(0)}, **WHOLE), 3
-    )
-    assert trained(played) == [{1, 2}] * 3
-    assert [end.train.get("left-out-second-hospital", 0) for end in played.ends[1:]] == [0, 1, 1]
-
-
-def test_a_party_does_not_become_another(tmp_path: Path) -> None:
-    """A device that left comes back as the gateway of all."""
-    configs = files(tmp_path, K, 1, "devices")
-    edge = files(tmp_path / "edges", K, 1)[1]
-
-    def change(grid: Any) -> None:
-        node = grid._nodes[grid.node_id(3)]
-        node.config.update({key: edge[key] for key in ("role", "data")})
-        grid.come(3, 4242)
-
-    played = go(changing(configs, quorum=3, after={1: change}, **WHOLE), 2)
-    assert trained(played) == [set(range(K + 1)), set(range(K + 1)) - {3}]
-    assert played.ends[-1].train["left-out-another-role"] == 1
-
-
-def test_a_run_whose_groups_all_left_ends_with_an_error_and_its_state(tmp_path: Path) -> None:
-    played = changing(files(tmp_path, K, 1), quorum=2, after={2: lambda g: g.leave(0)}, **WHOLE)
-    with pytest.raises(TooFewRepliesError, match="offline"):
-        go(played, 4)
-    assert played.strategy.completed_rounds == 2
-    assert played.strategy.current_arrays() is not None
 
 
 def test_a_run_goes_on_with_others_than_it_stopped_with(tmp_path: Path) -> None:
@@ -227,26 +166,6 @@ def test_groups_that_are_kept_apart_stay_as_they_were_while_they_are_away(tmp_pa
     first = go(changing(configs, quorum=4, **apart), 1)
     one, other = (played.strategy.models()[1] for played in (late, first))
     assert all(np.array_equal(one[key].numpy(), other[key].numpy()) for key in other)
-
-
-def test_people_held_out_stay_so_while_others_are_away(tmp_path: Path) -> None:
-    configs = files(tmp_path, 14, 1, "devices")
-    played = go(
-        changing(configs, away=range(1, 8), quorum=5, after={2: lambda g: [g.come(i) for i in range(1, 8)]},
-                 **{**WHOLE, "holdout": 0.4}),
-        3,
-    )  # fmt: skip
-    drawn = [
-        set(content["config"]["ids"])
-        for kind, i, content in played.grid.sent
-        if (kind, i) == ("train.exchange", 0)
-    ]
-    scored = [
-        set(content["config"]["ids"]) for kind, _, content in played.grid.sent if kind == "evaluate.score"
-    ]
-    assert drawn[0] < drawn[-1]
-    assert scored[0] < scored[-1]
-    assert not set().union(*drawn) & set().union(*scored)
 
 
 def test_a_quorum_is_of_own_data_and_no_larger_than_the_federation(tmp_path: Path) -> None:

@@ -49,13 +49,12 @@ for folder, split, settings in runs:
 """
 RUNS = {
     "sd-feel": "num-servers=2 topology=path tau1=1 tau2=1 iterations=2 model=mlp",
-    "similarity-free": "num-rounds=2 local-iters=1 model=logistic fixed-c=0.3 algorithm=ef-fedavg",
-    "fedmud": "num-rounds=2 clients-per-round=2 model=mlp skip-front=0 ratio=0.25",
+    "fedmud": "num-rounds=1 clients-per-round=2 model=mlp skip-front=0 ratio=0.25",
     "hsgd": "iterations=4 participation=0.5 evaluate-every=1",
 }
 
 
-@pytest.mark.parametrize("app", [*RUNS, "ceps"])
+@pytest.mark.parametrize("app", ["sd-feel", "similarity-free", "fedmud", "ceps", "hsgd"])
 def test_a_device_that_installs_an_app_gets_what_a_node_needs(app: str) -> None:
     project = tomllib.loads((APPS / app / "pyproject.toml").read_text())["project"]
     asked = {one.name: one for one in map(Requirement, project["dependencies"])}

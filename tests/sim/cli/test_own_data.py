@@ -32,13 +32,6 @@ def test_each_node_of_a_simulation_reads_its_own_file(
     assert one_run(tmp_path)[-1]["central"]["node-examples"] == [2, 4]
 
 
-def test_a_key_that_no_node_reads_is_refused() -> None:
-    shown = hedgerow("run", APPS / "similarity-free", *SMALL, "--node-config", "dta=x.npz")
-    assert shown.exit_code == 2
-    assert "dta" in shown.output
-    assert "data" in shown.output
-
-
 MODULE = """
 import numpy as np
 from hedgerow.tasks import Dataset

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.sim.cli.command_line import APPS, SD_FEEL, cells, hedgerow
+from tests.sim.cli.command_line import APPS, cells, hedgerow
 
 # Setting B of the planning goldens: the MIMIC-III sizes are the defaults.
 HSGD = ("plan", "hsgd", "--rho", "0.5", "--delta", "0.5", "--loss-gap", "2.3")
@@ -21,28 +21,11 @@ def test_an_hsgd_plan_chooses_the_intervals_and_their_cost() -> None:
     assert float(cells(result.stdout, "eta* at P = Q")[0]) <= 1 / (8 * 20 * 0.5)
 
 
-def test_an_hsgd_plan_shows_the_printed_interval_on_request() -> None:
-    result = hedgerow(*HSGD, "--eta-power", "2")
-    assert cells(result.stdout, "Q* with eta^2") == ["1.95789"]
-    assert cells(result.stdout, "P = Q") == ["2"]
-
-
-def test_an_hsgd_plan_has_strategy_1_for_some_p() -> None:
-    result = hedgerow("plan", "hsgd", "--rho", "5", "--delta", "0.5", "--loss-gap", "2.3", "--target", "1.0")
-    assert cells(result.stdout, "2") == ["0.0125", "0.71459", "2"]
-    assert cells(result.stdout, "4") == ["0.00625", "2.37635", "1, eta too large"]
-
-
 def test_an_hsgd_plan_says_that_a_target_is_infeasible() -> None:
     result = hedgerow("plan", "hsgd", "--rho", "5", "--delta", "0.5", "--loss-gap", "2.3", "--target", "0.1")
     assert result.exit_code == 0
     assert cells(result.stdout, "2")[1:] == ["infeasible", "infeasible"]
     assert "Infeasible: no P and Q" in result.stdout
-
-
-def test_an_hsgd_plan_says_that_eta_is_too_large() -> None:
-    result = hedgerow("plan", "hsgd", "--rho", "50", "--delta", "0.5", "--loss-gap", "2.3")
-    assert cells(result.stdout, "P = Q") == ["infeasible: eta is above 0.0025"]
 
 
 def write_observed_run(folder: Path, *, observed: bool) -> Path:
@@ -71,23 +54,6 @@ def test_an_hsgd_plan_takes_its_sizes_from_the_app() -> None:
     (P,) = cells(result.stdout, "P = Q")
     scalars = 4 * 200 / int(P) * (375 + 57 * 375 + 257 + 2 * 57 * 7)
     assert float(cells(result.stdout, "cost (19), MB")[0]) == pytest.approx(4 * scalars / 1e6, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("plan", "hsgd", "--rho", "1"), "--delta, --loss-gap needed, or --from-run"),
-        ((*HSGD, "--eta-power", "4"), "--eta-power 4; valid is 3 or 2"),
-        ((*HSGD, "--target", "0"), "target is 0.0; valid is a finite number > 0"),
-        ((*HSGD, "--batch", "0"), "batch is 0; valid is an integer >= 1"),
-        ((*HSGD, "--app", SD_FEEL), "valid is the app hsgd"),
-        ((*HSGD, "--from-run", "nowhere"), "nowhere"),
-    ],
-)
-def test_bad_options_of_an_hsgd_plan_are_named(arguments: tuple[str, ...], message: str) -> None:
-    result = hedgerow(*arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
 
 
 def test_a_run_without_estimates_says_how_to_make_one_with_them(tmp_path: Path) -> None:

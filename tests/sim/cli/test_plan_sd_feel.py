@@ -75,13 +75,6 @@ def test_the_plan_ends_with_a_command_that_the_app_takes(tmp_path: Path) -> None
     assert planned.run_config["learning-rate"] == 0.01
 
 
-def test_a_target_that_no_schedule_reaches_says_why(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", {**PROBE, "gradient-variance": 1e6})
-    result = hedgerow("plan", "sd-feel", "--from-run", run)
-    assert result.exit_code == 0
-    assert "# No schedule: with eta = 0.01 bound (15) stays above 800" in result.stdout
-
-
 @pytest.mark.parametrize(("probes", "lacks"), [((), "probes"), (({"train-loss": 1.0},), "probes")])
 def test_a_run_without_probes_says_how_to_make_one(tmp_path: Path, probes: Any, lacks: str) -> None:
     result = hedgerow("plan", "sd-feel", "--from-run", write_run(tmp_path / "run", *probes))

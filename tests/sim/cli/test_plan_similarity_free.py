@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-import pytest
 from tests.sim.cli.command_line import cells, hedgerow
 
 from hedgerow.sim import find_app, plan_run
@@ -38,26 +37,6 @@ def test_a_similarity_free_plan_shows_steps_and_constants() -> None:
     assert "f(x^0)" not in result.stdout
 
 
-def test_a_similarity_free_plan_shows_the_printed_constants_on_request() -> None:
-    result = hedgerow(*GIVEN, "--delta-inf", "0.5", "--compressor-contraction", "0.1", "--printed")
-    assert cells(result.stdout, "ef-fedprox")[2:] == ["588", "0.25", "326.625"]
-
-
-def test_a_similarity_free_plan_says_what_it_assumed() -> None:
-    result = hedgerow(*GIVEN)
-    assert cells(result.stdout, "V0") == ["2.30259", "assumed", "V0 <= f(x^0), loss non-negative"]
-    assert cells(result.stdout, "f(x^0)")[:2] == ["2.30259", "assumed"]
-    assert cells(result.stdout, "fedavg", "fixed")[-1] == ""
-
-
-def test_top_k_sets_contraction_and_bits() -> None:
-    result = hedgerow(*GIVEN, "--topk", "0.01", "--num-params", "431080", "--num-nodes", "1")
-    assert "contraction 0.00999814" in result.stdout
-    dense, compressed = (cells(result.stdout, name, "fixed") for name in ("fedavg", "ef-fedavg"))
-    assert float(dense[-1]) / float(dense[-2]) == pytest.approx(32 * 431_080, rel=0.01)
-    assert float(compressed[-1]) / float(compressed[-2]) == pytest.approx(64 * 4310, rel=0.01)
-
-
 def test_a_similarity_free_plan_takes_its_inputs_from_a_probed_run(tmp_path: Path) -> None:
     run = write_probed_run(tmp_path / "run", probed=True)
     result = hedgerow("plan", "similarity-free", "--from-run", run)
@@ -65,16 +44,6 @@ def test_a_similarity_free_plan_takes_its_inputs_from_a_probed_run(tmp_path: Pat
     assert cells(result.stdout, "L")[:2] == ["4", "measured"]
     assert cells(result.stdout, "sigma2")[:2] == ["0.5", "measured"]
     assert [cells(result.stdout, name)[0] for name in ("delta_inf", "V0", "R")] == ["1.5", "2", "2"]
-
-
-def test_a_plan_from_a_run_is_for_its_nodes_iterations_compressor_and_model(tmp_path: Path) -> None:
-    run = write_probed_run(tmp_path / "run", probed=True)
-    told = hedgerow("plan", "similarity-free", "--from-run", run).stdout
-    by_hand = ("--local-iters", "5", "--topk", "0.01", "--num-params", "1000", "--num-nodes", "3")
-    assert told == hedgerow("plan", "similarity-free", "--from-run", run, *by_hand).stdout
-    assert "contraction 0.01\n" in told.replace(" ", "").replace("contraction0", "contraction 0")
-    step, local = map(float, cells(told, "ef-fedavg")[:2])
-    assert step / local == pytest.approx(5, rel=1e-5)
 
 
 def test_the_plan_ends_with_commands_that_the_app_takes(tmp_path: Path) -> None:
@@ -89,32 +58,9 @@ def test_the_plan_ends_with_commands_that_the_app_takes(tmp_path: Path) -> None:
     assert "local-iters=5 compressor=topk(0.01)" in commands[2][4]
 
 
-def test_more_rounds_than_the_app_runs_are_said_instead() -> None:
-    result = hedgerow(*GIVEN, "--compressor-contraction", "0.01")
-    assert "# ef-fedavg: 2.1e+08 rounds at least, and the app runs up to" in result.stdout
-
-
 def test_a_run_without_probes_says_how_to_make_one_with_them(tmp_path: Path) -> None:
     run = write_probed_run(tmp_path / "run", probed=False)
     result = hedgerow("plan", "similarity-free", "--from-run", run)
     assert result.exit_code == 2
     assert "train 'curvature', train 'gradient-variance'" in result.stderr
     assert '-c "probe-rounds=5"' in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("plan", "similarity-free"), "--smoothness and --variance are needed, or --from-run"),
-        ((*GIVEN, "--topk", "0.01"), "--topk 0.01 without --num-params"),
-        ((*GIVEN, "--topk", "2", "--num-params", "9"), "fraction is 2.0; valid is a number in (0, 1]"),
-        ((*GIVEN, "--topk", "0.5", "--compressor-contraction", "0.5"), "valid is one of them"),
-        ((*GIVEN, "--epsilon", "0"), "epsilon is 0.0; valid is a finite number > 0"),
-        ((*GIVEN, "--from-run", "nowhere"), "nowhere"),
-        ((*GIVEN, "--from-run", "nowhere", "--initial-loss", "1"), "the run has losses"),
-    ],
-)
-def test_bad_options_of_a_similarity_free_plan_are_named(arguments: tuple[str, ...], message: str) -> None:
-    result = hedgerow(*arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr

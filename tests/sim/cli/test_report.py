@@ -33,25 +33,6 @@ def test_the_page_of_one_run_goes_into_its_folder_and_of_several_here(
     assert hedgerow("report", "runs").stdout.split() == [str(tmp_path / "report.html")]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("-o", "page.pdf"), "--out 'page.pdf'; valid is a file whose name ends with .html"),
-        (("--target", "loss"), "--target 'loss'; valid is name=number"),
-        (("--y", "beauty"), "y = 'beauty'; valid in"),
-        (("--x", "money"), "x = 'money'; valid is one of rounds"),
-    ],
-)
-def test_a_bad_option_is_one_error_and_writes_nothing(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, str], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = hedgerow("report", made, *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob("*.pdf"))
-
-
 def run(link: str, **settings: Any) -> Run:
     links = {link: {"messages": 1, "nominal_bits": 1, "payload_bytes": 1}}
     config = {"run": {"seed": 0, **settings}}
@@ -76,26 +57,12 @@ def test_nodes_are_drawn_as_their_topology_says() -> None:
     assert not network.directed
 
 
-def test_nodes_that_are_not_told_by_whom_they_tell_are_drawn_with_arrows() -> None:
-    network = network_of(run("node->node", **{"topology": "directed-ring", "num-clients": 3}))
-    assert network is not None
-    assert list(network.edges) == [(0, 1), (1, 2), (2, 0)]
-    assert network.directed
-
-
-def test_a_graph_that_changes_is_not_drawn() -> None:
-    assert network_of(run("node->node", **{"topology": "one-peer-exponential", "num-clients": 4})) is None
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"topology": 3, "num-servers": 2, "num-clients": 2},
         {"topology": "no-such", "num-servers": 2, "num-clients": 2},
         {"topology": "complete", "num-servers": 10**9, "num-clients": 10**9},
-        {"topology": "ring", "num-servers": "2", "num-clients": 2},
-        {"topology": "regular(3)", "num-servers": 3, "num-clients": 3},
     ],
 )
 def test_what_is_no_graph_is_not_drawn(settings: dict[str, Any]) -> None:

@@ -59,14 +59,6 @@ def test_a_sweep_tells_each_run_and_what_is_left(
     )
 
 
-def test_a_sweeps_folder_is_named_for_its_file(
-    sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    hedgerow("sweep", sweep_file)
-    assert (tmp_path / "runs" / "mine" / "sweep.json").is_file()
-
-
 def test_a_sweep_with_a_failure_exits_with_1(
     sweep_file: Path, tmp_path: Path, no_runs: dict[str, Any]
 ) -> None:
@@ -84,10 +76,3 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     result = hedgerow("sweep", sweep_file, "--out", tmp_path / "out")
     assert result.exit_code == code
     assert f"start it again to go on in {tmp_path / 'out'}" in result.stderr
-
-
-def test_a_bad_sweep_file_exits_with_2(tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text("seeds = 3")
-    result = hedgerow("sweep", tmp_path / "bad.toml")
-    assert result.exit_code == 2
-    assert "app is missing" in result.stderr

@@ -1,8 +1,7 @@
-"""``hedgerow table``: what it prints, and how it explains a bad option."""
+"""``hedgerow table`` and ``hedgerow export``: what they print."""
 
 from pathlib import Path
 
-import pytest
 from tests.sim.cli.command_line import hedgerow
 
 
@@ -30,30 +29,5 @@ def test_a_table_without_a_budget_takes_the_largest_that_all_spent(made: Path) -
     assert "### loss at sim-seconds = 0.5" in hedgerow("table", made).stdout
 
 
-def test_a_table_takes_several_metrics_and_costs(made: Path) -> None:
-    result = hedgerow("table", made, "--x", "rounds", "--x", "bits", "--y", "loss", "--y", "accuracy")
-    titles = [line for line in result.stdout.splitlines() if line.startswith("### ")]
-    assert titles == [
-        "### loss at rounds = 1",
-        "### accuracy at rounds = 1",
-        "### loss at bits = 1000000",
-        "### accuracy at bits = 1000000",
-    ]
-
-
-def test_a_table_warns_of_what_is_missing(made: Path) -> None:
-    (made / "B" / "seed-1" / "summary.json").unlink()
-    assert hedgerow("table", made).stderr == "Warning: B, seed 1: not finished, left out\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--budget", "rounds"], "--budget 'rounds'; valid is name=number"),
-        (["--budget", "epochs=3"], "x = 'epochs'; valid is one of rounds"),
-        (["--target", "f1=0.5"], "y = 'f1'; valid in "),
-    ],
-)
-def test_a_bad_option_is_explained(made: Path, options: list[str], error: str) -> None:
-    result = hedgerow("table", made, *options)
-    assert (result.exit_code, error in result.stderr) == (2, True), result.output
+def test_an_export_says_how_many_rows(made: Path, tmp_path: Path) -> None:
+    assert hedgerow("export", made, "--csv", tmp_path / "o.csv").stdout == f"{tmp_path / 'o.csv'}: 20 rows\n"

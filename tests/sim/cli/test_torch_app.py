@@ -122,25 +122,3 @@ def test_a_resumed_run_is_what_it_was(place: Path) -> None:
     assert [end["round"] for end in read_rounds(folder)] == [1, 2, 3, 4]
     config = json.loads((folder / "config.json").read_text())
     assert (config["run"]["seed"], config["time"]) == (3, "real")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["-c", "seed=1"], "seed=1: app 'torch-app' has no such key (use --seed)"),
-        (["-c", "output-dir=x"], "has no such key (use --output-dir)"),
-        (["--engine", "flower", "--seed", "1"], "--seed: app 'torch-app' has no key 'seed'"),
-        (["--seed", str(2**63)], "below 2^63"),
-    ],
-)
-def test_what_it_cannot_be_asked_is_explained(arguments: list[str], text: str) -> None:
-    shown = hedgerow("run", APP, *arguments)
-    assert shown.exit_code == 2
-    assert text in shown.stderr
-
-
-@pytest.mark.parametrize("seeds", ["", "1,1", "a", "-1", "0.5", str(2**63), "9" * 5000])
-def test_bad_seeds_are_refused(seeds: str) -> None:
-    shown = hedgerow("sweep", APP, f"--seeds={seeds}", "--dry-run")
-    assert shown.exit_code == 2
-    assert "valid are different integers >= 0, below 2^63" in shown.stderr

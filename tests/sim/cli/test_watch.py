@@ -46,23 +46,6 @@ def test_it_serves_until_it_is_interrupted(write_run: WriteRun) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ((), "is not there; valid is the folder of a run"),
-        (("--host", "256.1.1.1"), "--host '256.1.1.1' --port 0: cannot listen there"),
-    ],
-)
-def test_what_cannot_be_watched_is_one_error(
-    write_run: WriteRun, tmp_path: Path, options: tuple[str, ...], words: str
-) -> None:
-    folder = write_run("run", [2.0]) if options else tmp_path / "none"
-    result = hedgerow("watch", folder, *options)
-    assert result.exit_code == 2
-    assert words in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
 def test_the_newest_run_is_followed(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-from tests.sim.cli.command_line import hedgerow
-
 from hedgerow.sim.deploy.fallback import superlinks
 
 # In the place of Flower's SuperNode: loses the first SuperLink, is refused by the second, is the third's.
@@ -61,12 +58,6 @@ def test_the_next_superlink_is_dialled_until_the_process_is_told_to_end(tmp_path
     assert told.read_text().splitlines() == [*dialled, "goodbye"]
 
 
-def test_arguments_that_are_not_valid_end_it_and_the_nodes_own_patience_holds(tmp_path: Path) -> None:
-    one, told = dialling(tmp_path, "wrong:4,third:3", "--max-retries=3")
-    assert one.wait(10.0) == 2
-    assert told.read_text() == "-m hedgerow.sim.deploy.fallback --max-retries=3 --superlink wrong:4\n"
-
-
 def test_a_node_dials_its_own_superlink_first_and_each_once() -> None:
     arguments = ["--superlink", "10.0.0.1:8000", "--port", "1"]
     assert superlinks(arguments, "hub.local:1, [::1]:2,10.0.0.1:8000") == [
@@ -75,22 +66,3 @@ def test_a_node_dials_its_own_superlink_first_and_each_once() -> None:
         "[::1]:2",
     ]
     assert superlinks(["--superlink=a:1"], "b:2") == ["a:1", "b:2"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--fallback", "a:1"], "--fallback is 'a:1'; valid with --superlink, once"),
-        (["--fallback", "a:1,", "--superlink", "b:1"], "--fallback has ''; valid is host:port"),
-        (["--fallback", "https://a:1", "--superlink", "b:1"], "--fallback has 'https://a:1'; valid is"),
-        (["--fallback", "a:70000", "--superlink", "b:1"], "--fallback has 'a:70000'; valid is host:port"),
-        (["--fallback", "a:1", "--superlink", "b"], "--superlink has 'b'; valid is host:port"),
-    ],
-)
-def test_addresses_that_are_none_are_named_before_anything_starts(
-    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    shown = hedgerow("node", *arguments)
-    assert shown.exit_code == 2, shown.output
-    assert words in " ".join(shown.output.split())

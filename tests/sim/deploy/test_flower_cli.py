@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from hedgerow.sim.deploy import flower_cli
-from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment, healthy
+from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd, environment
 from hedgerow.sim.deploy.flower_run import follow
-from hedgerow.sim.deploy.processes import free_ports
 
 # Says what the files beside it say, and writes down how it was called.
 FAKE = """#!{python}
@@ -36,7 +35,6 @@ elif sys.argv[1] == "list":
 
 COMPLETED = '{"success": true, "runs": [{"status": "finished:completed", "status-details": ""}]}'
 FAILED = '{"success": true, "runs": [{"status": "finished:failed", "status-details": "boom"}]}'
-RUNNING = '{"success": true, "runs": [{"status": "running", "status-details": ""}]}'
 
 Play = Callable[..., FlowerRun]
 
@@ -83,23 +81,18 @@ def test_a_run_that_was_not_taken_exits_with_1(play: Play) -> None:
     assert (end.run_id, end.status, end.details, end.exit_code) == (None, "not started", "no such app", 1)
 
 
-def test_a_run_whose_log_broke_off_is_waited_for(play: Play, tmp_path: Path) -> None:
-    assert play(listed=f"{RUNNING}\nno answer\n{FAILED}").wait(20).status == "finished:failed"
-    assert len(calls(tmp_path)) == 4
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many questions, with less time for each."""
-    monkeypatch.setattr(flower_cli, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(flower_cli, "_ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(flower_cli, "_PAUSE_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("answer", [COMPLETED, FAILED])
-@pytest.mark.parametrize("unanswered", ["slow\n" * 3, "no answer\n" * 3, "slow\nno answer\n"])
-def test_a_slow_answer_is_asked_for_again(play: Play, answer: str, unanswered: str) -> None:
-    assert play(listed=unanswered + answer).wait(30).status == json.loads(answer)["runs"][0]["status"]
+def test_a_slow_answer_is_asked_for_again(play: Play, answer: str) -> None:
+    listed = f"slow\nno answer\n{answer}"
+    assert play(listed=listed).wait(30).status == json.loads(answer)["runs"][0]["status"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -134,26 +127,11 @@ def test_where_flower_never_answers_the_runs_own_summary_tells(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_summary_of_before_is_no_witness(play: Play, tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text('{"status": "completed"}')
-    os.utime(tmp_path / "summary.json", (1, 1))
-    run = play(run=f"Successfully started run 7\nRun folder: {tmp_path}", listed="no answer")
-    assert run.wait(30).status == "unknown"
-
-
-@pytest.mark.usefixtures("impatient")
 def test_flowers_word_stands_before_the_summarys(play: Play, tmp_path: Path) -> None:
     run = play(run=f"Successfully started run 7\nRun folder: {tmp_path}", listed=FAILED, seconds=1)
     run.submitted(20)
     (tmp_path / "summary.json").write_text('{"status": "completed"}')
     assert run.wait(30).status == "finished:failed"
-
-
-def test_lines_are_kept_and_printed_as_they_come(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    run = play(run="one\ntwo\nSuccessfully started run 7")
-    run.wait(20)
-    assert [line.strip() for line in run.lines[:3]] == ["one", "two", "Successfully started run 7"]
-    assert "one\ntwo\n" in capsys.readouterr().out
 
 
 def test_the_id_is_there_while_the_run_goes_on(play: Play) -> None:
@@ -166,11 +144,6 @@ def test_the_id_is_there_while_the_run_goes_on(play: Play) -> None:
     run.close()
     assert not run.following
     assert time.monotonic() - began < 10
-
-
-def test_a_run_without_an_id_says_what_flwr_said(play: Play) -> None:
-    with pytest.raises(RuntimeError, match="started no run:\nno such app"):
-        play(run="no such app").submitted(20)
 
 
 def test_a_run_is_stopped_by_its_id(play: Play, tmp_path: Path) -> None:
@@ -190,7 +163,3 @@ def test_flowers_programs_see_a_home_of_their_own_and_this_environment(
     assert env["FLWR_TELEMETRY_ENABLED"] == "0"
     assert env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-
-
-def test_nobody_answers_where_nobody_listens() -> None:
-    assert not healthy(free_ports(1)[0])

@@ -110,21 +110,6 @@ def test_with_tls_every_node_has_its_key_and_trusts_the_ca(
     assert not any("--insecure" in program.command for program in (one.superlink, *one.nodes))
 
 
-def test_everybody_meets_on_loopback_on_ports_of_their_own(start: Deploy) -> None:
-    one = start(3)
-    assert one.address == f"127.0.0.1:{option(one.superlink.command, '--port')}"
-    assert option(one.superlink.command, "--host") == "127.0.0.1"
-    assert {option(node.command, "--superlink") for node in one.nodes} == {one.address}
-    ports = [option(program.command, "--port") for program in (one.superlink, *one.nodes)]
-    assert len(set(ports)) == 4
-
-
-def test_two_deployments_at_once_share_nothing(start: Deploy) -> None:
-    one, other = start(), start()
-    assert one.address != other.address
-    assert one.home != other.home
-
-
 def test_every_program_has_a_home_of_its_own_in_a_private_folder(start: Deploy) -> None:
     one = start()
     homes = [Path(program.env["FLWR_HOME"]) for program in (one.superlink, *one.nodes)]
@@ -140,16 +125,6 @@ def test_nothing_is_installed_and_nothing_is_told_to_anyone(start: Deploy) -> No
         assert program.env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
         assert program.env["FLWR_TELEMETRY_ENABLED"] == "0"
         assert program.env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-
-
-def test_the_fast_settings_are_the_default_and_the_users_own_go_before(
-    start: Deploy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (key,) = FAST
-    assert [node.env[key] for node in start().nodes] == [FAST[key]] * 2
-    assert key not in start(fast=False).superlink.env
-    monkeypatch.setenv(key, "5")
-    assert start().superlink.env[key] == "5"
 
 
 def test_nodes_share_the_cores_unless_the_user_says_otherwise(
@@ -173,18 +148,6 @@ def test_a_node_config_reaches_flower_as_it_was_said(start: Deploy) -> None:
         assert node.config == said
         if '"' not in str(extra[i]["role"]):  # Flower's own parser takes no escaped quotes
             assert parse_config_args([option(node.command, "--node-config")]) == said
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"num_nodes": 0}, "num_nodes is 0; valid is an integer >= 1"),
-        ({"num_nodes": 2, "node_config": [{}]}, "node_config has 1 entries; valid is one a node: 2"),
-    ],
-)
-def test_a_deployment_that_cannot_be_is_refused(spec: AppSpec, options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Deployment(spec, **options)  # type: ignore[arg-type]
 
 
 # Start and end
@@ -217,21 +180,7 @@ def test_sigterm_ends_what_was_started(spec: AppSpec, fakes: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_logs_stay_where_asked(start: Deploy, tmp_path: Path) -> None:
-    start(keep_logs=tmp_path / "kept").close()
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
-        "superlink.log",
-        "node0.log",
-        "node1.log",
-    }
-
-
-def test_a_home_that_the_user_gave_stays(start: Deploy, tmp_path: Path) -> None:
-    start(home=tmp_path / "home").close()
-    assert (tmp_path / "home" / "logs" / "superlink.log").is_file()
-
-
-@pytest.mark.parametrize("stage", ["_supernode", "_write_connection", "_superlink"])
+@pytest.mark.parametrize("stage", ["_supernode", "_superlink"])
 def test_an_error_at_any_stage_of_the_start_ends_what_was_started(
     start: Deploy, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,12 +207,6 @@ def test_a_node_that_does_not_start_is_named_with_its_log(start: Deploy, fakes: 
         start()
 
 
-def test_a_key_that_is_not_registered_is_named(start: Deploy, fakes: Path) -> None:
-    (fakes / "flwr").write_text("#!/bin/sh\necho this key is known already; exit 1\n")
-    with pytest.raises(StartError, match=r"the key of partition 0 was not registered:\nthis key is known"):
-        start(1, tls=True)
-
-
 def test_a_refused_node_is_started_again_until_it_is_taken(start: Deploy, fakes: Path) -> None:
     node: SuperNode = start().nodes[1]
     node.kill()
@@ -275,14 +218,6 @@ def test_a_refused_node_is_started_again_until_it_is_taken(start: Deploy, fakes:
     assert (fakes / "refused").read_text() == "0"
 
 
-def test_a_node_that_is_refused_for_too_long_is_an_error(start: Deploy, fakes: Path) -> None:
-    node = start().nodes[0]
-    (fakes / "refused").write_text("1000")
-    with pytest.raises(StartError, match="the SuperNode of partition 0"):
-        node.restart(1.0, delay=0.1)
-    assert not node.running
-
-
 def test_a_run_gets_its_settings_and_an_absolute_output_folder(
     start: Deploy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -292,8 +227,3 @@ def test_a_run_gets_its_settings_and_an_absolute_output_folder(
     run.close()
     settings = read_toml(one.home / "run-config-0.toml")
     assert settings == {**one.spec.config, "lr": 0.1, "output-dir": str(tmp_path / "out")}
-
-
-def test_faults_are_not_a_deployments_to_play(start: Deploy) -> None:
-    with pytest.raises(ValueError, match="a deployment plays no faults"):
-        start().plan("fault-dropout=0.5")

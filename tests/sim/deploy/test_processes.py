@@ -1,8 +1,6 @@
 """Programs are started apart and ended with all that they started, and nothing else is."""
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ import pytest
 
 from hedgerow.sim import StartError
 from hedgerow.sim.deploy import processes
-from hedgerow.sim.deploy.processes import Program, free_ports, program, stop_all
+from hedgerow.sim.deploy.processes import Program, stop_all
 
 # A parent with a child in its own group and a detached one; each says on a line of the log who it is.
 FAMILY = """
@@ -69,23 +67,6 @@ def children(one: Program) -> list[int]:
 # Starting
 
 
-def test_free_ports_differ_and_can_be_listened_on() -> None:
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    for port in ports:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
-
-
-def test_flowers_programs_are_found_beside_the_interpreter() -> None:
-    assert Path(program("flower-superlink")).is_file()
-
-
-def test_a_missing_program_is_named() -> None:
-    with pytest.raises(RuntimeError, match="flower-nonsense is not installed"):
-        program("flower-nonsense")
-
-
 def test_a_program_that_ends_at_its_start_is_named_with_the_end_of_its_log(make: Make) -> None:
     one = make("print('x' * 9000); print('no such port'); raise SystemExit(3)", "the SuperLink")
     one.start()
@@ -96,42 +77,11 @@ def test_a_program_that_ends_at_its_start_is_named_with_the_end_of_its_log(make:
     assert len(str(e.value)) < 3000
 
 
-def test_a_program_that_is_never_ready_is_named(make: Make) -> None:
-    one = make("import time; print('waiting', flush=True); time.sleep(60)")
-    one.start()
-    with pytest.raises(StartError, match=r"the thing did not start within 0.2 s"):
-        one.wait_until(lambda: False, 0.2)
-
-
-def test_a_program_runs_once_at_a_time(make: Make) -> None:
-    one = started(make(FAMILY), "children")
-    with pytest.raises(RuntimeError, match="is running already"):
-        one.start()
-
-
-def test_a_restarted_program_shows_its_new_log(make: Make) -> None:
-    one = make("import os; print('I am', os.getpid(), flush=True)")
-    shown = []
-    for _ in range(2):
-        one.start()
-        one.wait_until(lambda: "I am" in one.log(), 20)
-        one.stop()
-        shown.append((one.log(), one.pid))
-    assert [log for log, _ in shown] == [f"I am {pid}\n" for _, pid in shown]
-    assert one.log_file.read_text() == shown[0][0] + shown[1][0]
-
-
 def test_what_a_program_started_is_found_by_name(make: Make) -> None:
     one = started(make(FAMILY), "children")
     assert sorted(one.descendants()) == sorted(children(one))
     assert sorted(one.descendants(Path(sys.executable).name)) == sorted(children(one))
     assert one.descendants("flwr-clientapp") == []
-
-
-def test_a_narrow_terminal_hides_no_program(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = started(make(FAMILY), "children")
-    monkeypatch.setenv("COLUMNS", "20")
-    assert sorted(one.descendants("time.sleep(60)")) == sorted(children(one))
 
 
 # Ending
@@ -147,23 +97,6 @@ def test_a_program_ends_with_all_that_it_started(make: Make, end: Callable[[Prog
     assert not one.running
 
 
-def test_a_childs_group_ends_with_a_parent_that_died_before(make: Make) -> None:
-    one = started(make(FAMILY), "children")
-    grouped, detached = children(one)
-    os.kill(one.pid, signal.SIGKILL)
-    one.stop()
-    assert not alive(grouped)
-    os.kill(detached, signal.SIGKILL)
-
-
-def test_a_program_that_does_not_listen_is_killed(make: Make) -> None:
-    one = started(make(DEAF), "deaf")
-    began = time.monotonic()
-    one.stop(patience=0.5)
-    assert 0.4 < time.monotonic() - began < 10
-    assert one.returncode == -signal.SIGKILL
-
-
 def test_a_suspended_program_hangs_with_all_that_it_started_until_it_is_resumed(make: Make) -> None:
     one = started(make(FAMILY), "children")
     family = [one.pid, *children(one)]
@@ -176,25 +109,11 @@ def test_a_suspended_program_hangs_with_all_that_it_started_until_it_is_resumed(
     assert "T" not in {state(pid) for pid in family}
 
 
-def test_a_suspended_program_ends_as_it_is_asked(make: Make) -> None:
-    one = started(make(FAMILY), "children")
-    one.suspend()
-    one.stop(patience=20)
-    assert one.returncode == -signal.SIGTERM
-
-
 def test_others_are_left_alone(make: Make) -> None:
     one, other = (started(make(FAMILY), "children") for _ in range(2))
     one.stop()
     assert other.running
     assert all(alive(pid) for pid in children(other))
-
-
-def test_stopping_twice_or_before_the_start_is_nothing(make: Make) -> None:
-    one = make(FAMILY)
-    one.stop()
-    started(one, "children").stop()
-    one.stop()
 
 
 def test_programs_end_with_their_owner_though_it_is_killed(tmp_path: Path) -> None:

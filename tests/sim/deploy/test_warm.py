@@ -100,14 +100,6 @@ def test_where_the_forking_process_is_gone_flowers_own_way_is_taken_with_one_war
     assert caplog.text.count("The process that forks ClientApps is gone") == 1
 
 
-def test_another_flower_keeps_its_own_way_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "flwr.supercore.superexec.executor.subprocess_executor", None)
-    warm._launch_by(Channel())  # type: ignore[arg-type]
-    assert caplog.text.count("This Flower starts ClientApps in another way") == 1
-
-
 def test_the_script_stands_first_in_the_nodes_path_and_is_written_once(tmp_path: Path) -> None:
     path = warm_path(tmp_path, "/usr/bin")["PATH"]
     script = tmp_path / "hedgerow" / "bin" / "flower-superexec"

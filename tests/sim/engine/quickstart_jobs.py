@@ -1,7 +1,7 @@
-"""Every strategy of Flower's that averages arrays over the three quickstart ClientApps, in one ServerApp.
+"""Every strategy of Flower's that averages arrays over a quickstart ClientApp, in one ServerApp.
 
 As a program it does so in Flower's own simulation, which is started once:
-``python -m tests.sim.engine.quickstart_jobs out.npz numpy/FedAvg torch/FedAvg``.
+``python -m tests.sim.engine.quickstart_jobs out.npz FedAvg Krum``.
 """
 
 import gc
@@ -41,11 +41,6 @@ from tests.sim.runs import quickstarts as apps
 
 # As many as Bulyan needs with one liar.
 NODES, ROUNDS = 7, 2
-FRAMEWORKS = {
-    "numpy": (apps.numpy_app, apps.numpy_arrays),
-    "torch": (apps.torch_app, apps.torch_arrays),
-    "sklearn": (apps.sklearn_app, apps.sklearn_arrays),
-}
 # What the nodes' updates go through, by the name in a message's config.
 MODS = {"fixed": fixedclipping_mod, "adaptive": adaptiveclipping_mod}
 
@@ -81,48 +76,33 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
         DifferentialPrivacyClientSideAdaptiveClipping, initial_clipping_norm=0.5
     ),
 }
-ALL = tuple(f"{framework}/{strategy}" for framework in FRAMEWORKS for strategy in STRATEGIES)
 # What a job came to: arrays, and the losses of training and evaluation by round, (2, ROUNDS).
 Outcome = dict[str, NDArray[Any]]
 
 
 def client_app() -> ClientApp:
-    """Return one ClientApp for all jobs: a message's config says which of the three it is for."""
-    quickstarts = {name: make() for name, (make, _) in FRAMEWORKS.items()}
+    """Return one ClientApp for all jobs: a message's config says which mod it goes through."""
 
     def clipped(message: Message, context: Context, call_next: Any) -> Message:
         mod = MODS.get(str(message.content.config_records["config"].get("mod")))
         reply: Message = call_next(message, context) if mod is None else mod(message, context, call_next)
         return reply
 
-    app = ClientApp(mods=[clipped])
-
-    def answer(message: Message, context: Context) -> Message:
-        return quickstarts[str(message.content.config_records["config"]["framework"])](message, context)
-
-    app.train()(answer)
-    app.evaluate()(answer)
-    return app
+    return apps.numpy_app([clipped])
 
 
-def run_jobs(grid: Grid, jobs: Iterable[str]) -> dict[str, Outcome]:
+def run_jobs(grid: Grid, jobs: Iterable[str] = STRATEGIES) -> dict[str, Outcome]:
     """Run one strategy after the other on the nodes of a grid."""
     outcomes: dict[str, Outcome] = {}
     for job in jobs:
-        framework, strategy = job.split("/")
-        mod = strategy.removeprefix("DP-client-") if strategy.startswith("DP-client-") else ""
-        config = {"framework": framework, "mod": mod}
+        mod = job.removeprefix("DP-client-") if job.startswith("DP-client-") else ""
         # Noise comes from the global generator.
         random.seed(0)
         np.random.seed(0)  # noqa: NPY002
         # Flower's robust strategies collect garbage once a reply: torch's objects need no look each time.
         gc.freeze()
-        result = STRATEGIES[strategy]().start(
-            grid,
-            FRAMEWORKS[framework][1](),
-            num_rounds=ROUNDS,
-            train_config=ConfigRecord({**config}),
-            evaluate_config=ConfigRecord({"framework": framework}),
+        result = STRATEGIES[job]().start(
+            grid, apps.numpy_arrays(), num_rounds=ROUNDS, train_config=ConfigRecord({"mod": mod})
         )
         gc.unfreeze()
         told = (result.train_metrics_clientapp, "train_loss"), (result.evaluate_metrics_clientapp, "loss")
@@ -149,7 +129,7 @@ def main(path: str, *jobs: str) -> None:
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
-        outcomes = run_jobs(grid, jobs or ALL)
+        outcomes = run_jobs(grid, jobs or STRATEGIES)
         np.savez(
             path, **{json.dumps([job, key]): a for job, one in outcomes.items() for key, a in one.items()}
         )

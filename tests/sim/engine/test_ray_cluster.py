@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
-from tests.flower_apps.digests import digest
+from flwr.app import Context, Message
 from tests.sim.engine.test_grid import BatchedApp, app_of, by_partition, content, count, messages
-from tests.sim.engine.test_workers import draw, gone, keep, large, pids, told
+from tests.sim.engine.test_workers import gone, keep, large, pids, told
 
 from hedgerow.sim import InProcessGrid
 from hedgerow.sim.engine import ray_cluster
 from hedgerow.sim.engine._compat import ErrorCode
-from hedgerow.sim.engine.parcels import Parcel, Received
 from hedgerow.sim.engine.ray_cluster import Cluster, ClusterError, check_address
-from hedgerow.wire import lazy_array, view
+from hedgerow.wire import view
 
 pytestmark = pytest.mark.usefixtures("flower_identity")
 ROOT = Path(__file__).parents[3]
@@ -57,12 +55,6 @@ def test_any_number_of_actors_gives_what_one_process_does(cluster: Any, options:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", ["sd-feel", "similarity-free"])
-def test_whole_runs_have_the_bits_of_one_process(cluster: Any, run: str) -> None:
-    assert digest(run, 1, True, workers=2, ray=cluster.address) == digest(run, 1, True)
-
-
-@pytest.mark.slow
 def test_nodes_lie_on_both_machines_and_stay_there(cluster: Any) -> None:
     def where(message: Message, context: Context) -> Message:
         import ray
@@ -83,21 +75,6 @@ def test_nodes_lie_on_both_machines_and_stay_there(cluster: Any) -> None:
     assert gone(list(pids(first).values()), 30)  # They end with the grid.
     assert len(set(by_partition(first, "node").values())) == 2
     assert all(view(reply.content["arrays"]["w"])[0] == 2.0 for reply in second)
-
-
-@pytest.mark.slow
-def test_actors_draw_what_worker_processes_draw(cluster: Any) -> None:
-    import random
-
-    seen, state = [], random.getstate()
-    try:
-        for ray in ("", cluster.address):
-            random.seed(5)
-            with InProcessGrid(app_of(draw), 2, workers=2, ray=ray) as grid:
-                seen.append(by_partition(grid.send_and_receive(messages(grid)), "drawn"))
-    finally:
-        random.setstate(state)
-    assert seen[0] == seen[1]
 
 
 @pytest.mark.slow
@@ -235,14 +212,6 @@ def test_where_nobody_listens_the_error_comes_at_once() -> None:
     assert time.monotonic() - began < 8
 
 
-def test_a_cluster_that_was_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_cluster, "_CURRENT", tmp_path / "current")
-    (tmp_path / "current").write_text("127.0.0.1:1\n")
-    with pytest.raises(ClusterError, match=r"ray: nothing answers at 127\.0\.0\.1:1"):
-        InProcessGrid(app_of(count), 2, ray="auto")
-
-
 def test_what_answers_and_is_no_ray_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "_ANSWERING", 0.5)
     with socket.socket() as silent:
@@ -279,31 +248,3 @@ def test_an_actor_has_a_cpu_or_a_gpu(
     workers: int, most: int, device: str, cluster: dict[str, float], dealt: Any
 ) -> None:
     assert ray_cluster._dealt(workers, most, device, cluster, cluster) == dealt
-
-
-def test_what_several_workers_are_sent_lies_in_one_parcel() -> None:
-    both, one = lazy_array(np.arange(5000.0)), lazy_array(np.arange(3000.0))
-    shared = {id(both.__dict__["_ndarray"])}
-    common = Parcel()
-    parcels = [Parcel(common, shared) for _ in range(2)]
-    record = ArrayRecord()
-    record["both"], record["one"] = both, one
-    places = [parcel.add(record) for parcel in parcels]
-    assert 40_000 <= common.size < 41_000
-    assert all(24_000 <= parcel.size < 27_000 for parcel in parcels)
-    for parcel, at in zip(parcels, places, strict=True):
-        received = Received(parcel.joined(), common.joined())
-        read = received.read(at)
-        assert np.array_equal(view(read["both"]), view(both))
-        assert np.array_equal(view(read["one"]), view(one))
-        assert received.holds(view(read["both"]))
-        assert not received.holds(view(received.read(at, copy=True)["both"]))
-
-
-def test_what_an_actor_reads_begins_as_a_parcel_does() -> None:
-    for offset in range(0, 64, 8):
-        whole = np.zeros(300, np.uint8)[offset:]
-        aligned = ray_cluster._aligned(whole)
-        assert aligned.ctypes.data % 64 == 0
-        assert not aligned.flags.writeable
-        assert aligned.size == whole.size

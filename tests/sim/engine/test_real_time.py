@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Message
-from tests.sim.engine.test_grid import BatchedApp, answer_with, app_of, by_partition, count, messages
+from tests.sim.engine.test_grid import answer_with, app_of, by_partition, count, messages
 
 from hedgerow.sim import Delay, FaultModel, InProcessGrid
 from hedgerow.sim.engine import grid as engine
@@ -60,12 +60,6 @@ def test_a_timeout_cuts_off_who_is_slow_and_the_reply_comes_later(watch: Watch) 
     assert by_partition(grid.pull_messages(ids), "calls") == {2: 1}
 
 
-def test_without_it_handlers_take_no_time(watch: Watch) -> None:
-    grid = InProcessGrid(app_of(watch.work), 3)
-    assert len(grid.send_and_receive(messages(grid), timeout=0.1)) == 3
-    assert grid.now() == 0.0
-
-
 def test_a_busy_node_begins_its_next_message_when_it_is_free(watch: Watch) -> None:
     grid = make(watch, 1)
     (first,), (second,) = messages(grid), messages(grid)
@@ -81,26 +75,6 @@ def test_a_busy_node_begins_its_next_message_when_it_is_free(watch: Watch) -> No
     assert len(grid.pull_messages(ids)) == 0
     grid.sleep(0.2)
     assert [reply.content["metrics"]["calls"] for reply in grid.pull_messages(ids)] == [4]
-
-
-def test_a_node_that_takes_longer_than_the_ttl_is_told_so_and_keeps_its_state(watch: Watch) -> None:
-    grid = make(watch)
-    late = messages(grid)
-    for message in late:
-        message.metadata.ttl = 2.5
-    replies = grid.send_and_receive(late)
-    assert [reply.error.code for reply in replies if reply.has_error()] == [3]
-    assert grid.now() == 2.5
-    assert by_partition(grid.send_and_receive(messages(grid)), "calls") == {0: 2, 1: 2, 2: 2}
-
-
-def test_a_message_whose_ttl_ends_while_its_node_is_busy_is_never_worked_on(watch: Watch) -> None:
-    grid = make(watch, 1)
-    waits = messages(grid) + messages(grid)
-    waits[1].metadata.ttl = 0.5
-    replies = grid.send_and_receive(waits)
-    assert [reply.has_error() for reply in replies] == [True, False]
-    assert watch.seconds == 101.0
 
 
 def test_the_servers_own_seconds_pass_too(watch: Watch) -> None:
@@ -123,21 +97,6 @@ def test_faults_come_on_top(watch: Watch) -> None:
     grid.sleep(21.5)
     assert grid.now() == 25.0
     assert len(grid.send_and_receive(messages(grid), timeout=3.5)) == 2
-
-
-def test_a_batched_app_is_timed_node_by_node(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = BatchedApp()
-    work = app._work
-
-    def slow(call: Any) -> Any:
-        watch.seconds += 2.0
-        return work(call)
-
-    monkeypatch.setattr(app, "_work", slow)
-    grid = InProcessGrid(app, 4, real_time=True)
-    assert len(grid.send_and_receive(messages(grid))) == 4
-    assert app.batches == []
-    assert grid.now() == 2.0
 
 
 def test_a_handler_that_really_sleeps_is_late() -> None:

@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from hedgerow.clients import BatchClientApp, each, tell_state
 from hedgerow.sim import (
     CheckpointError,
-    FaultModel,
     InProcessGrid,
     RunRecorder,
     load_checkpoint,
@@ -58,18 +57,6 @@ def test_nodes_go_on_where_they_were(tmp_path: Path) -> None:
     before, after = round_of(earlier), round_of(later)
     assert before == after
     assert sorted(after.values()) == [2, 3, 3]
-
-
-def test_nodes_that_kept_nothing_go_on_with_nothing() -> None:
-    later = federation()
-    round_of(later)
-    RemoteState(later, 10).load_state_dict(RemoteState(federation(), 10).state_dict())
-    assert set(round_of(later).values()) == {1}
-
-
-def test_a_silent_node_is_missing_from_the_state() -> None:
-    grid = federation(faults={1: FaultModel(dropout=1.0)})
-    assert set(RemoteState(grid, 0.2).state_dict()) == {"0", "2"}
 
 
 @pytest.mark.parametrize("garbage", [RecordDict(), RecordDict({NODE_RECORD: ConfigRecord({"run": "1"})})])

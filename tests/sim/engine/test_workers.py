@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from tests.sim.engine.test_grid import BatchedApp, answer_with, app_of, by_partition, content, count, messages
 
 from hedgerow.sim import Delay, FaultModel, InProcessGrid
 from hedgerow.sim.engine._compat import ErrorCode
 from hedgerow.sim.engine.handlers import Job
-from hedgerow.sim.engine.workers import Dealt, Workers, check_workers, default_workers
+from hedgerow.sim.engine.workers import Dealt, default_workers
 from hedgerow.wire import lazy_array, view
 from hedgerow.wire.simulated import is_simulated
 
@@ -77,7 +77,7 @@ def gone(pids: Sequence[int], seconds: float = 10.0) -> bool:
     return not any(map(alive, pids))
 
 
-@pytest.mark.parametrize("options", [{}, {"strict": True}, {"max_in_flight": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"strict": True}, {"max_in_flight": 3}], ids=str)
 def test_any_number_of_workers_gives_what_one_process_does(options: dict[str, Any]) -> None:
     found = []
     for workers in (1, 2, 3):
@@ -104,62 +104,6 @@ def test_a_node_stays_with_its_worker_and_no_worker_has_all() -> None:
     assert first == second
     assert sorted(first.values()) == sorted([first[0]] * 3 + [first[1]] * 3)
     assert os.getpid() not in first.values()
-
-
-def test_a_share_that_is_too_large_is_shared() -> None:
-    with InProcessGrid(app_of(keep), 8, workers=2) as grid:
-        nodes = {node.partition_id: node.node_id for node in grid._nodes.values()}
-        even = [Message(large(1.0), nodes[i], "train") for i in (0, 2, 4, 6)]
-        for total in (1.0, 2.0):
-            replies = grid.send_and_receive(even)
-            assert len(set(pids(replies).values())) == 2
-            assert all(view(reply.content["arrays"]["w"])[0] == total for reply in replies)
-            even = [Message(large(1.0), nodes[i], "train") for i in (6, 4, 2, 0)]
-
-
-def test_what_nodes_are_sent_and_answer_is_read_where_it_lies() -> None:
-    with InProcessGrid(app_of(keep), 2, workers=2) as grid:
-        reply = grid.send_and_receive(messages(grid, records=large(1.0)))[0]
-        answer = view(reply.content["arrays"]["w"])
-        assert not answer.flags.owndata
-        assert not answer.flags.writeable
-        # The states that checkpoints are made of keep no shared memory from being given back.
-        state = next(iter(grid._nodes.values())).state
-        assert not np.shares_memory(view(state["sum"]["w"]), answer)
-    assert answer.sum() == 5000.0
-
-
-def test_only_what_changed_comes_back() -> None:
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer_with(context, message)
-
-    app = app_of(keep)
-    app.evaluate()(evaluate)
-    with InProcessGrid(app, 2, workers=2) as grid:
-        node = next(iter(grid._nodes.values()))
-        grid.send_and_receive(messages(grid, records=large(1.0)))
-        state, kept = node.state, node.state["sum"]["w"]
-        grid.send_and_receive(messages(grid, "evaluate", large(1.0)))
-        assert node.state is state
-        grid.send_and_receive(messages(grid, records=large(1.0)))
-        assert node.state["sum"]["w"] is not kept
-
-
-def test_an_array_that_a_node_keeps_is_sent_once() -> None:
-    def step(message: Message, context: Context) -> Message:
-        if "big" not in context.state:
-            record = ArrayRecord()
-            record["w"] = lazy_array(np.arange(5000.0))
-            context.state["big"] = record
-        return count(message, context)
-
-    with InProcessGrid(app_of(step), 2, workers=2) as grid:
-        node = next(iter(grid._nodes.values()))
-        grid.send_and_receive(messages(grid))
-        first = node.state["big"]["w"]
-        grid.send_and_receive(messages(grid))
-        assert node.state["count"]["calls"] == 2
-        assert node.state["big"]["w"] is first
 
 
 def test_a_handler_that_raises_costs_its_own_reply_and_its_state_rolls_back(
@@ -197,24 +141,6 @@ def test_a_worker_that_dies_costs_its_nodes_replies_and_no_state() -> None:
     assert after == {0: 3, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
 
 
-def test_a_worker_that_dies_idle_costs_nothing() -> None:
-    with InProcessGrid(app_of(keep), 4, workers=2) as grid:
-        pid = pids(grid.send_and_receive(messages(grid, records=large(1.0))))[0]
-        os.kill(pid, signal.SIGKILL)
-        assert gone([pid])
-        replies = grid.send_and_receive(messages(grid, records=large(2.0)))
-        assert pid not in pids(replies).values()
-        assert [view(reply.content["arrays"]["w"])[0] for reply in replies] == [3.0] * 4
-
-
-def test_without_the_process_that_starts_workers_the_grid_works_alone() -> None:
-    with InProcessGrid(app_of(count), 4, workers=2) as grid:
-        assert grid._workers is not None
-        grid._workers.close()
-        assert by_partition(grid.send_and_receive(messages(grid)), "calls") == dict.fromkeys(range(4), 1)
-        assert grid._workers is None
-
-
 def test_a_restored_checkpoint_is_what_workers_go_on_from() -> None:
     with InProcessGrid(app_of(count), 4, workers=2) as grid:
         grid.send_and_receive(messages(grid))
@@ -222,43 +148,6 @@ def test_a_restored_checkpoint_is_what_workers_go_on_from() -> None:
         grid.send_and_receive(messages(grid))
         grid.load_state_dict(kept)
         assert by_partition(grid.send_and_receive(messages(grid)), "calls") == dict.fromkeys(range(4), 2)
-
-
-class _Stubborn(Array):
-    """An array that no process can hand on."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("mine alone")
-
-
-def test_a_reply_that_cannot_leave_its_process_is_an_error_of_its_node_alone() -> None:
-    def answer(message: Message, context: Context) -> Message:
-        reply = answer_with(context, message)
-        if context.node_config["partition-id"] == 2:
-            arrays = ArrayRecord()
-            arrays["w"] = _Stubborn(np.zeros(2))
-            reply.content["arrays"] = arrays
-        return reply
-
-    with InProcessGrid(app_of(answer), 4, workers=2) as grid:
-        replies = grid.send_and_receive(messages(grid))
-    (error,) = [reply.error for reply in replies if reply.has_error()]
-    assert "mine alone" in str(error.reason)
-
-
-def test_state_that_would_not_survive_the_wire_is_told_in_strict_mode() -> None:
-    def hold(message: Message, context: Context) -> Message:
-        arrays = ArrayRecord()
-        arrays["w"] = Array("float32", (2,), "numpy.ndarray", b"junk")
-        arrays["w"].__dict__["data"] = 3
-        context.state["arrays"] = arrays
-        return answer_with(context, message)
-
-    with (
-        InProcessGrid(app_of(hold), 2, strict=True, workers=2) as grid,
-        pytest.raises(ValueError, match="state of partition"),
-    ):
-        grid.send_and_receive(messages(grid))
 
 
 def draw(message: Message, context: Context) -> Message:
@@ -350,13 +239,6 @@ def test_an_interrupted_round_leaves_no_answers_for_the_next() -> None:
         assert by_partition(grid.send_and_receive(messages(grid)), "calls") == {0: 2, 1: 2}
 
 
-def test_real_time_is_one_process() -> None:
-    with pytest.raises(ValueError, match=r"workers: 2 with real time.*; valid is 1"):
-        InProcessGrid(app_of(count), 2, workers=2, real_time=True)
-    check_workers(0, real_time=True)
-    assert InProcessGrid(BatchedApp(), 2, workers=0, real_time=True)._workers is None
-
-
 def test_by_default_there_are_no_more_workers_than_torch_would_use_threads() -> None:
     before = torch.get_num_threads()
     try:
@@ -379,23 +261,3 @@ def test_by_default_only_calls_that_are_worth_it_are_dealt() -> None:
     assert not any(dealt.worth("query.state", jobs(50, 10**6)) for _ in range(10))
     assert [dealt.worth("train", jobs(50, 87_360)) for _ in range(5)] == [False, False, False, True, True]
     assert Dealt(always=True).worth("query", jobs(1, 0))
-
-
-def test_what_was_dealt_is_in_a_checkpoint() -> None:
-    grid = InProcessGrid(app_of(count), 2)
-    grid._dealt.bytes = 7
-    other = InProcessGrid(app_of(count), 2)
-    other.load_state_dict(grid.state_dict())
-    assert other._dealt.bytes == 7
-    old = grid.state_dict()
-    del old["dealt"]
-    other.load_state_dict(old)
-    assert other._dealt.bytes == 0
-
-
-def test_more_workers_than_nodes_are_not_started() -> None:
-    with InProcessGrid(app_of(count), 2, workers=8) as grid:
-        assert isinstance(grid._workers, Workers)
-        assert len(grid._workers) == 2
-    with InProcessGrid(app_of(count), 1, workers=8) as grid:
-        assert grid._workers is None

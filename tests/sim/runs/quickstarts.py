@@ -1,16 +1,12 @@
-"""Three ClientApps as a newcomer to Flower writes them, for NumPy, PyTorch and scikit-learn, on tiny data."""
+"""A ClientApp as a newcomer to Flower writes it, for NumPy; tests/sim/torch_app has one of PyTorch."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
 
 Data = tuple[NDArray[Any], NDArray[Any]]
 
@@ -56,68 +52,3 @@ def numpy_app(mods: Sequence[Any] = ()) -> ClientApp:
 
 def numpy_arrays() -> ArrayRecord:
     return ArrayRecord([np.zeros(2)])
-
-
-def torch_app() -> ClientApp:
-    app = ClientApp()
-
-    def load(message: Message, context: Context) -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor]:
-        model = torch.nn.Linear(2, 2)
-        model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        x, y = data(context)
-        return model, torch.tensor(x, dtype=torch.float32), torch.tensor(y)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        model, x, y = load(message, context)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
-        for _ in range(5):
-            optimiser.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        return reply(message, ArrayRecord(model.state_dict()), train_loss=loss.item())
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        model, x, y = load(message, context)
-        with torch.no_grad():
-            return reply(message, loss=torch.nn.functional.cross_entropy(model(x), y).item())
-
-    return app
-
-
-def torch_arrays() -> ArrayRecord:
-    torch.manual_seed(0)
-    return ArrayRecord(torch.nn.Linear(2, 2).state_dict())
-
-
-def sklearn_app() -> ClientApp:
-    app = ClientApp()
-
-    def load(message: Message) -> LogisticRegression:
-        model = LogisticRegression(max_iter=3, warm_start=True)
-        model.classes_ = np.array([0, 1])
-        model.coef_, model.intercept_ = message.content.array_records["arrays"].to_numpy_ndarrays()
-        return model
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        model, (x, y) = load(message), data(context)
-        with warnings.catch_warnings():
-            # Three steps are no convergence, and are not meant to be.
-            warnings.simplefilter("ignore")
-            model.fit(x, y)
-        trained = ArrayRecord([model.coef_, model.intercept_])
-        return reply(message, trained, train_loss=float(log_loss(y, model.predict_proba(x))))
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        model, (x, y) = load(message), data(context)
-        return reply(message, loss=float(log_loss(y, model.predict_proba(x), labels=[0, 1])))
-
-    return app
-
-
-def sklearn_arrays() -> ArrayRecord:
-    return ArrayRecord([np.zeros((1, 2)), np.zeros(1)])

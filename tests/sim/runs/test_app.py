@@ -1,6 +1,5 @@
 """An app is read from its folder, and its components are what its pyproject.toml says."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -61,15 +60,6 @@ def test_the_apps_own_size_is_read_from_its_pyproject(make_app: MakeApp) -> None
         find_app(make_app(folder="bad", extra="[tool.hedgerow]\nnum-supernodes = 0"))
 
 
-def test_a_folder_of_before_is_found_under_its_name_of_today() -> None:
-    assert find_app(APPS / "sd_feel") == find_app(APPS / "sd-feel")
-    assert find_app(APPS / "similarity_free").folder == APPS / "similarity-free"
-
-
-def test_an_apps_settings_stand_beside_its_server() -> None:
-    assert "tau1" in settings_module(find_app(APPS / "sd-feel")).SETTINGS
-
-
 def test_an_app_without_settings_is_named(make_app: MakeApp) -> None:
     home = make_app()
     with pytest.raises(ValueError, match=r"app 'tiny-app' has no module tinyapp\.settings"):
@@ -80,17 +70,3 @@ def test_an_app_without_settings_is_named(make_app: MakeApp) -> None:
     (home / "tinyapp" / "settings.py").write_text("")
     with pytest.raises(ValueError, match=r"tinyapp\.settings of app 'tiny-app' has no SETTINGS"):
         settings_module(find_app(home))
-
-
-def test_checking_an_apps_settings_leaves_its_modules_to_another_copy(tmp_path: Path) -> None:
-    code = (
-        "import shutil, sys; from pathlib import Path;"
-        "from hedgerow.sim.runs.app import find_app, own_settings;"
-        "from hedgerow.sim import load_app;"
-        f"copied = Path({str(tmp_path / 'copied')!r});"
-        f"shutil.copytree({str(APPS / 'sd-feel')!r}, copied);"
-        "assert own_settings(find_app(copied)) is not None;"
-        "assert not any(name.partition('.')[0] == 'sd_feel' for name in sys.modules);"
-        f"load_app({str(APPS / 'sd-feel')!r})"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

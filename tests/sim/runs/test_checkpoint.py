@@ -3,7 +3,6 @@
 import json
 import os
 import tracemalloc
-from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hedgerow.sim import CheckpointError, load_checkpoint, read_checkpoint, save_checkpoint
+from hedgerow.sim import CheckpointError, load_checkpoint, save_checkpoint
 from hedgerow.sim.runs.checkpoint import save_arrays
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -40,40 +39,12 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(tree=trees)
 def test_a_state_comes_back_bit_for_bit(tree: dict[str, Any], tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("checkpoint") / "latest.npz"
     save_checkpoint(path, tree)
     assert same(tree, load_checkpoint(path))
-
-
-def test_a_failed_write_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "latest.npz"
-    save_checkpoint(path, {"round": 1})
-    with pytest.raises(TypeError):
-        save_checkpoint(path, {"round": object()})
-    assert load_checkpoint(path) == {"round": 1}
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04garbage"])
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "latest.npz"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="is not a checkpoint"):
-        load_checkpoint(path)
-
-
-def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="No checkpoint at"):
-        load_checkpoint(tmp_path / "latest.npz")
-
-
-def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "latest.npz"
-    np.savez(path, **{"tree.json": np.array([object()], dtype=object)})
-    with pytest.raises(CheckpointError, match="is not a checkpoint"):
-        load_checkpoint(path)
 
 
 def test_arrays_may_have_any_name(tmp_path: Path) -> None:
@@ -88,27 +59,6 @@ def test_arrays_may_have_any_name(tmp_path: Path) -> None:
 
 
 # What a file claims
-
-
-def test_the_file_says_what_its_writer_said_of_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "latest.npz"
-    save_checkpoint(path, {"x": np.arange(3)}, {"round": 7})
-    assert read_checkpoint(path).about == {"round": 7}
-    with np.load(path, allow_pickle=False) as stored:
-        manifest = json.loads(stored["manifest.json"].tobytes())
-    assert manifest["format"] == 2
-    assert sorted(manifest["sha256"]) == ["array-0", "tree.json"]
-
-
-def test_a_checksum_is_that_of_the_member(tmp_path: Path) -> None:
-    path = tmp_path / "latest.npz"
-    save_checkpoint(path, {"x": np.arange(30.0)})
-    with np.load(path, allow_pickle=False) as stored:
-        digests = json.loads(stored["manifest.json"].tobytes())["sha256"]
-    with ZipFile(path) as archive:
-        assert digests == {
-            name: sha256(archive.read(f"{name}.npy")).hexdigest() for name in ("array-0", "tree.json")
-        }
 
 
 def forged(path: Path, members: dict[str, bytes], compression: int = ZIP_STORED) -> None:
@@ -158,18 +108,6 @@ def test_an_array_that_claims_more_than_its_bytes_is_not_allocated(tmp_path: Pat
     path = tmp_path / "latest.npz"
     forged(path, {"tree.json": text({"x": {"__array__": "a"}}), "a": claiming(shape, data=bytes(64))})
     assert peak(path) < 2_000_000
-
-
-def test_a_type_without_bytes_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "latest.npz"
-    forged(path, {"tree.json": text({"x": {"__array__": "a"}}), "a": claiming("(99999999,)", "<U0")})
-    assert peak(path) < 2_000_000
-
-
-def test_only_arrays_that_the_tree_names_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "latest.npz"
-    forged(path, {"tree.json": text({"x": 1}), "a": claiming("(70000000,)"), "b": b"garbage"})
-    assert load_checkpoint(path) == {"x": 1}
 
 
 def test_an_array_that_the_tree_names_often_is_read_once(tmp_path: Path) -> None:

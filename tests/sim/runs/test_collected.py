@@ -1,12 +1,10 @@
 """A sweep in one file gives the pictures and tables that its folders give."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.sim.cli.command_line import hedgerow
 
 from hedgerow.sim import Results, load
 from hedgerow.sim.runs.collected import POINTS, collect, write_collected
@@ -56,13 +54,6 @@ def test_folders_of_this_machine_are_not_told(write_run: WriteRun) -> None:
     assert made["settings"] == {"seed": 0, "tau1": 2}
 
 
-def test_several_files_compare_like_several_sweeps(results: Results, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        write_collected(results, tmp_path / f"{name}.json")
-    both = load([tmp_path / "one.json", tmp_path / "two.json"])
-    assert list(both.variants()) == ["one: A", "one: B", "two: A", "two: B"]
-
-
 def test_a_file_and_a_folder_of_one_name_are_parts_of_one_sweep(
     write_sweep: WriteRun, tmp_path: Path
 ) -> None:
@@ -80,14 +71,6 @@ def test_another_file_is_one_error(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(ValueError, match=r"x\.json is not a file of `hedgerow export --json`"):
         load([file])
-
-
-def test_the_command_writes_what_the_others_read(results: Results, tmp_path: Path) -> None:
-    file = tmp_path / "made.json"
-    done = hedgerow("export", results.folder, "--json", file)
-    assert done.exit_code == 0, done.output
-    assert len(json.loads(file.read_text())["runs"]) == 4
-    assert hedgerow("table", file).stdout == hedgerow("table", results.folder).stdout
 
 
 def test_links_that_the_sweep_shows_are_kept_round_by_round(results: Results, tmp_path: Path) -> None:

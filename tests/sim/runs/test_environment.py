@@ -12,12 +12,6 @@ from hedgerow.sim.runs import environment as module
 from hedgerow.sim.runs.environment import environment
 
 
-def test_versions_are_named() -> None:
-    packages = environment()["packages"]
-    assert packages["flwr"].startswith("1.41.")
-    assert packages["hedgerow"]
-
-
 def test_what_decides_on_bits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
@@ -39,11 +33,6 @@ def test_the_processors_model_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert environment()["cpu"] == "Made-up CPU @ 3 GHz"
     info.unlink()
     assert environment()["cpu"] != "Made-up CPU @ 3 GHz"
-
-
-def test_who_runs_the_nodes_is_what_is_said() -> None:
-    assert environment()["engine"] is None
-    assert environment(engine="flower-simulation")["engine"] == "flower-simulation"
 
 
 def test_without_git_the_environment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +62,3 @@ def test_the_repository_of_the_app_is_told_from_the_suites(tmp_path: Path) -> No
     found = environment(app=app)
     assert found["app-git"] == {"commit": commit, "modified": True}
     assert found["git"] != found["app-git"]
-
-
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PACKAGES", ("no-such-package",))
-    assert environment()["packages"] == {"no-such-package": None}

@@ -59,14 +59,6 @@ def test_a_log_holds_every_metric_and_cost_by_round(write_run: WriteRun, tmp_pat
     }
 
 
-def test_a_log_that_is_there_is_not_added_to(write_run: WriteRun, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    results = load([write_run("a", [2.0])])
-    write_tensorboard(results, tmp_path / "logs")
-    with pytest.raises(ValueError, match="is already there"):
-        write_tensorboard(results, tmp_path / "logs")
-
-
 def test_without_tensorboard_the_error_says_what_to_install(
     write_run: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

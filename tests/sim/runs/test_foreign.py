@@ -35,11 +35,6 @@ def test_a_foreign_app_gets_a_run_folder(make_app: MakeApp, tmp_path: Path) -> N
     assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
 
 
-def test_an_app_that_names_no_folder_has_the_default_one(make_app: MakeApp, tmp_path: Path) -> None:
-    assert hedgerow("run", make_app(), "--nodes", 3, "--quiet").exit_code == 0
-    assert folder_of_the_run(tmp_path / "runs").name.startswith("tiny-app-")
-
-
 def test_a_run_of_a_foreign_app_goes_on(make_app: MakeApp, tmp_path: Path) -> None:
     app = make_app()
     loaded = load_app(app)
@@ -75,26 +70,7 @@ def test_a_run_of_a_foreign_app_goes_on(make_app: MakeApp, tmp_path: Path) -> No
     assert "lr was 0.25 and is 0.5" in refused.output
 
 
-def test_table_plot_and_export_read_the_folder(make_app: MakeApp, tmp_path: Path) -> None:
-    client = make_app() / "tinyapp" / "client_app.py"
-    client.write_text(client.read_text().replace('{"num-examples": 1}', '{"num-examples": 1, "loss": 0.5}'))
-    assert hedgerow("run", client.parents[1], "--nodes", 3, "--quiet").exit_code == 0
-    folder = folder_of_the_run(tmp_path / "runs")
-    table = hedgerow("table", folder, "--y", "loss")
-    assert table.exit_code == 0, table.output
-    plot = hedgerow("plot", folder, "--x", "payload-bytes", "--y", "loss", "--out", tmp_path / "plot.png")
-    assert plot.exit_code == 0, plot.output
-    export = hedgerow("export", folder, "--csv", tmp_path / "rounds.csv")
-    assert export.exit_code == 0, export.output
-
-
 SMALL = "num-clients=4 num-servers=2 iterations=10 batch-size=4 evaluate-every=10"
-
-
-def test_an_app_of_the_suite_is_not_recorded_twice(tmp_path: Path) -> None:
-    shown = hedgerow("run", SD_FEEL, "-c", f"{SMALL} quiet=true output-dir='{tmp_path}'")
-    assert shown.exit_code == 0, shown.output
-    assert "kind" not in read_rounds(folder_of_the_run(tmp_path))[-1]
 
 
 def test_an_app_of_the_suite_is_simulated_and_records_itself(tmp_path: Path) -> None:

@@ -65,17 +65,6 @@ def test_without_a_monitor_u_is_nobodys_and_costs_are_those_of_all(tmp_path: Pat
         run.series("rounds", "loss")
 
 
-def test_two_runs_with_the_same_settings_are_told_apart_by_their_ports_or_named(tmp_path: Path) -> None:
-    for run, peers in (("first", "a:1,b:2"), ("second", "a:3,b:4")):
-        for edge in (0, 1):
-            folder(tmp_path / f"edge{edge}" / run, edge, [record(1, 0.5)], peers=peers)
-    assert [run.label.rpartition(" ")[2] for run in load([tmp_path]).runs] == ["(first)", "(second)"]
-    assert len(load([tmp_path / "edge0" / "first", tmp_path / "edge1" / "first"]).runs) == 1
-    folder(tmp_path / "edge0" / "third", 0, [record(1, 0.5)])
-    with pytest.raises(ValueError, match="both of edge server 0, of runs with the same settings"):
-        load([tmp_path])
-
-
 def test_seeds_and_settings_part_runs_and_a_server_alone_is_a_run_of_its_own(tmp_path: Path) -> None:
     for tau1 in (5, 10):
         for seed in (1, 2):

@@ -8,17 +8,6 @@ from tests.sim.tiny_app import MakeApp, result
 from hedgerow.sim import load_app, plan_run, run_app
 
 
-def test_an_app_runs_in_process(make_app: MakeApp, tmp_path: Path) -> None:
-    loaded = load_app(make_app())
-    plan = plan_run(loaded.spec, ["output-dir=out label=mine"], num_nodes=3, device="cuda:1")
-    context = run_app(loaded, plan)
-    # Two rounds of lr * mean(1, 2, 3).
-    out = result(tmp_path / "out")
-    np.testing.assert_allclose(out.pop("arrays"), [2.0] * 3)
-    assert out == {"label": "mine", "device": "cuda:1", "nodes": 3}
-    assert context.run_config["label"] == "mine"
-
-
 def test_a_plans_faults_reach_the_nodes(make_app: MakeApp, tmp_path: Path) -> None:
     loaded = load_app(make_app())
     run_app(loaded, plan_run(loaded.spec, ["output-dir=out fault-crash=2:1"], num_nodes=4))

@@ -72,22 +72,6 @@ def test_each_evaluated_round_is_a_log_line(logged: list[str], clock: Clock) -> 
     ]
 
 
-def test_the_last_round_leaves_no_time(logged: list[str], clock: Clock) -> None:
-    with LiveProgress(1, console=Console(file=io.StringIO())) as progress:
-        progress(Round(0, {"loss": 2.0}))
-        clock.now += 3700
-        progress(Round(1, {"loss": 1.0}))
-    assert "left" not in logged[-1]
-    assert logged[-1].endswith("1:01:40 real")
-
-
-def test_a_resumed_runs_pace_is_that_of_its_own_rounds(logged: list[str], clock: Clock) -> None:
-    with LiveProgress(100, console=Console(file=io.StringIO())) as progress:
-        clock.now += 2
-        progress(Round(91, {"loss": 1.0}))
-    assert logged[-1].startswith("round 91/100 | 0:18 left")
-
-
 @dataclass(frozen=True)
 class Event(Round):
     """A round of a method whose rounds are events, many iterations apart."""
@@ -110,22 +94,6 @@ def test_where_iterations_end_a_run_they_are_what_is_counted(logged: list[str], 
     ]
 
 
-def test_a_resumed_runs_pace_is_that_of_its_own_iterations(logged: list[str], clock: Clock) -> None:
-    with LiveProgress(4001, console=Console(file=io.StringIO())) as progress:
-        clock.now += 2
-        progress(Event(91, {"loss": 1.0}, iterations=2001))
-        clock.now += 10
-        progress(Event(92, {"loss": 1.0}, iterations=3001))
-    assert logged[0].startswith("iteration 2001/4001 | loss")
-    assert logged[1].startswith("iteration 3001/4001 | 0:10 left")
-
-
-def test_a_round_whose_iterations_do_not_end_the_run_is_a_round(logged: list[str]) -> None:
-    with LiveProgress(4, console=Console(file=io.StringIO())) as progress:
-        progress(Event(1, {"loss": 1.0}, iterations=20, total_iterations=None))
-    assert logged[0].startswith("round 1/4 | ")
-
-
 def test_a_terminal_shows_one_line_that_is_rewritten(logged: list[str]) -> None:
     with terminal(2) as (screen, progress):
         for n in range(3):
@@ -145,12 +113,6 @@ def test_flowers_log_passes_above_the_live_line() -> None:
     before, after = screen.getvalue().split("a message of Flower's")
     assert before.endswith("\x1b[2K")
     assert after.startswith("\nround 0/2")
-
-
-def test_the_log_comes_back_after_an_error() -> None:
-    # terminal() itself checks that the handler has its stream again.
-    with pytest.raises(RuntimeError, match="boom"), terminal(2):
-        raise RuntimeError("boom")
 
 
 def test_quiet_shows_nothing(logged: list[str]) -> None:

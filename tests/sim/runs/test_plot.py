@@ -1,17 +1,15 @@
 """Figures show mean and band of what was measured, and read without colour."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
 from hedgerow.sim import Results, load
 from hedgerow.sim.runs.compare import t_interval
-from hedgerow.sim.runs.plot import default_path, draw, mean_curve, save
+from hedgerow.sim.runs.plot import draw, mean_curve, save
 
 WriteRun = Callable[..., Path]
 
@@ -31,31 +29,11 @@ def test_the_line_is_the_mean_over_seeds_at_evaluated_rounds(results: Results) -
     assert curve.mean == pytest.approx([2.1, 0.8])
 
 
-def test_the_band_of_few_seeds_is_their_range(results: Results) -> None:
-    curve = mean_curve(list(results.variants()["A"].values()), "rounds", "loss")
-    assert (curve.low, curve.high) == ([2.0, 0.6], [2.2, 1.0])
-
-
 def test_the_band_of_five_seeds_is_a_t_interval(write_sweep: WriteRun) -> None:
     values = [1.0, 1.1, 1.2, 1.3, 2.0]
     results = load([write_sweep({"A": {seed: [v] for seed, v in enumerate(values)}})])
     curve = mean_curve(list(results.variants()["A"].values()), "rounds", "loss")
     assert (curve.low[0], curve.high[0]) == pytest.approx(t_interval(values))
-
-
-def test_a_band_of_scores_has_no_score_that_cannot_be(write_sweep: WriteRun) -> None:
-    results = load(
-        [write_sweep({"A": {seed: [loss] for seed, loss in enumerate([0.01, 0.01, 0.01, 0.01, 0.9])}})]
-    )
-    runs = list(results.variants()["A"].values())
-    scores, losses = (mean_curve(runs, "rounds", y) for y in ("accuracy", "loss"))
-    assert (scores.low[0], scores.high[0]) == (pytest.approx(1 - losses.high[0] / 4), 1.0)
-    assert losses.low[0] < 0
-
-
-def test_a_round_that_a_seed_lacks_is_not_averaged(write_sweep: WriteRun) -> None:
-    results = load([write_sweep({"A": {0: [2.0, 1.5, 1.0], 1: [2.0, 1.5]}})])
-    assert mean_curve(results.runs, "rounds", "loss").x == [0, 1]
 
 
 def test_there_is_a_panel_for_each_pair_of_axes(results: Results) -> None:
@@ -79,11 +57,6 @@ def test_a_settings_values_get_columns_of_their_own(write_run: WriteRun) -> None
     assert labels == [["method=A", "method=B"]] * 4
 
 
-def test_columns_by_an_unknown_setting_are_refused(results: Results) -> None:
-    with pytest.raises(ValueError, match="by = 'tau'; valid is a setting of the runs: seed, method"):
-        draw(results, ["rounds"], ["loss"], by="tau")
-
-
 def test_lines_differ_in_style_marker_and_colour(write_sweep: WriteRun) -> None:
     labels = "ABCDE"
     lines = draw(load([write_sweep({c: {0: [1.0]} for c in labels})]), ["rounds"], ["loss"]).axes[0].lines
@@ -102,19 +75,11 @@ def test_the_figure_says_title_labels_seeds_band_and_realism(results: Results) -
     assert caption == "2 seeds: mean, band: minimum to maximum. Realism: numbers by hand."
 
 
-def test_simulated_time_carries_its_latency_preset(write_run: WriteRun) -> None:
-    results = load([write_run("a", [1.0, 0.5], **{"latency-preset": "honest"})])
-    caption = draw(results, ["sim-seconds"], ["loss"]).get_supxlabel().replace("\n", " ")
-    assert caption == "1 seed: mean, no band. Simulated time: latency preset honest. Realism: not stated."
-
-
 @pytest.mark.parametrize(
     ("name", "files"),
     [
         ("figure", ["figure.png", "figure.svg", "figure.pdf"]),
-        ("fig.1", ["fig.1.png", "fig.1.svg", "fig.1.pdf"]),
         ("figure.pdf", ["figure.pdf"]),
-        ("figure.svg", ["figure.svg"]),
     ],
 )
 def test_a_suffix_says_which_kind_of_file(
@@ -125,38 +90,6 @@ def test_a_suffix_says_which_kind_of_file(
     assert [path.name for path in written] == files
     begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
     assert all(path.read_bytes().startswith(begins[path.suffix]) for path in written)
-
-
-def test_the_same_runs_give_the_same_files(results: Results, tmp_path: Path) -> None:
-    one, other = (save(draw(results, ["rounds"], ["loss"]), tmp_path / name) for name in "ab")
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
-
-
-def test_no_id_of_a_picture_tells_the_last_bits_of_its_coordinates(results: Results, tmp_path: Path) -> None:
-    figure = draw(results, ["rounds"], ["loss"])
-    (first,) = save(figure, tmp_path / "first.svg")
-    figure.canvas.draw()
-    figure.set_layout_engine("none")
-    for ax in figure.axes:
-        ax.set_position([float(np.nextafter(side, 1)) for side in ax.get_position().bounds])
-    (second,) = save(figure, tmp_path / "second.svg")
-
-    ids, again = (re.findall(r'id="(.+?)"', path.read_text()) for path in (first, second))
-    assert again == ids
-    assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:url\(#|href="#)(.+?)[)"]', first.read_text())) <= set(ids)
-
-
-def test_a_sweeps_figure_goes_into_its_folder(results: Results) -> None:
-    path = default_path(results, ["rounds"], ["loss", "accuracy"])
-    assert path == results.folder / "made-loss-accuracy-over-rounds"  # type: ignore[operator]
-
-
-def test_drawing_leaves_pyplot_alone(results: Results) -> None:
-    import matplotlib.pyplot as plt
-
-    draw(results, ["rounds"], ["loss"])
-    assert plt.get_fignums() == []
 
 
 @pytest.fixture
@@ -203,11 +136,6 @@ def test_a_link_that_runs_do_not_have_is_refused(linked: Results, x: str, said: 
         draw(linked, [x], ["loss"])
 
 
-def test_a_figure_over_a_link_is_a_file_without_arrows(linked: Results) -> None:
-    path = default_path(linked, ["bits client->server"], ["loss"])
-    assert path.name == "made-loss-over-bits-client-to-server"
-
-
 def test_differences_are_paired_and_have_their_interval(linked: Results) -> None:
     figure = draw(linked, ["rounds"], ["loss"], differences=True)
     assert [ax.get_ylabel() for ax in figure.axes] == ["loss", "loss, minus A"]
@@ -230,13 +158,6 @@ def test_differences_over_a_cost_are_at_equal_cost(linked: Results) -> None:
     line = draw(linked, ["bits client->server"], ["loss"], differences=True).axes[1].lines[1]
     assert list(line.get_xdata()) == [0, 8000]  # type: ignore[call-overload]
     assert list(line.get_ydata()) == pytest.approx([0.0, (0.7 - 1.5 + 1.3 - 1.7) / 2])  # type: ignore[call-overload]
-
-
-def test_differences_by_a_setting_are_from_each_columns_first_line(write_run: WriteRun) -> None:
-    runs = [write_run(f"{m}-{t}", [1.0, t / (1 + (m == "B"))], method=m, tau=t) for t in (1, 2) for m in "AB"]
-    axes = draw(load(runs), ["rounds"], ["loss"], by="tau", differences=True).axes
-    assert [ax.get_title() for ax in axes] == ["tau=1", "tau=2"] * 2
-    assert [ax.lines[1].get_ydata()[-1] for ax in axes[2:]] == [-0.5, -1.0]  # type: ignore[index]
 
 
 def test_the_caption_says_what_metrics_are_of(write_run: WriteRun) -> None:

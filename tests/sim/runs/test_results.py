@@ -34,11 +34,6 @@ def test_costs_are_cumulative(write_run: WriteRun, x: str, last: float) -> None:
     assert load([write_run("a", [2.0, None, 1.0])]).runs[0].costs(x)[-1] == last
 
 
-def test_a_training_metric_is_found_where_it_was_measured(write_run: WriteRun) -> None:
-    run = load([write_run("a", [2.0, None, 1.0])]).runs[0]
-    assert [point.y for point in run.series("rounds", "consensus-error")] == [0.01, 0.02]
-
-
 def test_an_unknown_cost_is_refused_with_those_there_are(write_run: WriteRun) -> None:
     run = load([write_run("a", [2.0])]).runs[0]
     with pytest.raises(ValueError, match="x = 'epochs'; valid is one of rounds, iterations"):
@@ -49,13 +44,6 @@ def test_an_unknown_metric_is_refused_with_those_there_are(write_run: WriteRun) 
     run = load([write_run("a", [2.0, 1.0])]).runs[0]
     with pytest.raises(ValueError, match=r"y = 'f1'; valid in .* is one of accuracy, consensus-error, loss"):
         run.series("rounds", "f1")
-
-
-def test_a_cost_that_a_run_did_not_record_is_refused(write_run: WriteRun) -> None:
-    folder = write_run("a", [2.0])
-    (folder / "rounds.jsonl").write_text('{"round": 0, "central": {"loss": 1.0}}\n')
-    with pytest.raises(ValueError, match="does not record 'iterations'"):
-        load([folder]).runs[0].costs("iterations")
 
 
 def test_a_cost_may_be_what_training_told(write_run: WriteRun) -> None:
@@ -83,10 +71,6 @@ def test_single_runs_are_labelled_by_what_differs(write_run: WriteRun) -> None:
     }
 
 
-def test_a_run_alone_is_labelled_by_its_app(write_run: WriteRun) -> None:
-    assert load([write_run("a", [2.0], tau1=2)]).runs[0].label == "made-up"
-
-
 def test_a_sweep_gives_its_labels_in_its_order(write_sweep: WriteRun) -> None:
     results = load([write_sweep({"Zeta": {0: [2.0], 1: [2.0]}, "Alpha": {0: [1.0], 1: [1.0]}})])
     assert [(run.label, run.seed) for run in results.runs] == [
@@ -94,11 +78,6 @@ def test_a_sweep_gives_its_labels_in_its_order(write_sweep: WriteRun) -> None:
     ]  # fmt: skip
     assert (results.title, results.realism) == ("Made up", "numbers by hand")
     assert (results.xs, results.ys) == (["sim-seconds"], ["loss"])
-
-
-def test_labels_of_several_sweeps_carry_the_sweeps_names(write_sweep: WriteRun) -> None:
-    results = load([write_sweep({"A": {0: [2.0]}}, "one"), write_sweep({"A": {0: [2.0]}}, "two")])
-    assert [run.label for run in results.runs] == ["one: A", "two: A"]
 
 
 def test_a_sweeps_unfinished_run_is_left_out_and_told(write_sweep: WriteRun) -> None:
@@ -109,42 +88,12 @@ def test_a_sweeps_unfinished_run_is_left_out_and_told(write_sweep: WriteRun) -> 
     assert results.warnings == ["A, seed 1: not finished, left out"]
 
 
-def test_a_single_unfinished_run_is_read_as_far_as_it_got_and_told(write_run: WriteRun) -> None:
-    results = load([write_run("a", [2.0, 1.0], finished=False)])
-    assert results.warnings == ["made-up, seed 0: not finished, read as far as it got (round 1)"]
-
-
-def test_a_run_without_a_round_is_left_out_and_told(write_run: WriteRun) -> None:
-    begun = write_run("a", [], finished=False)
-    results = load([begun, write_run("b", [1.0])])
-    assert [run.folder.name for run in results.runs] == ["b"]
-    assert results.warnings == [f"{begun}: no round yet, left out"]
-
-
-def test_runs_of_different_code_are_told(write_run: WriteRun) -> None:
-    folders = [
-        write_run("a", [2.0], tau1=1, environment={"git": {"commit": "old"}, "packages": {}}),
-        write_run("b", [2.0], tau1=2, environment={"git": {"commit": "new"}, "packages": {}}),
-    ]
-    assert "2 versions of the code" in load(folders).warnings[0]
-
-
 def test_two_runs_of_the_same_settings_and_seed_are_told_apart_by_time(write_run: WriteRun) -> None:
     for name, minute in (("a", 5), ("b", 7)):
         write_run(name, [2.0], tau1=1, environment={"time": f"2026-01-02T03:0{minute}:00+00:00"})
     folder = write_run("c", [2.0], tau1=2).parent
     labels = [run.label for run in load([folder]).runs]
     assert labels == ["tau1=1 (2026-01-02 03:05:00)", "tau1=1 (2026-01-02 03:07:00)", "tau1=2"]
-
-
-def test_two_runs_that_began_together_are_told_apart_by_their_folders(write_run: WriteRun) -> None:
-    runs = load([write_run("a", [2.0]), write_run("b", [2.0])]).runs
-    assert [run.label for run in runs] == ["made-up (a)", "made-up (b)"]
-
-
-def test_a_folder_named_twice_is_read_once(write_run: WriteRun) -> None:
-    folder = write_run("a", [2.0])
-    assert len(load([folder, folder.parent, folder]).runs) == 1
 
 
 def test_a_folder_of_runs_and_sweeps_is_all_of_them(write_run: WriteRun, write_sweep: WriteRun) -> None:
@@ -162,16 +111,6 @@ def test_runs_of_several_apps_are_labelled_by_app_and_what_differs_within_it(wri
     results = load([folder.parent])
     assert [run.label for run in results.runs] == ["one: x=1", "one: x=2", "two"]
     assert results.title == "one / two"
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither a run's folder"):
-        load([tmp_path])
-
-
-def test_an_empty_sweep_is_refused(write_sweep: WriteRun) -> None:
-    with pytest.raises(ValueError, match="no run is there yet"):
-        load([write_sweep({})])
 
 
 # Runs that failed
@@ -192,11 +131,6 @@ def test_a_failed_run_is_in_no_mean_and_is_told_with_its_reason(half_failed: Pat
     assert results.failed == {"B": {1: "Run failed: the loss is \\x1b[2J1e9"}}
     assert results.warnings == ["B, seed 1: failed (Run failed: the loss is \\x1b[2J1e9), left out"]
     assert (results.asked("A"), results.asked("B")) == (2, 2)
-
-
-def test_a_failed_run_without_a_log_is_told_too(half_failed: Path) -> None:
-    (half_failed / "B" / "seed-1.log").unlink()
-    assert load([half_failed]).failed == {"B": {1: ""}}
 
 
 def test_a_failed_run_that_ended_in_another_part_of_the_sweep_did_not_fail(

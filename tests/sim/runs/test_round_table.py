@@ -28,13 +28,6 @@ def test_a_table_shows_the_evaluated_rounds() -> None:
     ]
 
 
-def test_a_table_without_evaluations_shows_the_rounds() -> None:
-    assert rows(round_table([record(0), record(1)], "t")) == [
-        ["0", "0.00", "0.000"],
-        ["1", "0.25", "1.500"],
-    ]
-
-
 def test_a_table_of_a_method_without_time_and_accuracy_has_no_columns_for_them() -> None:
     rounds = [{**record(n, loss=1.0), "sim_seconds": 0.0, "bits": 20_000_000 * n} for n in (0, 1)]
     assert rows(round_table(rounds, "t")) == [["0", "1.0000", "0.0"], ["1", "1.0000", "20.0"]]
@@ -54,12 +47,6 @@ def test_a_table_shows_what_went_through_the_hub() -> None:
     assert [row[-1] for row in rows(table)] == ["0.000", "2.500"]
 
 
-def test_a_table_of_a_method_without_a_hub_has_no_column_for_it() -> None:
-    rounds = [{**record(1, loss=1.0), "by_link": {"client->edge": {"payload_bytes": 9}}}]
-    assert "hub" not in round_table(rounds, "t")
-    assert "hub" not in round_table([record(1, loss=1.0)], "t")
-
-
 @pytest.mark.parametrize("count", [1, 2, 19, 20, 21, 1000])
 @pytest.mark.parametrize("most", [2, 3, 20])
 def test_a_long_table_is_thinned_evenly_and_keeps_its_ends(count: int, most: int) -> None:
@@ -68,10 +55,6 @@ def test_a_long_table_is_thinned_evenly_and_keeps_its_ends(count: int, most: int
     assert (shown[0], shown[-1]) == (0, count - 1)
     gaps = [b - a for a, b in pairwise(shown)]
     assert not gaps or max(gaps) - min(gaps) <= 1
-
-
-def test_a_table_of_no_rounds_has_no_rows() -> None:
-    assert rows(round_table([], "t")) == []
 
 
 def test_the_end_says_what_was_lost_where_the_folder_is_and_how_to_go_on(tmp_path: Path) -> None:
@@ -86,8 +69,3 @@ def test_the_end_says_what_was_lost_where_the_folder_is_and_how_to_go_on(tmp_pat
         ["hedgerow", one] for one in ("report", "watch", "plot")
     ]
     assert f"hedgerow plot '{tmp_path / 'a run'}' --y loss" in said[5]
-
-
-def test_the_end_of_a_run_that_lost_nothing_says_nothing_of_replies(tmp_path: Path) -> None:
-    said = run_end([{**record(1, accuracy=1.0), "sent": 5, "accepted": 5, "rejected": {}}], tmp_path)
-    assert said.startswith("Run folder: ")

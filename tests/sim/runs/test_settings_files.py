@@ -47,11 +47,6 @@ def test_the_run_config_holds_every_default_in_order(comment: str) -> None:
     assert pyproject_with(SETTINGS, after) == after
 
 
-def test_a_run_config_at_the_end_of_the_file_is_written_too() -> None:
-    head = "[tool.flwr.app.config]\n"
-    assert pyproject_with(SETTINGS, f"{head}old = 1\n") == head + WRITTEN
-
-
 def test_the_table_stands_between_its_markers() -> None:
     after = readme_with(SETTINGS, README)
     assert "| `clients` | 3 | an integer from 1 to 40 | nodes; see `hedgerow data` |\n" in after

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from hedgerow.sim import load, plan_sweep, read_rounds, read_sweep
-from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim import plan_sweep, read_sweep
 from hedgerow.sim.runs import sweep as sweep_module
 from hedgerow.sim.runs.sweep import Outcome, run_sweep
-from hedgerow.sim.runs.sweep_plan import SETTINGS_FILE, Job
+from hedgerow.sim.runs.sweep_plan import Job
 
 # Stands for `hedgerow run`: what the sweep sees of a run, without its seconds of imports.
 RUNNER = """
@@ -66,24 +64,6 @@ def record(out: Path, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_each_run_gets_a_folder_with_its_settings_and_log(write_toml: WriteToml, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    outcomes = go(write_toml("seeds = [0, 1]\ngrid = {tau1 = [1, 5]}"), out)
-    assert [(o.job.name, o.status) for o in outcomes] == [
-        ("tau1=1, seed 0", "finished"),
-        ("tau1=1, seed 1", "finished"),
-        ("tau1=5, seed 0", "finished"),
-        ("tau1=5, seed 1", "finished"),
-    ]
-    assert sorted(path.name for path in (out / "tau1=5").iterdir()) == [
-        "seed-0", "seed-0.log", "seed-1", "seed-1.log",
-    ]  # fmt: skip
-    settings = tomllib.loads((out / "tau1=5" / "seed-1" / "settings.toml").read_text())
-    assert (settings["tau1"], settings["seed"], settings["output-dir"]) == (5, 1, "runs")
-    assert "the app says hello" in (out / "tau1=5" / "seed-1.log").read_text()
-
-
-@pytest.mark.usefixtures("quick_runs")
 def test_sweep_json_says_what_was_asked_and_how_it_went(write_toml: WriteToml, tmp_path: Path) -> None:
     out = tmp_path / "out"
     go(write_toml("title = 'T'\nrealism = 'R'\nseeds = [0, 1]\ngrid = {tau1 = [1]}"), out)
@@ -106,19 +86,6 @@ def test_runs_share_the_cores(write_toml: WriteToml, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_a_finished_run_is_kept(write_toml: WriteToml, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    file = write_toml("seeds = [0]")
-    go(file, out)
-    before = record(out, "all/seed-0")
-    (outcome,) = go(file, out)
-    assert outcome.status == "kept"
-    assert record(out, "all/seed-0") == before
-    (run,) = json.loads((out / "sweep.json").read_text())["runs"]
-    assert run["seconds"] >= 0.2
-
-
-@pytest.mark.usefixtures("quick_runs")
 def test_seeds_can_be_added(write_toml: WriteToml, tmp_path: Path) -> None:
     go(write_toml("seeds = [0]"), tmp_path / "out")
     outcomes = go(write_toml("seeds = [0, 1]"), tmp_path / "out")
@@ -131,21 +98,6 @@ def test_a_finished_run_with_other_settings_is_an_error(write_toml: WriteToml, t
     go(write_toml("base = {tau2 = 2}"), out)
     with pytest.raises(ValueError, match=r"seed-0 was run with tau2 = 2, asked is 3; remove it or choose"):
         plan_sweep(read_sweep(write_toml("base = {tau2 = 3}")), out)
-
-
-@pytest.mark.usefixtures("quick_runs")
-def test_a_finished_run_is_kept_when_its_app_learned_a_new_key(write_toml: WriteToml, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    file = write_toml("base = {tau2 = 2}")
-    go(file, out)
-    settings = out / "all/seed-0" / SETTINGS_FILE
-    before = settings.read_text()
-    settings.write_text("".join(line for line in before.splitlines(True) if not line.startswith("alpha ")))
-    assert settings.read_text() != before
-    (job, *_) = plan_sweep(read_sweep(file), out)
-    assert job.kept
-    with pytest.raises(ValueError, match=r"seed-0 was run with alpha = 2, asked is 3"):
-        plan_sweep(read_sweep(write_toml("base = {tau2 = 2, alpha = 3}")), out)
 
 
 def test_a_strangers_folder_is_not_touched(write_toml: WriteToml, tmp_path: Path) -> None:
@@ -206,25 +158,6 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(write_toml: WriteToml, t
 
 
 @pytest.mark.usefixtures("quick_runs")
-def test_an_interrupted_run_of_other_settings_starts_again(write_toml: WriteToml, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (job,) = plan_sweep(read_sweep(write_toml("base = {tau2 = 2}")), out)
-    interrupted(job)
-    go(write_toml("base = {tau2 = 3}"), out)
-    assert record(out, "all/seed-0")["resume"] == ""
-
-
-@pytest.mark.usefixtures("quick_runs")
-def test_an_interrupted_run_that_shall_go_further_goes_on(write_toml: WriteToml, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    (job,) = plan_sweep(read_sweep(write_toml("base = {iterations = 10}")), out)
-    begun = interrupted(job)
-    go(write_toml("base = {iterations = 20}"), out)
-    assert record(out, "all/seed-0")["resume"] == str(begun)
-    assert tomllib.loads((out / "all/seed-0/settings.toml").read_text())["iterations"] == 20
-
-
-@pytest.mark.usefixtures("quick_runs")
 def test_a_finished_run_that_shall_go_further_goes_on(write_toml: WriteToml, tmp_path: Path) -> None:
     out, further = tmp_path / "out", "base = {iterations = 20}"
     go(write_toml("base = {iterations = 10}"), out)
@@ -248,59 +181,4 @@ def interrupted(job: Job) -> Path:
     return begun
 
 
-def test_no_runs_at_once_is_refused(write_toml: WriteToml, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="jobs = 0; valid is an integer >= 1"):
-        go(write_toml(""), tmp_path / "out", jobs=0)
-
-
 # The real thing
-
-
-@pytest.mark.slow
-def test_settings_share_their_start_seed_by_seed(write_toml: WriteToml, tmp_path: Path) -> None:
-    file = write_toml("""
-        seeds = [0, 1]
-        base = {iterations = 4, num-clients = 4, num-servers = 2, tau2 = 1, alpha = 1, learning-rate = 0.05}
-        grid = {tau1 = [1, 4]}
-    """)
-    out = tmp_path / "out"
-    outcomes = go(file, out, jobs=cores())
-    assert [outcome.error for outcome in outcomes] == [""] * 4
-    start = {run: read_rounds(out / run)[0]["central"]["loss"] for run in runs_of(out)}
-    assert start["tau1=1/seed-0"] == start["tau1=4/seed-0"]
-    assert start["tau1=1/seed-1"] == start["tau1=4/seed-1"]
-    assert start["tau1=1/seed-0"] != start["tau1=1/seed-1"]
-    ends = {run: read_rounds(out / run)[-1]["central"]["loss"] for run in runs_of(out)}
-    assert len(set(ends.values())) == 4
-    results = load([out])
-    assert [run.costs("iterations")[-1] for run in results.runs] == [4.0] * 4
-
-
-@pytest.mark.slow
-def test_a_finished_run_goes_on_where_more_iterations_are_asked(
-    write_toml: WriteToml, tmp_path: Path
-) -> None:
-    """It ends as one that was not finished before; fewer iterations are another run."""
-    sweep = """
-        base = {{iterations = {}, num-clients = 4, num-servers = 2, tau1 = 2, tau2 = 1, evaluate-every = 1}}
-    """
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    go(write_toml(sweep.format(4)), out)
-    (outcome,) = go(write_toml(sweep.format(8)), out)
-    assert outcome.status == "finished"
-    go(write_toml(sweep.format(8)), whole)
-    rounds, expected = (read_rounds(place / "all/seed-0") for place in (out, whole))
-    assert [entry["iterations"] for entry in rounds] == [entry["iterations"] for entry in expected]
-    assert [entry["central"] for entry in rounds] == [entry["central"] for entry in expected]
-    assert read_model(out / "all/seed-0") == read_model(whole / "all/seed-0")
-    assert [path.name for path in (out / "all").iterdir() if path.is_dir()] == ["seed-0"]
-    with pytest.raises(ValueError, match="was run with iterations = 8, asked is 4"):
-        plan_sweep(read_sweep(write_toml(sweep.format(4))), out)
-
-
-def read_model(folder: Path) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in np.load(folder / "model.npz").items()}
-
-
-def runs_of(out: Path) -> list[str]:
-    return [f"tau1={tau1}/seed-{seed}" for tau1 in (1, 4) for seed in (0, 1)]

@@ -33,12 +33,6 @@ def test_variants_times_grid_in_the_files_order(write_toml: WriteToml) -> None:
     assert sweep.variants[1].settings == {"method": "sd-feel", "tau1": 5, "topology": "ring"}
 
 
-def test_a_file_may_ask_for_a_single_setting(write_toml: WriteToml) -> None:
-    sweep = read_sweep(write_toml(""))
-    assert [(variant.label, variant.settings) for variant in sweep.variants] == [("all", {})]
-    assert (sweep.title, sweep.seeds, sweep.xs, sweep.ys) == ("mine", (0,), ("rounds",), ("loss",))
-
-
 def test_the_app_is_relative_to_the_file(write_toml: Callable[..., Path], tmp_path: Path) -> None:
     assert read_sweep(write_toml("", app="../app")).app == tmp_path.parent / "app"
 
@@ -87,13 +81,3 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
 def test_a_budget_is_a_setting_of_every_run(write_toml: WriteToml) -> None:
     sweep = read_sweep(write_toml("budget = {sim_seconds = 60}\n[base]\ntau1 = 5"))
     assert sweep.base == {"tau1": 5, "stop-after": "sim-seconds=60"}
-
-
-def test_two_variants_of_one_name_are_refused(write_toml: WriteToml) -> None:
-    with pytest.raises(ValueError, match="label 'tau1=1' of 2 variants"):
-        read_sweep(write_toml("grid = {tau1 = [1, 1]}"))
-
-
-def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.toml"):
-        read_sweep(tmp_path / "none.toml")

@@ -26,16 +26,6 @@ def test_a_plan_holds_every_runs_whole_config(write_toml: WriteToml, tmp_path: P
     assert [plan[1].settings[key] for key in asked] == [5, 7, 3, "fashion-mnist", "sd-feel"]
 
 
-def test_faults_can_be_swept(write_toml: WriteToml, tmp_path: Path) -> None:
-    sweep = read_sweep(write_toml("grid = {fault-dropout = [0.0, 0.5]}"))
-    assert [job.settings["fault-dropout"] for job in plan_sweep(sweep, tmp_path)] == [0.0, 0.5]
-
-
-def test_a_key_that_the_app_lacks_is_refused_before_any_run(write_toml: WriteToml, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tau=1, seed 0: tau=1: app 'sd-feel' has no such key"):
-        plan_sweep(read_sweep(write_toml("grid = {tau = [1]}")), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("override", "why"), [("tau1=5", "variants set it"), ("seed=5", "set by the sweep itself")]
 )
@@ -47,16 +37,6 @@ def test_an_override_of_what_is_swept_is_refused(
 
 
 # The figures
-
-
-@pytest.mark.parametrize("file", FIGURES, ids=lambda path: path.stem)
-def test_every_run_of_a_figure_is_one_that_the_app_accepts(file: Path, tmp_path: Path) -> None:
-    plan = plan_sweep(read_sweep(file), tmp_path)
-    for job in plan:
-        values = sd_feel_settings.read(job.settings)
-        rounds = values["iterations"] // sd_feel_settings.local_steps(values)
-        assert rounds % values["evaluate-every"] == 0, job.name
-    assert len({job.seed for job in plan}) >= 3 or file in TRIALS
 
 
 @pytest.mark.parametrize("file", sorted({*FIGURES} - TRIALS), ids=lambda path: path.stem)

@@ -1,0 +1,128 @@
+"""Every mistake on the command line is one error in words, exits with 2, and writes nothing."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.sim.cli.command_line import APPS, SD_FEEL, hedgerow
+from tests.sim.conftest import WriteRun
+from tests.sim.tiny_app import MakeApp
+
+TORCH_APP = Path(__file__).parents[1] / "torch_app"
+# Commands in a folder that has an app, a sweep of runs, an empty run, a file and a folder with a file.
+COMMANDS = {"RUN": f"run {SD_FEEL}", "TORCH": f"run {TORCH_APP}", "LOCAL": f"deploy local {SD_FEEL}"}
+COMMANDS["CEPS"] = f"deploy local {APPS / 'ceps'} --sites 2"
+COMMANDS["NODE"] = "node --superlink 127.0.0.1:9 --insecure"
+COMMANDS["HSGD"] = "plan hsgd --rho 0.5 --delta 0.5 --loss-gap 2.3"
+COMMANDS["GIVEN"] = "plan similarity-free --smoothness 2 --variance 0.25"
+
+# fmt: off
+REFUSED = [
+    # Settings of apps; every key's ranges are in tests/contracts/test_refusals.py.
+    ("RUN -c 'dataset=\"x:\"'", "dataset = 'x:'; valid is"),
+    (f"RUN -c seed={'9' * 5000}", "an integer is needed, like 0"),
+    ("RUN -c 'data-dir=\"~nosuchuser\"'", "there is no such user"),
+    ("RUN -c num-clients=5000", "num_partitions = 5000"),
+    ("run hsgd -c 'partition=pairs(a,b)'", "partition = 'pairs(a,b)'"),
+    ("run fedmud -c skip-front=9", "skip_front + skip_back is 10; valid is"),
+    # Keys of other libraries, near misses.
+    ("RUN -c lr=1", "has no such key (did you mean 'learning-rate'?)"),
+    ("run similarity-free -c lr=1", "has no such key (did you mean 'fixed-c'?)"),
+    ("run sdfeal", "(did you mean 'sd-feel'?)"),
+    ("settings sdfeal", "(did you mean 'sd-feel'?)"),
+    ("new sdfeal", "valid is ceps, fedmud, hsgd, sd-feel, similarity-free (did you mean 'sd-feel'?)"),
+    # Runs.
+    ("run app --engine flower --strict", "--strict: Flower's engine has no such thing"),
+    ("run app --engine flower --real-time", "--real-time: Flower's engine has no such thing"),
+    ("run app --engine flower -c fault-dropout=0.1", "plays no faults"),
+    ("run app --nodes 2 --node-config '2: a=1'", "valid partitions are 0 to 1"),
+    ("run app --ray ray://head:10001", "ray: 'ray://head:10001' is not the address of a Ray cluster"),
+    ("run app --track mlfow", "--track 'mlfow': did you mean 'mlflow'?; valid is one of mlflow,"),
+    ("RUN --resume begun", "config.json is damaged: it has no settings ('run')"),
+    ("run app --resume begun", "does not say how many nodes its run had"),
+    ("RUN -c no.toml", "run config no.toml: No such file or directory"),
+    ("TORCH -c seed=1", "seed=1: app 'torch-app' has no such key (use --seed)"),
+    ("TORCH --engine flower --seed 1", "--seed: app 'torch-app' has no key 'seed'"),
+    (f"TORCH --seed {2**63}", "below 2^63"),
+    ("settings app", "app 'tiny-app' has no module tinyapp.settings"),
+    ("new sd-feel my_app", "FOLDER 'my_app'; Flower takes a letter"),
+    ("new sd-feel full", "there is something already"),
+    ("new fedmud file/x", "Not a directory"),
+    *((f"sweep {TORCH_APP} --dry-run --seeds={seeds}", "valid are different integers >= 0, below 2^63")
+        for seeds in ("", "1,1", 2**63)),
+    # What reads runs.
+    ("table no.json", "no.json: neither a run's folder"),
+    ("table made --budget rounds", "--budget 'rounds'; valid is name=number"),
+    ("table made --target f1=0.5", "y = 'f1'; valid in "),
+    ("report made -o page.pdf", "--out 'page.pdf'; valid is a file whose name ends with .html"),
+    ("report made --target loss", "--target 'loss'; valid is name=number"),
+    ("report made --x money", "x = 'money'; valid is one of rounds"),
+    ("report made --out file/x.html", "file: File exists"),
+    ("export made", "valid is --csv FILE, --json FILE, --tensorboard FOLDER or several"),
+    ("watch none", "is not there; valid is the folder of a run"),
+    ("watch made/A/seed-0 --host 256.1.1.1", "--host '256.1.1.1' --port 0: cannot listen there"),
+    ("plot ~nosuchuser/x", "Could not determine home directory. Valid after ~ in a path is"),
+    ("data --data-dir ~nosuchuser/x", "there is no such user"),
+    # Plans.
+    ("plan hsgd --rho 1", "--delta, --loss-gap needed, or --from-run"),
+    ("HSGD --eta-power 4", "--eta-power 4; valid is 3 or 2"),
+    (f"HSGD --app {SD_FEEL}", "valid is the app hsgd"),
+    ("plan similarity-free", "--smoothness and --variance are needed, or --from-run"),
+    ("GIVEN --topk 0.01", "--topk 0.01 without --num-params"),
+    ("GIVEN --from-run nowhere --initial-loss 1", "the run has losses"),
+    # Deployments.
+    ("LOCAL -c fault-dropout=0.1", "a deployment plays no faults"),
+    ("LOCAL --node-config data_dir=/a", "did you mean 'data-dir'?"),
+    ("LOCAL --nodes 2 -c num-servers=2 --node-config '2: role=hub'", "valid partitions are 0 to 1"),
+    ("LOCAL --level E3 --edges 2 -c partition=own", "partition = 'own'; valid is"),
+    ("LOCAL --level E3 --edges 2 -c fault-dropout=0.1", "a deployment plays no faults"),
+    ("LOCAL --level E3 --edges 2 -c method=fedavg", "valid is 'emulated' with method = 'fedavg'"),
+    ("LOCAL --level E3 --own-data somewhere", "does not go with --level E3"),
+    ("LOCAL --sites 2", "valid with an app that has the key 'site'"),
+    ("CEPS --edges 2", "--sites does not go with --level or --edges"),
+    ("CEPS --own-data somewhere", "--own-data does not go with --sites"),
+    ("CEPS --nodes 1 -c topology=path", "valid is at most 1, a node for each"),
+    ("deploy keys k --nodes 2 --adopt", "--adopt: valid with --edges"),
+    (f"deploy keys k --nodes 1 --days {'9' * 20}", "days must be an integer from 1 to 3650"),
+    ("deploy split mnist-5k own", "--nodes or --groups"),
+    ("deploy split mnist-5k own --nodes 2 --layout edges", "--layout does not go with --nodes"),
+    ("deploy split breast-cancer own --groups 2 --scaling unit", "--scaling does not go with --groups"),
+    ("deploy split breast-cancer own --groups 2 --layout rings", "layout = 'rings'"),
+    ("node", "hedgerow node --superlink HOST:PORT"),
+    ("node --superlink 127.0.0.1:9 --root-certificates no.crt", "no.crt: there is no such file"),
+    ("NODE --auth-supernode-private-key node9", "node9: there is no such file"),
+    ("NODE --node-config data=x.csv", "--node-config data=x.csv: must be KEY=VALUE pairs"),
+    ("node --fallback a:1", "--fallback is 'a:1'; valid with --superlink, once"),
+    ("node --fallback https://a:1 --superlink b:1", "--fallback has 'https://a:1'; valid is"),
+]
+# fmt: on
+
+
+@pytest.fixture
+def place(make_app: MakeApp, write_sweep: WriteRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_app()
+    write_sweep({"A": {0: [2.0, 1.0]}, "B": {0: [2.0, 0.8]}})
+    for folder in ("begun", "full"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "begun" / "config.json").write_text("{}")
+    (tmp_path / "full" / "notes.txt").touch()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("os.execve", lambda *_: pytest.fail("a SuperNode was started"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_a_mistake_is_one_error_in_words_before_anything_is_written(
+    command: str, words: str, place: Path
+) -> None:
+    def there() -> set[Path]:
+        return {path for path in place.rglob("*") if "__pycache__" not in path.parts}
+
+    before = there()
+    first, *rest = shlex.split(command)
+    shown = hedgerow(*shlex.split(COMMANDS.get(first, first)), *rest)
+    assert (shown.exit_code, shown.stdout) == (2, ""), shown.output
+    assert words in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+    assert "Errno" not in shown.stderr
+    assert there() == before
