@@ -55,9 +55,14 @@ class Ask:
     config : Mapping[str, Any]
         What they are told beside what the whole exchange is told.
     own : Mapping[str, Mapping[int, Any]]
-        What each is told alone: by key, its value for each node.
-    records : Mapping[str, ConfigRecord]
+        What each is told alone: by key, its value for each node that is told; an ArrayRecord is a record of
+        the instruction, all else stands in its config.
+    records : Mapping[str, ArrayRecord or ConfigRecord]
         Further records of the instruction.
+    arrays : ArrayRecord or None (default: None)
+        What is sent as the model; None for all of it.
+    held : Mapping[str, ArrayRecord]
+        What nodes must hold beside, however they come by it: a part has it sent to those that do not.
     pool : int (default: 0)
         The pool's number; an aggregator takes a mean of each pool.
     """
@@ -66,7 +71,9 @@ class Ask:
     model: Vector
     config: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
-    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    records: Mapping[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
+    arrays: ArrayRecord | None = None
+    held: Mapping[str, ArrayRecord] = field(default_factory=dict)
     pool: int = 0
 
 
@@ -86,8 +93,8 @@ class Coding(Protocol):
 
     changes: bool
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
-        """Return what arrays stand for.
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
+        """Return what a node's arrays stand for.
 
         Raises
         ------
@@ -98,8 +105,8 @@ class Coding(Protocol):
     def bits(self, layout: Layout) -> int:
         """Return the bits that the paper counts for a reply that only a sum decodes."""
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
-        """Return what of a model nodes add up in a sum."""
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
+        """Return what of the model that they were sent (M,) nodes add up in a sum."""
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the change of the model (M,) that the mean of what nodes added up stands for."""
@@ -110,7 +117,7 @@ class Models:
 
     changes = False
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
         """Return the model."""
         return Row(layout.flatten(record, sent.dtype), self.bits(layout))
 
@@ -118,9 +125,9 @@ class Models:
         """Return 32 a parameter; running statistics and counters are none."""
         return 32 * compressed_part(layout).size
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
         """Return all of it."""
-        return model
+        return layout.unflatten(model)
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the numbers."""
@@ -147,6 +154,11 @@ class Exchange:
         How many of those that were chosen are not there, and not among its nodes.
     reads : Callable[[Node, RecordDict], Any] or None
         Reads replies in place of ``coding``, where none stands for a model: returns what their row is.
+    down_bits : int or None (default: None)
+        What the paper counts for an instruction; None is 32 a parameter.
+    bounded : Mapping[str, (slice, NDArray)]
+        The parts of a row whose moves are bounded, by name: where they stand, and the model whose norm says
+        what is small. Empty for one part, the model that was sent.
     """
 
     kind: str
@@ -156,6 +168,8 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
+    down_bits: int | None = None
+    bounded: Mapping[str, tuple[slice, Vector]] = field(default_factory=dict)
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -165,6 +179,11 @@ class Exchange:
     def sent(self, pool: int) -> Vector:
         """Return the model that a pool was sent, (M,)."""
         return next(ask.model for ask in self.asks if ask.pool == pool)
+
+    def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
+        """Note how far a row is from what was sent (M,); PayloadError where that is too far."""
+        for name, (where, model) in (self.bounded or {"model": (slice(None), sent)}).items():
+            federation.bound(name).check(move[where], model)
 
 
 @dataclass(frozen=True, eq=False)

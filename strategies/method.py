@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -55,6 +56,8 @@ class Run:
         Partition ids of those that are there, ascending.
     parts : Sequence[Part]
         Those of the run.
+    grid : Grid or None (default: None)
+        What carries its messages.
     """
 
     federation: Federation
@@ -62,11 +65,14 @@ class Run:
     config: Mapping[str, Any]
     there: Sequence[int]
     parts: Sequence[Part]
+    grid: Grid | None = None
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
     # What the round's record says beside.
     told: dict[str, float] = field(default_factory=dict)
+    # What takes what nodes hold to its next version, where the round has moved it.
+    update: Mapping[str, Any] | None = None
 
     @property
     def seed(self) -> int:
@@ -145,6 +151,8 @@ class Method(FederatedStrategy, Generic[S]):
         self._steps: Steps[S] | None = None
         for part in self.parts:
             part.forget()
+        if self.sums is not None:
+            self.sums.forget()
 
     def _state(self) -> dict[str, Any]:
         state = self._known_state()
@@ -154,7 +162,7 @@ class Method(FederatedStrategy, Generic[S]):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if "method" not in state:
+        if "parts" not in state:
             raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
         self.state = self.state_class(**state["method"])
         for part in self.parts:
@@ -189,7 +197,7 @@ class Method(FederatedStrategy, Generic[S]):
             self.state = self.begin(self.federation.vector(arrays))
         self._grid = grid
         there = self.federation.gather(grid).present
-        self._run = Run(self.federation, server_round, dict(config), there, self.parts)
+        self._run = Run(self.federation, server_round, dict(config), there, self.parts, grid)
         self._steps = self.round(self.state, self._run)
         self._exchange = self._to_training(next(self._steps))
         return self._sent(self._exchange)
@@ -200,6 +208,8 @@ class Method(FederatedStrategy, Generic[S]):
         """Go on to the end of the round; None, and the state of before, if too few replies came."""
         run, steps = self._run, self._steps
         assert steps is not None
+        for part in self.parts:
+            replies = part.arrived(replies, self._exchange, run)
         try:
             step = self._send(steps, self._chunks(self._exchange, replies))
             while True:
@@ -238,29 +248,35 @@ class Method(FederatedStrategy, Generic[S]):
         nodes, away = self.federation.there(list(exchange.asked))
         offline = exchange.offline + away
         names = self.settings.arrayrecord_key, self.settings.configrecord_key
-        shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any], RecordDict]] = {}
+        shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any]]] = {}
         for ask in exchange.asks:
             records: dict[str, ArrayRecord | ConfigRecord] = {
-                names[0]: self._arrays(ask.model),
+                names[0]: self._arrays(ask.model) if ask.arrays is None else ask.arrays,
                 **ask.records,
             }
-            told = {**exchange.config, **ask.config}
-            shared[ask.pool] = records, told, RecordDict({**records, names[1]: ConfigRecord(told)})
-        contents, bits = [], self.federation.model_bits
+            shared[ask.pool] = records, {**exchange.config, **ask.config}
+        bits = self.federation.model_bits if exchange.down_bits is None else exchange.down_bits
+        contents = []
+        # Nodes that are told the same share one content.
+        known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
         for node in nodes:
-            ask = exchange.asked[node.partition_id]
-            records, told, content = shared[ask.pool]
-            if ask.own:
-                own = {key: values[node.partition_id] for key, values in ask.own.items()}
-                content = RecordDict({**records, names[1]: ConfigRecord({**told, **own})})
+            at, ask = node.partition_id, exchange.asked[node.partition_id]
+            own = {key: values[at] for key, values in ask.own.items() if at in values}
+            alike = ask.pool, *((k, v if isinstance(v, str | int | float) else id(v)) for k, v in own.items())
+            if alike not in known:
+                records, told = shared[ask.pool]
+                mine = {key: value for key, value in own.items() if isinstance(value, ArrayRecord)}
+                config = {key: value for key, value in own.items() if key not in mine}
+                sent = {**records, **mine}
+                content = RecordDict({**sent, names[1]: ConfigRecord({**told, **config})})
+                known[alike] = content, (sum(map(payload_bytes, sent.values())), payload_bytes(content))
+            content, sizes = known[alike]
             contents.append((node, content))
-            size = sum(map(payload_bytes, records.values()))
-            sizes = size, payload_bytes(content)
-            link = exchange.links[0]
-            self.federation.book_down(self._run.round, link, ask.pool, node.partition_id, bits, sizes)
-        return self.federation.instruct(
-            self._run.round, contents, partial(read, self.federation, exchange), offline=offline
+            self.federation.book_down(self._run.round, exchange.links[0], ask.pool, at, bits, sizes)
+        messages = self.federation.instruct(
+            self._run.round, contents, partial(read, self._run, exchange), offline=offline
         )
+        return [*messages, *(m for part in self.parts for m in part.beside(exchange, nodes, self._run))]
 
     def _chunks(self, exchange: Exchange, replies: Iterable[Message]) -> Replies:
         """Yield the valid replies of a training exchange, booked."""
@@ -271,6 +287,8 @@ class Method(FederatedStrategy, Generic[S]):
             node, arrays = reply.node.partition_id, only_arrays(reply.content)
             pool, bits = exchange.asked[node].pool, reply.value.bits
             federation.book_up(run.round, exchange.links[1], node, pool, bits, arrays, reply)
+            for part in self.parts:
+                part.accepted(node, run)
             if exchange.reads is None:
                 run.absorbed.append(node)
                 run.contents.append(reply.metrics)
@@ -297,7 +315,7 @@ class Learnt:
     bits: int
 
 
-def read(federation: Federation, exchange: Exchange, node: Node, content: RecordDict) -> Learnt:
+def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learnt:
     """Read a reply to a training exchange.
 
     Raises
@@ -305,13 +323,17 @@ def read(federation: Federation, exchange: Exchange, node: Node, content: Record
     PayloadError
         If it is not what was asked for.
     """
-    layout = federation.known_layout()
+    federation, layout = run.federation, run.layout
+    for part in run.parts:
+        part.check(node, content, exchange, run)
     if exchange.reads is not None:
         return Learnt(exchange.reads(node, content), 0.0, exchange.coding.bits(layout))
     sent = exchange.asked[node.partition_id].model
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
-    row = exchange.coding.read(arrays, sent, layout)
-    federation.bound().check(row.vector if exchange.coding.changes else row.vector - sent, sent)
+    row = exchange.coding.read(arrays, sent, layout, node.partition_id)
+    with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
+        move = row.vector if exchange.coding.changes else row.vector - sent
+    exchange.check(federation, move, sent)
     return Learnt(row.vector, claimed, row.bits)
 
 

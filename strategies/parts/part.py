@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flwr.app import Message, RecordDict
+
 from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.inbox import Node
 
 if TYPE_CHECKING:
     from hedgerow.strategies.method import Run
@@ -27,6 +30,20 @@ class Part:
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Return what is asked in place of an exchange."""
         return exchange
+
+    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
+        """Return messages that go with those of an exchange, which goes to these nodes."""
+        return []
+
+    def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterable[Message]:
+        """Return what is read in place of the messages that come."""
+        return messages
+
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a reply, before it is read, with PayloadError."""
+
+    def accepted(self, node: int, run: Run) -> None:
+        """Take note of a valid reply; its round may still come to nothing."""
 
     def ended(self, run: Run) -> None:
         """Take note of a round that counts."""
