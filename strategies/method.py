@@ -73,6 +73,8 @@ class Run:
     told: dict[str, float] = field(default_factory=dict)
     # What takes what nodes hold to its next version, where the round has moved it.
     update: Mapping[str, Any] | None = None
+    # The models that were sent, by id, and their arrays.
+    _arrays: dict[int, tuple[Vector, ArrayRecord]] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -92,6 +94,26 @@ class Run:
     def known_size(self, node: int, otherwise: float) -> float:
         """Return the examples that a node claimed first, or what stands in where it claimed none."""
         return self.federation.sizes.get(node, otherwise)
+
+    def instruction(self, exchange: Exchange, node: int) -> RecordDict:
+        """Return what an exchange sends a node; all nodes of a pool share the model's arrays."""
+        ask, settings = exchange.asked[node], self.federation.settings
+        own = {key: values[node] for key, values in ask.own.items() if node in values}
+        records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord)}
+        told = {key: value for key, value in own.items() if key not in records}
+        arrays = ask.arrays
+        if arrays is None:
+            if id(ask.model) not in self._arrays:
+                self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
+            arrays = self._arrays[id(ask.model)][1]
+        return RecordDict(
+            {
+                settings.arrayrecord_key: arrays,
+                **ask.records,
+                **records,
+                settings.configrecord_key: ConfigRecord({**exchange.config, **ask.config, **told}),
+            }
+        )
 
     def prepared(self, exchange: Exchange) -> Exchange:
         """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
@@ -247,29 +269,19 @@ class Method(FederatedStrategy, Generic[S]):
         """Return the messages of a training exchange, booked."""
         nodes, away = self.federation.there(list(exchange.asked))
         offline = exchange.offline + away
-        names = self.settings.arrayrecord_key, self.settings.configrecord_key
-        shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any]]] = {}
-        for ask in exchange.asks:
-            records: dict[str, ArrayRecord | ConfigRecord] = {
-                names[0]: self._arrays(ask.model) if ask.arrays is None else ask.arrays,
-                **ask.records,
-            }
-            shared[ask.pool] = records, {**exchange.config, **ask.config}
         bits = self.federation.model_bits if exchange.down_bits is None else exchange.down_bits
         contents = []
         # Nodes that are told the same share one content.
         known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
         for node in nodes:
             at, ask = node.partition_id, exchange.asked[node.partition_id]
-            own = {key: values[at] for key, values in ask.own.items() if at in values}
-            alike = ask.pool, *((k, v if isinstance(v, str | int | float) else id(v)) for k, v in own.items())
+            own = [values.get(at) for values in ask.own.values()]
+            alike = ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
             if alike not in known:
-                records, told = shared[ask.pool]
-                mine = {key: value for key, value in own.items() if isinstance(value, ArrayRecord)}
-                config = {key: value for key, value in own.items() if key not in mine}
-                sent = {**records, **mine}
-                content = RecordDict({**sent, names[1]: ConfigRecord({**told, **config})})
-                known[alike] = content, (sum(map(payload_bytes, sent.values())), payload_bytes(content))
+                content = self._run.instruction(exchange, at)
+                told = content[self.settings.configrecord_key]
+                size = sum(payload_bytes(record) for record in content.values() if record is not told)
+                known[alike] = content, (size, payload_bytes(content))
             content, sizes = known[alike]
             contents.append((node, content))
             self.federation.book_down(self._run.round, exchange.links[0], ask.pool, at, bits, sizes)
