@@ -1,6 +1,5 @@
 """SD-FEEL: edge clusters whose edge servers gossip, and its baselines."""
 
-from hedgerow.strategies.sd_feel.asynchronous import AsynchronousSDFeel
 from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg
 from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy, contiguous_clusters
 from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
@@ -11,7 +10,6 @@ from hedgerow.strategies.sd_feel.theory import PRESETS, System, latency, preset,
 
 __all__ = [
     "PRESETS",
-    "AsynchronousSDFeel",
     "ClusteredStrategy",
     "EdgeMonitor",
     "EdgeServerSDFeel",

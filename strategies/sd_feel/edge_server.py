@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
-from hedgerow.strategies.roster import RosterError
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
 from hedgerow.strategies.sd_feel.direct import DirectGossip
-from hedgerow.strategies.sd_feel.latest import LatestGossip
 from hedgerow.strategies.sd_feel.monitor import Reporter, largest_report, layout_digest, run_digest
 from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
 from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
@@ -66,11 +64,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         The partition ids of this server's clients; another node is left out as ``another server's``. None:
         whoever comes is one, and who went to another server is none any longer: the cluster's size is that
         of the clients that are there, told anew in each exchange.
-    adopts : Container[int] (default: ())
-        With ``partitions``: those of other servers' clients that are taken in where they come, as one does
-        whose server is gone. Sizes are then those of the clients that are there.
-    max_staleness : int or None (default: None)
-        With a number no server waits for another, as of ``AsynchronousSDFeel``; alpha is then 1.
     monitor : str (default: "")
         ``host:port`` of an ``EdgeMonitor`` that this server reports its model to; empty for none. No round
         waits for it.
@@ -86,9 +79,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
     reached), ``zeta`` of their matrix, ``gossip-seconds`` and what of them the models took
     (``model-exchange-seconds``), beside what the latency model says (``modelled-gossip-seconds``); for each
     of ``neighbours`` what was measured of the link to it (``link-…``); and ``lost-links-…`` by reason. With a
-    monitor it has ``lost-reports``, of all that were to be sent so far. ``adopted`` has the partition ids of
-    other servers' clients, in rounds in which there are some; one that is at two servers at once counts at
-    both, as neither sees the other's nodes.
+    monitor it has ``lost-reports``, of all that were to be sent so far.
 
     Raises
     ------
@@ -115,8 +106,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         peer_timeout: float = 600.0,
         lost_after: float = 15.0,
         partitions: Container[int] | None = None,
-        adopts: Container[int] = (),
-        max_staleness: int | None = None,
         monitor: str = "",
         monitor_every: int = 1,
         **options: Unpack[ClusteredOptions],
@@ -124,14 +113,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         int_at_least(1, tau2=tau2, monitor_every=monitor_every)
         int_at_least(0, alpha=alpha)
         positive(peer_timeout=peer_timeout)
-        if max_staleness is not None:
-            int_at_least(0, max_staleness=max_staleness)
-            if alpha != 1 or exact_if_complete:
-                raise ValueError(
-                    f"max_staleness is {max_staleness!r}; valid with alpha = {alpha}, "
-                    f"exact_if_complete = {exact_if_complete} is None"
-                )
-        self.max_staleness = max_staleness
         int_between(0, len(peers) - 1, edge=edge)
         options.setdefault("num_clients", 0)
         super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
@@ -144,11 +125,9 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
         self.monitor, self.monitor_every = monitor, monitor_every
         self._reporter: Reporter | None = None
-        self._partitions, self._adopts = partitions, adopts
-        self._may_move, self._there = partitions is None or adopts != (), list[int]()
-        self._adopted: list[int] = []
+        self._partitions, self._there = partitions, list[int]()
         self._last_round = 0
-        self._gossip: DirectGossip | LatestGossip | None = None
+        self._gossip: DirectGossip | None = None
         # The round after which the others go on, where this one has not completed it.
         self._reached = 0
         self._goes_on = False
@@ -158,11 +137,8 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._channel("", 1)
 
     def _admits(self, node: Node) -> str | None:
-        client = node.partition_id
-        return None if self._is_own(client) or client in self._adopts else "another server's"
-
-    def _is_own(self, client: int) -> bool:
-        return self._partitions is None or client in self._partitions
+        own = self._partitions is None or node.partition_id in self._partitions
+        return None if own else "another server's"
 
     def _channel(self, layout: str, largest: int) -> PeerChannel:
         def answer(peer: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +172,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             aggregation=str(self.aggregation),
             alpha=self.alpha,
             exact_if_complete=self.exact_if_complete,
-            max_staleness=self.max_staleness,
         )
 
     # The run.
@@ -211,45 +186,23 @@ class EdgeServerSDFeel(ClusteredStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``.
-
-        RosterError also where it adopts clients that a simulation has at all servers at once.
-        """
+        """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``."""
         self.check_num_rounds(num_rounds)
-        if self._adopts != () and getattr(grid, "known_nodes", lambda: None)() is not None:
-            raise RosterError(
-                "Clients of other servers are to be adopted, as SuperNodes are that dial it when theirs "
-                "is gone; in a simulation every server has the clients of all from the start."
-            )
         layout = Layout.of(initial_arrays)
         # What servers say of each other; or a digest, and a model in float64.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
-        largest = max(largest, largest_report(layout), LatestGossip.room(len(self.graph)) + 8 * layout.size)
+        largest = max(largest, largest_report(layout))
         self._last_round = num_rounds
         with self._channel(layout_digest(layout), largest) as channel, self._reporting(channel):
             gossip = self._gossip = self._gossip_over(channel)
             # Of a run that goes on; else ``start`` begins with the first.
             completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
-            try:
-                self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
-                return super().start(
-                    grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-                )
-            finally:
-                if isinstance(gossip, LatestGossip):
-                    gossip.close(self._lost_after)
-
-    def _gossip_over(self, channel: PeerChannel) -> DirectGossip | LatestGossip:
-        if self.max_staleness is not None:
-            return LatestGossip(
-                self.graph,
-                channel,
-                period=self.tau2,
-                max_staleness=self.max_staleness,
-                rule=self.aggregation,
-                timeout=self._peer_timeout,
-                max_update_norm_ratio=self.settings.max_update_norm_ratio,
+            self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
+            return super().start(
+                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
+
+    def _gossip_over(self, channel: PeerChannel) -> DirectGossip:
         return DirectGossip(
             self.graph,
             channel,
@@ -287,16 +240,12 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
     def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
         self._there = list(there)
-        adopted = [client for client in self._there if not self._is_own(client)]
-        if adopted != self._adopted:
-            log(INFO, "Clients of other servers here: %s", ", ".join(map(str, adopted)) or "none any longer")
-        self._adopted = adopted
         return super()._drawn(server_round, there)
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
         """Samples of this server's cluster (1,), of the clients that are there where they may move."""
-        if not (self._may_move and self._there):
+        if self._partitions is not None or not self._there:
             return super().cluster_sizes
         weights = np.ones(self.num_clients)
         if self.aggregation.is_mean:
@@ -330,8 +279,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         for peer, link in gossip.report.links.items():
             if link.sent:
                 self.ledger.book(server_round, PEER_TO_PEER, self.edge, peer, 0, link.sent)
-        modelled = self._modelled if self.max_staleness is None else self._modelled_since
-        return vectors, modelled(models.vectors[0], gossip.report.sent)
+        return vectors, self._modelled(models.vectors[0], gossip.report.sent)
 
     def _modelled(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
         """Return the modelled system's transfers: a model to each neighbour in each step that it took."""
@@ -343,15 +291,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             if transfer.source == self.edge and sent.get(transfer.target, 0) > step
         ]
 
-    def _modelled_since(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
-        """Return the modelled system's transfers where nobody waits: models taken since the last exchange."""
-        return [
-            transfer
-            for transfer in gossip_transfers(self.graph, [model] * len(self.graph))
-            if transfer.source == self.edge
-            for _ in range(sent.get(transfer.target, 0))
-        ]
-
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -360,8 +299,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         if metrics is not None:
             # There is one model here; how far it is from the others' nobody knows.
             metrics.pop("consensus-error", None)
-            if self._adopted:
-                metrics["adopted"] = self._adopted
             if self._gossip is not None and self.exchange_due(server_round):
                 metrics.update(self._gossip.report.metrics())
                 modelled = inter_seconds(self.scheme, self._system(), alpha=self.alpha)

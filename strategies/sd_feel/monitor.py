@@ -224,7 +224,7 @@ class EdgeMonitor:
         Of this process, ``host:port``, as the servers call it.
     every : int
         Rounds between two evaluations, as the servers have it, >= 1.
-    topology, tau1, tau2, alpha, exact_if_complete, max_staleness, seed, aggregation
+    topology, tau1, tau2, alpha, exact_if_complete, seed, aggregation
         As of the servers: who has other settings is refused.
     credentials : PeerCredentials or None (default: None)
         Of this process; its certificate is for the number after the last server's.
@@ -261,7 +261,6 @@ class EdgeMonitor:
         tau2: int = 1,
         alpha: int = 1,
         exact_if_complete: bool = False,
-        max_staleness: int | None = None,
         seed: int = 0,
         aggregation: str = "mean",
         credentials: PeerCredentials | None = None,
@@ -279,7 +278,7 @@ class EdgeMonitor:
         graph = as_graph(topology, len(peers), seed)
         self._run = run_digest(
             graph, tau1=tau1, tau2=tau2, seed=seed, aggregation=str(self.aggregation),
-            alpha=alpha, exact_if_complete=exact_if_complete, max_staleness=max_staleness,
+            alpha=alpha, exact_if_complete=exact_if_complete,
         )  # fmt: skip
         self._credentials, self._listen = credentials, listen
         self.completed = 0

@@ -8,7 +8,6 @@ which eq. (5) keeps both consensus and the weighted mean; a client that drops ou
 the others, which the paper leaves open.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, Unpack
@@ -27,8 +26,7 @@ from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.stragglers import ServerClocks, Stragglers
 from hedgerow.strategies.sd_feel.theory import Scheme, cluster_seconds, inter_seconds
 from hedgerow.strategies.topology import Mixing, as_graph, mixing
-from hedgerow.wire.checks import in_range, int_at_least
-from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.wire.checks import int_at_least
 
 __all__ = ["EDGE_SERVERS", "SDFeel"]
 
@@ -76,10 +74,6 @@ class SDFeel(ClusteredStrategy):
     stragglers : Stragglers or None (default: None)
         Which clients are slow. Simulated time is then that of the last server, each on a clock of its own: it
         waits for its slowest client, and in gossip for its neighbours.
-    mobility : float (default: 0.0)
-        Probability, in [0, 1], that a client moves to a neighbouring server before a round, which one by a
-        draw of its own; the last client of a server stays. Sizes, and with them the mixing matrix and the
-        weights of u, are those of the clusters as they are. Not where edge servers are nodes.
     probe_rounds : int (default: 0)
         Before the first so many rounds all clients that are there tell grad F_i(u) and estimates of L and
         sigma^2 (``train.gradient``), for the planner: the round's metrics have ``curvature``,
@@ -110,7 +104,6 @@ class SDFeel(ClusteredStrategy):
         exact_if_complete: bool = False,
         edge_servers: str = "emulated",
         stragglers: Stragglers | None = None,
-        mobility: float = 0.0,
         probe_rounds: int = 0,
         **options: Unpack[ClusteredOptions],
     ) -> None:
@@ -120,16 +113,11 @@ class SDFeel(ClusteredStrategy):
             raise ValueError(
                 f"edge_servers is {edge_servers!r}; valid is {' or '.join(map(repr, EDGE_SERVERS))}"
             )
-        in_range("mobility", mobility, 0.0, 1.0)
-        if mobility and edge_servers != "emulated":
-            raise ValueError(f"mobility is {mobility!r}; valid is 0 where edge servers are nodes")
-        if mobility and options.get("secure_sum"):
-            raise ValueError(f"mobility is {mobility!r}; valid with secure_sum is 0: clusters get too small")
         if probe_rounds and options.get("secure_sum"):
             raise ValueError(
                 f"probe_rounds is {probe_rounds}; valid with secure_sum is 0: they are each client's"
             )
-        self.stragglers, self.mobility, self.probe_rounds = stragglers, mobility, probe_rounds
+        self.stragglers, self.probe_rounds = stragglers, probe_rounds
         super().__init__(
             clusters=clusters,
             num_servers=num_servers,
@@ -143,18 +131,14 @@ class SDFeel(ClusteredStrategy):
         self.exact_if_complete = exact_if_complete
         self.graph = as_graph(topology, num_servers, self.settings.seed)
         self._clocks = ServerClocks(self.graph)
-        # Where clients were before they moved.
-        self._homes = self.clusters
         if self.edges is not None:
             check_edge_rule(self.aggregation, self.graph)
 
     def _forget(self) -> None:
         super()._forget()
-        self._moved_before, self._moves = 0, 0
         # What the probe before a round has shown, if anything, and before which.
         self._probed_before, self._probed = 0, MetricRecord()
-        if hasattr(self, "_homes"):  # Not while this is being made.
-            self.clusters = self._homes
+        if hasattr(self, "graph"):  # Not while this is being made.
             self._clocks = ServerClocks(self.graph)
 
     @property
@@ -168,9 +152,8 @@ class SDFeel(ClusteredStrategy):
         sizes = self.cluster_sizes
         if self._mixing is None or not np.array_equal(self._mixing.sizes, sizes):
             self._mixing = mixing(self.graph, sizes, exact_if_complete=self.exact_if_complete)
-            if not self.mobility:
-                zeta = self._mixing.zeta
-                log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.alpha)
+            zeta = self._mixing.zeta
+            log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.alpha)
         return self._mixing
 
     @property
@@ -205,7 +188,7 @@ class SDFeel(ClusteredStrategy):
             return super().exchanged(server_round, models)
         return self.edges.gossiped(server_round, models.vectors, self.mixing, self.alpha, models.exchanged)
 
-    # Clients that are slow, and that move.
+    # Clients that are slow.
 
     def _server_seconds(self, server_round: int, clients: Iterable[int]) -> float:
         """Return the seconds of a round of a server whose clients these are."""
@@ -228,32 +211,11 @@ class SDFeel(ClusteredStrategy):
             self._clocks.exchange(self.alpha, self._link_seconds())
         return max(self._clocks.seconds) - self.clock.seconds
 
-    def _move(self, server_round: int) -> None:
-        """Let clients move, once before each round but the first."""
-        if not self.mobility or server_round in (1, self._moved_before):
-            return
-        self._moved_before, self._moves = server_round, 0
-        clusters, counts = list(self.clusters), Counter(self.clusters)
-        near = [sorted(self.graph.neighbors(d)) for d in range(self.num_servers)]
-        for client, server in enumerate(self.clusters):
-            if server < 0 or counts[server] == 1 or not near[server]:
-                continue
-            rng = generator(
-                self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.MOBILITY
-            )
-            if rng.random() < self.mobility:
-                clusters[client] = near[server][int(rng.integers(len(near[server])))]
-                counts[server] -= 1
-                counts[clusters[client]] += 1
-                self._moves += 1
-        self.clusters = tuple(clusters)
-
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send each participant its server's model, after clients moved; first rounds begin with a probe."""
+        """Send each participant its server's model; first rounds begin with a probe."""
         self._begin_round(server_round)
-        self._move(server_round)
         messages = super().configure_train(server_round, arrays, config, grid)
         if self._probed_before < server_round <= self.probe_rounds:
             self._probed_before, self._probed = server_round, self._probe(server_round, config, grid)
@@ -287,16 +249,11 @@ class SDFeel(ClusteredStrategy):
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None and self._probed_before == server_round:
             metrics.update(self._probed)
-        if metrics is not None and self.mobility:
-            metrics["moved-clients"] = self._moves
-            counts = Counter(self.clusters)
-            metrics["cluster-clients"] = [counts[d] for d in range(self.num_servers)]
         return arrays, metrics
 
     def _state(self) -> dict[str, Any]:
-        moved = {"clusters": list(self.clusters)} if self.mobility else {}
         clocks = {} if self.stragglers is None else self._clocks.state_dict()
-        return {**super()._state(), **moved, **clocks}
+        return {**super()._state(), **clocks}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         super()._restore(state)
