@@ -147,6 +147,10 @@ class Exchange:
         How many of those that were chosen are not there, and not among its nodes.
     reads : Callable[[Node, RecordDict], Any] or None
         Reads replies in place of ``coding``, where none stands for a model: returns what their row is.
+    checks : Sequence[Callable[[Node, RecordDict], None]]
+        What a reply must pass beside; each raises PayloadError.
+    counted : bool (default: True)
+        Whether the paper counts the bits of what is sent.
     """
 
     kind: str
@@ -156,6 +160,8 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
+    checks: Sequence[Callable[[Node, RecordDict], None]] = ()
+    counted: bool = True
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -183,13 +189,19 @@ class Question:
         Makes a value of a valid reply; raises PayloadError for others.
     book : Callable[..., None]
         Books what a member is told, or tells, on the modelled link, see ``SecureSums.book``.
+    bits : Callable[[RecordDict], int]
+        The nominal bits of a content on its leg to or from the hub.
+    ended : Callable[[Inbox], None] or None
+        Told of the exchange when it is over; None for ``Federation.judge``.
     """
 
     kind: str
     group: str
     contents: Mapping[Node, RecordDict]
     check: Callable[[Node, RecordDict], Any]
-    book: Callable[..., None]
+    book: Callable[..., None] = lambda *where, **which: None
+    bits: Callable[[RecordDict], int] = lambda content: 0
+    ended: Callable[[Inbox], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,16 +237,16 @@ def answered(federation: Federation, grid: Grid, server_round: int, question: Qu
     messages = []
     for node, content in question.contents.items():
         at, carried = node.partition_id, payload_bytes(content)
-        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
+        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, question.bits(content), carried)
         question.book(server_round, at, carried, down=True)
         ttl = federation.timeout
         messages.append(Message(content, node.node_id, question.kind, ttl=ttl, group_id=question.group))
     for reply in inbox.accept(collect(grid, messages, federation.timeout) if messages else ()):
         at, carried = reply.node.partition_id, payload_bytes(reply.content)
-        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
+        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, question.bits(reply.content), carried)
         question.book(server_round, at, carried, down=False)
         yield reply
-    federation.judge(inbox)
+    (question.ended or federation.judge)(inbox)
 
 
 Replies = Iterator[Columns]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean
@@ -20,14 +21,13 @@ from hedgerow.strategies.exchange import (
     Columns,
     Exchange,
     Question,
-    Replies,
     RoundFailedError,
     Steps,
     Vector,
     answered,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.strategy import FederatedStrategy
 from hedgerow.wire.records import Layout, payload_bytes
@@ -55,6 +55,8 @@ class Run:
         Partition ids of those that are there, ascending.
     parts : Sequence[Part]
         Those of the run.
+    model : Callable[[], NDArray]
+        Returns the model (M,) that stands for the state before the round.
     """
 
     federation: Federation
@@ -62,11 +64,12 @@ class Run:
     config: Mapping[str, Any]
     there: Sequence[int]
     parts: Sequence[Part]
+    model: Callable[[], Vector] | None = None
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
     # What the round's record says beside.
-    told: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -82,6 +85,10 @@ class Run:
         """Return |S_i|: the examples that a node claimed first, up to the run's bound."""
         self.federation.sizes.setdefault(node, claimed)
         return self.federation.weight_of(node)
+
+    def book(self, link: str, source: int, target: int, payload: int) -> None:
+        """Book a model that servers tell each other: its nominal bits, and the bytes of its payload."""
+        self.federation.ledger.book(self.round, link, source, target, self.federation.model_bits, payload)
 
     def known_size(self, node: int, otherwise: float) -> float:
         """Return the examples that a node claimed first, or what stands in where it claimed none."""
@@ -134,9 +141,12 @@ class Method(FederatedStrategy, Generic[S]):
         """Make a training exchange; return what the aggregator takes of each pool's replies."""
         return self.aggregator.means(run.prepared(exchange), run)
 
+    def ended(self, state: S, run: Run) -> None:
+        """Take note of the state after a round that counts."""
+
     def moved(self, state: S, model: Vector) -> S:
         """Return the state after a wrapper has changed its model; ValueError if it cannot."""
-        raise ValueError(f"{type(self).__name__}: its model is more than arrays")
+        raise self.cannot_go_on()
 
     # State.
 
@@ -188,9 +198,10 @@ class Method(FederatedStrategy, Generic[S]):
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
         self._grid = grid
-        there = self.federation.gather(grid).present
-        self._run = Run(self.federation, server_round, dict(config), there, self.parts)
-        self._steps = self.round(self.state, self._run)
+        there = self.federation.open_round(grid).present
+        before = partial(self.model, self.state)
+        self._run = Run(self.federation, server_round, dict(config), there, self.parts, before)
+        self._steps = self._made(self.state, self._run)
         self._exchange = self._to_training(next(self._steps))
         return self._sent(self._exchange)
 
@@ -201,16 +212,17 @@ class Method(FederatedStrategy, Generic[S]):
         run, steps = self._run, self._steps
         assert steps is not None
         try:
-            step = self._send(steps, self._chunks(self._exchange, replies))
+            step = self._send(steps, self._trained(replies))
             while True:
-                step = steps.send(self._answered(step))
+                step = self._send(steps, self._answered(step))
         except RoundFailedError:
             return None, None
         except StopIteration as end:
             self.state = end.value
+        self.federation.completed = server_round
         for part in self.parts:
             part.ended(run)
-        self.federation.completed = server_round
+        self.ended(self._known_state(), run)
         metrics = self.train_metrics(run.contents)
         metrics.update(run.told)
         return self.current_arrays(), metrics
@@ -221,23 +233,37 @@ class Method(FederatedStrategy, Generic[S]):
 
     # Mechanics.
 
+    def _made(self, state: S, run: Run) -> Steps[S]:
+        for part in self.parts:
+            yield from part.opened(run)
+        return (yield from self.round(state, run))
+
     def _to_training(self, step: Exchange | Question) -> Exchange:
         assert self._steps is not None
-        while isinstance(step, Question):
-            step = self._steps.send(self._answered(step))
+        while isinstance(step, Question) or step.kind != MessageType.TRAIN:
+            step = self._send(self._steps, self._answered(step))
         return step
 
-    def _send(self, steps: Steps[S], replies: Replies) -> Exchange | Question:
+    def _send(self, steps: Steps[S], replies: Iterator[Any]) -> Exchange | Question:
         try:
             return steps.send(replies)
         finally:
             deque(replies, maxlen=0)  # What a round does not read is checked and booked all the same.
 
     def _sent(self, exchange: Exchange) -> list[Message]:
-        """Return the messages of a training exchange, booked."""
+        """Return the messages of the training exchange, booked."""
         nodes, away = self.federation.there(list(exchange.asked))
-        offline = exchange.offline + away
+        return self.federation.instruct(
+            self._run.round,
+            self._contents(exchange, nodes),
+            partial(read, self.federation, exchange),
+            offline=exchange.offline + away,
+        )
+
+    def _contents(self, exchange: Exchange, nodes: Sequence[Node]) -> list[tuple[Node, RecordDict]]:
+        """Return what nodes are asked, booked."""
         names = self.settings.arrayrecord_key, self.settings.configrecord_key
+        bits = self.federation.model_bits if exchange.counted else 0
         shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any], RecordDict]] = {}
         for ask in exchange.asks:
             records: dict[str, ArrayRecord | ConfigRecord] = {
@@ -246,7 +272,7 @@ class Method(FederatedStrategy, Generic[S]):
             }
             told = {**exchange.config, **ask.config}
             shared[ask.pool] = records, told, RecordDict({**records, names[1]: ConfigRecord(told)})
-        contents, bits = [], self.federation.model_bits
+        contents = []
         for node in nodes:
             ask = exchange.asked[node.partition_id]
             records, told, content = shared[ask.pool]
@@ -254,38 +280,53 @@ class Method(FederatedStrategy, Generic[S]):
                 own = {key: values[node.partition_id] for key, values in ask.own.items()}
                 content = RecordDict({**records, names[1]: ConfigRecord({**told, **own})})
             contents.append((node, content))
-            size = sum(map(payload_bytes, records.values()))
-            sizes = size, payload_bytes(content)
-            link = exchange.links[0]
-            self.federation.book_down(self._run.round, link, ask.pool, node.partition_id, bits, sizes)
-        return self.federation.instruct(
-            self._run.round, contents, partial(read, self.federation, exchange), offline=offline
-        )
+            sizes = sum(map(payload_bytes, records.values())), payload_bytes(content)
+            self.federation.book_down(
+                self._run.round, exchange.links[0], ask.pool, node.partition_id, bits, sizes
+            )
+        return contents
 
-    def _chunks(self, exchange: Exchange, replies: Iterable[Message]) -> Replies:
-        """Yield the valid replies of a training exchange, booked."""
-        federation, run = self.federation, self._run
-        held: list[Reply] = []
-        rows = max(1, _CHUNK // max(1, federation.known_layout().size * 8))
-        for reply in federation.accept(replies):
-            node, arrays = reply.node.partition_id, only_arrays(reply.content)
-            pool, bits = exchange.asked[node].pool, reply.value.bits
-            federation.book_up(run.round, exchange.links[1], node, pool, bits, arrays, reply)
-            if exchange.reads is None:
-                run.absorbed.append(node)
-                run.contents.append(reply.metrics)
+    def _trained(self, replies: Iterable[Message]) -> Iterator[Columns]:
+        """Yield the valid replies of the training exchange, booked; RoundFailedError if they are too few."""
+        learns = self._exchange.reads is None
+        for columns in self._chunks(self._exchange, self.federation.accept(replies)):
+            if learns:
+                self._run.absorbed += columns.nodes
+                self._run.contents += [reply.metrics for reply in columns.replies]
+            yield columns
+        if learns and not self.federation.enough():
+            raise RoundFailedError
+
+    def _chunks(self, exchange: Exchange, replies: Iterable[Reply]) -> Iterator[Columns]:
+        """Yield the valid replies of an exchange, booked."""
+        rows = max(1, _CHUNK // max(1, self.federation.known_layout().size * 8))
+        link, held = exchange.links[1], list[Reply]()
+        for reply in replies:
+            node, arrays, bits = reply.node.partition_id, only_arrays(reply.content), reply.value.bits
+            pool = exchange.asked[node].pool
+            self.federation.book_up(self._run.round, link, node, pool, bits, arrays, reply)
             held.append(reply)
             if len(held) == rows:
                 yield _columns(exchange, held)
                 held = []
         if held:
             yield _columns(exchange, held)
-        if exchange.reads is None and not federation.enough():
-            raise RoundFailedError
 
-    def _answered(self, question: Exchange | Question) -> Iterator[Reply]:
-        assert isinstance(question, Question), "a round has one training exchange"
-        return answered(self.federation, self._grid, self._run.round, question)
+    def _answered(self, step: Exchange | Question) -> Iterator[Any]:
+        """Yield the replies to what is asked beside the training exchange, over the grid."""
+        federation, server_round = self.federation, self._run.round
+        if isinstance(step, Question):
+            yield from answered(federation, self._grid, server_round, step)
+            return
+        nodes, _ = federation.there(list(step.asked))
+        group = f"{server_round} {step.kind}"
+        inbox = Inbox(nodes, group, partial(read, federation, step))
+        messages = [
+            Message(content, node.node_id, step.kind, ttl=federation.timeout, group_id=group)
+            for node, content in self._contents(step, nodes)
+        ]
+        replies = collect(self._grid, messages, federation.timeout) if messages else ()
+        yield from self._chunks(step, inbox.accept(replies))
 
 
 @dataclass(frozen=True)
@@ -307,11 +348,17 @@ def read(federation: Federation, exchange: Exchange, node: Node, content: Record
     """
     layout = federation.known_layout()
     if exchange.reads is not None:
-        return Learnt(exchange.reads(node, content), 0.0, exchange.coding.bits(layout))
+        row = exchange.reads(node, content)
+        for check in exchange.checks:
+            check(node, content)
+        return Learnt(row, 0.0, exchange.coding.bits(layout) if exchange.counted else 0)
     sent = exchange.asked[node.partition_id].model
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
     row = exchange.coding.read(arrays, sent, layout)
-    federation.bound().check(row.vector if exchange.coding.changes else row.vector - sent, sent)
+    with np.errstate(over="ignore"):
+        federation.bound().check(row.vector if exchange.coding.changes else row.vector - sent, sent)
+    for check in exchange.checks:
+        check(node, content)
     return Learnt(row.vector, claimed, row.bits)
 
 

@@ -145,7 +145,7 @@ def _deploy_edges(
     from hedgerow.sim.deploy.processes import StartError
     from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.plan import parse_overrides, plan_run
-    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+    from hedgerow.strategies.edges import contiguous_clusters
 
     with bad_options():
         spec = find_app(app_path)
@@ -223,7 +223,7 @@ def deploy_keys(
 
 def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int) -> None:
     from hedgerow.sim.deploy.certificates import LOOPBACK, MONITOR, check_sizes, make_edge_credentials
-    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+    from hedgerow.strategies.edges import contiguous_clusters
 
     with bad_options():
         # Before a list of nodes is made.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.exchange import Exchange, Steps
 
 if TYPE_CHECKING:
     from hedgerow.strategies.method import Run
@@ -23,6 +23,10 @@ class Part:
 
     def forget(self) -> None:
         """Be as before a run."""
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Yield what is asked before a try of a round."""
+        yield from ()
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Return what is asked in place of an exchange."""

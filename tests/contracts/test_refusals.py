@@ -218,7 +218,7 @@ case("strategies:EdgeMonitor",
     tau1=COUNT, tau2=COUNT, alpha=COUNT_OR_0, patience=POSITIVE)
 case("strategies:Stragglers", {"lasting": True, "probability": 0.1, "slowdown": 2.0}, probability=SHARE,
     slowdown=real(1, 1e6))
-reads("strategies.sd_feel.stragglers:Stragglers.parse", "stragglers",
+reads("strategies.sd_feel.simulated_time:Stragglers.parse", "stragglers",
     ["", "transient(0.1,2)", "lasting(1,1)"],
     ["transient(0,2)", "transient(0.1)", "lasting(0.1,0.5)", "slow(0.1,2)", "lasting(a,2)"])
 

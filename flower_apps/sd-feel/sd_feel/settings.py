@@ -46,16 +46,13 @@ from hedgerow.strategies import (
     SDFeel,
     Stragglers,
 )
+from hedgerow.strategies.edges import contiguous_clusters
+from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.sd_feel.clusters import (
-    ClusteredOptions,
-    ClusteredStrategy,
-    Clusters,
-    contiguous_clusters,
-)
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
 from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
@@ -375,7 +372,7 @@ def build_strategy(
     }
     # A server of its own knows no other's clients.
     direct: ClusteredOptions = {**options, "num_clients": 0, "min_available_nodes": quorum(values)}
-    clusters: Clusters = "group" if values["clusters"] == "group" else None
+    clusters: Chosen = "group" if values["clusters"] == "group" else None
     match values["method"]:
         case "sd-feel" if values["edge-servers"] == DIRECT:
             return EdgeServerSDFeel(
@@ -410,7 +407,7 @@ def build_strategy(
             return FedAvg(local_steps=local_steps(values), **options)
 
 
-def _emulated(values: Mapping[str, Any], clusters: Clusters, options: ClusteredOptions) -> SDFeel:
+def _emulated(values: Mapping[str, Any], clusters: Chosen, options: ClusteredOptions) -> SDFeel:
     """Return SD-FEEL with all its edge servers in one strategy."""
     return SDFeel(
         num_servers=values["num-servers"],

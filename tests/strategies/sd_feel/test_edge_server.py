@@ -200,7 +200,7 @@ class _Moved(SDFeel):
 
     def participants(self, server_round: int) -> list[int]:
         if server_round == 3:
-            self.clusters = (0, 3, 1, 2, 2, 2, 3)
+            self.assignment.of = (0, 3, 1, 2, 2, 2, 3)
         return super().participants(server_round)
 
 
