@@ -6,13 +6,14 @@ the order of partition ids. An aggregator may yield a ``Question`` beside, of wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -50,31 +51,34 @@ class Ask:
     ----------
     nodes : Sequence[int]
         Partition ids, ascending.
-    model : NDArray
-        What they begin from, (M,).
+    model : NDArray or None
+        What they begin from, (M,); None where they are sent no model.
     config : Mapping[str, Any]
         What they are told beside what the whole exchange is told.
     own : Mapping[str, Mapping[int, Any]]
         What each is told alone: by key, its value for each node.
-    records : Mapping[str, ConfigRecord]
+    records : Mapping[str, ArrayRecord or ConfigRecord]
         Further records of the instruction.
     pool : int (default: 0)
         The pool's number; an aggregator takes a mean of each pool.
+    bits : int or None (default: None)
+        What the paper counts of what each is sent; None for a model's bits.
     """
 
     nodes: Sequence[int]
-    model: Vector
+    model: Vector | None
     config: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
-    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    records: Mapping[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
     pool: int = 0
+    bits: int | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one reply stands for: a vector (M,), and the bits that the paper counts for the reply."""
+    """What one reply stands for: a vector (M,) or a value, and the bits that the paper counts for it."""
 
-    vector: Vector
+    vector: Any
     bits: int
 
 
@@ -131,6 +135,9 @@ class Models:
 class Exchange:
     """One question to the nodes of some pools, by which a method learns.
 
+    The first one of a round whose kind is of the category ``train`` is handed to Flower's loop; others go
+    over the grid, each in a group of its own.
+
     Parameters
     ----------
     kind : str
@@ -140,13 +147,23 @@ class Exchange:
     config : Mapping[str, Any]
         What all of them are told.
     links : tuple of str
-        Links of the modelled system: to the nodes, and back.
+        Links of the modelled system: to the nodes, and back; empty where the legs through the hub alone are
+        booked.
     coding : Coding
         How replies are read.
     offline : int (default: 0)
         How many of those that were chosen are not there, and not among its nodes.
     reads : Callable[[Node, RecordDict], Any] or None
-        Reads replies in place of ``coding``, where none stands for a model: returns what their row is.
+        Reads replies in place of ``coding``, where none stands for a model: returns what their row is, or a
+        ``Row``, where the reply's bits count.
+    group : str (default: "")
+        Sets the messages of an exchange over the grid apart from the round's others.
+    timeout : float (default: inf)
+        Seconds that replies over the grid are waited for, if the run's deadline is not before.
+    done : Callable[[], bool] or None (default: None)
+        Says after each reply over the grid whether no other is needed.
+    booked : bool (default: True)
+        Whether it is traffic.
     """
 
     kind: str
@@ -156,6 +173,15 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
+    group: str = ""
+    timeout: float = math.inf
+    done: Callable[[], bool] | None = None
+    booked: bool = True
+
+    @property
+    def trains(self) -> bool:
+        """Whether its kind is of the category ``train``."""
+        return self.kind.partition(".")[0] == MessageType.TRAIN
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -164,7 +190,9 @@ class Exchange:
 
     def sent(self, pool: int) -> Vector:
         """Return the model that a pool was sent, (M,)."""
-        return next(ask.model for ask in self.asks if ask.pool == pool)
+        model = next(ask.model for ask in self.asks if ask.pool == pool)
+        assert model is not None, "the exchange has models"
+        return model
 
 
 @dataclass(frozen=True, eq=False)

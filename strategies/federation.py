@@ -358,6 +358,11 @@ class Federation:
         )
         return float(stream.random())
 
+    def node(self, client: int) -> Node:
+        """Return the node of a partition."""
+        assert self._roster is not None, "the nodes were gathered"
+        return self._roster.nodes[client]
+
     def online(self, grid: Grid, chosen: Chosen = None) -> tuple[list[Node], int]:
         """Return those of the chosen partitions whose nodes are there, and how many are not.
 

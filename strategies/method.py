@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -15,26 +15,29 @@ from typing import Any, ClassVar, Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.aggregate.mean import Aggregator, Mean
+from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.exchange import (
     Columns,
     Exchange,
     Question,
     Replies,
     RoundFailedError,
+    Row,
     Steps,
     Vector,
     answered,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.strategy import FederatedStrategy
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, payload_bytes
 
 __all__ = ["Learnt", "Method", "Run", "read"]
 
 S = TypeVar("S")
+T = TypeVar("T")
 # Replies that are held at once, in bytes of their vectors.
 _CHUNK = 1 << 28
 
@@ -55,6 +58,8 @@ class Run:
         Partition ids of those that are there, ascending.
     parts : Sequence[Part]
         Those of the run.
+    grid : Grid or None (default: None)
+        Over which messages go; None where there is no network.
     """
 
     federation: Federation
@@ -62,6 +67,9 @@ class Run:
     config: Mapping[str, Any]
     there: Sequence[int]
     parts: Sequence[Part]
+    grid: Grid | None = None
+    # What the last exchange over the grid sent, got and lost: all of it once its replies are read.
+    report: ExchangeReport = field(default_factory=ExchangeReport)
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
@@ -72,6 +80,11 @@ class Run:
     def seed(self) -> int:
         """Keys what is drawn."""
         return self.federation.settings.seed
+
+    @property
+    def id(self) -> int:
+        """Flower's number of the run, another one if it goes on."""
+        return 0 if self.grid is None else self.grid.run.run_id
 
     @property
     def layout(self) -> Layout:
@@ -87,10 +100,15 @@ class Run:
         """Return the examples that a node claimed first, or what stands in where it claimed none."""
         return self.federation.sizes.get(node, otherwise)
 
-    def prepared(self, exchange: Exchange) -> Exchange:
+    def changed(self, exchange: Exchange) -> Exchange:
         """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
         for part in self.parts:
             exchange = part.ask(exchange, self)
+        return exchange
+
+    def prepared(self, exchange: Exchange) -> Exchange:
+        """Return the same, with what the caller has every node told."""
+        exchange = self.changed(exchange)
         return replace(exchange, config={**self.config, **exchange.config})
 
 
@@ -101,7 +119,7 @@ class Method(FederatedStrategy, Generic[S]):
     ----------
     federation : Federation
         The nodes.
-    aggregator : Aggregator
+    aggregator : Aggregator (default: WeightedMean())
         What is taken of the replies.
     parts : Sequence[Part] (default: ())
         What is added beside: compression, for example.
@@ -109,15 +127,17 @@ class Method(FederatedStrategy, Generic[S]):
 
     state_class: ClassVar[type]
 
-    def __init__(self, federation: Federation, *, aggregator: Aggregator, parts: Sequence[Part] = ()) -> None:
-        self.aggregator, self.parts = aggregator, tuple(parts)
+    def __init__(
+        self, federation: Federation, *, aggregator: Aggregator | None = None, parts: Sequence[Part] = ()
+    ) -> None:
+        self.aggregator, self.parts = aggregator or WeightedMean(), tuple(parts)
         super().__init__(federation)
 
     # What a paper says.
 
     @abstractmethod
     def begin(self, model: Vector) -> S:
-        """Return the state before the first round, of the initial model (M,)."""
+        """Return the state before the first round, of the initial model (M,); M is 0 where nodes have it."""
 
     @abstractmethod
     def round(self, state: S, run: Run) -> Steps[S]:
@@ -140,23 +160,32 @@ class Method(FederatedStrategy, Generic[S]):
 
     # State.
 
+    def saved(self, state: S) -> dict[str, Any]:
+        """Return what a checkpoint holds of a state: its fields."""
+        return {one.name: getattr(state, one.name) for one in fields(state)}  # type: ignore[arg-type]
+
+    def restored(self, saved: Mapping[str, Any]) -> S:
+        """Return the state of a checkpoint."""
+        return self.state_class(**saved)  # type: ignore[no-any-return]
+
     def _forget(self) -> None:
         self.state: S | None = None
+        # The round at hand, until it ends, and its training exchange.
         self._steps: Steps[S] | None = None
+        self._exchange: Exchange | None = None
         for part in self.parts:
             part.forget()
 
     def _state(self) -> dict[str, Any]:
-        state = self._known_state()
         return {
-            "method": {one.name: getattr(state, one.name) for one in fields(state)},  # type: ignore[arg-type]
+            "method": self.saved(self._known_state()),
             "parts": {part.name: part.state_dict() for part in self.parts},
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if "method" not in state:
             raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
-        self.state = self.state_class(**state["method"])
+        self.state = self.restored(state["method"])
         for part in self.parts:
             part.load_state_dict(state["parts"][part.name])
 
@@ -183,27 +212,38 @@ class Method(FederatedStrategy, Generic[S]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the messages of the round's training exchange."""
+        """Return the messages of the round's training exchange; none where nothing is left to do."""
         self._begin_round(server_round)
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        self._grid = grid
         there = self.federation.gather(grid).present
-        self._run = Run(self.federation, server_round, dict(config), there, self.parts)
-        self._steps = self.round(self.state, self._run)
-        self._exchange = self._to_training(next(self._steps))
-        return self._sent(self._exchange)
+        self._run = Run(self.federation, server_round, dict(config), there, self.parts, grid)
+        for part in self.parts:
+            part.begins(self._run)
+        steps = self.round(self.state, self._run)
+        try:
+            exchange = self._to_training(steps)
+        except StopIteration as end:
+            self.state = end.value
+            return []
+        self._steps, self._exchange = steps, exchange
+        contents, offline = self._to_send(exchange, self._run)
+        return self.federation.instruct(
+            server_round, contents, self._reader(exchange), offline=offline, message_type=exchange.kind
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Go on to the end of the round; None, and the state of before, if too few replies came."""
-        run, steps = self._run, self._steps
-        assert steps is not None
+        run, steps, exchange = self._run, self._steps, self._exchange
+        if steps is None or exchange is None:
+            return None, None
+        self._steps = self._exchange = None
         try:
-            step = self._send(steps, self._chunks(self._exchange, replies))
+            step = _send(steps, self._columns(exchange, run, self.federation.accept(replies)))
             while True:
-                step = steps.send(self._answered(step))
+                step = _send(steps, self._answered(step, run))
         except RoundFailedError:
             return None, None
         except StopIteration as end:
@@ -221,56 +261,85 @@ class Method(FederatedStrategy, Generic[S]):
 
     # Mechanics.
 
-    def _to_training(self, step: Exchange | Question) -> Exchange:
-        assert self._steps is not None
-        while isinstance(step, Question):
-            step = self._steps.send(self._answered(step))
+    def driven(self, steps: Steps[T], run: Run) -> T:
+        """Make exchanges that are part of no round, all of them over the grid; return what comes of them."""
+        try:
+            step = next(steps)
+            while True:
+                step = _send(steps, self._answered(step, run))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _to_training(self, steps: Steps[S]) -> Exchange:
+        """Make what comes before a round's training exchange, and return that."""
+        step = next(steps)
+        while isinstance(step, Question) or not step.trains:
+            step = _send(steps, self._answered(step, self._run))
         return step
 
-    def _send(self, steps: Steps[S], replies: Replies) -> Exchange | Question:
-        try:
-            return steps.send(replies)
-        finally:
-            deque(replies, maxlen=0)  # What a round does not read is checked and booked all the same.
+    def _answered(self, step: Exchange | Question, run: Run) -> Iterator[Any]:
+        """Make an exchange over the grid, or a question; yield its valid replies, booked."""
+        assert run.grid is not None
+        if isinstance(step, Question):
+            yield from answered(self.federation, run.grid, run.round, step)
+            return
+        contents, _ = self._to_send(step, run)
+        kind, group, ttl = step.kind, f"{run.round}-{step.group}", self.federation.timeout
+        inbox = Inbox([node for node, _ in contents], group, self._reader(step))
+        run.report = inbox.report
+        messages = [Message(content, to.node_id, kind, ttl=ttl, group_id=group) for to, content in contents]
+        came = collect(run.grid, messages, min(ttl, step.timeout)) if messages else ()
+        yield from self._columns(step, run, inbox.accept(_until(came, step.done)))
 
-    def _sent(self, exchange: Exchange) -> list[Message]:
-        """Return the messages of a training exchange, booked."""
-        nodes, away = self.federation.there(list(exchange.asked))
-        offline = exchange.offline + away
+    def _to_send(self, exchange: Exchange, run: Run) -> tuple[list[tuple[Node, RecordDict]], int]:
+        """Return the contents of an exchange's messages, booked, and how many of its nodes are not there."""
+        if exchange.trains:
+            nodes, away = self.federation.there(list(exchange.asked))
+        else:
+            nodes, away = [self.federation.node(i) for i in exchange.asked], 0
         names = self.settings.arrayrecord_key, self.settings.configrecord_key
         shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any], RecordDict]] = {}
         for ask in exchange.asks:
-            records: dict[str, ArrayRecord | ConfigRecord] = {
-                names[0]: self._arrays(ask.model),
-                **ask.records,
-            }
+            model = {} if ask.model is None else {names[0]: self._arrays(ask.model)}
+            records: dict[str, ArrayRecord | ConfigRecord] = {**model, **ask.records}
             told = {**exchange.config, **ask.config}
             shared[ask.pool] = records, told, RecordDict({**records, names[1]: ConfigRecord(told)})
-        contents, bits = [], self.federation.model_bits
+        contents, ledger = [], self.federation.ledger
         for node in nodes:
-            ask = exchange.asked[node.partition_id]
+            at = node.partition_id
+            ask = exchange.asked[at]
             records, told, content = shared[ask.pool]
             if ask.own:
-                own = {key: values[node.partition_id] for key, values in ask.own.items()}
+                own = {key: values[at] for key, values in ask.own.items()}
                 content = RecordDict({**records, names[1]: ConfigRecord({**told, **own})})
             contents.append((node, content))
-            size = sum(map(payload_bytes, records.values()))
-            sizes = size, payload_bytes(content)
-            link = exchange.links[0]
-            self.federation.book_down(self._run.round, link, ask.pool, node.partition_id, bits, sizes)
-        return self.federation.instruct(
-            self._run.round, contents, partial(read, self.federation, exchange), offline=offline
-        )
+            bits = self.federation.model_bits if ask.bits is None else ask.bits
+            if exchange.links[0]:
+                sizes = sum(map(payload_bytes, records.values())), payload_bytes(content)
+                self.federation.book_down(run.round, exchange.links[0], ask.pool, at, bits, sizes)
+            elif exchange.booked:
+                ledger.book(run.round, HUB_TO_NODE, 0, at, bits, payload_bytes(content))
+        return contents, exchange.offline + away
 
-    def _chunks(self, exchange: Exchange, replies: Iterable[Message]) -> Replies:
-        """Yield the valid replies of a training exchange, booked."""
-        federation, run = self.federation, self._run
+    def _reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
+        # What is read is kept longer than what was sent must be.
+        kept = exchange if exchange.reads is None else replace(exchange, asks=())
+        return partial(read, self.federation, kept)
+
+    def _columns(self, exchange: Exchange, run: Run, replies: Iterable[Reply]) -> Replies:
+        """Yield the valid replies of an exchange, booked."""
+        federation = self.federation
         held: list[Reply] = []
         rows = max(1, _CHUNK // max(1, federation.known_layout().size * 8))
-        for reply in federation.accept(replies):
-            node, arrays = reply.node.partition_id, only_arrays(reply.content)
-            pool, bits = exchange.asked[node].pool, reply.value.bits
-            federation.book_up(run.round, exchange.links[1], node, pool, bits, arrays, reply)
+        for reply in replies:
+            node, bits = reply.node.partition_id, reply.value.bits
+            if link := exchange.links[1]:
+                pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
+                federation.book_up(run.round, link, node, pool, bits, arrays, reply)
+            elif exchange.booked:
+                federation.ledger.book(run.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
+            for part in self.parts:
+                part.take(exchange, reply, run)
             if exchange.reads is None:
                 run.absorbed.append(node)
                 run.contents.append(reply.metrics)
@@ -282,10 +351,6 @@ class Method(FederatedStrategy, Generic[S]):
             yield _columns(exchange, held)
         if exchange.reads is None and not federation.enough():
             raise RoundFailedError
-
-    def _answered(self, question: Exchange | Question) -> Iterator[Reply]:
-        assert isinstance(question, Question), "a round has one training exchange"
-        return answered(self.federation, self._grid, self._run.round, question)
 
 
 @dataclass(frozen=True)
@@ -307,12 +372,30 @@ def read(federation: Federation, exchange: Exchange, node: Node, content: Record
     """
     layout = federation.known_layout()
     if exchange.reads is not None:
-        return Learnt(exchange.reads(node, content), 0.0, exchange.coding.bits(layout))
+        row = exchange.reads(node, content)
+        row = row if isinstance(row, Row) else Row(row, exchange.coding.bits(layout))
+        return Learnt(row.vector, 0.0, row.bits)
     sent = exchange.asked[node.partition_id].model
+    assert sent is not None, "the exchange has models"
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
     row = exchange.coding.read(arrays, sent, layout)
     federation.bound().check(row.vector if exchange.coding.changes else row.vector - sent, sent)
     return Learnt(row.vector, claimed, row.bits)
+
+
+def _send(steps: Steps[T], replies: Iterator[Any]) -> Exchange | Question:
+    try:
+        return steps.send(replies)
+    finally:
+        deque(replies, maxlen=0)  # What a round does not read is checked and booked all the same.
+
+
+def _until(messages: Iterable[Message], done: Callable[[], bool] | None) -> Iterator[Message]:
+    for message in messages:
+        yield message
+        # It has been read by now.
+        if done is not None and done():
+            return
 
 
 def _columns(exchange: Exchange, replies: Sequence[Reply]) -> Columns:

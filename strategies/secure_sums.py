@@ -543,7 +543,7 @@ class SecureSums:
         asks = []
         for ask in exchange.asks:
             if members := [i for i in ask.nodes if i in chosen]:
-                model = run.layout.unflatten(ask.model)
+                model = run.layout.unflatten(exchange.sent(ask.pool))
                 told = ConfigRecord({**exchange.config, **ask.config})
                 common = RecordDict({names[0]: model, names[1]: told})
                 plan = self.plan_for(ask.pool, common, exchange.coding.summed(model))

@@ -1,4 +1,4 @@
-"""What a part may do: change an exchange before it goes, and take note of rounds that count."""
+"""What a part may do: change an exchange before it goes, take note of replies and of rounds that count."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hedgerow.strategies.exchange import Exchange
 
 if TYPE_CHECKING:
+    from hedgerow.strategies.inbox import Reply
     from hedgerow.strategies.method import Run
 
 __all__ = ["Part"]
@@ -16,7 +17,8 @@ __all__ = ["Part"]
 class Part:
     """A concern of a run.
 
-    What a part keeps is what counted: a try of a round that came to nothing leaves it as it was.
+    What a part keeps is what counted: a try of a round that came to nothing leaves it as it was. Only facts
+    stay all the same: what was asked, and what was told.
     """
 
     name: str = ""
@@ -24,12 +26,18 @@ class Part:
     def forget(self) -> None:
         """Be as before a run."""
 
+    def begins(self, run: Run) -> None:
+        """Take note of a try of a round, before its first exchange."""
+
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Return what is asked in place of an exchange."""
         return exchange
 
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Take note of a valid reply."""
+
     def ended(self, run: Run) -> None:
-        """Take note of a round that counts."""
+        """Take note of a round that counts; ``run.told`` takes what its record says."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the part."""
