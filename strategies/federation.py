@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
 from statistics import median_low
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -206,6 +206,14 @@ class Federation:
         self.timeout = 3600.0
         self._loaded = False
         self.reset()
+
+    @classmethod
+    def of(cls, roster: Roster, ledger: Ledger, timeout: float) -> Self:
+        """Return a federation of nodes that were gathered, for exchanges of no run, and of no model."""
+        federation = cls(len(roster), min_available_nodes=1)
+        federation._roster, federation.ledger, federation.timeout = roster, ledger, timeout
+        federation.layout = Layout((), (), ())
+        return federation
 
     def reset(self) -> None:
         """Forget the run."""

@@ -111,6 +111,94 @@ class Run:
         exchange = self.changed(exchange)
         return replace(exchange, config={**self.config, **exchange.config})
 
+    # Exchanges.
+
+    def driven(self, steps: Steps[T]) -> T:
+        """Make exchanges that are part of no round, all of them over the grid; return what comes of them."""
+        try:
+            step = next(steps)
+            while True:
+                step = send(steps, self.answered(step))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def answered(self, step: Exchange | Question) -> Iterator[Any]:
+        """Make an exchange over the grid, or a question; yield its valid replies, booked."""
+        assert self.grid is not None
+        if isinstance(step, Question):
+            yield from answered(self.federation, self.grid, self.round, step)
+            return
+        contents, _ = self.to_send(step)
+        kind, group, ttl = step.kind, f"{self.round}-{step.group}", self.federation.timeout
+        inbox = Inbox([node for node, _ in contents], group, self.reader(step))
+        self.report = inbox.report
+        messages = [Message(content, to.node_id, kind, ttl=ttl, group_id=group) for to, content in contents]
+        came = collect(self.grid, messages, min(ttl, step.timeout)) if messages else ()
+        yield from self.columns(step, inbox.accept(_until(came, step.done)))
+
+    def to_send(self, exchange: Exchange) -> tuple[list[tuple[Node, RecordDict]], int]:
+        """Return the contents of an exchange's messages, booked, and how many of its nodes are not there."""
+        if exchange.trains:
+            nodes, away = self.federation.there(list(exchange.asked))
+        else:
+            nodes, away = [self.federation.node(i) for i in exchange.asked], 0
+        settings, layout = self.federation.settings, self.layout
+        names = settings.arrayrecord_key, settings.configrecord_key
+        shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any], RecordDict]] = {}
+        for ask in exchange.asks:
+            model = {} if ask.model is None else {names[0]: layout.unflatten(ask.model)}
+            records: dict[str, ArrayRecord | ConfigRecord] = {**model, **ask.records}
+            told = {**exchange.config, **ask.config}
+            shared[ask.pool] = records, told, RecordDict({**records, names[1]: ConfigRecord(told)})
+        contents, ledger = [], self.federation.ledger
+        for node in nodes:
+            at = node.partition_id
+            ask = exchange.asked[at]
+            records, told, content = shared[ask.pool]
+            if ask.own:
+                own = {key: values[at] for key, values in ask.own.items()}
+                content = RecordDict({**records, names[1]: ConfigRecord({**told, **own})})
+            contents.append((node, content))
+            bits = self.federation.model_bits if ask.bits is None else ask.bits
+            if exchange.links[0]:
+                sizes = sum(map(payload_bytes, records.values())), payload_bytes(content)
+                self.federation.book_down(self.round, exchange.links[0], ask.pool, at, bits, sizes)
+            elif exchange.booked:
+                ledger.book(self.round, HUB_TO_NODE, 0, at, bits, payload_bytes(content))
+        return contents, exchange.offline + away
+
+    def reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
+        """Return what reads the replies to an exchange."""
+        # What is read is kept longer than what was sent must be.
+        kept = exchange if exchange.reads is None else replace(exchange, asks=())
+        return partial(read, self.federation, kept)
+
+    def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
+        """Yield the valid replies of an exchange, booked."""
+        federation = self.federation
+        held: list[Reply] = []
+        rows = max(1, _CHUNK // max(1, self.layout.size * 8))
+        for reply in replies:
+            node, bits = reply.node.partition_id, reply.value.bits
+            if link := exchange.links[1]:
+                pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
+                federation.book_up(self.round, link, node, pool, bits, arrays, reply)
+            elif exchange.booked:
+                federation.ledger.book(self.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
+            for part in self.parts:
+                part.take(exchange, reply, self)
+            if exchange.reads is None:
+                self.absorbed.append(node)
+                self.contents.append(reply.metrics)
+            held.append(reply)
+            if len(held) == rows:
+                yield _columns(exchange, held)
+                held = []
+        if held:
+            yield _columns(exchange, held)
+        if exchange.reads is None and not federation.enough():
+            raise RoundFailedError
+
 
 class Method(FederatedStrategy, Generic[S]):
     """A Flower ``Strategy`` of a method that says ``begin``, ``round`` and ``model`` of a frozen ``State``.
@@ -170,9 +258,8 @@ class Method(FederatedStrategy, Generic[S]):
 
     def _forget(self) -> None:
         self.state: S | None = None
-        # The round at hand, until it ends, and its training exchange.
-        self._steps: Steps[S] | None = None
-        self._exchange: Exchange | None = None
+        # The round at hand, until it ends: its steps, and its training exchange.
+        self._at_hand: tuple[Run, Steps[S], Exchange] | None = None
         for part in self.parts:
             part.forget()
 
@@ -214,36 +301,40 @@ class Method(FederatedStrategy, Generic[S]):
     ) -> list[Message]:
         """Return the messages of the round's training exchange; none where nothing is left to do."""
         self._begin_round(server_round)
+        self._at_hand = None
+        if self.finished:
+            return []
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
         there = self.federation.gather(grid).present
-        self._run = Run(self.federation, server_round, dict(config), there, self.parts, grid)
+        run = Run(self.federation, server_round, dict(config), there, self.parts, grid)
         for part in self.parts:
-            part.begins(self._run)
-        steps = self.round(self.state, self._run)
+            part.begins(run)
+        steps = self.round(self.state, run)
         try:
-            exchange = self._to_training(steps)
+            step = next(steps)
+            while isinstance(step, Question) or not step.trains:
+                step = send(steps, run.answered(step))
         except StopIteration as end:
             self.state = end.value
             return []
-        self._steps, self._exchange = steps, exchange
-        contents, offline = self._to_send(exchange, self._run)
+        self._at_hand = run, steps, step
+        contents, offline = run.to_send(step)
         return self.federation.instruct(
-            server_round, contents, self._reader(exchange), offline=offline, message_type=exchange.kind
+            server_round, contents, run.reader(step), offline=offline, message_type=step.kind
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Go on to the end of the round; None, and the state of before, if too few replies came."""
-        run, steps, exchange = self._run, self._steps, self._exchange
-        if steps is None or exchange is None:
+        if self._at_hand is None:
             return None, None
-        self._steps = self._exchange = None
+        (run, steps, exchange), self._at_hand = self._at_hand, None
         try:
-            step = _send(steps, self._columns(exchange, run, self.federation.accept(replies)))
+            step = send(steps, run.columns(exchange, self.federation.accept(replies)))
             while True:
-                step = _send(steps, self._answered(step, run))
+                step = send(steps, run.answered(step))
         except RoundFailedError:
             return None, None
         except StopIteration as end:
@@ -258,99 +349,6 @@ class Method(FederatedStrategy, Generic[S]):
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Return the round's metrics of those that nodes told."""
         return self.federation.train_metrics(contents)
-
-    # Mechanics.
-
-    def driven(self, steps: Steps[T], run: Run) -> T:
-        """Make exchanges that are part of no round, all of them over the grid; return what comes of them."""
-        try:
-            step = next(steps)
-            while True:
-                step = _send(steps, self._answered(step, run))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    def _to_training(self, steps: Steps[S]) -> Exchange:
-        """Make what comes before a round's training exchange, and return that."""
-        step = next(steps)
-        while isinstance(step, Question) or not step.trains:
-            step = _send(steps, self._answered(step, self._run))
-        return step
-
-    def _answered(self, step: Exchange | Question, run: Run) -> Iterator[Any]:
-        """Make an exchange over the grid, or a question; yield its valid replies, booked."""
-        assert run.grid is not None
-        if isinstance(step, Question):
-            yield from answered(self.federation, run.grid, run.round, step)
-            return
-        contents, _ = self._to_send(step, run)
-        kind, group, ttl = step.kind, f"{run.round}-{step.group}", self.federation.timeout
-        inbox = Inbox([node for node, _ in contents], group, self._reader(step))
-        run.report = inbox.report
-        messages = [Message(content, to.node_id, kind, ttl=ttl, group_id=group) for to, content in contents]
-        came = collect(run.grid, messages, min(ttl, step.timeout)) if messages else ()
-        yield from self._columns(step, run, inbox.accept(_until(came, step.done)))
-
-    def _to_send(self, exchange: Exchange, run: Run) -> tuple[list[tuple[Node, RecordDict]], int]:
-        """Return the contents of an exchange's messages, booked, and how many of its nodes are not there."""
-        if exchange.trains:
-            nodes, away = self.federation.there(list(exchange.asked))
-        else:
-            nodes, away = [self.federation.node(i) for i in exchange.asked], 0
-        names = self.settings.arrayrecord_key, self.settings.configrecord_key
-        shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any], RecordDict]] = {}
-        for ask in exchange.asks:
-            model = {} if ask.model is None else {names[0]: self._arrays(ask.model)}
-            records: dict[str, ArrayRecord | ConfigRecord] = {**model, **ask.records}
-            told = {**exchange.config, **ask.config}
-            shared[ask.pool] = records, told, RecordDict({**records, names[1]: ConfigRecord(told)})
-        contents, ledger = [], self.federation.ledger
-        for node in nodes:
-            at = node.partition_id
-            ask = exchange.asked[at]
-            records, told, content = shared[ask.pool]
-            if ask.own:
-                own = {key: values[at] for key, values in ask.own.items()}
-                content = RecordDict({**records, names[1]: ConfigRecord({**told, **own})})
-            contents.append((node, content))
-            bits = self.federation.model_bits if ask.bits is None else ask.bits
-            if exchange.links[0]:
-                sizes = sum(map(payload_bytes, records.values())), payload_bytes(content)
-                self.federation.book_down(run.round, exchange.links[0], ask.pool, at, bits, sizes)
-            elif exchange.booked:
-                ledger.book(run.round, HUB_TO_NODE, 0, at, bits, payload_bytes(content))
-        return contents, exchange.offline + away
-
-    def _reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
-        # What is read is kept longer than what was sent must be.
-        kept = exchange if exchange.reads is None else replace(exchange, asks=())
-        return partial(read, self.federation, kept)
-
-    def _columns(self, exchange: Exchange, run: Run, replies: Iterable[Reply]) -> Replies:
-        """Yield the valid replies of an exchange, booked."""
-        federation = self.federation
-        held: list[Reply] = []
-        rows = max(1, _CHUNK // max(1, federation.known_layout().size * 8))
-        for reply in replies:
-            node, bits = reply.node.partition_id, reply.value.bits
-            if link := exchange.links[1]:
-                pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
-                federation.book_up(run.round, link, node, pool, bits, arrays, reply)
-            elif exchange.booked:
-                federation.ledger.book(run.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
-            for part in self.parts:
-                part.take(exchange, reply, run)
-            if exchange.reads is None:
-                run.absorbed.append(node)
-                run.contents.append(reply.metrics)
-            held.append(reply)
-            if len(held) == rows:
-                yield _columns(exchange, held)
-                held = []
-        if held:
-            yield _columns(exchange, held)
-        if exchange.reads is None and not federation.enough():
-            raise RoundFailedError
 
 
 @dataclass(frozen=True)
@@ -383,7 +381,7 @@ def read(federation: Federation, exchange: Exchange, node: Node, content: Record
     return Learnt(row.vector, claimed, row.bits)
 
 
-def _send(steps: Steps[T], replies: Iterator[Any]) -> Exchange | Question:
+def send(steps: Steps[T], replies: Iterator[Any]) -> Exchange | Question:
     try:
         return steps.send(replies)
     finally:
