@@ -10,9 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from tests.oracles.ceps import Select, Setting, keep_largest, trajectory
 
-from hedgerow.strategies import CEPS, Columns, Exchange, Run
-from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import Node, Reply, Roster
+from hedgerow.strategies import CEPS, Columns, Exchange, Federation, Node, Reply, Roster, Run
 from hedgerow.wire import HELLO, PUBLISH, UPDATE, Layout, Ledger
 
 M, N, S, MU, C, K = 6, 8, 3, 0.1, 1.6, 14
