@@ -6,13 +6,14 @@ the order of partition ids. An aggregator may yield a ``Question`` beside, of wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -50,31 +51,41 @@ class Ask:
     ----------
     nodes : Sequence[int]
         Partition ids, ascending.
-    model : NDArray
-        What they begin from, (M,).
+    model : NDArray or None
+        What they begin from, (M,); None where they are sent no model.
     config : Mapping[str, Any]
         What they are told beside what the whole exchange is told.
     own : Mapping[str, Mapping[int, Any]]
-        What each is told alone: by key, its value for each node.
-    records : Mapping[str, ConfigRecord]
+        What each is told alone: by key, its value for each node that is told; an ArrayRecord is a record of
+        the instruction, all else stands in its config.
+    records : Mapping[str, ArrayRecord or ConfigRecord]
         Further records of the instruction.
+    arrays : ArrayRecord or None (default: None)
+        What is sent as the model; None for all of it.
+    held : Mapping[str, ArrayRecord]
+        What nodes must hold beside, however they come by it: a part has it sent to those that do not.
     pool : int (default: 0)
         The pool's number; an aggregator takes a mean of each pool.
+    bits : int or None (default: None)
+        What the paper counts of what each is sent; None for a model's bits.
     """
 
     nodes: Sequence[int]
-    model: Vector
+    model: Vector | None
     config: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
-    records: Mapping[str, ConfigRecord] = field(default_factory=dict)
+    records: Mapping[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
+    arrays: ArrayRecord | None = None
+    held: Mapping[str, ArrayRecord] = field(default_factory=dict)
     pool: int = 0
+    bits: int | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one reply stands for: a vector (M,), and the bits that the paper counts for the reply."""
+    """What one reply stands for: a vector (M,) or a value, and the bits that the paper counts for it."""
 
-    vector: Vector
+    vector: Any
     bits: int
 
 
@@ -86,8 +97,8 @@ class Coding(Protocol):
 
     changes: bool
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
-        """Return what arrays stand for.
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
+        """Return what a node's arrays stand for.
 
         Raises
         ------
@@ -98,8 +109,8 @@ class Coding(Protocol):
     def bits(self, layout: Layout) -> int:
         """Return the bits that the paper counts for a reply that only a sum decodes."""
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
-        """Return what of a model nodes add up in a sum."""
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
+        """Return what of the model that they were sent (M,) nodes add up in a sum."""
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the change of the model (M,) that the mean of what nodes added up stands for."""
@@ -110,7 +121,7 @@ class Models:
 
     changes = False
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
         """Return the model."""
         return Row(layout.flatten(record, sent.dtype), self.bits(layout))
 
@@ -118,9 +129,9 @@ class Models:
         """Return 32 a parameter; running statistics and counters are none."""
         return 32 * compressed_part(layout).size
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
         """Return all of it."""
-        return model
+        return layout.unflatten(model)
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the numbers."""
@@ -131,6 +142,9 @@ class Models:
 class Exchange:
     """One question to the nodes of some pools, by which a method learns.
 
+    The first one of a round whose kind is of the category ``train`` is handed to Flower's loop; others go
+    over the grid, each in a group of its own.
+
     Parameters
     ----------
     kind : str
@@ -140,17 +154,28 @@ class Exchange:
     config : Mapping[str, Any]
         What all of them are told.
     links : tuple of str
-        Links of the modelled system: to the nodes, and back.
+        Links of the modelled system: to the nodes, and back; empty where the legs through the hub alone are
+        booked.
     coding : Coding
         How replies are read.
     offline : int (default: 0)
         How many of those that were chosen are not there, and not among its nodes.
     reads : Callable[[Node, RecordDict], Any] or None
-        Reads replies in place of ``coding``, where none stands for a model: returns what their row is.
-    checks : Sequence[Callable[[Node, RecordDict], None]]
-        What a reply must pass beside; each raises PayloadError.
-    counted : bool (default: True)
-        Whether the paper counts the bits of what is sent.
+        Reads replies in place of ``coding``, where none stands for a model: returns what their row is, or a
+        ``Row``, where the reply's bits count.
+    bounded : Mapping[str, (slice, NDArray)]
+        The parts of a row whose moves are bounded, by name: where they stand, and the model whose norm says
+        what is small. Empty for one part, the model that was sent.
+    group : str (default: "")
+        Sets the messages of an exchange over the grid apart from the round's others.
+    timeout : float (default: inf)
+        Seconds that replies over the grid are waited for, if the run's deadline is not before.
+    done : Callable[[], bool] or None (default: None)
+        Says after each reply over the grid whether no other is needed.
+    booked : bool (default: True)
+        Whether it is traffic.
+    beside : bool (default: False)
+        Whether it goes over the grid whatever its kind is.
     """
 
     kind: str
@@ -160,8 +185,17 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
-    checks: Sequence[Callable[[Node, RecordDict], None]] = ()
-    counted: bool = True
+    bounded: Mapping[str, tuple[slice, Vector]] = field(default_factory=dict)
+    group: str = ""
+    timeout: float = math.inf
+    done: Callable[[], bool] | None = None
+    booked: bool = True
+    beside: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is of the category ``train``, and not beside."""
+        return self.kind.partition(".")[0] == MessageType.TRAIN and not self.beside
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -170,7 +204,14 @@ class Exchange:
 
     def sent(self, pool: int) -> Vector:
         """Return the model that a pool was sent, (M,)."""
-        return next(ask.model for ask in self.asks if ask.pool == pool)
+        model = next(ask.model for ask in self.asks if ask.pool == pool)
+        assert model is not None, "the exchange has models"
+        return model
+
+    def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
+        """Note how far a row is from what was sent (M,); PayloadError where that is too far."""
+        for name, (where, model) in (self.bounded or {"model": (slice(None), sent)}).items():
+            federation.bound(name).check(move[where], model)
 
 
 @dataclass(frozen=True, eq=False)

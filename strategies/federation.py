@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
 from statistics import median_low
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -207,6 +207,14 @@ class Federation:
         self._loaded = False
         self.reset()
 
+    @classmethod
+    def of(cls, roster: Roster, ledger: Ledger, timeout: float) -> Self:
+        """Return a federation of nodes that were gathered, for exchanges of no run, and of no model."""
+        federation = cls(len(roster), min_available_nodes=1)
+        federation._roster, federation.ledger, federation.timeout = roster, ledger, timeout
+        federation.layout = Layout((), (), ())
+        return federation
+
     def reset(self) -> None:
         """Forget the run."""
         self.ledger = Ledger()
@@ -371,6 +379,11 @@ class Federation:
             self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.PARTICIPATION
         )
         return float(stream.random())
+
+    def node(self, client: int) -> Node:
+        """Return the node of a partition."""
+        assert self._roster is not None, "the nodes were gathered"
+        return self._roster.nodes[client]
 
     def online(self, grid: Grid, chosen: Chosen = None) -> tuple[list[Node], int]:
         """Return those of the chosen partitions whose nodes are there, and how many are not.

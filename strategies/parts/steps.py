@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Exchange
-from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.inbox import Node, Reply
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
@@ -42,22 +41,20 @@ class StepsTold(Part):
         """Know nothing of replies."""
         self.told = True
 
-    def ask(self, exchange: Exchange, run: Run) -> Exchange:
-        """Check what replies to a training exchange say."""
-        asked = exchange.config.get("local-steps")
-        if exchange.kind != "train" or asked is None:
-            return exchange
-
-        def check(node: Node, content: RecordDict) -> None:
-            self._check(asked, only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS))
-
-        return replace(exchange, checks=[*exchange.checks, check])
-
-    def _check(self, asked: int, told: object) -> None:
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a reply to a training exchange that tells another number; PayloadError."""
+        if (asked := exchange.config.get("local-steps")) is None or not exchange.trains:
+            return
+        told = only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS)
         if told is not None and told != asked:
             detail = f"took {quoted(told)} steps; config['local-steps'] was {asked}"
             raise PayloadError("num-steps is not local-steps", detail)
-        if told is None and self.told:
+
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Note whether a valid reply tells the number."""
+        if (asked := exchange.config.get("local-steps")) is None or not exchange.trains or not self.told:
+            return
+        if _NUM_STEPS not in only_record(reply.content, MetricRecord, "bad metrics"):
             self.told = False
             log(
                 WARNING,

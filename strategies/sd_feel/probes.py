@@ -20,7 +20,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.edges.clusters import Clusters
-from hedgerow.strategies.exchange import Ask, Exchange, Steps
+from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.inbox import Node, checked_metrics
 from hedgerow.strategies.parts.part import Part
@@ -135,10 +135,10 @@ class Probes(Part):
         assert run.model is not None
         federation, u = run.federation, run.model()
         there = self._clusters.among(i for i in run.there if i < len(self._clusters.of))
-        asks = [Ask(clients, u, pool=d) for d, clients in self._clusters.members(there).items()]
+        asks = [Ask(clients, u, pool=d, bits=0) for d, clients in self._clusters.members(there).items()]
         told = {**run.config, "server-round": run.round}
         reads = partial(_read, federation)
-        exchange = Exchange(GRADIENT, asks, told, self._links, reads=reads, counted=False)
+        exchange = Exchange(GRADIENT, asks, told, self._links, reads=reads, group=GRADIENT, beside=True)
         sizes = federation.weights(len(self._clusters.of))
         answers: list[tuple[float, Told]] = []
         for columns in (yield exchange):
@@ -152,9 +152,9 @@ class Probes(Part):
         return {**lost, **found.metrics(), "sum-m2": float(shares @ shares), **self._others(federation)}
 
 
-def _read(federation: Federation, node: Node, content: RecordDict) -> Told:
+def _read(federation: Federation, node: Node, content: RecordDict) -> Row:
     gradient = federation.known_layout().flatten(only_arrays(content), np.float64)
-    return _told(checked_metrics(content, federation.settings.weighted_by_key), gradient)
+    return Row(_told(checked_metrics(content, federation.settings.weighted_by_key), gradient), 0)
 
 
 def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> Told:
