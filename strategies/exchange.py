@@ -6,13 +6,14 @@ the order of partition ids. An aggregator may yield a ``Question`` beside, of wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -50,8 +51,8 @@ class Ask:
     ----------
     nodes : Sequence[int]
         Partition ids, ascending.
-    model : NDArray
-        What they begin from, (M,).
+    model : NDArray or None
+        What they begin from, (M,); None where they are sent no model.
     config : Mapping[str, Any]
         What they are told beside what the whole exchange is told.
     own : Mapping[str, Mapping[int, Any]]
@@ -65,23 +66,26 @@ class Ask:
         What nodes must hold beside, however they come by it: a part has it sent to those that do not.
     pool : int (default: 0)
         The pool's number; an aggregator takes a mean of each pool.
+    bits : int or None (default: None)
+        What the paper counts of what each is sent; None for a model's bits.
     """
 
     nodes: Sequence[int]
-    model: Vector
+    model: Vector | None
     config: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     records: Mapping[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
     arrays: ArrayRecord | None = None
     held: Mapping[str, ArrayRecord] = field(default_factory=dict)
     pool: int = 0
+    bits: int | None = None
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one reply stands for: a vector (M,), and the bits that the paper counts for the reply."""
+    """What one reply stands for: a vector (M,) or a value, and the bits that the paper counts for it."""
 
-    vector: Vector
+    vector: Any
     bits: int
 
 
@@ -138,6 +142,9 @@ class Models:
 class Exchange:
     """One question to the nodes of some pools, by which a method learns.
 
+    The first one of a round whose kind is of the category ``train`` is handed to Flower's loop; others go
+    over the grid, each in a group of its own.
+
     Parameters
     ----------
     kind : str
@@ -147,18 +154,28 @@ class Exchange:
     config : Mapping[str, Any]
         What all of them are told.
     links : tuple of str
-        Links of the modelled system: to the nodes, and back.
+        Links of the modelled system: to the nodes, and back; empty where the legs through the hub alone are
+        booked.
     coding : Coding
         How replies are read.
     offline : int (default: 0)
         How many of those that were chosen are not there, and not among its nodes.
     reads : Callable[[Node, RecordDict], Any] or None
-        Reads replies in place of ``coding``, where none stands for a model: returns what their row is.
-    down_bits : int or None (default: None)
-        What the paper counts for an instruction; None is 32 a parameter.
+        Reads replies in place of ``coding``, where none stands for a model: returns what their row is, or a
+        ``Row``, where the reply's bits count.
     bounded : Mapping[str, (slice, NDArray)]
         The parts of a row whose moves are bounded, by name: where they stand, and the model whose norm says
         what is small. Empty for one part, the model that was sent.
+    group : str (default: "")
+        Sets the messages of an exchange over the grid apart from the round's others.
+    timeout : float (default: inf)
+        Seconds that replies over the grid are waited for, if the run's deadline is not before.
+    done : Callable[[], bool] or None (default: None)
+        Says after each reply over the grid whether no other is needed.
+    booked : bool (default: True)
+        Whether it is traffic.
+    beside : bool (default: False)
+        Whether it goes over the grid whatever its kind is.
     """
 
     kind: str
@@ -168,8 +185,17 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
-    down_bits: int | None = None
     bounded: Mapping[str, tuple[slice, Vector]] = field(default_factory=dict)
+    group: str = ""
+    timeout: float = math.inf
+    done: Callable[[], bool] | None = None
+    booked: bool = True
+    beside: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is of the category ``train``, and not beside."""
+        return self.kind.partition(".")[0] == MessageType.TRAIN and not self.beside
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -178,7 +204,9 @@ class Exchange:
 
     def sent(self, pool: int) -> Vector:
         """Return the model that a pool was sent, (M,)."""
-        return next(ask.model for ask in self.asks if ask.pool == pool)
+        model = next(ask.model for ask in self.asks if ask.pool == pool)
+        assert model is not None, "the exchange has models"
+        return model
 
     def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
         """Note how far a row is from what was sent (M,); PayloadError where that is too far."""
@@ -202,13 +230,19 @@ class Question:
         Makes a value of a valid reply; raises PayloadError for others.
     book : Callable[..., None]
         Books what a member is told, or tells, on the modelled link, see ``SecureSums.book``.
+    bits : Callable[[RecordDict], int]
+        The nominal bits of a content on its leg to or from the hub.
+    ended : Callable[[Inbox], None] or None
+        Told of the exchange when it is over; None for ``Federation.judge``.
     """
 
     kind: str
     group: str
     contents: Mapping[Node, RecordDict]
     check: Callable[[Node, RecordDict], Any]
-    book: Callable[..., None]
+    book: Callable[..., None] = lambda *where, **which: None
+    bits: Callable[[RecordDict], int] = lambda content: 0
+    ended: Callable[[Inbox], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,16 +278,16 @@ def answered(federation: Federation, grid: Grid, server_round: int, question: Qu
     messages = []
     for node, content in question.contents.items():
         at, carried = node.partition_id, payload_bytes(content)
-        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
+        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, question.bits(content), carried)
         question.book(server_round, at, carried, down=True)
         ttl = federation.timeout
         messages.append(Message(content, node.node_id, question.kind, ttl=ttl, group_id=question.group))
     for reply in inbox.accept(collect(grid, messages, federation.timeout) if messages else ()):
         at, carried = reply.node.partition_id, payload_bytes(reply.content)
-        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
+        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, question.bits(reply.content), carried)
         question.book(server_round, at, carried, down=False)
         yield reply
-    federation.judge(inbox)
+    (question.ended or federation.judge)(inbox)
 
 
 Replies = Iterator[Columns]

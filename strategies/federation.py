@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import asdict, dataclass
 from logging import INFO, WARNING
 from statistics import median_low
-from typing import Any, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -207,6 +207,14 @@ class Federation:
         self._loaded = False
         self.reset()
 
+    @classmethod
+    def of(cls, roster: Roster, ledger: Ledger, timeout: float) -> Self:
+        """Return a federation of nodes that were gathered, for exchanges of no run, and of no model."""
+        federation = cls(len(roster), min_available_nodes=1)
+        federation._roster, federation.ledger, federation.timeout = roster, ledger, timeout
+        federation.layout = Layout((), (), ())
+        return federation
+
     def reset(self) -> None:
         """Forget the run."""
         self.ledger = Ledger()
@@ -261,6 +269,11 @@ class Federation:
         return self._exchange.report
 
     @property
+    def whole_report(self) -> ExchangeReport:
+        """The same, with what went beside the training exchange and is counted with it."""
+        return self.report
+
+    @property
     def introduced(self) -> bool | None:
         """Whether the nodes said who they are; None before they were asked."""
         return None if self._roster is None else self._roster.introduced
@@ -271,6 +284,15 @@ class Federation:
         return self.report.accepted >= min(self.settings.min_train_nodes, chosen)
 
     # Exchanges.
+
+    def open_round(self, grid: Grid) -> Roster:
+        """Begin a try of a round; return the roster, see ``gather``."""
+        return self.gather(grid)
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes that have a place, as they were last looked for."""
+        return [] if self._roster is None else [node for node in self._roster.nodes if not node.vacant]
 
     def gather(self, grid: Grid) -> Roster:
         """Return the roster: waited for at first, refreshed later; sizes are those that nodes told first."""
@@ -357,6 +379,11 @@ class Federation:
             self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.PARTICIPATION
         )
         return float(stream.random())
+
+    def node(self, client: int) -> Node:
+        """Return the node of a partition."""
+        assert self._roster is not None, "the nodes were gathered"
+        return self._roster.nodes[client]
 
     def online(self, grid: Grid, chosen: Chosen = None) -> tuple[list[Node], int]:
         """Return those of the chosen partitions whose nodes are there, and how many are not.

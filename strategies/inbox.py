@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -69,11 +69,14 @@ class ExchangeReport:
         ``unknown node``, ``duplicate``, ``no content``, ``too many keys``, ``update too large``,
         ``non-finite``, ``wrong shape``, …; and nodes that were left out in
         the round: ``duplicate name``, ``malformed introduction``, ``another input shape``, …
+    errors : dict[int, Error]
+        The errors that nodes replied with, by partition id.
     """
 
     sent: int = 0
     accepted: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    errors: dict[int, Error] = field(default_factory=dict)
 
 
 def collect(
@@ -189,6 +192,7 @@ class Inbox:
             asked = node_id in self._asked
             raise PayloadError("duplicate" if asked else "unknown node", f"node {node_id}")
         if message.has_error():
+            self.report.errors[node.partition_id] = message.error
             raise PayloadError(f"error {message.error.code}", (message.error.reason or "").strip()[-300:])
         try:
             reply = self._read(node, message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -16,26 +16,29 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.aggregate.mean import Aggregator, Mean
+from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.exchange import (
     Columns,
     Exchange,
     Question,
     Replies,
     RoundFailedError,
+    Row,
     Steps,
     Vector,
     answered,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.strategy import FederatedStrategy
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, payload_bytes
 
 __all__ = ["Learnt", "Method", "Run", "read"]
 
 S = TypeVar("S")
+T = TypeVar("T")
 # Replies that are held at once, in bytes of their vectors.
 _CHUNK = 1 << 28
 
@@ -57,7 +60,9 @@ class Run:
     parts : Sequence[Part]
         Those of the run.
     grid : Grid or None (default: None)
-        What carries its messages.
+        Over which messages go; None where there is no network.
+    model : Callable[[], NDArray] or None (default: None)
+        Returns the model (M,) that stands for the state before the round.
     """
 
     federation: Federation
@@ -66,11 +71,14 @@ class Run:
     there: Sequence[int]
     parts: Sequence[Part]
     grid: Grid | None = None
+    model: Callable[[], Vector] | None = None
+    # What the last exchange over the grid sent, got and lost: all of it once its replies are read.
+    report: ExchangeReport = field(default_factory=ExchangeReport)
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
     # What the round's record says beside.
-    told: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
     # What takes what nodes hold to its next version, where the round has moved it.
     update: Mapping[str, Any] | None = None
     # The models that were sent, by id, and their arrays.
@@ -80,6 +88,11 @@ class Run:
     def seed(self) -> int:
         """Keys what is drawn."""
         return self.federation.settings.seed
+
+    @property
+    def id(self) -> int:
+        """Flower's number of the run, another one if it goes on."""
+        return 0 if self.grid is None else self.grid.run.run_id
 
     @property
     def layout(self) -> Layout:
@@ -95,31 +108,120 @@ class Run:
         """Return the examples that a node claimed first, or what stands in where it claimed none."""
         return self.federation.sizes.get(node, otherwise)
 
+    def book(self, link: str, source: int, target: int, payload: int) -> None:
+        """Book a model that servers tell each other: its nominal bits, and the bytes of its payload."""
+        self.federation.ledger.book(self.round, link, source, target, self.federation.model_bits, payload)
+
+    def changed(self, exchange: Exchange) -> Exchange:
+        """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
+        for part in self.parts:
+            exchange = part.ask(exchange, self)
+        return exchange
+
+    def prepared(self, exchange: Exchange) -> Exchange:
+        """Return the same, with what the caller has every node told."""
+        exchange = self.changed(exchange)
+        return replace(exchange, config={**self.config, **exchange.config})
+
+    # Exchanges.
+
+    def driven(self, steps: Steps[T]) -> T:
+        """Make exchanges that are part of no round, all of them over the grid; return what comes of them."""
+        try:
+            step = next(steps)
+            while True:
+                step = send(steps, self.answered(step))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def answered(self, step: Exchange | Question) -> Iterator[Any]:
+        """Make an exchange over the grid, or a question; yield its valid replies, booked."""
+        assert self.grid is not None
+        if isinstance(step, Question):
+            yield from answered(self.federation, self.grid, self.round, step)
+            return
+        contents, _ = self.to_send(step)
+        kind, group, ttl = step.kind, f"{self.round}-{step.group}", self.federation.timeout
+        inbox = Inbox([node for node, _ in contents], group, self.reader(step))
+        self.report = inbox.report
+        messages = [Message(content, to.node_id, kind, ttl=ttl, group_id=group) for to, content in contents]
+        came = collect(self.grid, messages, min(ttl, step.timeout)) if messages else ()
+        yield from self.columns(step, inbox.accept(_until(came, step.done)))
+
+    def to_send(self, exchange: Exchange) -> tuple[list[tuple[Node, RecordDict]], int]:
+        """Return the contents of an exchange's messages, booked, and how many of its nodes are not there."""
+        if exchange.trains:
+            nodes, away = self.federation.there(list(exchange.asked))
+        else:
+            nodes, away = [self.federation.node(i) for i in exchange.asked], 0
+        contents, ledger = [], self.federation.ledger
+        # Nodes that are told the same share one content.
+        known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
+        for node in nodes:
+            at = node.partition_id
+            ask = exchange.asked[at]
+            own = [values.get(at) for values in ask.own.values()]
+            alike = ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
+            if alike not in known:
+                content = self.instruction(exchange, at)
+                told = content[self.federation.settings.configrecord_key]
+                size = sum(payload_bytes(record) for record in content.values() if record is not told)
+                known[alike] = content, (size, payload_bytes(content))
+            content, sizes = known[alike]
+            contents.append((node, content))
+            bits = self.federation.model_bits if ask.bits is None else ask.bits
+            if exchange.links[0]:
+                self.federation.book_down(self.round, exchange.links[0], ask.pool, at, bits, sizes)
+            elif exchange.booked:
+                ledger.book(self.round, HUB_TO_NODE, 0, at, bits, sizes[1])
+        return contents, exchange.offline + away
+
     def instruction(self, exchange: Exchange, node: int) -> RecordDict:
-        """Return what an exchange sends a node; all nodes of a pool share the model's arrays."""
+        """Return what an exchange sends a node; all that are sent a model share its arrays."""
         ask, settings = exchange.asked[node], self.federation.settings
         own = {key: values[node] for key, values in ask.own.items() if node in values}
         records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord)}
         told = {key: value for key, value in own.items() if key not in records}
         arrays = ask.arrays
-        if arrays is None:
+        if arrays is None and ask.model is not None:
             if id(ask.model) not in self._arrays:
                 self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
             arrays = self._arrays[id(ask.model)][1]
-        return RecordDict(
-            {
-                settings.arrayrecord_key: arrays,
-                **ask.records,
-                **records,
-                settings.configrecord_key: ConfigRecord({**exchange.config, **ask.config, **told}),
-            }
-        )
+        model = {} if arrays is None else {settings.arrayrecord_key: arrays}
+        config = ConfigRecord({**exchange.config, **ask.config, **told})
+        return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
 
-    def prepared(self, exchange: Exchange) -> Exchange:
-        """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
-        for part in self.parts:
-            exchange = part.ask(exchange, self)
-        return replace(exchange, config={**self.config, **exchange.config})
+    def reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
+        """Return what reads the replies to an exchange."""
+        # What is read is kept longer than what was sent must be.
+        kept = exchange if exchange.reads is None else replace(exchange, asks=())
+        return partial(read, self, kept)
+
+    def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
+        """Yield the valid replies of an exchange, booked."""
+        federation = self.federation
+        held: list[Reply] = []
+        rows = max(1, _CHUNK // max(1, self.layout.size * 8))
+        for reply in replies:
+            node, bits = reply.node.partition_id, reply.value.bits
+            if link := exchange.links[1]:
+                pool, arrays = exchange.asked[node].pool, only_arrays(reply.content)
+                federation.book_up(self.round, link, node, pool, bits, arrays, reply)
+            elif exchange.booked:
+                federation.ledger.book(self.round, NODE_TO_HUB, node, 0, bits, payload_bytes(reply.content))
+            for part in self.parts:
+                part.take(exchange, reply, self)
+            if exchange.reads is None:
+                self.absorbed.append(node)
+                self.contents.append(reply.metrics)
+            held.append(reply)
+            if len(held) == rows:
+                yield _columns(exchange, held)
+                held = []
+        if held:
+            yield _columns(exchange, held)
+        if exchange.reads is None and not federation.enough():
+            raise RoundFailedError
 
 
 class Method(FederatedStrategy, Generic[S]):
@@ -129,7 +231,7 @@ class Method(FederatedStrategy, Generic[S]):
     ----------
     federation : Federation
         The nodes.
-    aggregator : Aggregator
+    aggregator : Aggregator (default: WeightedMean())
         What is taken of the replies.
     parts : Sequence[Part] (default: ())
         What is added beside: compression, for example.
@@ -137,15 +239,17 @@ class Method(FederatedStrategy, Generic[S]):
 
     state_class: ClassVar[type]
 
-    def __init__(self, federation: Federation, *, aggregator: Aggregator, parts: Sequence[Part] = ()) -> None:
-        self.aggregator, self.parts = aggregator, tuple(parts)
+    def __init__(
+        self, federation: Federation, *, aggregator: Aggregator | None = None, parts: Sequence[Part] = ()
+    ) -> None:
+        self.aggregator, self.parts = aggregator or WeightedMean(), tuple(parts)
         super().__init__(federation)
 
     # What a paper says.
 
     @abstractmethod
     def begin(self, model: Vector) -> S:
-        """Return the state before the first round, of the initial model (M,)."""
+        """Return the state before the first round, of the initial model (M,); M is 0 where nodes have it."""
 
     @abstractmethod
     def round(self, state: S, run: Run) -> Steps[S]:
@@ -162,31 +266,42 @@ class Method(FederatedStrategy, Generic[S]):
         """Make a training exchange; return what the aggregator takes of each pool's replies."""
         return self.aggregator.means(run.prepared(exchange), run)
 
+    def ended(self, state: S, run: Run) -> None:
+        """Take note of the state after a round that counts."""
+
     def moved(self, state: S, model: Vector) -> S:
         """Return the state after a wrapper has changed its model; ValueError if it cannot."""
-        raise ValueError(f"{type(self).__name__}: its model is more than arrays")
+        raise self.cannot_go_on()
 
     # State.
 
+    def saved(self, state: S) -> dict[str, Any]:
+        """Return what a checkpoint holds of a state: its fields."""
+        return {one.name: getattr(state, one.name) for one in fields(state)}  # type: ignore[arg-type]
+
+    def restored(self, saved: Mapping[str, Any]) -> S:
+        """Return the state of a checkpoint."""
+        return self.state_class(**saved)  # type: ignore[no-any-return]
+
     def _forget(self) -> None:
         self.state: S | None = None
-        self._steps: Steps[S] | None = None
+        # The round at hand, until it ends: its steps, and its training exchange.
+        self._at_hand: tuple[Run, Steps[S], Exchange] | None = None
         for part in self.parts:
             part.forget()
         if self.sums is not None:
             self.sums.forget()
 
     def _state(self) -> dict[str, Any]:
-        state = self._known_state()
         return {
-            "method": {one.name: getattr(state, one.name) for one in fields(state)},  # type: ignore[arg-type]
+            "method": self.saved(self._known_state()),
             "parts": {part.name: part.state_dict() for part in self.parts},
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         if "parts" not in state:
             raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
-        self.state = self.state_class(**state["method"])
+        self.state = self.restored(state["method"])
         for part in self.parts:
             part.load_state_dict(state["parts"][part.name])
 
@@ -213,36 +328,58 @@ class Method(FederatedStrategy, Generic[S]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the messages of the round's training exchange."""
+        """Return the messages of the round's training exchange; none where nothing is left to do."""
         self._begin_round(server_round)
+        self._at_hand = None
+        if self.finished:
+            return []
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        self._grid = grid
-        there = self.federation.gather(grid).present
-        self._run = Run(self.federation, server_round, dict(config), there, self.parts, grid)
-        self._steps = self.round(self.state, self._run)
-        self._exchange = self._to_training(next(self._steps))
-        return self._sent(self._exchange)
+        there = self.federation.open_round(grid).present
+        before = partial(self.model, self.state)
+        run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
+        steps = self._made(self.state, run)
+        try:
+            step = next(steps)
+            while isinstance(step, Question) or not step.trains:
+                step = send(steps, run.answered(step))
+        except StopIteration as end:
+            self.state = end.value
+            return []
+        self._at_hand = run, steps, step
+        contents, offline = run.to_send(step)
+        messages = self.federation.instruct(
+            server_round, contents, run.reader(step), offline=offline, message_type=step.kind
+        )
+        nodes = [node for node, _ in contents]
+        return [*messages, *(m for part in self.parts for m in part.beside(step, nodes, run))]
+
+    def _made(self, state: S, run: Run) -> Steps[S]:
+        for part in self.parts:
+            yield from part.opened(run)
+        return (yield from self.round(state, run))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Go on to the end of the round; None, and the state of before, if too few replies came."""
-        run, steps = self._run, self._steps
-        assert steps is not None
+        if self._at_hand is None:
+            return None, None
+        (run, steps, exchange), self._at_hand = self._at_hand, None
         for part in self.parts:
-            replies = part.arrived(replies, self._exchange, run)
+            replies = part.arrived(replies, exchange, run)
         try:
-            step = self._send(steps, self._chunks(self._exchange, replies))
+            step = send(steps, run.columns(exchange, self.federation.accept(replies)))
             while True:
-                step = steps.send(self._answered(step))
+                step = send(steps, run.answered(step))
         except RoundFailedError:
             return None, None
         except StopIteration as end:
             self.state = end.value
+        self.federation.completed = server_round
         for part in self.parts:
             part.ended(run)
-        self.federation.completed = server_round
+        self.ended(self._known_state(), run)
         metrics = self.train_metrics(run.contents)
         metrics.update(run.told)
         return self.current_arrays(), metrics
@@ -250,72 +387,6 @@ class Method(FederatedStrategy, Generic[S]):
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Return the round's metrics of those that nodes told."""
         return self.federation.train_metrics(contents)
-
-    # Mechanics.
-
-    def _to_training(self, step: Exchange | Question) -> Exchange:
-        assert self._steps is not None
-        while isinstance(step, Question):
-            step = self._steps.send(self._answered(step))
-        return step
-
-    def _send(self, steps: Steps[S], replies: Replies) -> Exchange | Question:
-        try:
-            return steps.send(replies)
-        finally:
-            deque(replies, maxlen=0)  # What a round does not read is checked and booked all the same.
-
-    def _sent(self, exchange: Exchange) -> list[Message]:
-        """Return the messages of a training exchange, booked."""
-        nodes, away = self.federation.there(list(exchange.asked))
-        offline = exchange.offline + away
-        bits = self.federation.model_bits if exchange.down_bits is None else exchange.down_bits
-        contents = []
-        # Nodes that are told the same share one content.
-        known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
-        for node in nodes:
-            at, ask = node.partition_id, exchange.asked[node.partition_id]
-            own = [values.get(at) for values in ask.own.values()]
-            alike = ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
-            if alike not in known:
-                content = self._run.instruction(exchange, at)
-                told = content[self.settings.configrecord_key]
-                size = sum(payload_bytes(record) for record in content.values() if record is not told)
-                known[alike] = content, (size, payload_bytes(content))
-            content, sizes = known[alike]
-            contents.append((node, content))
-            self.federation.book_down(self._run.round, exchange.links[0], ask.pool, at, bits, sizes)
-        messages = self.federation.instruct(
-            self._run.round, contents, partial(read, self._run, exchange), offline=offline
-        )
-        return [*messages, *(m for part in self.parts for m in part.beside(exchange, nodes, self._run))]
-
-    def _chunks(self, exchange: Exchange, replies: Iterable[Message]) -> Replies:
-        """Yield the valid replies of a training exchange, booked."""
-        federation, run = self.federation, self._run
-        held: list[Reply] = []
-        rows = max(1, _CHUNK // max(1, federation.known_layout().size * 8))
-        for reply in federation.accept(replies):
-            node, arrays = reply.node.partition_id, only_arrays(reply.content)
-            pool, bits = exchange.asked[node].pool, reply.value.bits
-            federation.book_up(run.round, exchange.links[1], node, pool, bits, arrays, reply)
-            for part in self.parts:
-                part.accepted(node, run)
-            if exchange.reads is None:
-                run.absorbed.append(node)
-                run.contents.append(reply.metrics)
-            held.append(reply)
-            if len(held) == rows:
-                yield _columns(exchange, held)
-                held = []
-        if held:
-            yield _columns(exchange, held)
-        if exchange.reads is None and not federation.enough():
-            raise RoundFailedError
-
-    def _answered(self, question: Exchange | Question) -> Iterator[Reply]:
-        assert isinstance(question, Question), "a round has one training exchange"
-        return answered(self.federation, self._grid, self._run.round, question)
 
 
 @dataclass(frozen=True)
@@ -328,7 +399,7 @@ class Learnt:
 
 
 def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learnt:
-    """Read a reply to a training exchange.
+    """Read a reply to an exchange.
 
     Raises
     ------
@@ -339,14 +410,32 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learn
     for part in run.parts:
         part.check(node, content, exchange, run)
     if exchange.reads is not None:
-        return Learnt(exchange.reads(node, content), 0.0, exchange.coding.bits(layout))
+        row = exchange.reads(node, content)
+        row = row if isinstance(row, Row) else Row(row, exchange.coding.bits(layout))
+        return Learnt(row.vector, 0.0, row.bits)
     sent = exchange.asked[node.partition_id].model
+    assert sent is not None, "the exchange has models"
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
     row = exchange.coding.read(arrays, sent, layout, node.partition_id)
     with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
         move = row.vector if exchange.coding.changes else row.vector - sent
     exchange.check(federation, move, sent)
     return Learnt(row.vector, claimed, row.bits)
+
+
+def send(steps: Steps[T], replies: Iterator[Any]) -> Exchange | Question:
+    try:
+        return steps.send(replies)
+    finally:
+        deque(replies, maxlen=0)  # What a round does not read is checked and booked all the same.
+
+
+def _until(messages: Iterable[Message], done: Callable[[], bool] | None) -> Iterator[Message]:
+    for message in messages:
+        yield message
+        # It has been read by now.
+        if done is not None and done():
+            return
 
 
 def _columns(exchange: Exchange, replies: Sequence[Reply]) -> Columns:

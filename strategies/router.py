@@ -5,20 +5,30 @@ asks some neighbours for their models of iteration k. In Flower nodes can only t
 server relays; it takes no other part.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Protocol
 
 import networkx as nx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from hedgerow.strategies.inbox import Inbox, Node, Roster, collect
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import Node, Roster
+from hedgerow.strategies.method import Run
+from hedgerow.strategies.parts import Part
+from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.message_types import PUBLISH
-from hedgerow.wire.records import PayloadError, config_in, payload_bytes
+from hedgerow.wire.records import PayloadError, config_in
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.gossip.introductions import Introductions
 
 __all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wants", "graph_at"]
 
@@ -30,8 +40,6 @@ GraphAt = Callable[[int], nx.Graph]
 Wants = Mapping[int, Sequence[int]]
 # Receiver: sender: payload.
 Bundles = dict[int, dict[int, bytes]]
-# A sender and its receivers: what it is told of them, by receiver.
-Introduce = Callable[[int, Sequence[int]], Mapping[int, bytes]]
 
 
 def graph_at(graph: nx.Graph | GraphAt) -> GraphAt:
@@ -49,8 +57,8 @@ class RoutingReport:
     ----------
     publishers : int
         Nodes that were asked to publish.
-    deliveries : int
-        Payloads handed to receivers, the directed messages of the modelled system.
+    readers : dict[int, list[int]]
+        Who was handed what each of them published, ascending.
     refused : int
         Requests for a node that is no neighbour: never carried.
     lost : Counter[str]
@@ -61,10 +69,15 @@ class RoutingReport:
     """
 
     publishers: int = 0
-    deliveries: int = 0
+    readers: dict[int, list[int]] = field(default_factory=dict)
     refused: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     withheld: int = 0
+
+    @property
+    def deliveries(self) -> int:
+        """Payloads handed to receivers, the directed messages of the modelled system."""
+        return sum(map(len, self.readers.values()))
 
 
 class Payloads(Protocol):
@@ -82,16 +95,18 @@ class Payloads(Protocol):
         """Whether a sender encodes for each receiver, or once for all."""
 
 
-class Router:
-    """The relay of one event after the other.
+class Router(Part):
+    """The carrier of payloads where one server is the hub of all nodes.
 
-    ``route`` tells the chosen neighbours to publish (``query.publish`` with ``iteration`` = k), and returns
+    ``bundles`` tells the chosen neighbours to publish (``query.publish`` with ``iteration`` = k), and returns
     for each receiver exactly what its chosen neighbours replied (ConfigRecord ``payload``, key ``bytes``:
-    one payload, or with ``per_receiver`` a list that follows the request's ``receivers``).
+    one payload, or with ``per_receiver`` a list that follows the request's ``receivers``). Each delivery is
+    booked as ``node->node``, and the legs through the hub as such: a request and a reply for each publisher,
+    whatever the number of its receivers. ``route`` is the same outside of a ``Gossip``.
 
     What the router learns, and a method's privacy must bear: the graph; who asks whom, and when; how often a
     node communicates; payload sizes; which deliveries failed; and **all that is in an open payload**. It
-    reads none, combines no two, and keeps none after the event (when ``route`` has returned, only its result
+    reads none, combines no two, and keeps none after the event (when it has returned them, only its result
     refers to payloads), but whoever runs it can: the server knows the run's seed, from which all that decodes
     an open payload follows. A payload that is sealed (``hedgerow.wire.sealed``) it can lose, delay or spoil,
     and not read, unless it stood between the two ends when they were introduced; where nodes pin their
@@ -105,8 +120,7 @@ class Router:
     payloads : Payloads
         The paper's bits of a payload, and how large it may be: ``PayloadSizes`` where all are alike.
     ledger : Ledger or None (default: None)
-        Gets each delivery as ``node->node`` and the legs through the hub as such: a request and a reply for
-        each publisher, whatever the number of its receivers. None: one of its own.
+        Gets what ``route`` carries; None: one of its own.
 
     Attributes
     ----------
@@ -114,11 +128,66 @@ class Router:
         The last event.
     """
 
+    name = "router"
+    # What a run is called at all of several servers that carry its payloads; None where there is one.
+    run_name: str | None = None
+
     def __init__(self, graph: nx.Graph | GraphAt, payloads: Payloads, ledger: Ledger | None = None) -> None:
         self.graph = graph_at(graph)
         self.payloads = payloads
         self.ledger = Ledger() if ledger is None else ledger
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the last event."""
         self.report = RoutingReport()
+
+    def ended(self, run: Run) -> None:
+        """Tell what an event carried and lost."""
+        report = self.report
+        lost = sum(report.lost.values())
+        run.told |= {"deliveries": report.deliveries, "lost-payloads": lost, "refused": report.refused}
+
+    # As a carrier.
+
+    @contextmanager
+    def joined(self, iterations: int) -> Iterator[None]:
+        """Carry payloads of a run that has made so many iterations."""
+        yield
+
+    def next_event(self, own: int | None) -> int | None:
+        """Return the next iteration that is known of, of which ``own`` is this server's; None for none."""
+        return own
+
+    @property
+    def over(self) -> bool:
+        """Whether a run without a next event is at its end."""
+        return True
+
+    def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
+        """Return the next event, after asking who else carries payloads.
+
+        Parameters
+        ----------
+        own : int or None
+            The next iteration at which a node of this server communicates; None if there is none.
+        wants : Mapping[int, Sequence[int]]
+            Whom those nodes then want to hear, by node.
+        introductions : Introductions or None
+            Of this server's nodes; takes those of others.
+        """
+        return own
+
+    def deliver(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
+        """Return the payloads of iteration k that each receiver of this server wants, see ``bundles``."""
+        return self.bundles(k, wants, run, first)
+
+    def note_read(self, i: int, senders: Iterable[int], refused: Iterable[int]) -> None:
+        """Note which payloads a node could read, for those that carried them."""
+
+    def describe(self) -> list[str]:
+        """Return nothing: there is one hub."""
+        return []
 
     def route(
         self,
@@ -130,7 +199,6 @@ class Router:
         *,
         timeout: float,
         first: Mapping[int, int] | None = None,
-        introduce: Introduce | None = None,
     ) -> Bundles:
         """Return the payloads of iteration k that each receiver wants, by receiver and sender.
 
@@ -149,37 +217,37 @@ class Router:
         first : Mapping[int, int] or None (default: None)
             How many payloads each receiver takes, the first that arrive; later ones are ignored, and
             nobody is waited for once all have theirs. None hands on everything.
-        introduce : Callable[[int, Sequence[int]], Mapping[int, bytes]] or None (default: None)
-            What a sender is told of its receivers beside the request (ConfigRecord ``introductions``).
         """
-        self.report = RoutingReport()
+        federation = Federation.of(roster, self.ledger, timeout)
+        run = Run(federation, server_round, {}, roster.present, (), grid)
+        return run.driven(self.bundles(k, wants, run, first or {}))
+
+    def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
+        """Make the same as an exchange of a run."""
+        report = self.report = RoutingReport()
         asked = self._along_edges(k, wants)
-        readers = _readers(asked)
-        nodes = [roster.nodes[j] for j in readers if roster.nodes[j].node_id in roster.online]
-        self.report.publishers = len(nodes)
-        self._lost("offline", len(readers) - len(nodes))
+        readers, there = _turned(asked), set(run.there)
+        publishers = [j for j in readers if j in there]
+        report.publishers = len(publishers)
+        report.lost += Counter(offline=len(readers) - len(publishers))
         box = _Box(asked, first)
-        group = f"{server_round}-publish"
-        exchange = Inbox(nodes, group, lambda node, content: self._read(node, content, readers, box))
-        messages = []
-        for node in nodes:
-            request = ConfigRecord({"iteration": k})
-            if self.payloads.per_receiver:
-                request["receivers"] = readers[node.partition_id]
-            content = RecordDict({"config": request})
-            if introduce and (told := introduce(node.partition_id, readers[node.partition_id])):
-                content["introductions"] = ConfigRecord({str(i): one for i, one in told.items()})
-            self.ledger.book(server_round, HUB_TO_NODE, 0, node.partition_id, 0, payload_bytes(content))
-            messages.append(Message(content, node.node_id, PUBLISH, ttl=timeout, group_id=group))
-        for reply in exchange.accept(box.until_full(collect(grid, messages, timeout))) if messages else ():
-            sender = reply.node.partition_id
-            bits = sum(map(self.payloads.bits, reply.value))
-            self.ledger.book(server_round, NODE_TO_HUB, sender, 0, bits, payload_bytes(reply.content))
-        self.report.lost += exchange.report.rejected
-        if first and (late := self.report.lost.pop("no reply", 0)):
-            self.report.lost["late"] = late
+        each = self.payloads.per_receiver
+        asks = [Ask([j], None, {"receivers": readers[j]} if each else {}, pool=j) for j in publishers]
+        publish = Exchange(
+            PUBLISH, asks, {"iteration": k},
+            reads=partial(self._read, readers, box), group="publish", done=box.full,
+        )  # fmt: skip
+        for _ in (yield run.changed(publish)):
+            pass
+        report.lost += run.report.rejected
+        if first and (late := report.lost.pop("no reply", 0)):
+            report.lost["late"] = late
         bundles = {receiver: dict(sorted(bundle.items())) for receiver, bundle in box.bundles.items()}
-        self._book(server_round, bundles)
+        report.readers = _turned(bundles)
+        for receiver, bundle in bundles.items():
+            for sender, payload in bundle.items():
+                bits = self.payloads.bits(payload)
+                run.federation.ledger.book(run.round, NODE_TO_NODE, sender, receiver, bits, len(payload))
         return bundles
 
     def _along_edges(self, k: int, wants: Wants) -> dict[int, list[int]]:
@@ -189,10 +257,8 @@ class Router:
         self.report.refused = sum(len(set(wants[i])) - len(asked[i]) for i in asked)
         return asked
 
-    def _read(
-        self, node: Node, content: RecordDict, readers: Mapping[int, list[int]], box: "_Box"
-    ) -> list[bytes]:
-        """Put a publisher's payloads into its readers' bundles, in the order of arrival."""
+    def _read(self, readers: Mapping[int, list[int]], box: _Box, node: Node, content: RecordDict) -> Row:
+        """Put a publisher's payloads into its readers' bundles, as they arrive; return their bits."""
         receivers = readers[node.partition_id]
         payloads = self._checked(content, len(receivers))
         copies = payloads if self.payloads.per_receiver else payloads * len(receivers)
@@ -201,7 +267,7 @@ class Router:
                 box.put(node.partition_id, receiver, payload)
             else:
                 self.report.withheld += 1
-        return payloads
+        return Row(None, sum(map(self.payloads.bits, payloads)))
 
     def _checked(self, content: RecordDict, receivers: int) -> list[bytes]:
         published = config_in(content, "payload").get("bytes")
@@ -215,44 +281,26 @@ class Router:
             raise PayloadError("too large", f"{largest} bytes, at most {self.payloads.max_bytes}")
         return checked
 
-    def _book(self, server_round: int, bundles: Bundles) -> None:
-        for receiver, bundle in bundles.items():
-            self.report.deliveries += len(bundle)
-            for sender, payload in bundle.items():
-                bits = self.payloads.bits(payload)
-                self.ledger.book(server_round, NODE_TO_NODE, sender, receiver, bits, len(payload))
-
-    def _lost(self, reason: str, count: int) -> None:
-        if count:
-            self.report.lost[reason] += count
-
 
 class _Box:
     """The bundles of an event while payloads come in."""
 
-    def __init__(self, asked: Mapping[int, Sequence[int]], first: Mapping[int, int] | None) -> None:
+    def __init__(self, asked: Mapping[int, Sequence[int]], first: Mapping[int, int]) -> None:
         self.bundles: Bundles = {receiver: {} for receiver in asked}
-        self._places = {
-            receiver: min((first or {}).get(receiver, len(senders)), len(senders))
-            for receiver, senders in asked.items()
-        }
+        self._places = {i: min(first.get(i, len(senders)), len(senders)) for i, senders in asked.items()}
 
     def put(self, sender: int, receiver: int, payload: bytes) -> None:
         if len(self.bundles[receiver]) < self._places[receiver]:
             self.bundles[receiver][sender] = payload
 
-    def until_full(self, messages: Iterable[Message]) -> Iterator[Message]:
-        for message in messages:
-            yield message
-            # The consumer has read the message by now, and filled what it could.
-            if all(len(self.bundles[i]) == places for i, places in self._places.items()):
-                return
+    def full(self) -> bool:
+        return all(len(self.bundles[i]) == places for i, places in self._places.items())
 
 
-def _readers(asked: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-    """Return, for each sender, who asked for it; both ascending."""
+def _turned(senders: Mapping[int, Iterable[int]]) -> dict[int, list[int]]:
+    """Return, for each sender, its receivers; both ascending."""
     readers: dict[int, list[int]] = {}
-    for receiver, senders in asked.items():
-        for sender in senders:
+    for receiver in sorted(senders):
+        for sender in senders[receiver]:
             readers.setdefault(sender, []).append(receiver)
     return dict(sorted(readers.items()))

@@ -543,10 +543,11 @@ class SecureSums:
         asks = []
         for ask in exchange.asks:
             if members := [i for i in ask.nodes if i in chosen]:
-                arrays = run.layout.unflatten(ask.model) if ask.arrays is None else ask.arrays
+                sent = exchange.sent(ask.pool)
+                arrays = run.layout.unflatten(sent) if ask.arrays is None else ask.arrays
                 told = ConfigRecord({**exchange.config, **ask.config})
                 common = RecordDict({names[0]: arrays, **ask.records, **ask.held, names[1]: told})
-                plan = self.plan_for(ask.pool, common, exchange.coding.summed(ask.model, run.layout))
+                plan = self.plan_for(ask.pool, common, exchange.coding.summed(sent, run.layout))
                 asks.append(replace(ask, nodes=members, records={**ask.records, MASKED_SUM: plan}))
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
         arrived: list[tuple[Node, Any]] = []

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Unpack
 
+from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.decentralised import (
     LARGEST_STEP,
     BaselineOptions,
@@ -25,7 +26,6 @@ from hedgerow.strategies.ceps.decentralised import (
     push_network,
 )
 from hedgerow.strategies.ceps.matcha import Activation
-from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
 from hedgerow.strategies.ceps.theory import choco_step
 from hedgerow.strategies.gossip.method import Scalar, places_in
 from hedgerow.strategies.privacy import Privacy

@@ -15,7 +15,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.ceps.strategy import Topology, neighbourhood_graph
+from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
 from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip

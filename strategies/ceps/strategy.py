@@ -1,28 +1,27 @@
-"""CEPS: sparse decentralised federated learning with one-bit messages.
+"""CEPS: sparse decentralised federated learning with one-bit messages: what a user sets.
 
-Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1.
-Differs: Flower's server relays the messages, and has no other part in the method: models, gradients and
-sensing matrices live on the nodes. A node uses its own model in addition to those of
-max(1, round(r |N_i|)) neighbours; the paper leaves open whether it counts among them.
+Algorithm 1 is in ``algorithm.py``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from logging import WARNING
-from typing import Literal, TypeAlias, Unpack, get_args
+from typing import Literal, Unpack, get_args
 
-import networkx as nx
 from flwr.common import log
 
-from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
-from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
+from hedgerow.strategies.ceps.algorithm import (
+    Algorithm1,
+    OneBitCode,
+    Topology,
+    neighbourhood_graph,
+    participants,
+)
+from hedgerow.strategies.gossip.method import GossipOptions, places_in
+from hedgerow.strategies.gossip.payload_sizes import Coding
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.robust import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
-from hedgerow.strategies.router import GraphAt, graph_at
-from hedgerow.strategies.topology import as_graph
+from hedgerow.strategies.robust import NEIGHBOURHOOD_RULES, neighbourhood_rule
+from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.sensing import MATRICES
 
 __all__ = [
     "CEPS",
@@ -34,83 +33,8 @@ __all__ = [
     "participants",
 ]
 
-Topology: TypeAlias = str | nx.Graph | Sequence[tuple[int, int]] | None
 SigmaRule = Literal["paper", "fixed_c"]
 SigmaDivisor = Literal["samples", "bits"]
-
-# As an error or a setting's help says what is valid.
-_SEED_BYTES = 8
-_GAMMA_BYTES = 8
-
-
-def participants(participation: float, degree: int) -> int:
-    """Return how many neighbours a node hears, max(1, round(r degree)); 0 for a node without any."""
-    return min(degree, max(1, round(participation * degree)))
-
-
-def neighbourhood_graph(topology: Topology, num_nodes: int, seed: int) -> nx.Graph:
-    """Return a connected graph; without a topology a random regular one of degree m / 4, at least 2."""
-    if topology is not None:
-        return as_graph(topology, num_nodes, seed)
-    degree = max(2, round(num_nodes / 4))
-    if num_nodes <= 3:
-        return as_graph("complete", num_nodes, seed)
-    return as_graph(f"regular({degree + degree * num_nodes % 2})", num_nodes, seed)
-
-
-@dataclass(frozen=True)
-class OneBitCode:
-    """How one-bit messages are made and read; see ``hedgerow.wire.onebit.OneBit``.
-
-    Parameters
-    ----------
-    expand : {"consistent", "literal"} (default: "consistent")
-        Whether the scale that Algorithm 2 divides out is recovered, or the algorithm taken literally.
-    compand : {"log", "none"} (default: "log")
-        What is measured: sign(w) log(1 + |w|), or w.
-    gamma : float (default: 5.0)
-        Base of the literal expansion, > 1.
-    decoder : {"gpsp", "biht"} (default: "gpsp")
-        How problem (9) is solved.
-    phi : {"gaussian", "srht"} (default: "gaussian")
-        The paper's Gaussian matrix, or a subsampled randomised Hadamard transform, for a dimension whose
-        matrix is too large.
-    phi_density : float (default: 1.0)
-        Fraction of nonzeros of a Gaussian Phi, in [0.5, 1].
-    phi_owner : {"sender", "receiver"} (default: "sender")
-        Whose Phi measures: the sender's, and it encodes once for all; or each receiver's.
-
-    Raises
-    ------
-    ValueError
-        If a value is not valid.
-    """
-
-    expand: str = "consistent"
-    compand: str = "log"
-    gamma: float = 5.0
-    decoder: str = "gpsp"
-    phi: str = "gaussian"
-    phi_density: float = 1.0
-    phi_owner: str = "sender"
-
-    def __post_init__(self) -> None:
-        for key, names in (
-            ("expand", ("consistent", "literal")),
-            ("compand", ("log", "none")),
-            ("decoder", ("gpsp", "biht")),
-            ("phi", MATRICES),
-            ("phi_owner", ("sender", "receiver")),
-        ):
-            one_of(key, getattr(self, key), names)
-        in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
-        in_range("phi_density", self.phi_density, 0.5, 1.0)
-        if self.phi == "srht" and self.phi_density != 1:
-            raise ValueError(f"phi_density is {self.phi_density!r}; valid with phi = 'srht' is 1")
-
-    def instructions(self) -> dict[str, str | float]:
-        """Return the settings as keys of a message's config."""
-        return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
 
 
 class CEPS(Gossip):
@@ -205,7 +129,7 @@ class CEPS(Gossip):
         rule = neighbourhood_rule(aggregation)
         num_nodes = places_in(options)
         int_at_least(1, dim=dim, sparsity=sparsity)
-        method = _Method(
+        method = Algorithm1(
             num_nodes=num_nodes,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
             coding=Coding(
@@ -230,89 +154,6 @@ class CEPS(Gossip):
         self.graph = method.graph(0)
         if privacy.mode == "sound" and self.monitor is not None:
             log(WARNING, "A monitor is told exact objectives: where nodes answer it, epsilon is infinite.")
-
-
-@dataclass(frozen=True)
-class _Method:
-    """What the relay is told of CEPS."""
-
-    num_nodes: int
-    graph: GraphAt
-    coding: Coding
-    code: OneBitCode
-    participation: float
-    interval: tuple[int, int]
-    stragglers: bool
-    step: Mapping[str, Scalar]
-    privacy: Privacy
-    rule: Aggregation
-    name: str = "ceps"
-
-    @property
-    def dim(self) -> int:
-        return self.coding.dim
-
-    @property
-    def sizes(self) -> PayloadSizes:
-        return self.coding.sizes
-
-    @property
-    def set_up_bytes(self) -> int:
-        """A seed of Phi, and gamma where it is used, for each neighbour."""
-        literal = self.code.expand == "literal"
-        return (_SEED_BYTES + literal * _GAMMA_BYTES) if self.coding.codec == "1bcs" else 0
-
-    def instructions(self, node: int) -> dict[str, Scalar]:
-        return {
-            "codec": self.coding.codec,
-            "s": self.coding.sparsity or 0,
-            "d": self.coding.measurements or 0,
-            **self.code.instructions(),
-            "r": self.participation,
-            "ask": "all" if self.stragglers else "chosen",
-            "kappa-low": self.interval[0],
-            "kappa-high": self.interval[1],
-            **self.step,
-            **self.privacy.instructions(),
-            **self._rule_instructions(),
-            "neighbours": self._neighbours(node),
-            "num-nodes": self.num_nodes,
-        }
-
-    def peers(self, node: int) -> Sequence[int]:
-        return self._neighbours(node)
-
-    def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
-        return {}
-
-    def wants(self, node: int, k: int) -> Sequence[int] | None:
-        return self._neighbours(node) if self.stragglers else None
-
-    def first(self, node: int) -> int | None:
-        return participants(self.participation, len(self._neighbours(node))) if self.stragglers else None
-
-    def releases(self, begun: int, updates: int, iterations: int) -> int:
-        # The gradient at W^0, and one a communication: whatever iterations the node made in between.
-        return begun + updates
-
-    def describe(self) -> Iterable[str]:
-        graph = self.graph(0)
-        degrees = sorted(degree for _, degree in graph.degree)
-        yield f"Neighbours: {degrees[0]} to {degrees[-1]}, heard: r = {self.participation:g}" + (
-            ", the first that reply" if self.stragglers else ""
-        )
-        low, high = self.interval
-        yield f"{self.coding.codec}, n = {self.dim}, s = {self.coding.sparsity}, kappa: {low} to {high}"
-        yield f"mu = {self.step['mu']:g}, sigma: {self.step['sigma-rule']}, privacy: {self.privacy.mode}"
-        yield f"Aggregation: {self.rule}"
-
-    def _rule_instructions(self) -> dict[str, Scalar]:
-        if self.rule.is_mean:
-            return {}
-        return {"aggregation": self.rule.name, "aggregation-number": (*self.rule.arguments, 0.0)[0]}
-
-    def _neighbours(self, node: int) -> list[int]:
-        return sorted(self.graph(0).neighbors(node))
 
 
 def _checked_interval(interval: int | tuple[int, int]) -> tuple[int, int]:

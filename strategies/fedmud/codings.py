@@ -173,14 +173,15 @@ class Reconstructing:
         factors, (ask,) = exchange.coding, exchange.asks
         assert isinstance(factors, Factors)
         bounded = dict(exchange.bounded)
-        d, size, delta = factors.rest.size, ask.model.size, factors.update(ask.model)
+        sent = exchange.sent(ask.pool)
+        d, size, delta = factors.rest.size, sent.size, factors.update(sent)
         if self.of_updates:
-            coding: Coded = _Updates(factors, ask.model)
-            start = np.concatenate([ask.model[:d], delta])
+            coding: Coded = _Updates(factors, sent)
+            start = np.concatenate([sent[:d], delta])
             if delta.size:
                 bounded["coded"] = slice(d, None), delta
         else:
-            coding, start = _WithUpdates(factors), np.concatenate([ask.model, delta])
+            coding, start = _WithUpdates(factors), np.concatenate([sent, delta])
         asked = replace(exchange, asks=[replace(ask, model=start)], coding=coding, bounded=bounded)
         means = yield from self.aggregator.means(asked, run)
         found: dict[int, Mean] = {}

@@ -456,6 +456,7 @@ class CompressedLayers(Method[S]):
             np.concatenate([theta, start]),
             arrays=self.rest.unflatten(theta),
             records=records or {},
+            bits=self.downlink_bits,
             held={} if base is None or not base.size else {"base": to_record(self.by_layer(base))},
         )
         bounded = {"rest": (slice(0, d), theta)}
@@ -467,7 +468,6 @@ class CompressedLayers(Method[S]):
             {**self._instructions(run), **told},
             (DOWN, UP),
             coding,
-            down_bits=self.downlink_bits,
             bounded=bounded,
         )
 

@@ -1,9 +1,9 @@
 """Methods whose nodes send each other messages along a graph."""
 
+from hedgerow.strategies.gossip.links import SET_UP
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.monitor import DivergenceError, Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.gossip.relay import SET_UP
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
 

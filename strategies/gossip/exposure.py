@@ -5,15 +5,26 @@ they keep any. A server cannot know more: a node that lost its state says so onl
 a run that goes on from a checkpoint does not know what was asked after it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import RecordDict
 
-from hedgerow.strategies.gossip.appointments import Appointment
+from hedgerow.strategies.exchange import Exchange, Steps
+from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.state import Appointment
+from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.parts import Part
+from hedgerow.strategies.privacy import LOST_ROUNDS, MONITOR, PrivacyReport
+from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
 
 __all__ = ["Asked", "Exposure"]
 
@@ -47,43 +58,74 @@ class Asked:
     covered: bool = False
 
 
-class Exposure:
+class Exposure(Part):
     """What the nodes of one run were asked for, and what they say that they released.
+
+    Parameters
+    ----------
+    method : GossipMethod
+        What a node releases, and with what noise.
+    looks : Looks
+        Whether a monitor was told anything.
 
     Attributes
     ----------
     of : dict[int, Asked]
         By partition id.
+    iterations : int
+        That are made.
     """
 
-    def __init__(self) -> None:
+    name = "exposure"
+
+    def __init__(self, method: GossipMethod, looks: Looks) -> None:
+        self.method, self.looks = method, looks
+        self.forget()
+
+    def forget(self) -> None:
+        """Have asked for nothing."""
         self.of: dict[int, Asked] = {}
+        self.iterations = 0
         self._resumed = False
         # Ids of the run, the one at hand the last; a resumed run of Flower's engines has a new one.
         self._runs: list[str] = []
 
-    def begin(self, run: int) -> None:
+    def opened(self, run: Run) -> Steps[None]:
         """Take the id of the run at hand."""
-        if str(run) in self._runs:
-            self._runs.remove(str(run))
-        self._runs.append(str(run))
+        if str(run.id) in self._runs:
+            self._runs.remove(str(run.id))
+        self._runs.append(str(run.id))
+        yield from ()
 
-    def greet(self, i: int, iterations: int) -> None:
-        """Count a node that is told its settings after so many iterations: it may begin anew."""
+    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+        """Count who is told its settings, and may begin anew, and who is sent an update."""
+        for i in exchange.asked:
+            if exchange.kind == HELLO:
+                self.greet(i)
+            elif exchange.kind == UPDATE:
+                self.of.setdefault(i, Asked()).updates += 1
+        return exchange
+
+    def greet(self, i: int) -> None:
+        """Count a node that is told its settings: it may begin anew."""
         asked = self.of.setdefault(i, Asked())
-        asked.earlier += iterations if asked.begun else 0
+        asked.earlier += self.iterations if asked.begun else 0
         asked.begun += 1
 
-    def keep(self, i: int, iterations: int, appointment: Appointment) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Take what nodes say of themselves."""
+        if exchange.kind == HELLO:
+            self.keep(reply.node.partition_id, reply.value.row)
+            self.tell(reply.node.partition_id, reply.content, "hello")
+        elif exchange.kind == UPDATE:
+            self.tell(reply.node.partition_id, reply.content, "next")
+
+    def keep(self, i: int, appointment: Appointment) -> None:
         """Take back what ``greet`` counted where the node, by its answer, is past its first communication."""
         asked = self.of[i]
         if appointment.next > appointment.kappa and asked.begun > 1:
             asked.begun -= 1
-            asked.earlier -= iterations
-
-    def update(self, i: int) -> None:
-        """Count an update that is sent."""
-        self.of.setdefault(i, Asked()).updates += 1
+            asked.earlier -= self.iterations
 
     def tell(self, i: int, content: RecordDict, key: str) -> None:
         """Take from a valid reply what the node's ledger has; anything else there is none."""
@@ -96,30 +138,40 @@ class Exposure:
         asked.told = max(asked.told, made)
         asked.covered = earlier_runs >= len(self._runs) - 1
 
-    def most(self, method: GossipMethod, iterations: int) -> int:
-        """Return the most releases of any node after so many iterations; at least one."""
+    def ended(self, run: Run) -> None:
+        """Tell the privacy of the node that released most."""
+        self.iterations = int(run.told["iteration"]) + 1
+        run.told |= self.method.privacy.metrics(self.most(), self._unprotected())
+
+    def report(self, delta: float | None) -> PrivacyReport:
+        """Account for the node that released most so far, at a total delta (None: that of one release)."""
+        count, unprotected = self.most(), self._unprotected()
+        return self.method.privacy.report(count, delta, numerical=True, unprotected=unprotected)
+
+    def most(self) -> int:
+        """Return the most releases of any node so far; at least one."""
         counts = [
-            max(asked.told, method.releases(asked.begun, asked.updates, asked.earlier + iterations))
+            max(asked.told, self.method.releases(asked.begun, asked.updates, asked.earlier + self.iterations))
             for asked in self.of.values()
         ]
         return max(1, *counts) if counts else 1
 
-    def lost_rounds(self, num_nodes: int) -> bool:
-        """Return whether the run was resumed, and not every node's ledger has what came before."""
-        covered = sum(asked.covered for asked in self.of.values())
-        return self._resumed and covered < num_nodes
+    def _unprotected(self) -> list[str]:
+        """Return the paths by which this run tells what no noise covers, or nobody counts."""
+        paths = [MONITOR] if self.looks.answered else []
+        # Of a run that was resumed not every node's ledger has what came before.
+        lost = self._resumed and sum(asked.covered for asked in self.of.values()) < self.method.num_nodes
+        # Noise of a seed comes out the same again.
+        return [*paths, LOST_ROUNDS] if lost and self.method.privacy.noise_source != "seed" else paths
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, for a checkpoint."""
-        return {"nodes": {str(i): asdict(one) for i, one in sorted(self.of.items())}, "runs": self._runs}
+        nodes = {str(i): asdict(one) for i, one in sorted(self.of.items())}
+        return {"nodes": nodes, "runs": self._runs, "iterations": self.iterations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a checkpoint: what nodes were asked for after it is lost."""
         self.of = {int(i): Asked(**{**one, "covered": False}) for i, one in state["nodes"].items()}
         self._runs = [str(run) for run in state["runs"]]
+        self.iterations = int(state["iterations"])
         self._resumed = True
-
-    @staticmethod
-    def unknown() -> dict[str, Any]:
-        """Return the state of a checkpoint that has none: of the run before nobody knows what it asked."""
-        return {"nodes": {}, "runs": [""]}

@@ -1,32 +1,37 @@
 """How a monitor gets to see all models of a simulated run: an exchange for each iteration, booked nowhere."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.common import log
-from flwr.serverapp import Grid
 
-from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.gossip.monitor import Monitor, Sight
 from hedgerow.strategies.gossip.replies import seen
-from hedgerow.strategies.inbox import RAISED, Inbox, Node, collect
-from hedgerow.wire.message_types import MONITOR, NO_MESSAGE, NO_MONITOR
+from hedgerow.strategies.inbox import RAISED
+from hedgerow.strategies.parts import Part
+from hedgerow.wire.message_types import HELLO, MONITOR, NO_MESSAGE, NO_MONITOR
 from hedgerow.wire.records import lazy_array
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
 
 __all__ = ["Looks"]
 
 
-class Looks:
+class Looks(Part):
     """The looks of one run, each iteration once; without a monitor there are none.
 
     Parameters
     ----------
     monitor : Monitor or None
         Who looks.
-    federation : Federation
-        Deadline and keys of records.
     dim : int
         Model dimension n.
 
@@ -38,33 +43,34 @@ class Looks:
         Whether any node may have told what it was asked: one did not refuse, nor fail.
     """
 
-    def __init__(self, monitor: Monitor | None, federation: Federation, dim: int) -> None:
-        self.monitor = monitor
-        self.federation = federation
-        self.dim = dim
+    name = "looks"
+
+    def __init__(self, monitor: Monitor | None, dim: int) -> None:
+        self.monitor, self.dim = monitor, dim
+        self.forget()
+
+    def forget(self) -> None:
+        """Have seen nothing."""
         self.refused = 0
         self.answered = False
-        self._refusing: set[int] = set()
-        self._failing: set[int] = set()
         self._looked = -1
-        if monitor is not None:
-            monitor.reset()
+        if self.monitor is not None:
+            self.monitor.reset()
 
     @property
     def stopped(self) -> bool:
         """Whether the stopping rule is met."""
         return self.monitor is not None and self.monitor.stopped_at is not None
 
+    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+        """Tell nodes with their settings that a monitor looks at them."""
+        if exchange.kind != HELLO or self.monitor is None:
+            return exchange
+        return replace(exchange, config={**exchange.config, "monitor": True})
+
     def until(
-        self,
-        last: int | None,
-        grid: Grid,
-        server_round: int,
-        nodes: Sequence[Node],
-        *,
-        may_stop: bool,
-        ended: int | None = None,
-    ) -> None:
+        self, last: int | None, nodes: Sequence[int], run: Run, *, may_stop: bool, ended: int | None = None
+    ) -> Steps[None]:
         """Look at the iterations not seen yet, up to one at which nobody has communicated; None for none.
 
         ``ended`` is the first iteration after the event that the round's record is of, if that has ended.
@@ -75,13 +81,15 @@ class Looks:
             self.monitor.after_event = None
         for iteration in range(self._looked + 1, last + 1):
             self._looked = iteration
-            seen = self._ask(grid, server_round, nodes, iteration)
-            if 2 * len(self._refusing) > len(nodes):
-                self.refused = len(self._refusing)
+            seen = yield from self._sights(iteration, nodes, run)
+            reasons = [error.reason or "" for error in run.report.errors.values()]
+            refusing = sum(NO_MONITOR in reason or NO_MESSAGE in reason for reason in reasons)
+            if 2 * refusing > len(nodes):
+                self.refused = refusing
                 log(
                     WARNING,
                     "%d of %d nodes answer no monitor: nobody looks at the models in this run.",
-                    self.refused,
+                    refusing,
                     len(nodes),
                 )
                 return
@@ -98,7 +106,7 @@ class Looks:
             told = sights
             if self.monitor.measures_loss:
                 mean = ArrayRecord({"mean": lazy_array(self.monitor.mean(sights))})
-                told = self._ask(grid, server_round, nodes, iteration, mean)
+                told = yield from self._sights(iteration, nodes, run, {"arrays": mean})
                 told = {i: one for i, one in told.items() if i in sights}
             look = self.monitor.look(iteration, sights, told, may_stop=may_stop)
             if iteration == ended and self.monitor.models is not None:
@@ -107,10 +115,28 @@ class Looks:
                 log(INFO, "The stopping rule is met at iteration %d.", iteration)
                 return
 
+    def _sights(
+        self, iteration: int, nodes: Sequence[int], run: Run, records: Mapping[str, ArrayRecord] | None = None
+    ) -> Steps[dict[int, Sight]]:
+        """Return what the monitor sees of each node that answers; with the mean, what they tell of that."""
+        ask = Ask(nodes, None, {"iteration": iteration}, records=records or {})
+        sights: dict[int, Sight] = {}
+        reads = partial(seen, n=self.dim)
+        for columns in (yield Exchange(MONITOR, [ask], reads=reads, group="look", booked=False)):
+            sights.update(zip(columns.nodes, columns.rows, strict=True))
+        # A reply that did not come may have been made.
+        self.answered |= sum(error.code == RAISED for error in run.report.errors.values()) < len(nodes)
+        return sights
+
     def metrics(self, iteration: int) -> MetricRecord | None:
         """Return what was seen at an iteration; None if nobody looked."""
         history = [] if self.monitor is None else self.monitor.history
         return next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
+
+    def ended(self, run: Run) -> None:
+        """Tell how many refuse."""
+        if self.refused:
+            run.told["monitor-refused"] = self.refused
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the looks are, and the monitor's own state."""
@@ -119,42 +145,6 @@ class Looks:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
-        self._looked = int(state["looked"])
-        # A checkpoint of an earlier version does not say.
-        self.answered = bool(state.get("answered", self._looked >= 0))
+        self._looked, self.answered = int(state["looked"]), bool(state["answered"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state_dict(state["monitor"])
-
-    def _ask(
-        self,
-        grid: Grid,
-        server_round: int,
-        nodes: Sequence[Node],
-        iteration: int,
-        mean: ArrayRecord | None = None,
-    ) -> dict[int, Sight]:
-        """Return what the monitor sees of each node that answers; with the mean, what they tell of that."""
-        group, timeout = f"{server_round}-look", self.federation.timeout
-        config = ConfigRecord({"iteration": iteration})
-        content = RecordDict({self.federation.settings.configrecord_key: config})
-        if mean is not None:
-            content["arrays"] = mean
-        messages = [Message(content, node.node_id, MONITOR, ttl=timeout, group_id=group) for node in nodes]
-        exchange = Inbox(nodes, group, lambda _, reply: seen(reply, self.dim))
-        self._refusing.clear()
-        self._failing.clear()
-        replies = exchange.accept(self._noting_refusals(collect(grid, messages, timeout)))
-        sights = {reply.node.partition_id: reply.value for reply in replies}
-        # A reply that did not come may have been made.
-        self.answered |= len(self._failing) < len(nodes)
-        return sights
-
-    def _noting_refusals(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """Yield the replies, and note whose nodes' owners want no monitor, and who raised."""
-        for message in replies:
-            if message.has_error() and message.error.code == RAISED:
-                self._failing.add(message.metadata.src_node_id)
-            reason = (message.error.reason or "") if message.has_error() else ""
-            if NO_MONITOR in reason or NO_MESSAGE in reason:
-                self._refusing.add(message.metadata.src_node_id)
-            yield message

@@ -6,8 +6,8 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 
 from hedgerow.strategies.federation import only_arrays
-from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.monitor import Sight
+from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.inbox import Node
 from hedgerow.wire.records import PayloadError, config_in, records_of, view
 
@@ -45,7 +45,7 @@ def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, 
     return k, [j for j in want if isinstance(j, int)]
 
 
-def seen(content: RecordDict, n: int) -> Sight:
+def seen(node: Node, content: RecordDict, n: int) -> Sight:
     """Return a node's model (n,) and what it tells of it; what is not finite is for the monitor to say.
 
     Raises

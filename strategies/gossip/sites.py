@@ -19,24 +19,27 @@ import secrets
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from logging import INFO, WARNING
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from logging import WARNING
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 from flwr.common import log
 
+from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.introductions import Introductions
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
-from hedgerow.strategies.router import Bundles, Wants
+from hedgerow.strategies.router import Bundles, Router, Wants
 from hedgerow.wire.checks import int_at_least, positive
-from hedgerow.wire.ledger import PEER_TO_PEER, Ledger
+from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
 if TYPE_CHECKING:
     from hedgerow.strategies.gossip.method import GossipMethod
+    from hedgerow.strategies.method import Run
 
 __all__ = ["Site", "Sites"]
 
@@ -133,7 +136,7 @@ class _Link:
         return None if self.event is None else Topic(self.event, _PAYLOADS)
 
 
-class Sites:
+class Sites(Router):
     """One site among its neighbours: the sites of nodes that its own nodes may hear, or be heard by.
 
     A site that is late or gone costs its nodes' messages, and never the run: it is left out, and asked from
@@ -145,18 +148,16 @@ class Sites:
         Which one.
     method : GossipMethod
         Of the run. Nodes of all sites must hear whom they choose: ``first`` is None.
-    settings : Mapping[str, Any]
-        What else must be the same at all sites.
-    max_payload : int
-        Bytes that a payload may have.
+    payloads : PayloadSizes
+        How large payloads are.
     num_iterations : int or None
         K of the run.
-    iterations : int (default: 0)
-        Iterations that are done, of a run that goes on.
+    settings : Mapping[str, Any]
+        What else must be the same at all sites.
 
     Attributes
     ----------
-    name : str
+    run_name : str
         What the run is called at all sites alike.
     absent : set of int
         The neighbours that take no part in the event at hand.
@@ -173,28 +174,32 @@ class Sites:
         self,
         site: Site,
         method: GossipMethod,
-        settings: Mapping[str, Any],
-        *,
-        max_payload: int,
+        payloads: PayloadSizes,
         num_iterations: int | None,
-        iterations: int = 0,
+        settings: Mapping[str, Any],
     ) -> None:
+        super().__init__(method.graph, payloads)
         self.site, self.method = site, method
         self.nodes = frozenset(site.nodes(method.num_nodes))
         if any(method.first(i) is not None for i in self.nodes):
             raise ValueError("site is given; valid where nodes hear the first that reply is None")
-        self.name = "sites/" + _digest(method, {**settings, "sites": len(site.peers)})
-        self._max_payload = max_payload
+        told = {**settings, "num-iterations": num_iterations, "sites": len(site.peers)}
+        self.run_name = "sites/" + _digest(method, told)
         self._end = _LATEST if num_iterations is None else num_iterations
-        most = method.num_nodes * (method.num_nodes + 1)
-        agreed = most * _ENTRY + method.num_nodes * (2 * INTRODUCTION_BYTES + _ENTRY)
-        payloads = self._most_crossing() * (max_payload + _ENTRY)
+        self._lock = threading.Lock()
+        self._begin(0)  # To find what is wrong before a run.
+
+    def _begin(self, iterations: int) -> None:
+        """Know of no other site, after so many iterations."""
+        site, num_nodes = self.site, self.method.num_nodes
+        agreed = num_nodes * (num_nodes + 1) * _ENTRY + num_nodes * (2 * INTRODUCTION_BYTES + _ENTRY)
+        payloads = self._most_crossing() * (self.payloads.max_bytes + _ENTRY)
         self._channel = PeerChannel(
             site.own,
             site.peers,
             self._neighbours(),
-            run=self.name,
-            layout=f"{method.name} {method.dim}",
+            run=str(self.run_name),
+            layout=f"{self.method.name} {self.method.dim}",
             largest=max(agreed, payloads, 1 << 12),
             credentials=site.credentials,
             listen=site.listen,
@@ -202,14 +207,13 @@ class Sites:
             comes=self._comes,
             lost_after=site.lost_after,
         )
-        self._lock = threading.Lock()
         # The last iteration at which something began that a site cannot take part in any longer.
         self._begun = iterations - 1
         self._links: dict[int, _Link] = {}
         self._start = secrets.token_hex(_START_BYTES)
         self._seek_at: dict[int, float] = {}
         # What own nodes made of other sites' payloads, by site and receiver: senders, and those refused.
-        self._read: dict[int, dict[int, tuple[list[int], list[int]]]] = defaultdict(dict)
+        self._made_of: dict[int, dict[int, tuple[list[int], list[int]]]] = defaultdict(dict)
         self._booked: Counter[int] = Counter()
         self.absent: set[int] = set()
         self.seconds = 0.0
@@ -231,20 +235,26 @@ class Sites:
         """Return a node's site."""
         return self.site.of(node, self.method.num_nodes)
 
-    def __enter__(self) -> Self:
-        """Listen; OSError if that cannot be."""
-        self._channel.__enter__()
-        return self
+    @contextmanager
+    def joined(self, iterations: int) -> Iterator[None]:
+        """Listen, after so many iterations; OSError if that cannot be."""
+        self._begin(iterations)
+        with self._channel:
+            self._join()
+            yield
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop listening."""
-        self._channel.__exit__(kind, error, trace)
+    def ended(self, run: Run) -> None:
+        """Tell how sites did, and book what was sent to them since the last time."""
+        super().ended(run)
+        run.told |= {"lost-sites": len(self.absent), "site-seconds": self.seconds}
+        for peer, traffic in self._channel.traffic.items():
+            if size := traffic.bytes - self._booked[peer]:
+                run.federation.ledger.book(run.round, PEER_TO_PEER, self.site.own, peer, 0, size)
+                self._booked[peer] = traffic.bytes
 
     # Who is there. Of two sites the one with the lower number asks, so that both know one agreement.
 
-    def join(self) -> None:
+    def _join(self) -> None:
         """Meet the neighbours; those that come later join later."""
         end = time.monotonic() + self.site.timeout / 2
         while (missing := self._lost()) and time.monotonic() < end:
@@ -332,18 +342,8 @@ class Sites:
         with self._lock:
             return all(link.agrees is None for link in self._links.values())
 
-    def agree(self, own: int | None, wants: Wants, introductions: Introductions | None) -> None:
-        """Agree with all sites on what comes next, as far as it comes before what is next already.
-
-        Parameters
-        ----------
-        own : int or None
-            The next iteration at which a node of this site communicates; None if there is none.
-        wants : Mapping[int, Sequence[int]]
-            Whom those nodes then want to hear, by node.
-        introductions : Introductions or None
-            Of this site's nodes; takes those of others.
-        """
+    def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
+        """Agree with all sites on what comes next, as far as it comes before what is next already."""
         self.seconds = 0.0
         now = time.monotonic()
         self._seek([peer for peer in self._lost() if now >= self._seek_at.get(peer, 0.0)])
@@ -354,7 +354,7 @@ class Sites:
                 sent[peer] = json.dumps(self._tell(peer, link, own, wants, introductions)).encode()
             found = self._exchange(Topic(before, _AGREE), sent)
             for peer, link in links.items():
-                self._read.pop(peer, None)
+                self._made_of.pop(peer, None)
                 try:
                     event, asked = self._hear(peer, before, found[peer], introductions)
                 except UNREADABLE:
@@ -368,6 +368,7 @@ class Sites:
         with self._lock:
             here = {peer for peer, link in self._links.items() if link.agrees is None}
         self.absent = set(self._channel.neighbours) - here
+        return self.next_event(own)
 
     def _due(self, own: int | None) -> tuple[int, dict[int, _Link]] | None:
         """Return the sites that something is to be agreed on with now, and before which iteration."""
@@ -395,7 +396,7 @@ class Sites:
                 str(i): [base64.b64encode(one).decode(), i in introductions.pinning]
                 for i, one in sorted(new.items())
             }
-            told["read"] = {str(i): read for i, read in sorted(self._read[peer].items())}
+            told["read"] = {str(i): read for i, read in sorted(self._made_of[peer].items())}
         return told
 
     def _is_of(self, peer: int, node: int) -> bool:
@@ -429,22 +430,25 @@ class Sites:
                 introductions.confirm(i, self.nodes.intersection(senders), refused)
         return event, asked
 
-    def asked(self, k: int) -> dict[int, list[int]]:
-        """Return whom other sites' nodes want to hear of this one's at iteration k, by receiver."""
+    def deliver(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
+        """Return what nodes here get of iteration k, after sending other sites what theirs get."""
+        graph = self.graph(k)
+        # Who asks for others than neighbours is refused, wherever they are.
+        here = {i: [j for j in wants[i] if j in self.nodes or not graph.has_edge(j, i)] for i in wants}
         with self._lock:
             links = [link for _, link in sorted(self._links.items()) if link.event == k]
-        return {i: senders for link in links for i, senders in link.asked.items()}
+        elsewhere = {i: senders for link in links for i, senders in link.asked.items()}
+        bundles = yield from self.bundles(k, {**here, **elsewhere}, run, first)
+        received = self.exchanged(k, bundles)
+        for i in wants:
+            apart = {j for j in wants[i] if graph.has_edge(j, i) and j not in self.nodes}
+            come = {j: payload for j, payload in received.get(i, {}).items() if j in apart}
+            bundles[i] = dict(sorted({**bundles[i], **come}.items()))
+            self.report.lost += Counter({"another site's": len(apart) - len(come)})
+        return {i: bundles[i] for i in wants}
 
     def exchanged(self, k: int, bundles: Bundles) -> Bundles:
-        """Send other sites what their nodes get of iteration k, and return what they sent of theirs.
-
-        Parameters
-        ----------
-        k : int
-            The iteration that was agreed on.
-        bundles : dict[int, dict[int, bytes]]
-            By receiver and sender; those of other sites' nodes are sent.
-        """
+        """Send other sites' nodes their bundles of iteration k; return what comes for nodes here."""
         with self._lock:
             links = {peer: link for peer, link in self._links.items() if link.event == k}
         sent = {
@@ -462,7 +466,7 @@ class Sites:
                 self.absent.add(peer)
                 continue
             for i, j, payload in entries:
-                if i in self.nodes and self._is_of(peer, j) and 0 < len(payload) <= self._max_payload:
+                if i in self.nodes and self._is_of(peer, j) and 0 < len(payload) <= self.payloads.max_bytes:
                     received.setdefault(i, {})[j] = payload
             with self._lock:
                 link.agrees, link.event, link.asked = k + 1, None, {}
@@ -476,7 +480,7 @@ class Sites:
             if j not in self.nodes:
                 by_site[self.of(j)].append(j)
         for peer, those in by_site.items():
-            self._read[peer][i] = those, sorted(refusals.intersection(those))
+            self._made_of[peer][i] = those, sorted(refusals.intersection(those))
 
     def _exchange(self, topic: Topic, sent: Mapping[int, bytes]) -> dict[int, bytes | bytearray]:
         """Return what sites sent that were reached too."""
@@ -485,17 +489,9 @@ class Sites:
         self.seconds += time.monotonic() - began
         return {} if found is None else {peer: found.received[peer] for peer in found.both_ways}
 
-    def book(self, ledger: Ledger, server_round: int) -> None:
-        """Book what was sent to other sites since the last time."""
-        for peer, traffic in self._channel.traffic.items():
-            if size := traffic.bytes - self._booked[peer]:
-                ledger.book(server_round, PEER_TO_PEER, self.site.own, peer, 0, size)
-                self._booked[peer] = traffic.bytes
-
-    def summary(self) -> None:
-        """Log who the neighbours are."""
-        own, all_of = self.site.own, len(self.site.peers)
-        log(INFO, "\t├──> Site %d of %d, next to %s", own, all_of, self._channel.neighbours)
+    def describe(self) -> list[str]:
+        """Say who the neighbours are."""
+        return [f"Site {self.site.own} of {len(self.site.peers)}, next to {self._channel.neighbours}"]
 
 
 def _digest(method: GossipMethod, settings: Mapping[str, Any]) -> str:

@@ -1,16 +1,27 @@
 """What nodes spent on a run, by their own word: gradients and communications, as means of all nodes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import MetricRecord
+
+from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.parts import Part
+from hedgerow.wire.message_types import UPDATE
+from hedgerow.wire.records import only_record
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
 
 __all__ = ["Work"]
 
 _GRADIENTS = "gradients"
 
 
-class Work:
+class Work(Part):
     """Gradients that each node says it has taken since it began, and communications that it took part in.
 
     An event has some of the nodes only: what the others spent is what they said last.
@@ -21,10 +32,26 @@ class Work:
         m, of which the means are.
     """
 
+    name = "work"
+
     def __init__(self, num_nodes: int) -> None:
         self.num_nodes = num_nodes
+        self.forget()
+
+    def forget(self) -> None:
+        """Have counted nothing."""
         self._gradients: dict[int, float] = {}
         self._communications = 0
+
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Count what an update says."""
+        if exchange.kind == UPDATE:
+            told = only_record(reply.content, MetricRecord, "bad metrics")
+            self.tell(reply.node.partition_id, told)
+
+    def ended(self, run: Run) -> None:
+        """Tell the counts."""
+        run.told |= self.metrics()
 
     def tell(self, i: int, metrics: MetricRecord) -> None:
         """Count a communication of node i, and take its number of gradients from its reply."""

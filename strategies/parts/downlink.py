@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hedgerow.strategies.exchange import Ask, Exchange
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.inbox import Inbox, Node, collect
+from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.checks import one_of
 from hedgerow.wire.checksum import checksum
@@ -301,9 +301,9 @@ class Downlink(Part):
         """
         self._check_base(node, content)
 
-    def accepted(self, node: int, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Note that a node holds the current version."""
-        self.acknowledge(node)
+        self.acknowledge(reply.node.partition_id)
 
     def ended(self, run: Run) -> None:
         """Log the round's update."""
@@ -372,7 +372,7 @@ class Downlink(Part):
             ask = self._supplied(exchange.asked[at], [at])
             content = run.instruction(replace(exchange, asks=[replace(ask, nodes=[at])]), at)
             self.traffic[self.sync] += self._missing(self.sync, at) + self._own(exchange) + _MESSAGE
-            self._book(run, node, content, exchange.down_bits or 0)
+            self._book(run, node, content, ask.bits or 0)
             messages.append(self._message(run, node, content, MessageType.TRAIN))
         to_log(INFO, "\t> %d nodes have no base, and are sent one.", len(messages))
         yield from collect(run.grid, messages, self.federation.timeout)

@@ -1,16 +1,16 @@
-"""What a part may do: change an exchange before it goes, and take note of rounds that count."""
+"""What a part may do: change an exchange before it goes, take note of replies and of rounds that count."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Message, RecordDict
-
-from hedgerow.strategies.exchange import Exchange
-from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.exchange import Exchange, Steps
 
 if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+
+    from hedgerow.strategies.inbox import Node, Reply
     from hedgerow.strategies.method import Run
 
 __all__ = ["Part"]
@@ -19,7 +19,8 @@ __all__ = ["Part"]
 class Part:
     """A concern of a run.
 
-    What a part keeps is what counted: a try of a round that came to nothing leaves it as it was.
+    What a part keeps is what counted: a try of a round that came to nothing leaves it as it was. Only facts
+    stay all the same: what was asked, and what was told.
     """
 
     name: str = ""
@@ -27,26 +28,30 @@ class Part:
     def forget(self) -> None:
         """Be as before a run."""
 
+    def opened(self, run: Run) -> Steps[None]:
+        """Yield what is asked before a try of a round."""
+        yield from ()
+
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Return what is asked in place of an exchange."""
         return exchange
 
     def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
-        """Return messages that go with those of an exchange, which goes to these nodes."""
+        """Return messages that go with those of a training exchange, which goes to these nodes."""
         return []
 
     def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterable[Message]:
-        """Return what is read in place of the messages that come."""
+        """Return what is read in place of the messages that come to a training exchange."""
         return messages
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
         """Refuse a reply, before it is read, with PayloadError."""
 
-    def accepted(self, node: int, run: Run) -> None:
-        """Take note of a valid reply; its round may still come to nothing."""
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Take note of a valid reply."""
 
     def ended(self, run: Run) -> None:
-        """Take note of a round that counts."""
+        """Take note of a round that counts; ``run.told`` takes what its record says."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the part."""

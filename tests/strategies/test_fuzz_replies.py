@@ -28,9 +28,9 @@ from hedgerow.strategies import (
     Run,
 )
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.gossip.appointments import Appointment
 from hedgerow.strategies.gossip.replies import introduced as greeted
 from hedgerow.strategies.gossip.replies import next_communication, seen
+from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.method import read
@@ -109,7 +109,7 @@ TOLD = [
         "hello", RecordDict({"hello": HELLO}), partial(greeted, NODE), lambda a: isinstance(a, Appointment)
     ),
     refuses("next", RecordDict({"next": HELLO}), lambda c: next_communication(c, "next", after=4), is_next),
-    refuses("look", RecordDict(SIGHT), lambda c: seen(c, 6), lambda sight: sight.model.shape == (6,)),
+    refuses("look", RecordDict(SIGHT), lambda c: seen(NODE, c, 6), lambda sight: sight.model.shape == (6,)),
 ]
 
 

@@ -436,7 +436,7 @@ def test_a_node_that_is_new_is_told_its_settings_and_joins_at_its_next_communica
     first, fake = ceps(), nodes(kappas=[2] * M, want=both)
     _, before, grid = run(first, fake, 3)
     state = first.state_dict()
-    state["appointments"]["3"]["node_id"] = 1
+    state["method"]["appointments"]["3"]["node_id"] = 1
     second = ceps()
     second.load_state_dict(state)
     fake.trace.clear()

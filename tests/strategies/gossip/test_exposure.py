@@ -22,8 +22,8 @@ from hedgerow.clients.releases import Releases
 from hedgerow.sim import flower_identity
 from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.strategies import CEPS, DPSGD, Gossip, Monitor, Privacy, RoundEnd
-from hedgerow.strategies.gossip.appointments import Appointment
-from hedgerow.strategies.gossip.exposure import Asked, Exposure
+from hedgerow.strategies.gossip.exposure import Asked
+from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.wire import UPDATE, parse_codec
 
 M, N, SEED = 4, 20, 5
@@ -187,13 +187,6 @@ def test_a_node_whose_ledger_knows_nothing_of_the_earlier_run_leaves_it_open(tmp
     assert told["epsilon"] == math.inf
 
 
-def test_the_checkpoint_of_an_earlier_version_tells_nothing_of_what_was_asked(made: Counter[int]) -> None:
-    strategy, grid = ceps(), Grid()
-    run(strategy, grid, 3)
-    state = {key: value for key, value in strategy.state_dict().items() if key != "exposure"}
-    assert run_on(ceps(), grid, 5, state, grid.state_dict())["epsilon"] == math.inf
-
-
 def test_linked_runs_are_counted_together_and_others_are_not(tmp_path: Path) -> None:
     ledger = Releases(tmp_path / "ledger.jsonl")
     for root, (run_id, of) in enumerate([("a", None), ("b", "a"), ("c", "a"), ("d", "c"), ("x", None)]):
@@ -210,7 +203,7 @@ def test_linked_runs_are_counted_together_and_others_are_not(tmp_path: Path) -> 
     "told", ["many", [3], [3, 0, 0], [-1, 0], [2**31, 0], [3.5, 0.0], ["3", "0"], [2**62, 2**62]]
 )
 def test_a_count_that_is_none_changes_nothing(told: Any) -> None:
-    exposure = Exposure()
+    exposure = ceps().exposure
     exposure.tell(1, RecordDict({"next": ConfigRecord({"releases": told})}), "next")
     assert exposure.of.get(1, Asked()) == Asked()
 
@@ -282,11 +275,16 @@ def test_one_node_that_answers_a_monitor_is_enough(tmp_path: Path) -> None:
 
 def test_a_node_that_is_told_its_settings_again_may_have_begun_anew() -> None:
     """As it may that comes back under another id; one that says that it is past its beginning did not."""
-    exposure, strategy = Exposure(), dpsgd()
-    for iterations in (0, 5, 9):
-        exposure.greet(1, iterations)
-    assert exposure.most(ceps().method, 11) == 3
-    assert exposure.most(strategy.method, 11) == 5 + 9 + 11
-    exposure.keep(1, 9, Appointment(7, 2, 10, []))
-    assert exposure.most(ceps().method, 11) == 2
-    assert exposure.most(strategy.method, 11) == 5 + 11
+    of_communications, of_iterations = both = ceps().exposure, dpsgd().exposure
+    for exposure in both:
+        for exposure.iterations in (0, 5, 9):
+            exposure.greet(1)
+        exposure.iterations = 11
+    assert of_communications.most() == 3
+    assert of_iterations.most() == 5 + 9 + 11
+    for exposure in both:
+        exposure.iterations = 9
+        exposure.keep(1, Appointment(7, 2, 10, []))
+        exposure.iterations = 11
+    assert of_communications.most() == 2
+    assert of_iterations.most() == 5 + 11

@@ -199,7 +199,7 @@ def test_a_site_that_never_comes_costs_its_nodes_messages_alone() -> None:
     # On a ring nodes 0 and 3 have a neighbour at the third site, whom they want to hear each time.
     for each, ends in zip(several, told, strict=True):
         (at_the_edge,) = {0, 3}.intersection(own_nodes(each))
-        kappa = each._appointments.of[at_the_edge].kappa
+        kappa = each.state.appointments[at_the_edge].kappa
         assert sum(end["lost-payloads"] for end in ends) == len(range(kappa, 14, kappa))
 
 
@@ -208,8 +208,8 @@ def test_a_site_of_another_run_is_not_heard() -> None:
     several = [ceps(site=site(d, peers, timeout=1.0, lost_after=0.5), seed=SEED + d) for d in range(2)]
     found, errors = run(several)
     assert not errors
-    assert several[0]._sites is not None
-    assert several[0]._sites.absent == {1}
+    assert isinstance(several[0].carrier, Sites)
+    assert several[0].carrier.absent == {1}
     alone = [ceps(site=site(0, peers, timeout=0.5, lost_after=0.2))]
     expected, _ = run(alone)
     assert all(found[i].tobytes() == expected[i].tobytes() for i in expected)

@@ -1,0 +1,190 @@
+"""One communication event of a method whose nodes send each other messages along a graph.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1, whose
+nodes are synchronous: everything at iteration k uses the state at the start of iteration k.
+Differs: time goes from event to event. Nodes need each other only at the iterations at which one of them
+communicates; local steps in between are made by a node when it is next asked for anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from logging import INFO
+from statistics import median
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common import log
+
+from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
+from hedgerow.strategies.gossip.links import OpenLinks
+from hedgerow.strategies.gossip.looks import Looks
+from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError
+from hedgerow.strategies.gossip.replies import introduced, next_communication
+from hedgerow.strategies.gossip.state import State
+from hedgerow.strategies.inbox import RAISED, Node, checked_metrics
+from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.rounds import TooFewRepliesError
+from hedgerow.strategies.router import Bundles, Router
+from hedgerow.wire.message_types import HELLO, UPDATE
+from hedgerow.wire.records import PayloadError, only_record, records_of
+
+__all__ = ["Algorithm"]
+
+# Seconds that an event waits at most for a new node to introduce itself.
+_PATIENCE = 60.0
+
+
+class Algorithm(Method[State]):
+    """Algorithm 1 as the server sees it; ``Gossip`` adds what a user sets."""
+
+    state_class = State
+    method: GossipMethod
+    num_iterations: int | None
+    carrier: Router
+    links: OpenLinks
+    looks: Looks
+
+    def begin(self, model: Vector) -> State:
+        """Return that nobody has introduced itself: W^0 is on the nodes."""
+        if model.size:
+            raise ValueError(
+                "initial_arrays has numbers; valid is an empty ArrayRecord: models live on the nodes"
+            )
+        return State()
+
+    def round(self, state: State, run: Run) -> Steps[State]:
+        """Have the neighbours of those that are due publish, and hand on what they told."""
+        state = yield from self._greeted(state, run)
+        # The next k in K_i = {kappa_i, 2 kappa_i, …} of any node i, and N_i^k of those that are due.
+        ready, own = self.ready(state, run), self.next_own(state)
+        due = [] if own is None else state.due(own)
+        wants = {i: self._wanted(state, i, own) for i in due if i in ready and own is not None}
+        k = self.carrier.agreed(own, wants, self.links.introductions)
+        if k is None:
+            return state
+        yield from self.looks.until(k, ready, run, may_stop=self.all_communicated(state))
+        log(INFO, "[EVENT %d] iteration %d", run.round, k)
+        if k != own:  # An event of nodes elsewhere.
+            due, wants = [], {}
+        # z_j^k: all publishing of iteration k ends before any update of it begins.
+        first = {i: t for i in wants if (t := self.method.first(i)) is not None}
+        bundles = yield from self.carrier.deliver(k, wants, run, first)
+        # (3), which is the nodes'; they reply with their next k.
+        asks = [self._update(i, k, bundles[i]) for i in wants]
+        update = Exchange(
+            UPDATE, asks, {"iteration": k}, offline=len(due) - len(wants), reads=partial(self._read, k)
+        )
+        told: dict[int, tuple[int, list[int]]] = {}
+        for columns in (yield run.prepared(update)):
+            told.update(zip(columns.nodes, columns.rows, strict=True))
+            run.contents += [reply.metrics for reply in columns.replies]
+        nobody_due = not wants and bool(ready or not due)
+        return self._ended(state, k, told, wants, bundles, nobody_due, run)
+
+    def model(self, state: State) -> Vector:
+        """Return no numbers: models live on the nodes."""
+        return np.empty(0, np.float32)
+
+    # Who is there, and when they communicate.
+
+    def ready(self, state: State, run: Run) -> list[int]:
+        """Return the nodes that are there, were told their settings, and still know them."""
+        return [i for i in run.there if state.knows(i, run.federation.node(i).node_id)]
+
+    def all_communicated(self, state: State) -> bool:
+        """Return whether each of the nodes has communicated, and not begun anew since."""
+        return len(state.communicated) == self.method.num_nodes
+
+    def next_own(self, state: State) -> int | None:
+        """Return the next iteration at which a node of this server is due; None past the last iteration."""
+        k = state.next_event
+        return k if self.num_iterations is None or k < self.num_iterations else None
+
+    def _wanted(self, state: State, i: int, k: int) -> list[int]:
+        wanted = self.method.wants(i, k)
+        return list(state.appointments[i].want if wanted is None else wanted)
+
+    def _greeted(self, state: State, run: Run) -> Steps[State]:
+        """Tell nodes that do not know them their settings, and hear when they communicate."""
+        ready = self.ready(state, run)
+        unknown = [i for i in run.there if i not in ready] + self.links.unmet(ready)
+        asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in unknown]
+        told = {"method": self.method.name, "run-seed": run.seed}
+        hello = Exchange(HELLO, asks, told, reads=introduced, group="hello", timeout=_PATIENCE)
+        for columns in (yield run.prepared(hello)):
+            for i, appointment in zip(columns.nodes, columns.rows, strict=True):
+                before = state.appointments.get(i)
+                if before is None or before.node_id != appointment.node_id:
+                    self.links.met(i, run)
+                state = state.introduced(i, appointment)
+        if not state.appointments:
+            raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
+        return state
+
+    # An update, and what becomes of the event.
+
+    def _update(self, i: int, k: int, bundle: Mapping[int, bytes]) -> Ask:
+        event = self.method.event(i, k, self.carrier.report.readers.get(i, []))
+        records = {"bundle": ConfigRecord({str(j): payload for j, payload in bundle.items()})}
+        bits = len(bundle) * self.method.sizes.message_bits
+        return Ask([i], None, event, records=records, pool=i, bits=bits)
+
+    def _read(self, k: int, node: Node, content: RecordDict) -> tuple[int, list[int]]:
+        """Return when the node of a valid update communicates next, and with whom."""
+        if records_of(content, ArrayRecord):
+            raise PayloadError("bad arrays", "an update tells scalars alone")
+        checked_metrics(content, self.settings.weighted_by_key)
+        return next_communication(content, "next", after=k)
+
+    def _ended(
+        self,
+        state: State,
+        k: int,
+        told: Mapping[int, tuple[int, list[int]]],
+        wants: Mapping[int, Iterable[int]],
+        bundles: Bundles,
+        nobody_due: bool,
+        run: Run,
+    ) -> State:
+        """Return the state after an event, lost or not.
+
+        Raises
+        ------
+        TooFewRepliesError
+            If it and too many before it were lost.
+        DivergenceError
+            If the nodes' disagreement says so.
+        """
+        report = run.federation.report
+        lost = state.lost
+        if not nobody_due:
+            lost = 0 if report.accepted and run.federation.enough() else lost + 1
+        if lost > self.max_repeats:
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(report.rejected.items()))
+            raise TooFewRepliesError(
+                f"Event {run.round}: {report.accepted} valid updates of {report.sent}, and the "
+                f"{self.max_repeats} events before it were lost as well ({reasons or 'nothing was lost'})."
+            )
+        records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
+        apart = [value for one in records if isinstance(value := one.get("disagreement"), float)]
+        # The median, for a single node that lies must not end the run.
+        if apart and median(apart) > DIVERGED:
+            raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
+        deprived = {i for i in wants if wants[i] and not bundles[i]}
+        refusing = {i for i, error in report.errors.items() if error.code == RAISED}
+        state = state.after(k, told, deprived, refusing, lost)
+        run.told |= {"iteration": k, "receivers": len(told), "missed": state.missed}
+        run.told |= {"restarted": state.restarted}
+        return state
+
+    def saved(self, state: State) -> dict[str, Any]:
+        """Return what a checkpoint holds of a state."""
+        return state.state_dict()
+
+    def restored(self, saved: Mapping[str, Any]) -> State:
+        """Return the state of a checkpoint."""
+        return State.from_dict(saved)

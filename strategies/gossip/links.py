@@ -1,0 +1,198 @@
+"""What neighbours tell each other once, before their first message, in the clear or sealed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from logging import INFO
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common import log
+
+from hedgerow.strategies.exchange import Ask, Exchange, Steps
+from hedgerow.strategies.gossip.introductions import Introductions, introduction_in, refused_in
+from hedgerow.strategies.gossip.method import GossipMethod
+from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.parts import Part
+from hedgerow.strategies.router import Router
+from hedgerow.wire.message_types import HELLO, PUBLISH, UPDATE
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["SET_UP", "OpenLinks", "SealedLinks", "sealed_sizes"]
+
+# What a node tells its neighbours once, before its first message: the seed of what both must draw, or where
+# they seal what they tell each other, its introduction; then the seed is in the first payload.
+SET_UP = "node->node set-up"
+_SEED_BYTES = 16
+
+
+def sealed_sizes(sizes: PayloadSizes) -> PayloadSizes:
+    """Return the sizes of payloads that are sealed for each receiver, some with a seed before them."""
+    return replace(sizes, max_bytes=sizes.max_bytes + SEAL_BYTES + _SEED_BYTES, per_receiver=True)
+
+
+class OpenLinks(Part):
+    """What nodes publish can be read by whoever carries it.
+
+    Parameters
+    ----------
+    method : GossipMethod
+        Who hears whom, and what a node tells its neighbours before its first message.
+    """
+
+    name = "links"
+    introductions: Introductions | None = None
+
+    def __init__(self, method: GossipMethod) -> None:
+        self.method = method
+
+    def unmet(self, nodes: Iterable[int]) -> list[int]:
+        """Return which of some nodes that know their settings must be told them again."""
+        return []
+
+    def met(self, i: int, run: Run) -> None:
+        """Book what a new node tells its neighbours."""
+        if size := self.method.set_up_bytes:
+            for j in sorted(self.method.graph(0).neighbors(i)):
+                run.federation.ledger.book(run.round, SET_UP, i, j, 0, size)
+
+
+class SealedLinks(OpenLinks):
+    """Nodes seal for each receiver what they publish; the server hands their introductions on.
+
+    Parameters
+    ----------
+    method : GossipMethod
+        Who hears whom.
+    carrier : Router
+        Carries payloads.
+
+    Attributes
+    ----------
+    introductions : Introductions
+        Who was introduced to whom.
+    unopened : Counter[str]
+        Payloads of the last event that their receivers refused to read, by reason.
+    """
+
+    introductions: Introductions
+
+    def __init__(self, method: GossipMethod, carrier: Router) -> None:
+        super().__init__(method)
+        self.carrier = carrier
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nobody."""
+        self.introductions = Introductions()
+        self.unopened: Counter[str] = Counter()
+        self._senders: dict[int, list[int]] = {}
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Forget the keys of a run that this one goes on from."""
+        self.introductions.begin(run.id)
+        self._first = not self.introductions.of
+        yield from ()
+
+    def unmet(self, nodes: Iterable[int]) -> list[int]:
+        """Return which of some nodes have not introduced themselves."""
+        return [i for i in nodes if i not in self.introductions.of]
+
+    def met(self, i: int, run: Run) -> None:
+        """Book nothing: seeds are in the payloads."""
+
+    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+        """Have nodes seal, and put introductions beside what is new between two of them."""
+        if exchange.kind == HELLO:
+            name = self.carrier.run_name
+            told = {"sealed": True, **({} if name is None else {"link-run": name})}
+            asks = [replace(ask, config={**ask.config, **self._peers(ask)}) for ask in exchange.asks]
+            config = {**exchange.config, **told}
+            return replace(exchange, asks=asks, config=config, reads=_introduced(exchange.reads))
+        if exchange.kind == PUBLISH:
+            return replace(exchange, asks=[self._to_sender(ask) for ask in exchange.asks])
+        if exchange.kind == UPDATE:
+            if self._first:
+                pinning, all_of = len(self.introductions.pinning), len(self.introductions.of)
+                log(
+                    INFO,
+                    "Links are sealed: %d of %d nodes pin their neighbours' keys, the others",
+                    pinning,
+                    all_of,
+                )
+                log(INFO, "trust the first that they are told.")
+            self.unopened, self._senders = Counter(), {}
+            return replace(exchange, asks=[self._to_receiver(ask, run) for ask in exchange.asks])
+        return exchange
+
+    def _peers(self, ask: Ask) -> dict[str, list[int]]:
+        # A node trusts the first key of those alone that it is told of here.
+        peers = list(self.method.peers(ask.nodes[0]))
+        return {} if peers == ask.config["neighbours"] else {"peers": peers}
+
+    def _to_sender(self, ask: Ask) -> Ask:
+        return _beside(ask, self.introductions.for_sender(ask.nodes[0], ask.config["receivers"]))
+
+    def _to_receiver(self, ask: Ask, run: Run) -> Ask:
+        """Introduce senders of payloads to their receiver, who was introduced to them before; book both."""
+        (i,) = ask.nodes
+        self._senders[i] = [int(j) for j in ask.records["bundle"]]
+        told = self.introductions.for_receiver(i, self._senders[i])
+        for j in told:
+            for one, other in ((i, j), (j, i)):
+                run.federation.ledger.book(run.round, SET_UP, one, other, 0, INTRODUCTION_BYTES)
+        return _beside(ask, told)
+
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Take a node's own introduction, and note which payloads a valid update could read."""
+        i = reply.node.partition_id
+        if exchange.kind == HELLO:
+            self.introductions.take(i, *introduction_in(reply.content))
+        elif exchange.kind == UPDATE:
+            senders = self._senders[i]
+            refused = refused_in(reply.content, senders)
+            self.unopened.update({reason: len(those) for reason, those in refused.items()})
+            those = {j for named in refused.values() for j in named}
+            self.introductions.confirm(i, senders, those)
+            self.carrier.note_read(i, senders, those)
+
+    def ended(self, run: Run) -> None:
+        """Tell who pins keys, and what was refused."""
+        run.told["pinning"] = len(self.introductions.pinning)
+        run.told["withheld"] = self.carrier.report.withheld
+        run.told["unopened"] = sum(self.unopened.values())
+        for reason, count in sorted(self.unopened.items()):
+            run.told[f"unopened-{reason.replace(' ', '-')}"] = count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who was introduced to whom."""
+        return self.introductions.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint; that of a run whose links were open has nothing."""
+        if state:
+            self.introductions.load_state_dict(state)
+
+
+def _beside(ask: Ask, introductions: Mapping[int, bytes]) -> Ask:
+    if not introductions:
+        return ask
+    told = ConfigRecord({str(i): one for i, one in introductions.items()})
+    return replace(ask, records={**ask.records, "introductions": told})
+
+
+def _introduced(reads: Callable[[Node, RecordDict], Any] | None) -> Callable[[Node, RecordDict], Any]:
+    """Return what reads a hello that must have an introduction."""
+    assert reads is not None
+
+    def read(node: Node, content: RecordDict) -> Any:
+        introduction_in(content)
+        return reads(node, content)
+
+    return read

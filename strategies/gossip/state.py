@@ -1,0 +1,151 @@
+"""Who communicates when: what nodes said of their next communication, and who was away, or began anew.
+
+Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learning", Algorithm 1: node i
+communicates at the iterations kappa_i, 2 kappa_i, … Nodes need each other at those alone, so that this book
+of appointments is all that takes a run from one event to the next: models stay on the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from logging import WARNING
+from typing import Any, Self
+
+from flwr.common import log
+
+__all__ = ["Appointment", "State"]
+
+
+@dataclass(frozen=True)
+class Appointment:
+    """When a node communicates next, how often, and whom it then wants to hear.
+
+    Parameters
+    ----------
+    node_id : int
+        The node that said so; another one under the same partition id knows nothing of it.
+    kappa : int
+        Iterations between its communications, >= 1.
+    next : int
+        The iteration of the next one, >= 0.
+    want : Sequence[int]
+        Partition ids.
+    """
+
+    node_id: int
+    kappa: int
+    next: int
+    want: list[int]
+
+    def past(self, k: int) -> Self:
+        """Return the first one after iteration k; those up to it were missed, whom it wants to hear stays."""
+        missed = max(0, (k - self.next) // self.kappa + 1)
+        return replace(self, next=self.next + missed * self.kappa)
+
+
+@dataclass(frozen=True)
+class State:
+    """The appointments of all nodes that have introduced themselves, and what became of earlier ones.
+
+    Parameters
+    ----------
+    appointments : Mapping[int, Appointment]
+        By partition id.
+    iterations : int
+        k + 1 after the event of iteration k.
+    communicated, refusing : frozenset[int]
+        Who has communicated, and not begun anew since; whose ClientApp refused an update, and may have lost
+        its state.
+    missed, restarted : int
+        Communications that were missed, and nodes that began anew, since the start.
+    lost : int
+        Events in a row that were lost.
+    """
+
+    appointments: Mapping[int, Appointment] = field(default_factory=dict)
+    iterations: int = 0
+    communicated: frozenset[int] = frozenset()
+    refusing: frozenset[int] = frozenset()
+    missed: int = 0
+    restarted: int = 0
+    lost: int = 0
+
+    @property
+    def next_event(self) -> int:
+        """The next iteration at which a node is due; some node must have introduced itself."""
+        return min(one.next for one in self.appointments.values())
+
+    def due(self, k: int) -> list[int]:
+        """Return the partition ids of those that communicate at iteration k, ascending."""
+        return [i for i, one in sorted(self.appointments.items()) if one.next == k]
+
+    def knows(self, i: int, node_id: int) -> bool:
+        """Return whether a node was told its settings, and still knows them."""
+        one = self.appointments.get(i)
+        return one is not None and one.node_id == node_id and i not in self.refusing
+
+    def introduced(self, i: int, appointment: Appointment) -> Self:
+        """Take a node's answer to a hello.
+
+        A node that is behind has missed its communications so far. One that had communicated and is back at
+        its first communication began anew.
+        """
+        anew = i in self.communicated and appointment.next == appointment.kappa
+        if anew:
+            log(WARNING, "Partition %d has lost its state: it starts from W^0.", i)
+        return replace(
+            self,
+            appointments={**self.appointments, i: appointment.past(self.iterations - 1)},
+            communicated=self.communicated - {i} if anew else self.communicated,
+            refusing=self.refusing - {i},
+            restarted=self.restarted + anew,
+        )
+
+    def after(
+        self,
+        k: int,
+        told: Mapping[int, tuple[int, list[int]]],
+        deprived: Collection[int],
+        refusing: Iterable[int],
+        lost: int,
+    ) -> Self:
+        """Return the state after the event of iteration k.
+
+        Parameters
+        ----------
+        k : int
+            The iteration.
+        told : Mapping[int, tuple[int, list[int]]]
+            When nodes with valid updates communicate next, and whom they then want to hear.
+        deprived : Collection[int]
+            Who got no payload: it has missed the event, as who did not reply has.
+        refusing : Iterable[int]
+            Whose ClientApp raised.
+        lost : int
+            Events in a row that were lost.
+        """
+        missed = {i for i in self.due(k) if i not in told}.union(deprived)
+        renewed = {i: replace(self.appointments[i], next=at, want=want) for i, (at, want) in told.items()}
+        return replace(
+            self,
+            appointments={i: one.past(k) for i, one in {**self.appointments, **renewed}.items()},
+            iterations=k + 1,
+            communicated=self.communicated | told.keys(),
+            refusing=self.refusing.union(refusing),
+            missed=self.missed + len(missed),
+            lost=lost,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it, for a checkpoint."""
+        one = asdict(self)
+        one["appointments"] = {str(i): told for i, told in sorted(one["appointments"].items())}
+        return {**one, "communicated": sorted(self.communicated), "refusing": sorted(self.refusing)}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Return the state of a checkpoint."""
+        known = {int(i): Appointment(**told) for i, told in saved["appointments"].items()}
+        told, refusing = frozenset(saved["communicated"]), frozenset(saved["refusing"])
+        return cls(**{**saved, "appointments": known, "communicated": told, "refusing": refusing})
