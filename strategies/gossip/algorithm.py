@@ -70,7 +70,7 @@ class Algorithm(Method[State]):
             due, wants = [], {}
         # z_j^k: all publishing of iteration k ends before any update of it begins.
         first = {i: t for i in wants if (t := self.method.first(i)) is not None}
-        bundles = yield from self.carrier.deliver(k, wants, run, first)
+        bundles = yield from self.carrier.bundles(k, wants, run, first)
         # (3), which is the nodes'; they reply with their next k, and N_i^k.
         asks = [self._update(i, k, bundles[i]) for i in wants]
         missing = len(due) - len(wants)
