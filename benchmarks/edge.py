@@ -32,9 +32,9 @@ from hedgerow.sim.deploy.launcher import Deployment
 from hedgerow.sim.runs.app import find_app
 from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials
 from hedgerow.strategies.robust import parse_aggregation
-from hedgerow.strategies.sd_feel.direct import DirectGossip
 
 APP = Path(__file__).parents[1] / "flower_apps" / "sd-feel"
 CLIENTS, SERVERS, DEGREE, ALPHA, ROUNDS = 8, 4, 2, 2, 4

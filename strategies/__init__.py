@@ -32,7 +32,6 @@ from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooF
 from hedgerow.strategies.router import NODE_TO_NODE, Router
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
 from hedgerow.strategies.sd_feel import (
-    AsynchronousSDFeel,
     EdgeMonitor,
     EdgeServerSDFeel,
     FedAvg,
@@ -72,7 +71,6 @@ __all__ = [
     "Adaptive",
     "Aggregator",
     "Ask",
-    "AsynchronousSDFeel",
     "ChocoSGD",
     "Coding",
     "Columns",

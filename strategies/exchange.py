@@ -56,9 +56,14 @@ class Ask:
     config : Mapping[str, Any]
         What they are told beside what the whole exchange is told.
     own : Mapping[str, Mapping[int, Any]]
-        What each is told alone: by key, its value for each node.
+        What each is told alone: by key, its value for each node that is told; an ArrayRecord is a record of
+        the instruction, all else stands in its config.
     records : Mapping[str, ArrayRecord or ConfigRecord]
         Further records of the instruction.
+    arrays : ArrayRecord or None (default: None)
+        What is sent as the model; None for all of it.
+    held : Mapping[str, ArrayRecord]
+        What nodes must hold beside, however they come by it: a part has it sent to those that do not.
     pool : int (default: 0)
         The pool's number; an aggregator takes a mean of each pool.
     bits : int or None (default: None)
@@ -70,6 +75,8 @@ class Ask:
     config: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     records: Mapping[str, ArrayRecord | ConfigRecord] = field(default_factory=dict)
+    arrays: ArrayRecord | None = None
+    held: Mapping[str, ArrayRecord] = field(default_factory=dict)
     pool: int = 0
     bits: int | None = None
 
@@ -90,8 +97,8 @@ class Coding(Protocol):
 
     changes: bool
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
-        """Return what arrays stand for.
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
+        """Return what a node's arrays stand for.
 
         Raises
         ------
@@ -102,8 +109,8 @@ class Coding(Protocol):
     def bits(self, layout: Layout) -> int:
         """Return the bits that the paper counts for a reply that only a sum decodes."""
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
-        """Return what of a model nodes add up in a sum."""
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
+        """Return what of the model that they were sent (M,) nodes add up in a sum."""
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the change of the model (M,) that the mean of what nodes added up stands for."""
@@ -114,7 +121,7 @@ class Models:
 
     changes = False
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
         """Return the model."""
         return Row(layout.flatten(record, sent.dtype), self.bits(layout))
 
@@ -122,9 +129,9 @@ class Models:
         """Return 32 a parameter; running statistics and counters are none."""
         return 32 * compressed_part(layout).size
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
         """Return all of it."""
-        return model
+        return layout.unflatten(model)
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the numbers."""
@@ -156,6 +163,9 @@ class Exchange:
     reads : Callable[[Node, RecordDict], Any] or None
         Reads replies in place of ``coding``, where none stands for a model: returns what their row is, or a
         ``Row``, where the reply's bits count.
+    bounded : Mapping[str, (slice, NDArray)]
+        The parts of a row whose moves are bounded, by name: where they stand, and the model whose norm says
+        what is small. Empty for one part, the model that was sent.
     group : str (default: "")
         Sets the messages of an exchange over the grid apart from the round's others.
     timeout : float (default: inf)
@@ -164,6 +174,8 @@ class Exchange:
         Says after each reply over the grid whether no other is needed.
     booked : bool (default: True)
         Whether it is traffic.
+    beside : bool (default: False)
+        Whether it goes over the grid whatever its kind is.
     """
 
     kind: str
@@ -173,15 +185,17 @@ class Exchange:
     coding: Coding = field(default_factory=Models)
     offline: int = 0
     reads: Callable[[Node, RecordDict], Any] | None = None
+    bounded: Mapping[str, tuple[slice, Vector]] = field(default_factory=dict)
     group: str = ""
     timeout: float = math.inf
     done: Callable[[], bool] | None = None
     booked: bool = True
+    beside: bool = False
 
     @property
     def trains(self) -> bool:
-        """Whether its kind is of the category ``train``."""
-        return self.kind.partition(".")[0] == MessageType.TRAIN
+        """Whether it is of the category ``train``, and not beside."""
+        return self.kind.partition(".")[0] == MessageType.TRAIN and not self.beside
 
     @cached_property
     def asked(self) -> Mapping[int, Ask]:
@@ -193,6 +207,11 @@ class Exchange:
         model = next(ask.model for ask in self.asks if ask.pool == pool)
         assert model is not None, "the exchange has models"
         return model
+
+    def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
+        """Note how far a row is from what was sent (M,); PayloadError where that is too far."""
+        for name, (where, model) in (self.bounded or {"model": (slice(None), sent)}).items():
+            federation.bound(name).check(move[where], model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,13 +230,19 @@ class Question:
         Makes a value of a valid reply; raises PayloadError for others.
     book : Callable[..., None]
         Books what a member is told, or tells, on the modelled link, see ``SecureSums.book``.
+    bits : Callable[[RecordDict], int]
+        The nominal bits of a content on its leg to or from the hub.
+    ended : Callable[[Inbox], None] or None
+        Told of the exchange when it is over; None for ``Federation.judge``.
     """
 
     kind: str
     group: str
     contents: Mapping[Node, RecordDict]
     check: Callable[[Node, RecordDict], Any]
-    book: Callable[..., None]
+    book: Callable[..., None] = lambda *where, **which: None
+    bits: Callable[[RecordDict], int] = lambda content: 0
+    ended: Callable[[Inbox], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,16 +278,16 @@ def answered(federation: Federation, grid: Grid, server_round: int, question: Qu
     messages = []
     for node, content in question.contents.items():
         at, carried = node.partition_id, payload_bytes(content)
-        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, 0, carried)
+        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, question.bits(content), carried)
         question.book(server_round, at, carried, down=True)
         ttl = federation.timeout
         messages.append(Message(content, node.node_id, question.kind, ttl=ttl, group_id=question.group))
     for reply in inbox.accept(collect(grid, messages, federation.timeout) if messages else ()):
         at, carried = reply.node.partition_id, payload_bytes(reply.content)
-        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, 0, carried)
+        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, question.bits(reply.content), carried)
         question.book(server_round, at, carried, down=False)
         yield reply
-    federation.judge(inbox)
+    (question.ended or federation.judge)(inbox)
 
 
 Replies = Iterator[Columns]

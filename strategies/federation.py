@@ -269,6 +269,11 @@ class Federation:
         return self._exchange.report
 
     @property
+    def whole_report(self) -> ExchangeReport:
+        """The same, with what went beside the training exchange and is counted with it."""
+        return self.report
+
+    @property
     def introduced(self) -> bool | None:
         """Whether the nodes said who they are; None before they were asked."""
         return None if self._roster is None else self._roster.introduced
@@ -279,6 +284,15 @@ class Federation:
         return self.report.accepted >= min(self.settings.min_train_nodes, chosen)
 
     # Exchanges.
+
+    def open_round(self, grid: Grid) -> Roster:
+        """Begin a try of a round; return the roster, see ``gather``."""
+        return self.gather(grid)
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes that have a place, as they were last looked for."""
+        return [] if self._roster is None else [node for node in self._roster.nodes if not node.vacant]
 
     def gather(self, grid: Grid) -> Roster:
         """Return the roster: waited for at first, refreshed later; sizes are those that nodes told first."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -60,6 +61,8 @@ class Run:
         Those of the run.
     grid : Grid or None (default: None)
         Over which messages go; None where there is no network.
+    model : Callable[[], NDArray] or None (default: None)
+        Returns the model (M,) that stands for the state before the round.
     """
 
     federation: Federation
@@ -68,13 +71,18 @@ class Run:
     there: Sequence[int]
     parts: Sequence[Part]
     grid: Grid | None = None
+    model: Callable[[], Vector] | None = None
     # What the last exchange over the grid sent, got and lost: all of it once its replies are read.
     report: ExchangeReport = field(default_factory=ExchangeReport)
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
     # What the round's record says beside.
-    told: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+    # What takes what nodes hold to its next version, where the round has moved it.
+    update: Mapping[str, Any] | None = None
+    # The models that were sent, by id, and their arrays.
+    _arrays: dict[int, tuple[Vector, ArrayRecord]] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -99,6 +107,10 @@ class Run:
     def known_size(self, node: int, otherwise: float) -> float:
         """Return the examples that a node claimed first, or what stands in where it claimed none."""
         return self.federation.sizes.get(node, otherwise)
+
+    def book(self, link: str, source: int, target: int, payload: int) -> None:
+        """Book a model that servers tell each other: its nominal bits, and the bytes of its payload."""
+        self.federation.ledger.book(self.round, link, source, target, self.federation.model_bits, payload)
 
     def changed(self, exchange: Exchange) -> Exchange:
         """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
@@ -142,36 +154,48 @@ class Run:
             nodes, away = self.federation.there(list(exchange.asked))
         else:
             nodes, away = [self.federation.node(i) for i in exchange.asked], 0
-        settings, layout = self.federation.settings, self.layout
-        names = settings.arrayrecord_key, settings.configrecord_key
-        shared: dict[int, tuple[dict[str, ArrayRecord | ConfigRecord], dict[str, Any], RecordDict]] = {}
-        for ask in exchange.asks:
-            model = {} if ask.model is None else {names[0]: layout.unflatten(ask.model)}
-            records: dict[str, ArrayRecord | ConfigRecord] = {**model, **ask.records}
-            told = {**exchange.config, **ask.config}
-            shared[ask.pool] = records, told, RecordDict({**records, names[1]: ConfigRecord(told)})
         contents, ledger = [], self.federation.ledger
+        # Nodes that are told the same share one content.
+        known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
         for node in nodes:
             at = node.partition_id
             ask = exchange.asked[at]
-            records, told, content = shared[ask.pool]
-            if ask.own:
-                own = {key: values[at] for key, values in ask.own.items()}
-                content = RecordDict({**records, names[1]: ConfigRecord({**told, **own})})
+            own = [values.get(at) for values in ask.own.values()]
+            alike = ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
+            if alike not in known:
+                content = self.instruction(exchange, at)
+                told = content[self.federation.settings.configrecord_key]
+                size = sum(payload_bytes(record) for record in content.values() if record is not told)
+                known[alike] = content, (size, payload_bytes(content))
+            content, sizes = known[alike]
             contents.append((node, content))
             bits = self.federation.model_bits if ask.bits is None else ask.bits
             if exchange.links[0]:
-                sizes = sum(map(payload_bytes, records.values())), payload_bytes(content)
                 self.federation.book_down(self.round, exchange.links[0], ask.pool, at, bits, sizes)
             elif exchange.booked:
-                ledger.book(self.round, HUB_TO_NODE, 0, at, bits, payload_bytes(content))
+                ledger.book(self.round, HUB_TO_NODE, 0, at, bits, sizes[1])
         return contents, exchange.offline + away
+
+    def instruction(self, exchange: Exchange, node: int) -> RecordDict:
+        """Return what an exchange sends a node; all that are sent a model share its arrays."""
+        ask, settings = exchange.asked[node], self.federation.settings
+        own = {key: values[node] for key, values in ask.own.items() if node in values}
+        records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord)}
+        told = {key: value for key, value in own.items() if key not in records}
+        arrays = ask.arrays
+        if arrays is None and ask.model is not None:
+            if id(ask.model) not in self._arrays:
+                self._arrays[id(ask.model)] = ask.model, self.layout.unflatten(ask.model)
+            arrays = self._arrays[id(ask.model)][1]
+        model = {} if arrays is None else {settings.arrayrecord_key: arrays}
+        config = ConfigRecord({**exchange.config, **ask.config, **told})
+        return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
 
     def reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
         """Return what reads the replies to an exchange."""
         # What is read is kept longer than what was sent must be.
         kept = exchange if exchange.reads is None else replace(exchange, asks=())
-        return partial(read, self.federation, kept)
+        return partial(read, self, kept)
 
     def columns(self, exchange: Exchange, replies: Iterable[Reply]) -> Replies:
         """Yield the valid replies of an exchange, booked."""
@@ -242,9 +266,12 @@ class Method(FederatedStrategy, Generic[S]):
         """Make a training exchange; return what the aggregator takes of each pool's replies."""
         return self.aggregator.means(run.prepared(exchange), run)
 
+    def ended(self, state: S, run: Run) -> None:
+        """Take note of the state after a round that counts."""
+
     def moved(self, state: S, model: Vector) -> S:
         """Return the state after a wrapper has changed its model; ValueError if it cannot."""
-        raise ValueError(f"{type(self).__name__}: its model is more than arrays")
+        raise self.cannot_go_on()
 
     # State.
 
@@ -262,6 +289,8 @@ class Method(FederatedStrategy, Generic[S]):
         self._at_hand: tuple[Run, Steps[S], Exchange] | None = None
         for part in self.parts:
             part.forget()
+        if self.sums is not None:
+            self.sums.forget()
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -270,7 +299,7 @@ class Method(FederatedStrategy, Generic[S]):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if "method" not in state:
+        if "parts" not in state:
             raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
         self.state = self.restored(state["method"])
         for part in self.parts:
@@ -306,11 +335,10 @@ class Method(FederatedStrategy, Generic[S]):
             return []
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
-        there = self.federation.gather(grid).present
-        run = Run(self.federation, server_round, dict(config), there, self.parts, grid)
-        for part in self.parts:
-            part.begins(run)
-        steps = self.round(self.state, run)
+        there = self.federation.open_round(grid).present
+        before = partial(self.model, self.state)
+        run = Run(self.federation, server_round, dict(config), there, self.parts, grid, before)
+        steps = self._made(self.state, run)
         try:
             step = next(steps)
             while isinstance(step, Question) or not step.trains:
@@ -320,9 +348,16 @@ class Method(FederatedStrategy, Generic[S]):
             return []
         self._at_hand = run, steps, step
         contents, offline = run.to_send(step)
-        return self.federation.instruct(
+        messages = self.federation.instruct(
             server_round, contents, run.reader(step), offline=offline, message_type=step.kind
         )
+        nodes = [node for node, _ in contents]
+        return [*messages, *(m for part in self.parts for m in part.beside(step, nodes, run))]
+
+    def _made(self, state: S, run: Run) -> Steps[S]:
+        for part in self.parts:
+            yield from part.opened(run)
+        return (yield from self.round(state, run))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -331,6 +366,8 @@ class Method(FederatedStrategy, Generic[S]):
         if self._at_hand is None:
             return None, None
         (run, steps, exchange), self._at_hand = self._at_hand, None
+        for part in self.parts:
+            replies = part.arrived(replies, exchange, run)
         try:
             step = send(steps, run.columns(exchange, self.federation.accept(replies)))
             while True:
@@ -339,9 +376,10 @@ class Method(FederatedStrategy, Generic[S]):
             return None, None
         except StopIteration as end:
             self.state = end.value
+        self.federation.completed = server_round
         for part in self.parts:
             part.ended(run)
-        self.federation.completed = server_round
+        self.ended(self._known_state(), run)
         metrics = self.train_metrics(run.contents)
         metrics.update(run.told)
         return self.current_arrays(), metrics
@@ -360,15 +398,17 @@ class Learnt:
     bits: int
 
 
-def read(federation: Federation, exchange: Exchange, node: Node, content: RecordDict) -> Learnt:
-    """Read a reply to a training exchange.
+def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learnt:
+    """Read a reply to an exchange.
 
     Raises
     ------
     PayloadError
         If it is not what was asked for.
     """
-    layout = federation.known_layout()
+    federation, layout = run.federation, run.layout
+    for part in run.parts:
+        part.check(node, content, exchange, run)
     if exchange.reads is not None:
         row = exchange.reads(node, content)
         row = row if isinstance(row, Row) else Row(row, exchange.coding.bits(layout))
@@ -376,8 +416,10 @@ def read(federation: Federation, exchange: Exchange, node: Node, content: Record
     sent = exchange.asked[node.partition_id].model
     assert sent is not None, "the exchange has models"
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
-    row = exchange.coding.read(arrays, sent, layout)
-    federation.bound().check(row.vector if exchange.coding.changes else row.vector - sent, sent)
+    row = exchange.coding.read(arrays, sent, layout, node.partition_id)
+    with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
+        move = row.vector if exchange.coding.changes else row.vector - sent
+    exchange.check(federation, move, sent)
     return Learnt(row.vector, claimed, row.bits)
 
 

@@ -148,7 +148,7 @@ class Router(Part):
     # As a carrier.
 
     @contextmanager
-    def carrying(self, iterations: int) -> Iterator[None]:
+    def joined(self, iterations: int) -> Iterator[None]:
         """Carry payloads of a run that has made so many iterations."""
         yield
 

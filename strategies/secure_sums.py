@@ -543,10 +543,11 @@ class SecureSums:
         asks = []
         for ask in exchange.asks:
             if members := [i for i in ask.nodes if i in chosen]:
-                model = run.layout.unflatten(exchange.sent(ask.pool))
+                sent = exchange.sent(ask.pool)
+                arrays = ask.arrays or run.layout.unflatten(sent)
                 told = ConfigRecord({**exchange.config, **ask.config})
-                common = RecordDict({names[0]: model, names[1]: told})
-                plan = self.plan_for(ask.pool, common, exchange.coding.summed(model))
+                common = RecordDict({names[0]: arrays, **ask.records, **ask.held, names[1]: told})
+                plan = self.plan_for(ask.pool, common, exchange.coding.summed(sent, run.layout))
                 asks.append(replace(ask, nodes=members, records={**ask.records, MASKED_SUM: plan}))
         masked = replace(exchange, asks=asks, reads=self.checked, offline=offline)
         arrived: list[tuple[Node, Any]] = []
@@ -561,7 +562,7 @@ class SecureSums:
             start = exchange.sent(pool)
             change = exchange.coding.change(update.mean, run.layout)
             try:
-                self.federation.check_update(start + change, start)
+                exchange.check(self.federation, start + change - start, start)
             except PayloadError as error:
                 self.lose(update, error.reason)
                 continue

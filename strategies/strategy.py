@@ -172,8 +172,12 @@ class FederatedStrategy(Strategy):
         ValueError
             If the method cannot: unless it says otherwise, and where its global model is more than arrays.
         """
+        raise self.cannot_go_on()
+
+    def cannot_go_on(self) -> ValueError:
+        """Return the error of a method that cannot go on from other arrays than its own."""
         why = self.unwrapped()
-        raise ValueError(
+        return ValueError(
             f"arrays of configure_train are not those that {type(self).__name__} returned from "
             f"aggregate_train, and it cannot go on from them{f': {why}' if why else ''}. A wrapper that "
             "changes the model, as by noise, would have no effect"
@@ -212,7 +216,7 @@ class FederatedStrategy(Strategy):
     @property
     def report(self) -> ExchangeReport:
         """What the last training exchange sent, got and lost."""
-        return self.federation.report
+        return self.federation.whole_report
 
     @property
     def ledger(self) -> Ledger:

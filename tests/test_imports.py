@@ -25,7 +25,6 @@ ELSEWHERE = {
     "hedgerow.wire.discrete_gaussian": {"clients/test_grid_noise", "strategies/test_sum_noise"},
     "hedgerow.wire.edge_servers": {
         "clients/sd_feel/test_edge_server",
-        "contracts/test_known_defects",
         "strategies/sd_feel/test_lying_edges",
     },
     "hedgerow.wire.fixed_point": {"clients/hsgd/test_match_key"},

@@ -104,9 +104,10 @@ def robust_step(
     rule : Aggregation
         Of ``neighbourhood_rule``, and not the mean.
     """
+    own = models[server]
     if rule.name != "clipped":
-        return rule.combined(np.stack(list(models.values())), np.ones(len(models)))
-    own, (tau,) = models[server], rule.arguments
+        return own + rule.combined(np.stack([model - own for model in models.values()]), np.ones(len(models)))
+    (tau,) = rule.arguments
     step = np.zeros_like(own)
     for j, model in models.items():
         if j != server:

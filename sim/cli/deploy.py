@@ -145,7 +145,7 @@ def _deploy_edges(
     from hedgerow.sim.deploy.processes import StartError
     from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.plan import parse_overrides, plan_run
-    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+    from hedgerow.strategies.edges import contiguous_clusters
 
     with bad_options():
         spec = find_app(app_path)
@@ -184,7 +184,6 @@ def _deploy_edges(
                 node_config=configs,
                 keep_logs=keep_logs,
                 sites=bool(sites),
-                adopt=plan.run_config.get("adopt") is True,
             )
     except StartError as error:
         typer.echo(f"Error: {error}", err=True)
@@ -207,23 +206,14 @@ def deploy_keys(
             "--host is then one for each of them, in their order.",
         ),
     ] = None,
-    adopt: Annotated[
-        bool,
-        typer.Option(
-            "--adopt",
-            help="With --edges: each folder has the public keys of all SuperNodes, for the setting 'adopt'.",
-        ),
-    ] = False,
 ) -> None:
     """Make a CA, the SuperLink's certificate and a key pair for each SuperNode, for machines you own."""
     from hedgerow.sim.deploy.certificates import LOOPBACK, make_credentials
 
     if edges is not None:
-        _edge_keys(folder, nodes, edges, host or [], days, adopt)
+        _edge_keys(folder, nodes, edges, host or [], days)
         return
     with bad_options():
-        if adopt:
-            raise ValueError("--adopt: valid with --edges")
         made = make_credentials(folder, nodes, hosts=[*LOOPBACK, *(host or [])], days=days)
     typer.echo(f"SuperLink: {made.ca} {made.server_certificate} {made.server_key}")
     for key in made.nodes:
@@ -231,9 +221,9 @@ def deploy_keys(
     typer.echo(f"Who is whom, for the run's key 'registry': {made.registry}")
 
 
-def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int, adopt: bool) -> None:
+def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int) -> None:
     from hedgerow.sim.deploy.certificates import LOOPBACK, MONITOR, check_sizes, make_edge_credentials
-    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+    from hedgerow.strategies.edges import contiguous_clusters
 
     with bad_options():
         # Before a list of nodes is made.
@@ -245,15 +235,13 @@ def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int
         servers = contiguous_clusters(nodes, edges) if nodes else ()
         own = [[i for i, server in enumerate(servers) if server == d] for d in range(edges)]
         called = [[*LOOPBACK, host] for host in hosts] or None
-        made = make_edge_credentials(folder, own, hosts=called, days=days, adopt=adopt)
+        made = make_edge_credentials(folder, own, hosts=called, days=days)
     for d, one in enumerate(made):
         superlink = one.superlink
         typer.echo(f"Edge server {d}: {superlink.ca} {one.peer_certificate} {one.peer_key}")
         typer.echo(f"  SuperLink: {superlink.ca} {superlink.server_certificate} {superlink.server_key}")
         for key in superlink.nodes:
             typer.echo(f"  SuperNode: {superlink.ca} {key.private}; register {key.public}")
-        for public in superlink.guests.values():
-            typer.echo(f"  SuperNode of another server; register {public}")
         typer.echo(f"  Who is whom, for the run's key 'registry': {superlink.registry}")
     monitor = folder / MONITOR
     typer.echo(f"Monitor: {monitor / 'ca.crt'} {monitor / 'peer.pem'} {monitor / 'peer.key'}")

@@ -57,7 +57,7 @@ def network_of(run: Run) -> Network | None:
 
     from hedgerow.sim.runs.diagram import MOST_DRAWN, Network
     from hedgerow.strategies.ceps.strategy import neighbourhood_graph
-    from hedgerow.strategies.sd_feel.clusters import contiguous_clusters
+    from hedgerow.strategies.edges import contiguous_clusters
     from hedgerow.strategies.topology import as_digraph, graph
 
     said, links = run.settings, run.rounds[-1].get("by_link") or {}

@@ -10,8 +10,8 @@ issue another certificate later.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -69,8 +69,6 @@ class Credentials:
         One a SuperNode, in the order of partition ids.
     registry : Path
         Binds each public key to its partition (docs/nodes.md), for the server.
-    guests : Mapping[int, Path] (default: {})
-        Public keys of other servers' SuperNodes that may come, by partition id.
     """
 
     ca: Path
@@ -78,7 +76,6 @@ class Credentials:
     server_key: Path
     nodes: Sequence[NodeKey]
     registry: Path
-    guests: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,6 @@ def make_edge_credentials(
     *,
     hosts: Sequence[Sequence[str]] | None = None,
     days: int = 30,
-    adopt: bool = False,
 ) -> list[EdgeCredentials]:
     """Write what ``make_credentials`` does for each of some edge servers, all of one CA, each to ``edge<d>``.
 
@@ -151,8 +147,6 @@ def make_edge_credentials(
         Addresses and names by which each SuperLink is called, at least one; None for loopback.
     days : int (default: 30)
         As of ``make_credentials``.
-    adopt : bool (default: False)
-        Each server gets the public keys of all others' SuperNodes too, in its folder and its registry.
 
     Raises
     ------
@@ -169,28 +163,11 @@ def make_edge_credentials(
         home = folder / f"edge{d}"
         superlink = _written(home, own, ca, ca_key, names, days)
         made.append(EdgeCredentials(superlink, *_peer_files(home, d, ca, ca_key, days)))
-    if adopt:
-        made = [replace(one, superlink=_with_guests(one.superlink, partitions, made)) for one in made]
     monitor = folder / MONITOR
     monitor.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(monitor / "ca.crt", ca.public_bytes(Encoding.PEM), 0o644)
     _peer_files(monitor, len(partitions), ca, ca_key, days)
     return made
-
-
-def _with_guests(
-    own: Credentials, partitions: Sequence[Sequence[int]], made: Sequence[EdgeCredentials]
-) -> Credentials:
-    """Write the public keys of other servers' nodes beside those of a server's own."""
-    guests = {}
-    for theirs, other in zip(partitions, made, strict=True):
-        for partition, node in zip(theirs, other.superlink.nodes, strict=True):
-            if other.superlink.ca != own.ca:
-                guests[partition] = own.ca.parent / node.public.name
-                _write(guests[partition], node.public.read_bytes(), 0o644)
-    with own.registry.open("a", encoding="utf-8") as registry:
-        registry.writelines(f"\n{_registered(public, i)}" for i, public in guests.items())
-    return replace(own, guests=guests)
 
 
 def _registered(public: Path, partition: int) -> str:

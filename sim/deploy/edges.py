@@ -154,9 +154,6 @@ class EdgeDeployment:
         Where logs are copied at the end, a folder for each server.
     sites : bool (default: False)
         The servers are sites of nodes that gossip.
-    adopt : bool (default: False)
-        A node whose SuperLink is gone dials the next server's, the last one's the first's; each SuperLink
-        knows all nodes' keys.
 
     Attributes
     ----------
@@ -179,9 +176,8 @@ class EdgeDeployment:
         node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
         keep_logs: Path | None = None,
         sites: bool = False,
-        adopt: bool = False,
     ) -> None:
-        self.who, self.adopt = "site" if sites else "edge", adopt
+        self.who = "site" if sites else "edge"
         self.spec, self.partitions, self.tls = spec, [list(own) for own in partitions], tls
         self.num_nodes = sum(map(len, partitions))
         self._configs = [{}] * self.num_nodes if node_config is None else node_config
@@ -211,9 +207,8 @@ class EdgeDeployment:
         count = len(self.partitions)
         ports = free_ports(2 * count + 1)
         *self.peers, self._for_monitor = (f"127.0.0.1:{port}" for port in ports[: count + 1])
-        superlinks = [f"127.0.0.1:{port}" for port in ports[count + 1 :]]
         if self.tls:
-            self.keys = make_edge_credentials(self.home / "keys", self.partitions, adopt=self.adopt)
+            self.keys = make_edge_credentials(self.home / "keys", self.partitions)
         for d, own in enumerate(self.partitions):
             name = f"{self.who}{d}"
             configs = [{"partition-id": i, "num-partitions": self.num_nodes, **self._configs[i]} for i in own]
@@ -223,7 +218,6 @@ class EdgeDeployment:
                 tls=self.keys[d].superlink if self.tls else False,
                 node_config=configs,
                 port=ports[count + 1 + d],
-                fallback=[*superlinks[d + 1 :], *superlinks[:d]] if self.adopt else (),
                 home=self.home / name,
                 keep_logs=self._keep_logs and self._keep_logs / name,
             )
@@ -284,7 +278,6 @@ def deploy_edges(
     node_config: Sequence[Mapping[str, UserConfigValue]] | None = None,
     keep_logs: bool = False,
     sites: bool = False,
-    adopt: bool = False,
 ) -> int:
     """Run an app on edge servers, or sites, started here; return 0 if each one's run completed, 1 if not.
 
@@ -294,7 +287,7 @@ def deploy_edges(
         The app, what the user asks of its run, and the SuperNodes of each server.
     output_dir : str (default: "")
         Where run folders go, a folder for each server; empty for where the app says.
-    tls, node_config, sites, adopt
+    tls, node_config, sites
         As for ``EdgeDeployment``.
     keep_logs : bool (default: False)
         Leave the logs in ``logs-<time>`` beside the run folders.
@@ -312,7 +305,7 @@ def deploy_edges(
     logs = Path(folder) / time.strftime("logs-%Y%m%d-%H%M%S") if keep_logs else None
     started = time.monotonic()
     with EdgeDeployment(
-        spec, partitions, tls=tls, node_config=node_config, keep_logs=logs, sites=sites, adopt=adopt
+        spec, partitions, tls=tls, node_config=node_config, keep_logs=logs, sites=sites
     ) as edges:
         who, guarded = "sites" if sites else "edge servers", "TLS, authenticated" if tls else "no TLS"
         print(

@@ -45,9 +45,6 @@ FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 # other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
 THREADS = "OMP_NUM_THREADS"
 
-# Seconds, on one machine, until a node that knows other SuperLinks gives up the one that it has.
-GIVEN_UP_AFTER = "15"
-
 # Keys of a node config that name what the node reads.
 _FILES = ("data", "match-key-file", "constants", "policy")
 # Where a node looks for its owner's policy.
@@ -78,9 +75,6 @@ class Deployment:
         Added to the SuperLink's command, ``("--database", "state.db")`` for example.
     port : int or None (default: None)
         Of the SuperLink; None for a free one.
-    fallback : Sequence[str] (default: ())
-        ``host:port`` of SuperLinks that nodes dial, in this order, when this one is gone; nodes are then
-        those of ``hedgerow node``, always warm.
     home : Path or None (default: None)
         The private folder, which then stays. None: a temporary one.
     keep_logs : Path or None (default: None)
@@ -122,7 +116,6 @@ class Deployment:
         env: Mapping[str, str] | None = None,
         superlink_options: Sequence[str] = (),
         port: int | None = None,
-        fallback: Sequence[str] = (),
         home: Path | None = None,
         keep_logs: Path | None = None,
         own_users: bool = False,
@@ -153,7 +146,7 @@ class Deployment:
         share = max(1, cores() // num_nodes)
         self._node_env = {THREADS: str(share)} if fast else {}
         self._superlink_options = list(superlink_options)
-        self._port, self._fallback = port, list(fallback)
+        self._port = port
         self._runs: list[FlowerRun] = []
         self._keep_logs = keep_logs
         self._signals = ExitStack()
@@ -240,11 +233,9 @@ class Deployment:
         else:
             arguments += ["--root-certificates", str(keys.ca)]
             arguments += ["--auth-supernode-private-key", str(keys.nodes[i].private)]
-        if self._fallback:
-            arguments += ["--max-wait-time", GIVEN_UP_AFTER]
         name = f"node{i}"
         env = {**self._node_env, **self._env(name)}
-        if self._warm and not self._fallback:
+        if self._warm:
             env |= warm_path(self.home / name, env.get("PATH", ""))
         config, user = self._configs[i], None
         if self.users:
@@ -253,7 +244,7 @@ class Deployment:
                 give(keys.nodes[i].private, user)
             config, env = self._moved_in(name, config, env, user)
         log_file = self.logs / f"{name}.log"
-        return SuperNode(self._partition(i), config, arguments, env, log_file, user, self._fallback)
+        return SuperNode(self._partition(i), config, arguments, env, log_file, user)
 
     def _partition(self, i: int) -> int:
         return int(self._configs[i]["partition-id"])
@@ -291,8 +282,7 @@ class Deployment:
         return config, env
 
     def _register(self, keys: Credentials) -> None:
-        own = [(self._partition(i), node.public) for i, node in enumerate(keys.nodes)]
-        known = [*own, *keys.guests.items()]
+        known = [(self._partition(i), node.public) for i, node in enumerate(keys.nodes)]
 
         def register(node: tuple[int, Path]) -> tuple[int, str]:
             key, name = str(node[1]), f"partition-{node[0]}"

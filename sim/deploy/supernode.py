@@ -31,8 +31,6 @@ class SuperNode(Program):
         How it finds the SuperLink and proves who it is.
     env, log_file, user
         As for ``Program``.
-    fallback : Sequence[str] (default: ())
-        Other SuperLinks that it dials when its own is gone (``hedgerow node --fallback``).
     """
 
     def __init__(
@@ -43,15 +41,11 @@ class SuperNode(Program):
         env: Mapping[str, str],
         log_file: Path,
         user: int | None = None,
-        fallback: Sequence[str] = (),
     ) -> None:
         self.partition_id = partition_id
         self.config = dict(config)
         pairs = " ".join(f"{key}={toml_value(value)}" for key, value in config.items())
-        command = [program("flower-supernode")]
-        if fallback:
-            command = [program("hedgerow"), "node", "--fallback", ",".join(fallback)]
-        command += [*arguments, "--node-config", pairs]
+        command = [program("flower-supernode"), *arguments, "--node-config", pairs]
         super().__init__(f"the SuperNode of partition {partition_id}", command, env, log_file, user)
 
     @property

@@ -25,9 +25,7 @@ __all__ = ["SERVERS", "SITES", "Part", "joined_config", "joined_rounds", "parts_
 
 _KEY, _DIRECT, _MONITOR, _SITE = "edge-servers", "direct", "monitor", "site"
 # What servers of one run may have different, beside what one may change when it goes on.
-_OWN = frozenset(("edge", _SITE, "adopt", _KEY, "min-available-nodes", "device", *RESUME_MAY_CHANGE)) - {
-    "iterations"
-}
+_OWN = frozenset(("edge", _SITE, _KEY, "min-available-nodes", "device", *RESUME_MAY_CHANGE)) - {"iterations"}
 # Real seconds of a round, which are over when they are over at the last server.
 _SLOWEST = ("gossip-seconds", "model-exchange-seconds", "modelled-gossip-seconds", "site-seconds")
 # Of the metrics that each server has of its own model, and each site of its own nodes.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Exchange, Steps, Vector
+from hedgerow.strategies.inbox import Reply
+from hedgerow.wire.records import only_record
 
 if TYPE_CHECKING:
     from hedgerow.strategies.method import Run
 
-__all__ = ["Aggregator", "Mean", "WeightedMean"]
+__all__ = ["Aggregator", "Mean", "MeanByMetric", "WeightedMean"]
 
 
 class Mean(Protocol):
@@ -105,5 +108,29 @@ class WeightedMean:
             for at, (node, pool) in enumerate(zip(columns.nodes, columns.pools, strict=True)):
                 if pool not in sums:
                     sums[pool] = SumOfRows(exchange.sent(pool), exchange.coding.changes)
-                sums[pool].add(node, columns.rows[at], self.weight(run, node, columns.claimed[at]))
+                weight = self.reply_weight(run, node, columns.claimed[at], columns.replies[at : at + 1])
+                sums[pool].add(node, columns.rows[at], weight)
         return sums
+
+    def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
+        """Return what a node's reply counts; ``replies`` is empty where none came over a network."""
+        return self.weight(run, node, claimed)
+
+
+@dataclass(frozen=True)
+class MeanByMetric(WeightedMean):
+    """The mean by a number that each reply tells, at most the examples that its node claimed first.
+
+    Parameters
+    ----------
+    metric : str
+        The metric's name.
+    """
+
+    metric: str = ""
+
+    def reply_weight(self, run: Run, node: int, claimed: float, replies: Sequence[Reply]) -> float:
+        """Return what a reply tells, up to the node's examples."""
+        examples = self.weight(run, node, claimed)
+        told = [only_record(reply.content, MetricRecord, "bad metrics")[self.metric] for reply in replies]
+        return min([examples, *map(float, told)])  # type: ignore[arg-type]

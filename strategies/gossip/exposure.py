@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import RecordDict
 
-from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.state import Appointment
@@ -90,11 +90,12 @@ class Exposure(Part):
         # Ids of the run, the one at hand the last; a resumed run of Flower's engines has a new one.
         self._runs: list[str] = []
 
-    def begins(self, run: Run) -> None:
+    def opened(self, run: Run) -> Steps[None]:
         """Take the id of the run at hand."""
         if str(run.id) in self._runs:
             self._runs.remove(str(run.id))
         self._runs.append(str(run.id))
+        yield from ()
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Count who is told its settings, and may begin anew, and who is sent an update."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
-from hedgerow.strategies.exchange import Ask, Exchange
+from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.gossip.introductions import Introductions, introduction_in, refused_in
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
@@ -94,10 +94,11 @@ class SealedLinks(OpenLinks):
         self.unopened: Counter[str] = Counter()
         self._senders: dict[int, list[int]] = {}
 
-    def begins(self, run: Run) -> None:
+    def opened(self, run: Run) -> Steps[None]:
         """Forget the keys of a run that this one goes on from."""
         self.introductions.begin(run.id)
         self._first = not self.introductions.of
+        yield from ()
 
     def unmet(self, nodes: Iterable[int]) -> list[int]:
         """Return which of some nodes have not introduced themselves."""
@@ -112,8 +113,7 @@ class SealedLinks(OpenLinks):
             name = self.carrier.run_name
             told = {"sealed": True, **({} if name is None else {"link-run": name})}
             asks = [replace(ask, config={**ask.config, **self._peers(ask)}) for ask in exchange.asks]
-            config = {**exchange.config, **told}
-            return replace(exchange, asks=asks, config=config, reads=_introduced(exchange.reads))
+            return replace(exchange, asks=asks, config={**exchange.config, **told})
         if exchange.kind == PUBLISH:
             return replace(exchange, asks=[self._to_sender(ask) for ask in exchange.asks])
         if exchange.kind == UPDATE:
@@ -147,6 +147,11 @@ class SealedLinks(OpenLinks):
             for one, other in ((i, j), (j, i)):
                 run.federation.ledger.book(run.round, SET_UP, one, other, 0, INTRODUCTION_BYTES)
         return _beside(ask, told)
+
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a node that does not introduce itself."""
+        if exchange.kind == HELLO:
+            introduction_in(content)
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Take a node's own introduction, and note which payloads a valid update could read."""
@@ -184,14 +189,3 @@ def _beside(ask: Ask, introductions: Mapping[int, bytes]) -> Ask:
         return ask
     told = ConfigRecord({str(i): one for i, one in introductions.items()})
     return replace(ask, records={**ask.records, "introductions": told})
-
-
-def _introduced(reads: Callable[[Node, RecordDict], Any] | None) -> Callable[[Node, RecordDict], Any]:
-    """Return what reads a hello that must have an introduction."""
-    assert reads is not None
-
-    def read(node: Node, content: RecordDict) -> Any:
-        introduction_in(content)
-        return reads(node, content)
-
-    return read

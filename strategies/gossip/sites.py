@@ -236,7 +236,7 @@ class Sites(Router):
         return self.site.of(node, self.method.num_nodes)
 
     @contextmanager
-    def carrying(self, iterations: int) -> Iterator[None]:
+    def joined(self, iterations: int) -> Iterator[None]:
         """Listen, after so many iterations; OSError if that cannot be."""
         self._begin(iterations)
         with self._channel:

@@ -156,7 +156,7 @@ class Gossip(Algorithm):
                 f"initial_arrays has the keys {sorted(arrays)}; valid is an empty ArrayRecord: "
                 "models live on the nodes"
             )
-        self._open.enter_context(self.carrier.carrying(self.iterations))
+        self._open.enter_context(self.carrier.joined(self.iterations))
         return arrays
 
     @property

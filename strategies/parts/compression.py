@@ -47,7 +47,7 @@ class CompressedChanges:
     codec: Compressor
     changes = True
 
-    def read(self, record: ArrayRecord, sent: Vector, layout: Layout) -> Row:
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
         """Return the change (M,), and the bits of its payload."""
         update, dense = unpack_update(self.codec, layout, record)
         part = compressed_part(layout)
@@ -63,9 +63,9 @@ class CompressedChanges:
         """Return the bits of a payload."""
         return self.codec.bits(compressed_part(layout).size)
 
-    def summed(self, model: ArrayRecord) -> ArrayRecord:
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
         """Return the entries that all nodes send."""
-        return to_record(summed_arrays(self.codec, record_payload(model)))
+        return to_record(summed_arrays(self.codec, record_payload(layout.unflatten(model))))
 
     def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
         """Return the change whose entries are the numbers."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.exchange import Exchange, Steps
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.inbox import Reply
+    from flwr.app import Message, RecordDict
+
+    from hedgerow.strategies.inbox import Node, Reply
     from hedgerow.strategies.method import Run
 
 __all__ = ["Part"]
@@ -26,12 +28,24 @@ class Part:
     def forget(self) -> None:
         """Be as before a run."""
 
-    def begins(self, run: Run) -> None:
-        """Take note of a try of a round, before its first exchange."""
+    def opened(self, run: Run) -> Steps[None]:
+        """Yield what is asked before a try of a round."""
+        yield from ()
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Return what is asked in place of an exchange."""
         return exchange
+
+    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
+        """Return messages that go with those of a training exchange, which goes to these nodes."""
+        return []
+
+    def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterable[Message]:
+        """Return what is read in place of the messages that come to a training exchange."""
+        return messages
+
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a reply, before it is read, with PayloadError."""
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Take note of a valid reply."""

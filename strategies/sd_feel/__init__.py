@@ -1,17 +1,16 @@
 """SD-FEEL: edge clusters whose edge servers gossip, and its baselines."""
 
-from hedgerow.strategies.sd_feel.asynchronous import AsynchronousSDFeel
+from hedgerow.strategies.edges.clusters import contiguous_clusters
 from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg
-from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy, contiguous_clusters
+from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
 from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
 from hedgerow.strategies.sd_feel.monitor import EdgeMonitor
-from hedgerow.strategies.sd_feel.stragglers import Stragglers
+from hedgerow.strategies.sd_feel.simulated_time import Stragglers
 from hedgerow.strategies.sd_feel.strategy import SDFeel
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, latency, preset, traffic
 
 __all__ = [
     "PRESETS",
-    "AsynchronousSDFeel",
     "ClusteredStrategy",
     "EdgeMonitor",
     "EdgeServerSDFeel",

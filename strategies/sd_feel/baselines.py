@@ -5,13 +5,12 @@ Convergence on Non-IID Data", the baselines of section V.
 """
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
-from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
+from hedgerow.strategies.edges.clusters import Chosen
+from hedgerow.strategies.edges.mixers import CloudMean
+from hedgerow.strategies.method import Run
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.seeds import Purpose, generator
@@ -43,34 +42,17 @@ class HierFAvg(ClusteredStrategy):
         num_servers: int = 2,
         tau1: int = 1,
         tau2: int = 1,
-        clusters: Clusters = None,
+        clusters: Chosen = None,
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        int_at_least(1, tau2=tau2)
-        super().__init__(clusters=clusters, num_servers=num_servers, local_steps=tau1, **options)
-        self.tau2 = tau2
-
-    def exchange_due(self, server_round: int) -> bool:
-        """Return whether tau2 divides the round."""
-        return server_round % self.tau2 == 0
-
-    def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
-        """Give every server the exact weighted mean."""
-        mean = np.zeros(models.shape[1], np.float64)
-        for weight, model in zip(self.server_weights, models, strict=True):
-            mean += weight * model
-        return np.tile(mean.astype(models.dtype), (len(models), 1))
-
-    def server_links(self, models: ServerModels) -> list[ServerTransfer]:
-        """Return one model up and one down for each server; the cloud is node 0 of its tier."""
-        servers, size = range(self.num_servers), models.payload_bytes
-        up = [ServerTransfer("edge->cloud", d, 0, size) for d in servers]
-        return up + [ServerTransfer("cloud->edge", 0, d, size) for d in servers]
-
-    def check_num_rounds(self, num_rounds: int) -> None:
-        """Raise ValueError unless tau2 divides the number of rounds."""
-        super().check_num_rounds(num_rounds)
-        whole_blocks(num_rounds, self.tau2)
+        super().__init__(
+            clusters=clusters,
+            num_servers=num_servers,
+            local_steps=tau1,
+            tau2=tau2,
+            mixer=CloudMean(),
+            **options,
+        )
 
 
 class Feel(ClusteredStrategy):
@@ -120,8 +102,9 @@ class Feel(ClusteredStrategy):
         scheduled = sorted(pool[i] for i in stream.choice(len(pool), count, replace=False))
         return self._taking_part(server_round, scheduled)
 
-    def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
-        return self.participants(server_round, there)
+    def scheduled(self, run: Run) -> list[int]:
+        """Return the scheduled clients that take part, drawn of those that are there."""
+        return self.participants(run.round, run.there)
 
     def _drawn_from(self, there: Sequence[int]) -> Sequence[int]:
         if self.pool is None:

@@ -11,22 +11,23 @@ from typing import Any, Unpack
 
 import networkx as nx
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from hedgerow.strategies.edges.direct import DirectGossip
+from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
+from hedgerow.strategies.edges.relayed import check_edge_rule
+from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
-from hedgerow.strategies.roster import RosterError
 from hedgerow.strategies.rounds import EvaluateFn
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, whole_blocks
-from hedgerow.strategies.sd_feel.direct import DirectGossip
-from hedgerow.strategies.sd_feel.latest import LatestGossip
+from hedgerow.strategies.sd_feel.algorithm import State
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.monitor import Reporter, largest_report, layout_digest, run_digest
-from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
-from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
 from hedgerow.strategies.sd_feel.theory import Scheme, inter_seconds
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import int_at_least, int_between, positive
@@ -66,11 +67,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         The partition ids of this server's clients; another node is left out as ``another server's``. None:
         whoever comes is one, and who went to another server is none any longer: the cluster's size is that
         of the clients that are there, told anew in each exchange.
-    adopts : Container[int] (default: ())
-        With ``partitions``: those of other servers' clients that are taken in where they come, as one does
-        whose server is gone. Sizes are then those of the clients that are there.
-    max_staleness : int or None (default: None)
-        With a number no server waits for another, as of ``AsynchronousSDFeel``; alpha is then 1.
     monitor : str (default: "")
         ``host:port`` of an ``EdgeMonitor`` that this server reports its model to; empty for none. No round
         waits for it.
@@ -86,9 +82,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
     reached), ``zeta`` of their matrix, ``gossip-seconds`` and what of them the models took
     (``model-exchange-seconds``), beside what the latency model says (``modelled-gossip-seconds``); for each
     of ``neighbours`` what was measured of the link to it (``link-…``); and ``lost-links-…`` by reason. With a
-    monitor it has ``lost-reports``, of all that were to be sent so far. ``adopted`` has the partition ids of
-    other servers' clients, in rounds in which there are some; one that is at two servers at once counts at
-    both, as neither sees the other's nodes.
+    monitor it has ``lost-reports``, of all that were to be sent so far.
 
     Raises
     ------
@@ -115,28 +109,19 @@ class EdgeServerSDFeel(ClusteredStrategy):
         peer_timeout: float = 600.0,
         lost_after: float = 15.0,
         partitions: Container[int] | None = None,
-        adopts: Container[int] = (),
-        max_staleness: int | None = None,
         monitor: str = "",
         monitor_every: int = 1,
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        int_at_least(1, tau2=tau2, monitor_every=monitor_every)
+        int_at_least(1, monitor_every=monitor_every)
         int_at_least(0, alpha=alpha)
         positive(peer_timeout=peer_timeout)
-        if max_staleness is not None:
-            int_at_least(0, max_staleness=max_staleness)
-            if alpha != 1 or exact_if_complete:
-                raise ValueError(
-                    f"max_staleness is {max_staleness!r}; valid with alpha = {alpha}, "
-                    f"exact_if_complete = {exact_if_complete} is None"
-                )
-        self.max_staleness = max_staleness
         int_between(0, len(peers) - 1, edge=edge)
         options.setdefault("num_clients", 0)
-        super().__init__(clusters=None, num_servers=1, local_steps=tau1, **options)
-        self.edge, self.peers = edge, list(peers)
-        self.tau2, self.alpha = tau2, alpha
+        self.edge, self.peers, self.alpha = edge, list(peers), alpha
+        super().__init__(
+            clusters=None, num_servers=1, local_steps=tau1, tau2=tau2, mixer=_Neighbours(self), **options
+        )
         self.exact_if_complete = exact_if_complete
         self.graph = as_graph(topology, len(peers), self.settings.seed)
         check_edge_rule(self.aggregation, self.graph)
@@ -144,11 +129,9 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
         self.monitor, self.monitor_every = monitor, monitor_every
         self._reporter: Reporter | None = None
-        self._partitions, self._adopts = partitions, adopts
-        self._may_move, self._there = partitions is None or adopts != (), list[int]()
-        self._adopted: list[int] = []
+        self._partitions, self._there = partitions, list[int]()
         self._last_round = 0
-        self._gossip: DirectGossip | LatestGossip | None = None
+        self._gossip: DirectGossip | None = None
         # The round after which the others go on, where this one has not completed it.
         self._reached = 0
         self._goes_on = False
@@ -158,11 +141,8 @@ class EdgeServerSDFeel(ClusteredStrategy):
         self._channel("", 1)
 
     def _admits(self, node: Node) -> str | None:
-        client = node.partition_id
-        return None if self._is_own(client) or client in self._adopts else "another server's"
-
-    def _is_own(self, client: int) -> bool:
-        return self._partitions is None or client in self._partitions
+        own = self._partitions is None or node.partition_id in self._partitions
+        return None if own else "another server's"
 
     def _channel(self, layout: str, largest: int) -> PeerChannel:
         def answer(peer: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +176,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             aggregation=str(self.aggregation),
             alpha=self.alpha,
             exact_if_complete=self.exact_if_complete,
-            max_staleness=self.max_staleness,
         )
 
     # The run.
@@ -211,45 +190,30 @@ class EdgeServerSDFeel(ClusteredStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``.
-
-        RosterError also where it adopts clients that a simulation has at all servers at once.
-        """
+        """Meet the neighbours and run the rounds; parameters and errors as of ``FederatedStrategy.start``."""
         self.check_num_rounds(num_rounds)
-        if self._adopts != () and getattr(grid, "known_nodes", lambda: None)() is not None:
-            raise RosterError(
-                "Clients of other servers are to be adopted, as SuperNodes are that dial it when theirs "
-                "is gone; in a simulation every server has the clients of all from the start."
-            )
         layout = Layout.of(initial_arrays)
         # What servers say of each other; or a digest, and a model in float64.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
-        largest = max(largest, largest_report(layout), LatestGossip.room(len(self.graph)) + 8 * layout.size)
+        largest = max(largest, largest_report(layout))
         self._last_round = num_rounds
         with self._channel(layout_digest(layout), largest) as channel, self._reporting(channel):
             gossip = self._gossip = self._gossip_over(channel)
             # Of a run that goes on; else ``start`` begins with the first.
             completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
-            try:
-                self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
-                return super().start(
-                    grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-                )
-            finally:
-                if isinstance(gossip, LatestGossip):
-                    gossip.close(self._lost_after)
-
-    def _gossip_over(self, channel: PeerChannel) -> DirectGossip | LatestGossip:
-        if self.max_staleness is not None:
-            return LatestGossip(
-                self.graph,
-                channel,
-                period=self.tau2,
-                max_staleness=self.max_staleness,
-                rule=self.aggregation,
-                timeout=self._peer_timeout,
-                max_update_norm_ratio=self.settings.max_update_norm_ratio,
+            self._reached = gossip.join(completed, self._peer_timeout / 2, num_rounds)
+            return super().start(
+                grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
+
+    @property
+    def gossip(self) -> DirectGossip:
+        """Gossip with the neighbours; RuntimeError before ``start``."""
+        if self._gossip is None:
+            raise RuntimeError("No neighbours: start comes first.")
+        return self._gossip
+
+    def _gossip_over(self, channel: PeerChannel) -> DirectGossip:
         return DirectGossip(
             self.graph,
             channel,
@@ -285,18 +249,15 @@ class EdgeServerSDFeel(ClusteredStrategy):
             self.federation.completed = self._reached
         return super()._set_up(arrays, grid)
 
-    def _drawn(self, server_round: int, there: Sequence[int]) -> list[int]:
-        self._there = list(there)
-        adopted = [client for client in self._there if not self._is_own(client)]
-        if adopted != self._adopted:
-            log(INFO, "Clients of other servers here: %s", ", ".join(map(str, adopted)) or "none any longer")
-        self._adopted = adopted
-        return super()._drawn(server_round, there)
+    def scheduled(self, run: Run) -> Sequence[int]:
+        """Return the clients that take part in a round."""
+        self._there = list(run.there)
+        return super().scheduled(run)
 
     @property
     def cluster_sizes(self) -> NDArray[np.float64]:
         """Samples of this server's cluster (1,), of the clients that are there where they may move."""
-        if not (self._may_move and self._there):
+        if self._partitions is not None or not self._there:
             return super().cluster_sizes
         weights = np.ones(self.num_clients)
         if self.aggregation.is_mean:
@@ -304,85 +265,24 @@ class EdgeServerSDFeel(ClusteredStrategy):
         sizes: NDArray[np.float64] = np.array([weights[self._there].sum()])
         return sizes
 
-    @property
-    def gossip_steps(self) -> int:
-        """Alpha."""
-        return self.alpha
-
-    def exchange_due(self, server_round: int) -> bool:
-        """Return whether tau2 divides the round."""
-        return server_round % self.tau2 == 0
-
-    def exchanged(self, server_round: int, models: ServerModels) -> tuple[NDArray[Any], list[ServerTransfer]]:
-        """Return this server's model (1, M) after gossip with its neighbours, and what it sent them.
-
-        The ledger has every byte of the channel too, under ``peer->peer``.
-        """
-        gossip = self._gossip
-        if gossip is None:
-            raise RuntimeError("No neighbours: start comes first.")
-        size = float(self.cluster_sizes.sum())
-
-        def between(vectors: NDArray[Any]) -> NDArray[Any]:
-            return gossip.exchanged(server_round, vectors[0], size)[None]
-
-        vectors = models.after(between)
-        for peer, link in gossip.report.links.items():
-            if link.sent:
-                self.ledger.book(server_round, PEER_TO_PEER, self.edge, peer, 0, link.sent)
-        modelled = self._modelled if self.max_staleness is None else self._modelled_since
-        return vectors, modelled(models.vectors[0], gossip.report.sent)
-
-    def _modelled(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
-        """Return the modelled system's transfers: a model to each neighbour in each step that it took."""
-        between = np.empty(model.shape, np.float64)
-        return [
-            transfer
-            for step in range(self.alpha)
-            for transfer in gossip_transfers(self.graph, [between if step else model] * len(self.graph))
-            if transfer.source == self.edge and sent.get(transfer.target, 0) > step
-        ]
-
-    def _modelled_since(self, model: NDArray[Any], sent: Mapping[int, int]) -> list[ServerTransfer]:
-        """Return the modelled system's transfers where nobody waits: models taken since the last exchange."""
-        return [
-            transfer
-            for transfer in gossip_transfers(self.graph, [model] * len(self.graph))
-            if transfer.source == self.edge
-            for _ in range(sent.get(transfer.target, 0))
-        ]
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the cluster, eq. (3), gossip if due, eq. (5), and return this server's model."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        if metrics is not None:
-            # There is one model here; how far it is from the others' nobody knows.
-            metrics.pop("consensus-error", None)
-            if self._adopted:
-                metrics["adopted"] = self._adopted
-            if self._gossip is not None and self.exchange_due(server_round):
-                metrics.update(self._gossip.report.metrics())
-                modelled = inter_seconds(self.scheme, self._system(), alpha=self.alpha)
-                metrics["modelled-gossip-seconds"] = modelled
-            if self._reporter is not None:
-                self._report(self._reporter, server_round)
-                metrics["lost-reports"] = self._reporter.lost
-        return arrays, metrics
+    def ended(self, state: State, run: Run) -> None:
+        """Tell how the exchange with the neighbours went, and the monitor of the model."""
+        # There is one model here; how far it is from the others' nobody knows.
+        if self._gossip is not None and run.round % self.tau2 == 0:
+            run.told.update(self._gossip.report.metrics())
+            modelled = inter_seconds(self.scheme, self.time.system(self.federation), alpha=self.alpha)
+            run.told["modelled-gossip-seconds"] = modelled
+        if self._reporter is not None:
+            self._report(self._reporter, run.round)
+            run.told["lost-reports"] = self._reporter.lost
 
     def _report(self, reporter: Reporter, server_round: int) -> None:
         """Report this server's model to the monitor where u is evaluated."""
         if server_round % self.monitor_every and server_round != self._last_round and not self.out_of_budget:
             return
         size = float(self.cluster_sizes.sum())
-        told = reporter.report(server_round, self._trained().vectors[0], size, self.progress())
+        told = reporter.report(server_round, self._known_state().servers[0], size, self.progress())
         self.ledger.book(server_round, PEER_TO_MONITOR, self.edge, len(self.peers), 0, told)
-
-    def check_num_rounds(self, num_rounds: int) -> None:
-        """Raise ValueError unless tau2 divides the number of rounds."""
-        super().check_num_rounds(num_rounds)
-        whole_blocks(num_rounds, self.tau2)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -391,3 +291,32 @@ class EdgeServerSDFeel(ClusteredStrategy):
         log(INFO, "\t│\t├── Neighbours: %s", sorted(self.graph.neighbors(self.edge)))
         log(INFO, "\t│\t└── tau1 = %d | tau2 = %d | alpha = %d", self.local_steps, self.tau2, self.alpha)
         super().summary()
+
+
+class _Neighbours(Alone):
+    """What a server does with its model and its neighbours'."""
+
+    def __init__(self, server: EdgeServerSDFeel) -> None:
+        self._server, self.steps = server, server.alpha
+
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+        """Return this server's model (1, M) after gossip with its neighbours, eq. (5).
+
+        The ledger has every byte of the channel under ``peer->peer``, and what the modelled system sends: a
+        model to each neighbour in each step that it took.
+        """
+        edge, gossip, ledger = self._server.edge, self._server.gossip, run.federation.ledger
+        size = float(sizes.sum())
+        after = on_mixed(
+            servers, run.layout, lambda models: gossip.exchanged(run.round, models[0], size)[None]
+        )
+        for peer, link in gossip.report.links.items():
+            if link.sent:
+                ledger.book(run.round, PEER_TO_PEER, edge, peer, 0, link.sent)
+        for step in range(self.steps):
+            told = sent_bytes(edge, servers.shape[1], np.dtype(np.float64) if step else servers.dtype)
+            for peer in sorted(self._server.graph.neighbors(edge)):
+                if gossip.report.sent.get(peer, 0) > step:
+                    run.book("edge->edge", edge, peer, told)
+        yield from ()
+        return after

@@ -28,11 +28,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
+from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, RoundCallback, RoundEnd
-from hedgerow.strategies.sd_feel.clusters import whole_blocks
-from hedgerow.strategies.sd_feel.servers import ServerModels
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import int_at_least, positive
@@ -224,7 +223,7 @@ class EdgeMonitor:
         Of this process, ``host:port``, as the servers call it.
     every : int
         Rounds between two evaluations, as the servers have it, >= 1.
-    topology, tau1, tau2, alpha, exact_if_complete, max_staleness, seed, aggregation
+    topology, tau1, tau2, alpha, exact_if_complete, seed, aggregation
         As of the servers: who has other settings is refused.
     credentials : PeerCredentials or None (default: None)
         Of this process; its certificate is for the number after the last server's.
@@ -261,7 +260,6 @@ class EdgeMonitor:
         tau2: int = 1,
         alpha: int = 1,
         exact_if_complete: bool = False,
-        max_staleness: int | None = None,
         seed: int = 0,
         aggregation: str = "mean",
         credentials: PeerCredentials | None = None,
@@ -279,7 +277,7 @@ class EdgeMonitor:
         graph = as_graph(topology, len(peers), seed)
         self._run = run_digest(
             graph, tau1=tau1, tau2=tau2, seed=seed, aggregation=str(self.aggregation),
-            alpha=alpha, exact_if_complete=exact_if_complete, max_staleness=max_staleness,
+            alpha=alpha, exact_if_complete=exact_if_complete,
         )  # fmt: skip
         self._credentials, self._listen = credentials, listen
         self.completed = 0
@@ -335,7 +333,8 @@ class EdgeMonitor:
         TimeoutError
             If no server reports for as many times ``timeout`` as there are rounds between two reports.
         """
-        whole_blocks(num_rounds, self.tau2)
+        if num_rounds % self.tau2:
+            raise ValueError(f"num_rounds is {num_rounds}; valid is a multiple of tau2 = {self.tau2}")
         layout, result = Layout.of(initial_arrays), Result()
         if not self.completed:
             self._u = layout.flatten(initial_arrays, _vector_type(layout))
@@ -430,14 +429,11 @@ class EdgeMonitor:
         del self._since[due]
         self._absent |= {server for server in range(len(self.peers)) if self._reached.get(server, 0) < due}
         self._last |= here
-        models = ServerModels(layout, np.stack([report.model for report in here.values()]))
+        models = np.stack([report.model for report in here.values()])
         sizes = np.array([report.size for report in here.values()])
         weights = sizes / sizes.sum()
-        if self.aggregation.is_mean:
-            self._u = models.mean(weights)
-        else:
-            self._u = models.robust_mean(weights, self.aggregation)
-        train = {"consensus-error": models.consensus_error(weights), "servers": list(here)}
+        self._u = robust_mean(models, weights, self.aggregation)
+        train = {"consensus-error": consensus_error(models, weights), "servers": list(here)}
         self.completed = due
         self._tell(due, train, layout, evaluate_fn, result, began)
 

@@ -6,21 +6,32 @@ client tells grad F_i(u), and of its samples curvature and mini-batch variance. 
 models that a run visits: estimates from below. Nothing of it enters the model.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from logging import WARNING
+from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import MetricRecord, RecordDict
+from flwr.common import log
 from numpy.typing import NDArray
 
+from hedgerow.strategies.edges.clusters import Clusters
+from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation, only_arrays
-from hedgerow.strategies.inbox import Inbox, Node, checked_metrics, collect
+from hedgerow.strategies.inbox import Node, checked_metrics
+from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.message_types import GRADIENT
 from hedgerow.wire.printable import quoted
-from hedgerow.wire.records import PayloadError, payload_bytes
+from hedgerow.wire.records import PayloadError
 
-__all__ = ["CURVATURE", "VARIANCE", "Seen", "Told", "probed"]
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["CURVATURE", "VARIANCE", "Probes", "Seen", "Told"]
 
 CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
@@ -66,77 +77,84 @@ class Seen:
     gradient2: float
     clients: int
 
-    def metrics(self) -> MetricRecord:
+    def metrics(self) -> dict[str, float]:
         """Return the figures by the names of a round's record."""
-        return MetricRecord(
-            {
-                CURVATURE: self.curvature,
-                VARIANCE: self.variance,
-                "gradient-dissimilarity": self.dissimilarity,
-                "gradient2": self.gradient2,
-                "probed-clients": self.clients,
-            }
-        )
+        return {
+            CURVATURE: self.curvature,
+            VARIANCE: self.variance,
+            "gradient-dissimilarity": self.dissimilarity,
+            "gradient2": self.gradient2,
+            "probed-clients": self.clients,
+        }
 
 
-def probed(
-    federation: Federation,
-    grid: Grid,
-    server_round: int,
-    u: ArrayRecord,
-    config: ConfigRecord,
-    servers: Mapping[int, int],
-    weights: NDArray[np.float64],
-    links: tuple[str, str],
-) -> tuple[Seen | None, int]:
-    """Ask clients for their gradients at u; return what they show, None of none, and how many were lost.
+class Probes(Part):
+    """Asks all clients that are there for their gradients at u, once before each of the first rounds.
 
     Parameters
     ----------
-    federation : Federation
-        Whose clients they are; what travels is booked beside the method's links.
-    grid : Grid
-        Where they are.
-    server_round : int
-        The round that begins.
-    u : ArrayRecord
-        The model.
-    config : ConfigRecord
-        What they are told to train with: ``batch-size`` and ``seed`` count.
-    servers : Mapping[int, int]
-        The clients, by partition id: each one's server.
-    weights : NDArray
-        |S_i| by partition id, (C,).
+    rounds : int
+        Before how many rounds, >= 0.
+    clusters : Clusters
+        Each client's server.
     links : (str, str)
-        The method's, down to a client and up from it.
+        The modelled links down to a client and up from it; what travels is booked beside them.
+    others : Callable[[Federation], Mapping[str, float]]
+        Returns what a plan needs of the system beside.
     """
-    settings, layout = federation.settings, federation.known_layout()
-    down, up = links
-    nodes, _ = federation.online(grid, sorted(servers))
-    told = RecordDict({
-        settings.arrayrecord_key: u,
-        settings.configrecord_key: ConfigRecord({**config, "server-round": server_round}),
-    })  # fmt: skip
-    group, sizes = f"{server_round} {GRADIENT}", (payload_bytes(u), payload_bytes(told))
-    messages = [
-        Message(told, node.node_id, GRADIENT, ttl=federation.timeout, group_id=group) for node in nodes
-    ]
-    for node in nodes:
-        client = node.partition_id
-        federation.book_down(server_round, f"{down} probe", servers[client], client, 0, sizes)
 
-    def checked(node: Node, reply: RecordDict) -> Told:
-        gradient = layout.flatten(only_arrays(reply), np.float64)
-        return _told(checked_metrics(reply, settings.weighted_by_key), gradient)
+    name = "probes"
 
-    exchange = Inbox(nodes, group, checked)
-    answers = []
-    for reply in exchange.accept(collect(grid, messages, federation.timeout) if messages else ()):
-        client = reply.node.partition_id
-        arrays = only_arrays(reply.content)
-        federation.book_up(server_round, f"{up} probe", client, servers[client], 0, arrays, reply)
-        answers.append((float(weights[client]), reply.value))
-    return _seen(answers), exchange.report.sent - exchange.report.accepted
+    def __init__(
+        self,
+        rounds: int,
+        clusters: Clusters,
+        links: tuple[str, str],
+        others: Callable[[Federation], Mapping[str, float]],
+    ) -> None:
+        self.rounds, self._clusters, self._others = rounds, clusters, others
+        self._links = f"{links[0]} probe", f"{links[1]} probe"
+        self.forget()
+
+    def forget(self) -> None:
+        """Have asked nobody."""
+        self._before, self._shown = 0, dict[str, float]()
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Ask clients for what the constants are estimated of."""
+        if self._before < run.round <= self.rounds:
+            self._before = run.round
+            self._shown = yield from self._probed(run)
+
+    def ended(self, run: Run) -> None:
+        """Tell what the clients' gradients showed before the round."""
+        if self._before == run.round:
+            run.told.update(self._shown)
+
+    def _probed(self, run: Run) -> Steps[dict[str, float]]:
+        assert run.model is not None
+        federation, u = run.federation, run.model()
+        there = self._clusters.among(i for i in run.there if i < len(self._clusters.of))
+        asks = [Ask(clients, u, pool=d, bits=0) for d, clients in self._clusters.members(there).items()]
+        told = {**run.config, "server-round": run.round}
+        reads = partial(_read, federation)
+        exchange = Exchange(GRADIENT, asks, told, self._links, reads=reads, group=GRADIENT, beside=True)
+        sizes = federation.weights(len(self._clusters.of))
+        answers: list[tuple[float, Told]] = []
+        for columns in (yield exchange):
+            answers += [(float(sizes[i]), row) for i, row in zip(columns.nodes, columns.rows, strict=True)]
+        lost = {"probe-lost": len(there) - len(answers)}
+        found = _seen(answers)
+        if found is None:
+            log(WARNING, "No client told its gradient before round %d: nothing is estimated.", run.round)
+            return dict(lost)
+        shares = sizes / sizes.sum()
+        return {**lost, **found.metrics(), "sum-m2": float(shares @ shares), **self._others(federation)}
+
+
+def _read(federation: Federation, node: Node, content: RecordDict) -> Row:
+    gradient = federation.known_layout().flatten(only_arrays(content), np.float64)
+    return Row(_told(checked_metrics(content, federation.settings.weighted_by_key), gradient), 0)
 
 
 def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> Told:

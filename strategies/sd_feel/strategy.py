@@ -2,33 +2,29 @@
 
 Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5).
-Differs: edge servers are emulated (see ``clusters.py``), or nodes between which the server relays (see
-``relayed.py``); the mixing matrix is I - s L Omega with columns summing to one, the reading under
-which eq. (5) keeps both consensus and the weighted mean; a client that drops out leaves its cluster's mean to
-the others, which the paper leaves open.
+Differs: edge servers are emulated, or nodes between which the server relays (``edges/relayed.py``); the
+mixing matrix is I - s L Omega with columns summing to one, the reading under which eq. (5) keeps consensus
+and the weighted mean; a client that drops out leaves its cluster's mean to the others, which the paper leaves
+open.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from logging import INFO, WARNING
-from typing import Any, Unpack
+from logging import INFO
+from typing import Unpack
 
 import networkx as nx
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
-from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
-from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy, Clusters, whole_blocks
-from hedgerow.strategies.sd_feel.probes import probed
-from hedgerow.strategies.sd_feel.relayed import check_edge_rule, gossip_transfers
-from hedgerow.strategies.sd_feel.servers import ServerModels, ServerTransfer
-from hedgerow.strategies.sd_feel.stragglers import ServerClocks, Stragglers
-from hedgerow.strategies.sd_feel.theory import Scheme, cluster_seconds, inter_seconds
-from hedgerow.strategies.topology import Mixing, as_graph, mixing
-from hedgerow.wire.checks import in_range, int_at_least
-from hedgerow.wire.seeds import Purpose, generator
+from hedgerow.strategies.edges.clusters import Chosen
+from hedgerow.strategies.edges.mixers import Gossip
+from hedgerow.strategies.edges.relayed import check_edge_rule
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
+from hedgerow.strategies.sd_feel.probes import Probes
+from hedgerow.strategies.sd_feel.simulated_time import Stragglers
+from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.topology import Mixing, as_graph
+from hedgerow.wire.checks import int_at_least, one_of
 
 __all__ = ["EDGE_SERVERS", "SDFeel"]
 
@@ -70,16 +66,12 @@ class SDFeel(ClusteredStrategy):
         to C + D - 1, which answer ``train.intra`` and ``train.gossip``
         (``hedgerow.clients.sd_feel_client`` does). Models, modelled traffic and simulated seconds are the
         same, bit for bit. A round with gossip is then 2 + alpha exchanges, each with the round's deadline;
-        see ``hedgerow.strategies.sd_feel.relayed.EdgeFederation``, also for edge servers that are lost, and
+        see ``hedgerow.strategies.edges.relayed.EdgeNodes``, also for edge servers that are lost, and
         those that lie: ``aggregation`` is then also what each takes in gossip, and the models of the two
         levels differ under a rule.
     stragglers : Stragglers or None (default: None)
         Which clients are slow. Simulated time is then that of the last server, each on a clock of its own: it
         waits for its slowest client, and in gossip for its neighbours.
-    mobility : float (default: 0.0)
-        Probability, in [0, 1], that a client moves to a neighbouring server before a round, which one by a
-        draw of its own; the last client of a server stays. Sizes, and with them the mixing matrix and the
-        weights of u, are those of the clusters as they are. Not where edge servers are nodes.
     probe_rounds : int (default: 0)
         Before the first so many rounds all clients that are there tell grad F_i(u) and estimates of L and
         sigma^2 (``train.gradient``), for the planner: the round's metrics have ``curvature``,
@@ -106,207 +98,57 @@ class SDFeel(ClusteredStrategy):
         tau1: int = 1,
         tau2: int = 1,
         alpha: int = 1,
-        clusters: Clusters = None,
+        clusters: Chosen = None,
         exact_if_complete: bool = False,
         edge_servers: str = "emulated",
         stragglers: Stragglers | None = None,
-        mobility: float = 0.0,
         probe_rounds: int = 0,
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        int_at_least(1, tau2=tau2)
+        int_at_least(1, num_servers=num_servers)
         int_at_least(0, alpha=alpha, probe_rounds=probe_rounds)
-        if edge_servers not in EDGE_SERVERS:
-            raise ValueError(
-                f"edge_servers is {edge_servers!r}; valid is {' or '.join(map(repr, EDGE_SERVERS))}"
-            )
-        in_range("mobility", mobility, 0.0, 1.0)
-        if mobility and edge_servers != "emulated":
-            raise ValueError(f"mobility is {mobility!r}; valid is 0 where edge servers are nodes")
-        if mobility and options.get("secure_sum"):
-            raise ValueError(f"mobility is {mobility!r}; valid with secure_sum is 0: clusters get too small")
+        one_of("edge_servers", edge_servers, EDGE_SERVERS)
         if probe_rounds and options.get("secure_sum"):
             raise ValueError(
                 f"probe_rounds is {probe_rounds}; valid with secure_sum is 0: they are each client's"
             )
-        self.stragglers, self.mobility, self.probe_rounds = stragglers, mobility, probe_rounds
+        self.alpha, self.stragglers, self.probe_rounds = alpha, stragglers, probe_rounds
+        self.graph = as_graph(topology, num_servers, options.get("seed", 0))
+        self._gossip = Gossip(self.graph, alpha, exact_if_complete)
         super().__init__(
             clusters=clusters,
             num_servers=num_servers,
             local_steps=tau1,
+            tau2=tau2,
+            mixer=self._gossip,
             edge_nodes=edge_servers == "nodes",
+            stragglers=stragglers,
+            graph=self.graph,
             **options,
         )
-        self.tau2 = tau2
-        self.alpha = alpha
-        self._mixing: Mixing | None = None
-        self.exact_if_complete = exact_if_complete
-        self.graph = as_graph(topology, num_servers, self.settings.seed)
-        self._clocks = ServerClocks(self.graph)
-        # Where clients were before they moved.
-        self._homes = self.clusters
         if self.edges is not None:
             check_edge_rule(self.aggregation, self.graph)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._moved_before, self._moves = 0, 0
-        # What the probe before a round has shown, if anything, and before which.
-        self._probed_before, self._probed = 0, MetricRecord()
-        if hasattr(self, "_homes"):  # Not while this is being made.
-            self.clusters = self._homes
-            self._clocks = ServerClocks(self.graph)
-
-    @property
-    def gossip_steps(self) -> int:
-        """Alpha."""
-        return self.alpha
+        links = (self.down_link, self.up_link)
+        self.parts += (Probes(probe_rounds, self.assignment, links, self._planned_with),)
 
     @property
     def mixing(self) -> Mixing:
         """The mixing matrix of the clusters' sizes as far as they are known."""
-        sizes = self.cluster_sizes
-        if self._mixing is None or not np.array_equal(self._mixing.sizes, sizes):
-            self._mixing = mixing(self.graph, sizes, exact_if_complete=self.exact_if_complete)
-            if not self.mobility:
-                zeta = self._mixing.zeta
-                log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.alpha)
-        return self._mixing
+        return self._gossip.mixing(self.cluster_sizes)
 
     @property
     def contraction(self) -> float:
         """Zeta^alpha, what one inter-cluster aggregation at least multiplies the disagreement by."""
         return float(self.mixing.zeta**self.alpha)
 
-    def exchange_due(self, server_round: int) -> bool:
-        """Return whether tau2 divides the round."""
-        return server_round % self.tau2 == 0
-
-    def between_servers(self, models: NDArray[Any]) -> NDArray[Any]:
-        """Gossip ``alpha`` steps, eq. (5)."""
-        return self.mixing.gossip(models, self.alpha)
-
-    def server_links(self, models: ServerModels) -> list[ServerTransfer]:
-        """Return both directions of every edge, once a gossip step, as edge servers that are nodes send them.
-
-        Models travel in float64 from the second step on: nothing is rounded between two steps.
-        """
-        first = models.vectors[0]
-        between = np.empty(first.shape, np.float64)
-        return [
-            transfer
-            for step in range(self.alpha)
-            for transfer in gossip_transfers(self.graph, [between if step else first] * self.num_servers)
-        ]
-
-    def exchanged(self, server_round: int, models: ServerModels) -> tuple[NDArray[Any], list[ServerTransfer]]:
-        """Return the servers' models (D, M) after gossip, here or at the edge servers, and its transfers."""
-        if self.edges is None:
-            return super().exchanged(server_round, models)
-        return self.edges.gossiped(server_round, models.vectors, self.mixing, self.alpha, models.exchanged)
-
-    # Clients that are slow, and that move.
-
-    def _server_seconds(self, server_round: int, clients: Iterable[int]) -> float:
-        """Return the seconds of a round of a server whose clients these are."""
-        stragglers = self.stragglers
-        slowest = 1.0 if stragglers is None else stragglers.slowest(self.settings.seed, server_round, clients)
-        return cluster_seconds(self._system(), tau1=self.local_steps, slowdown=slowest)
-
-    def _link_seconds(self) -> float:
-        """Return the seconds of one gossip step."""
-        return inter_seconds(self.scheme, self._system(), alpha=1)
-
-    def _round_seconds(self, server_round: int) -> float:
-        if self.stragglers is None:
-            return super()._round_seconds(server_round)
-        clients: list[list[int]] = [[] for _ in range(self.num_servers)]
-        for i in self.participants(server_round):
-            clients[self.clusters[i]].append(i)
-        self._clocks.work([self._server_seconds(server_round, own) for own in clients])
-        if self.exchange_due(server_round):
-            self._clocks.exchange(self.alpha, self._link_seconds())
-        return max(self._clocks.seconds) - self.clock.seconds
-
-    def _move(self, server_round: int) -> None:
-        """Let clients move, once before each round but the first."""
-        if not self.mobility or server_round in (1, self._moved_before):
-            return
-        self._moved_before, self._moves = server_round, 0
-        clusters, counts = list(self.clusters), Counter(self.clusters)
-        near = [sorted(self.graph.neighbors(d)) for d in range(self.num_servers)]
-        for client, server in enumerate(self.clusters):
-            if server < 0 or counts[server] == 1 or not near[server]:
-                continue
-            rng = generator(
-                self.settings.seed, round=server_round, partition_id=client, purpose=Purpose.MOBILITY
-            )
-            if rng.random() < self.mobility:
-                clusters[client] = near[server][int(rng.integers(len(near[server])))]
-                counts[server] -= 1
-                counts[clusters[client]] += 1
-                self._moves += 1
-        self.clusters = tuple(clusters)
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Send each participant its server's model, after clients moved; first rounds begin with a probe."""
-        self._begin_round(server_round)
-        self._move(server_round)
-        messages = super().configure_train(server_round, arrays, config, grid)
-        if self._probed_before < server_round <= self.probe_rounds:
-            self._probed_before, self._probed = server_round, self._probe(server_round, config, grid)
-        return messages
-
-    def _probe(self, server_round: int, config: ConfigRecord, grid: Grid) -> MetricRecord:
-        """Return what the clients' gradients at u show, and of the system what a plan needs beside."""
-        # Clients without a server have not come yet.
-        servers = {client: server for client, server in enumerate(self.clusters) if server >= 0}
-        sizes, system = self.federation.weights(self.num_clients), self._system()
-        u = self.current_arrays()
-        assert u is not None  # Models are there once a round is configured.
-        links = (self.down_link, self.up_link)
-        found, lost = probed(self.federation, grid, server_round, u, config, servers, sizes, links)
-        metrics = MetricRecord({"probe-lost": lost})
-        if found is None:
-            log(WARNING, "No client told its gradient before round %d: nothing is estimated.", server_round)
-            return metrics
-        shares = sizes / sizes.sum()
-        metrics.update(found.metrics())
-        metrics["sum-m2"] = float(shares @ shares)
-        metrics["zeta"] = float(self.mixing.zeta)
-        metrics["iteration-seconds"] = system.compute.seconds()
-        metrics["parameters"] = system.num_params
-        return metrics
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average each cluster, eq. (3), gossip if due, eq. (5), and return u."""
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        if metrics is not None and self._probed_before == server_round:
-            metrics.update(self._probed)
-        if metrics is not None and self.mobility:
-            metrics["moved-clients"] = self._moves
-            counts = Counter(self.clusters)
-            metrics["cluster-clients"] = [counts[d] for d in range(self.num_servers)]
-        return arrays, metrics
-
-    def _state(self) -> dict[str, Any]:
-        moved = {"clusters": list(self.clusters)} if self.mobility else {}
-        clocks = {} if self.stragglers is None else self._clocks.state_dict()
-        return {**super()._state(), **moved, **clocks}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        super()._restore(state)
-        if self.stragglers is not None:
-            self._clocks.load_state_dict(state)
-
-    def check_num_rounds(self, num_rounds: int) -> None:
-        """Raise ValueError unless tau2 divides the number of rounds."""
-        super().check_num_rounds(num_rounds)
-        whole_blocks(num_rounds, self.tau2)
+    def _planned_with(self, federation: Federation) -> Mapping[str, float]:
+        """Return what a plan needs of the system beside the probes' estimates."""
+        system = self.time.system(federation)
+        return {
+            "zeta": float(self.mixing.zeta),
+            "iteration-seconds": system.compute.seconds(),
+            "parameters": system.num_params,
+        }
 
     def summary(self) -> None:
         """Log the settings."""

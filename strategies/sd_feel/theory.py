@@ -31,7 +31,6 @@ __all__ = [
     "block_seconds",
     "bound",
     "bound_constants",
-    "cluster_seconds",
     "eta_max",
     "inter_seconds",
     "iterations_within",
@@ -121,9 +120,12 @@ class System:
         """Return the seconds that one model takes over a link."""
         return self.rates.seconds(_BITS_PER_PARAMETER * self.num_params, link)
 
-    def leg_seconds(self, up: str, down: str) -> float:
-        """Return the seconds of one aggregation between two tiers: up, and down again if counted."""
-        return self.model_seconds(up) + (self.model_seconds(down) if self.downlink else 0.0)
+    def leg_seconds(self, up: str, down: str, uplink: float = 1.0) -> float:
+        """Return the seconds of one aggregation between two tiers: up, and down again if counted.
+
+        ``uplink`` is the share of a model's bits that goes up.
+        """
+        return self.model_seconds(up) * uplink + (self.model_seconds(down) if self.downlink else 0.0)
 
 
 def preset(name: str, *, num_params: int | None = None, flops_per_iteration: float | None = None) -> System:
@@ -174,13 +176,13 @@ def _iterations_per_round(scheme: Scheme, tau1: Count, tau2: Count) -> Count:
     return tau1 * tau2 if scheme is Scheme.FEDAVG else tau1
 
 
-def _intra_seconds(scheme: Scheme, system: System) -> float:
+def _intra_seconds(scheme: Scheme, system: System, uplink: float = 1.0) -> float:
     if scheme is not Scheme.FEDAVG:
-        return system.leg_seconds("client->edge", "edge->client")
+        return system.leg_seconds("client->edge", "edge->client", uplink)
     if not system.shared_cloud_link:
-        return system.leg_seconds("client->cloud", "cloud->client")
-    cloud = system.num_clients * system.leg_seconds("edge->cloud", "cloud->edge")
-    return system.leg_seconds("client->edge", "edge->client") + cloud
+        return system.leg_seconds("client->cloud", "cloud->client", uplink)
+    cloud = system.num_clients * system.leg_seconds("edge->cloud", "cloud->edge", uplink)
+    return system.leg_seconds("client->edge", "edge->client", uplink) + cloud
 
 
 def _inter_seconds(scheme: Scheme, system: System, alpha: Number) -> Number:
@@ -202,26 +204,21 @@ def _block_seconds(scheme: Scheme, system: System, tau1: Number, tau2: Number, a
     return _rounds_per_block(scheme, tau2) * intra + _inter_seconds(scheme, system, alpha)
 
 
-def round_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1) -> float:
+def round_seconds(
+    scheme: str, system: System, *, tau1: int, tau2: int = 1, slowdown: float = 1.0, uplink: float = 1.0
+) -> float:
     """Return the seconds of one round of local iterations and its aggregation of clients' models.
 
     A round is tau1 iterations (tau1 * tau2 in FedAvg). Every tau2-th round of SD-FEEL and HierFAVG
-    takes ``inter_seconds`` longer.
+    takes ``inter_seconds`` longer. The slowest client takes ``slowdown`` (>= 1) times as long for an
+    iteration, and the largest reply has the share ``uplink`` (>= 0) of a model's bits.
     """
     at_least(1, tau1=tau1, tau2=tau2)
+    require("slowdown", slowdown, "a number >= 1", slowdown >= 1)
+    not_negative(uplink=uplink)
     scheme = _valid_scheme(scheme)
     iterations = _iterations_per_round(scheme, float(tau1), float(tau2))
-    return iterations * system.compute.seconds() + _intra_seconds(scheme, system)
-
-
-def cluster_seconds(system: System, *, tau1: int, slowdown: float = 1.0) -> float:
-    """Return the seconds of one round of one cluster of SD-FEEL whose slowest client is so many times slower.
-
-    With ``slowdown`` 1 (>= 1) it is ``round_seconds``.
-    """
-    at_least(1, tau1=tau1)
-    require("slowdown", slowdown, "a number >= 1", slowdown >= 1)
-    return float(tau1) * system.compute.seconds() * slowdown + _intra_seconds(Scheme.SD_FEEL, system)
+    return iterations * system.compute.seconds() * slowdown + _intra_seconds(scheme, system, uplink)
 
 
 def inter_seconds(scheme: str, system: System, *, alpha: int = 1) -> float:

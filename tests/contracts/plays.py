@@ -51,7 +51,6 @@ _DEVICES = {"layout": "devices", "sealed": False, "patients-per-group": 4, "num-
 VARIANTS = (
     Method(SD_FEEL, "sd-feel", {"edge-servers": "nodes"}),
     Method(SD_FEEL, "sd-feel", {"edge-servers": "nodes", "aggregation": "median"}),
-    Method(SD_FEEL, "sd-feel", {"edge-rounds": "asynchronous", "alpha": 1}),
     Method(SD_FEEL, "sd-feel", {"participation": 0.8, "stragglers": "lasting(0.4,5)"}),
     Method(SD_FEEL, "feel", _SUMS),
     Method(SIMILARITY_FREE, "ef-fedavg", {"compressor": "randk(0.2)"}),

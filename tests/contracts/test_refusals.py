@@ -201,7 +201,7 @@ case("strategies:Federation", {"min_available_nodes": 1}, **OPTIONS)
 
 CLUSTERED = {"num_servers": 2, "min_available_nodes": 4}
 case("strategies:SDFeel", CLUSTERED, settings=SD_FEEL,
-    only=("tau1", "tau2", "alpha", "participation", "mobility", "probe_rounds"),
+    only=("tau1", "tau2", "alpha", "participation", "probe_rounds"),
     names={"tau1": "local_steps"}, num_servers=integer(1, 4), edge_servers=one_of("emulated", "nodes"),
     aggregation=RULES, topology=text(["path", "ring"], ["moebius", "", "torus(3,3)"]))
 case("strategies:FedAvg", {}, local_steps=COUNT, participation=SHARE, aggregation=RULES)
@@ -209,18 +209,16 @@ case("strategies:HierFAvg", CLUSTERED, settings=SD_FEEL, only=("tau1", "tau2"),
     names={"tau1": "local_steps"}, num_servers=integer(1, 4))
 case("strategies:Feel", {"min_available_nodes": 6}, names={"tau1": "local_steps"}, tau1=COUNT,
     clients_per_round=integer(1, 6))
-case("strategies:AsynchronousSDFeel", CLUSTERED, settings=SD_FEEL, only=("tau1", "tau2", "max_staleness"),
-    names={"tau1": "local_steps"}, num_servers=integer(1, 4))
 PEERS = ["127.0.0.1:1", "127.0.0.1:2"]
 case("strategies:EdgeServerSDFeel", {"edge": 0, "peers": PEERS, "topology": "complete"}, settings=SD_FEEL,
     only=("tau1", "tau2", "alpha"), names={"tau1": "local_steps"}, edge=integer(0, 1),
-    max_staleness=COUNT_OR_0 | NONE, peer_timeout=POSITIVE, lost_after=POSITIVE, monitor_every=COUNT)
+    peer_timeout=POSITIVE, lost_after=POSITIVE, monitor_every=COUNT)
 case("strategies:EdgeMonitor",
     {"peers": PEERS, "address": "127.0.0.1:3", "every": 1, "topology": "complete"}, every=COUNT,
     tau1=COUNT, tau2=COUNT, alpha=COUNT_OR_0, patience=POSITIVE)
 case("strategies:Stragglers", {"lasting": True, "probability": 0.1, "slowdown": 2.0}, probability=SHARE,
     slowdown=real(1, 1e6))
-reads("strategies.sd_feel.stragglers:Stragglers.parse", "stragglers",
+reads("strategies.sd_feel.simulated_time:Stragglers.parse", "stragglers",
     ["", "transient(0.1,2)", "lasting(1,1)"],
     ["transient(0,2)", "transient(0.1)", "lasting(0.1,0.5)", "slow(0.1,2)", "lasting(a,2)"])
 
@@ -803,8 +801,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"clusters": [0, 0]}, r"clusters names the servers \[0\]"),
         ({"clusters": [0, 0, 1, 1], "num_clients": 5, "topology": [(0, 1)]}, "num_clients is 5; valid is 4"),
         ({"seed": -1}, "seed is -1"),
-        ({"mobility": 0.1, "edge_servers": "nodes"}, "valid is 0 where edge servers are nodes"),
-        ({"mobility": 0.1, "secure_sum": True}, "valid with secure_sum is 0"),
         ({"probe_rounds": 1, "secure_sum": True}, "probe_rounds is 1; valid with secure_sum is 0"),
         ({"edge_servers": "nodes", "secure_sum": True}, "valid is False where edge servers are nodes"),
         ({**FEW_MODELS, "aggregation": "krum(0)"}, "valid where edge servers are nodes is mean, .*few"),
@@ -821,9 +817,6 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
     "strategies:Feel": [
         ({"clients_per_round": 9}, "clients_per_round is 9; valid is 1 to 6"),
         ({"pool": [7], "clients_per_round": 1}, r"pool is \[7\]"),
-    ],
-    "strategies:EdgeServerSDFeel": [
-        ({"alpha": 2, "max_staleness": 1}, "max_staleness is 1; valid with alpha = 2"),
     ],
     "SimilarityFree.named": [({"compressor": "sign"}, "fedavg takes none, ef-fedavg does")],
     "strategies.schedules:schedule": [

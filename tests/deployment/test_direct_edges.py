@@ -90,12 +90,10 @@ class Edges:
 
 
 @contextmanager
-def edges(
-    nodes: int, servers: int, config: str, out: Path, *, tls: bool = True, adopt: bool = False
-) -> Iterator[Edges]:
+def edges(nodes: int, servers: int, config: str, out: Path, *, tls: bool = True) -> Iterator[Edges]:
     clusters = contiguous_clusters(nodes, servers)
     partitions = [[i for i, server in enumerate(clusters) if server == d] for d in range(servers)]
-    with EdgeDeployment(find_app(APP), partitions, tls=tls, adopt=adopt) as deployment:
+    with EdgeDeployment(find_app(APP), partitions, tls=tls) as deployment:
         yield Edges(deployment, out, f"{CONFIG} {config}")
     assert left_running(deployment.home) == []
     assert not deployment.home.exists()
@@ -265,39 +263,6 @@ def test_a_superlink_that_is_started_again_goes_on_where_the_others_are(tmp_path
         assert len(numbers) < 31
 
 
-def test_nodes_of_a_server_that_is_gone_dial_the_next_which_adopts_them_and_a_node_may_move(
-    tmp_path: Path,
-) -> None:
-    config = "topology=path alpha=1 iterations=48 peer-timeout=40.0 adopt=true"
-    with edges(6, 3, config, tmp_path, adopt=True) as there:
-        for d in range(3):
-            there.submit(d)
-        there.wait_for_round(0, 1)
-        first, heir, last = there.deployment.servers
-        first.superlink.kill()
-
-        def adopted() -> list[int]:
-            rounds = there.rounds(1)
-            return rounds[-1]["train"].get("adopted", []) if rounds else []
-
-        wait_for(lambda: adopted() == [0, 1], "the adoption of 0 and 1")
-        assert all(f"SuperNode of {heir.address}" in node.log() for node in first.nodes)
-        last.nodes[1].move(heir.address)
-        wait_for(lambda: adopted() == [0, 1, 5], "the move of 5")
-        there.end(1, 2)
-        told, others = ([one for one in there.rounds(d) if one["round"]] for d in (1, 2))
-        at_heir, at_last = there.model(1), there.model(2)
-    clusters = list(dict.fromkeys(tuple(one["train"].get("adopted", ())) for one in told))
-    assert (clusters[0], clusters[-1]) == ((), (0, 1, 5))
-    # All of them train, and the one that moved nowhere else.
-    assert (told[-1]["accepted"], others[-1]["accepted"]) == (5, 1)
-    assert sum(told[-1]["rejected"].values()) == 0
-    assert told[-1]["train"]["servers"] == others[-1]["train"]["servers"] == [1, 2]
-    # Two servers that know both clusters' sizes end a gossip step with one model, their weighted mean.
-    for key, values in at_heir.items():
-        np.testing.assert_allclose(values, at_last[key], rtol=0, atol=1e-6)
-
-
 def test_a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again(tmp_path: Path) -> None:
     config = "topology=ring alpha=2 iterations=16 peer-timeout=40.0"
     with edges(3, 3, config, tmp_path) as there, ExitStack() as stack:
@@ -342,20 +307,6 @@ def test_a_monitor_sees_the_u_of_emulated_servers_and_the_folders_are_read_as_on
         assert found.series("bits", metric) == expected.series("bits", metric)
     assert found.series("sim-seconds", "consensus-error") == expected.series("sim-seconds", "consensus-error")
     assert min(point.y for point in found.series("rounds", "gossip-seconds")) > 0
-
-
-def test_servers_without_lock_step_all_end_though_one_is_killed(tmp_path: Path) -> None:
-    config = "topology=path alpha=1 iterations=16 peer-timeout=40.0 edge-rounds=asynchronous max-staleness=1"
-    with edges(3, 3, config, tmp_path) as there:
-        for d in range(3):
-            there.submit(d)
-        there.wait_for_round(2, 2)
-        killed(there.deployment.servers[2])
-        there.end(0, 1)
-        assert there.members(1)[8] in ([0, 1], [1])
-        assert any(0 in members and 1 in members for members in there.members(1).values())
-        stale = [one["train"]["stale-models"] for one in there.rounds(1) if one["round"]]
-        assert stale[-1] >= 1
 
 
 # Put on the wire in place of what the server holds, after its own mean and rule; nothing else that servers

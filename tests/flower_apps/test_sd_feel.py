@@ -12,7 +12,6 @@ from tests.flower_apps.test_settings import DIRECT
 from hedgerow.sim import InProcessGrid, flower_identity, plan_run, read_config, read_rounds
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.strategies import (
-    AsynchronousSDFeel,
     EdgeMonitor,
     EdgeServerSDFeel,
     FedAvg,
@@ -58,20 +57,15 @@ def test_edge_servers_that_are_nodes_make_the_federation_larger() -> None:
 
 
 def test_the_settings_of_time_reach_the_strategy() -> None:
-    slow = {"stragglers": "transient(0.1,8)", "mobility": 0.25}
-    one = strategy_of(**slow)
-    assert (one.stragglers, one.mobility) == (Stragglers(False, 0.1, 8.0), 0.25)
-    other = strategy_of(**{"edge-rounds": "asynchronous", "alpha": 1, "max-staleness": 7})
-    assert isinstance(other, AsynchronousSDFeel)
-    assert (other.max_staleness, other.stragglers) == (7, None)
-    direct = {**DIRECT, "edge-rounds": "asynchronous", "alpha": 1, "monitor": "127.0.0.1:9509"}
+    assert strategy_of(stragglers="transient(0.1,8)").stragglers == Stragglers(False, 0.1, 8.0)
+    direct = {**DIRECT, "monitor": "127.0.0.1:9509"}
     server = strategy_of(**direct, edge=1, **{"evaluate-every": 3})
-    assert (server.max_staleness, server.monitor, server.monitor_every) == (2, "127.0.0.1:9509", 3)
+    assert (server.monitor, server.monitor_every) == ("127.0.0.1:9509", 3)
     observer = strategy_of(**{**direct, "edge-servers": "monitor", "evaluate-every": 3})
     assert isinstance(observer, EdgeMonitor)
     # Servers take reports and models for those of their own run.
     assert observer._run == server._settings_digest()
-    assert strategy_of(**DIRECT, edge=1)._settings_digest() != server._settings_digest()
+    assert strategy_of(**DIRECT, edge=1, tau1=1)._settings_digest() != server._settings_digest()
 
 
 def test_an_edge_server_of_its_own_waits_for_its_own_clients_and_takes_no_others() -> None:

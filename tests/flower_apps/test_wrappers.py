@@ -39,7 +39,6 @@ _NORM_BIT = "norm_bit"
 # What the small runs of the apps do not have: (app, settings).
 MORE: list[tuple[AppCase, dict[str, Any]]] = [
     (SD_FEEL, {"num-servers": 1}),
-    (SD_FEEL, {"edge-rounds": "asynchronous", "alpha": 1}),
     (SD_FEEL, {"num-servers": 1, "secure-sum": True}),
     (SIMILARITY_FREE, {"algorithm": "fedavg", "secure-sum": True}),
     (SIMILARITY_FREE, {"algorithm": "ef-fedavg", "compressor": "topk(0.1)", "weighting": "examples"}),

@@ -233,7 +233,7 @@ def test_compressed_uplinks_of_another_method(compressor: str) -> None:
 def test_the_clock_sends_parameters_alone() -> None:
     strategy = FedAvg(local_steps=2, **CLUSTERED)
     drifting(strategy)
-    assert strategy._system().num_params == PARAMETERS
+    assert strategy.time.system(strategy.federation).num_params == PARAMETERS
 
 
 # Similarity-free

@@ -6,7 +6,7 @@ import pytest
 from flwr.serverapp.strategy import Strategy
 
 import hedgerow.strategies
-from hedgerow.strategies import Compressed, FederatedStrategy, SDFeel
+from hedgerow.strategies import Compressed, FederatedStrategy, Method, SDFeel
 from hedgerow.strategies.federation import FederationOptions
 
 STRATEGIES = [
@@ -15,7 +15,7 @@ STRATEGIES = [
     if isinstance(value := getattr(hedgerow.strategies, name), type)
     and issubclass(value, Strategy)
     # What methods are built on; no method itself.
-    and value is not FederatedStrategy
+    and value not in (FederatedStrategy, Method)
 ]
 
 

@@ -244,19 +244,19 @@ class Replaying(FedAvg):
 
     def __init__(self, n: int, sums: SecureSum) -> None:
         super().__init__(min_available_nodes=n, fraction_evaluate=0.0, secure_sum=sums)
-        self.means: list[np.ndarray] = []
+        self.found: list[np.ndarray] = []
 
     def participants(self, server_round: int) -> list[int]:
         return [i for i in super().participants(server_round) if server_round == 1 or i != 3]
 
     def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-        self._models = None
+        self.state = None
         return super().configure_train(server_round, START, config, grid)
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         told = super().aggregate_train(server_round, replies)
         assert told[0] is not None
-        self.means.append(view(told[0]["w"]) - view(START["w"]))
+        self.found.append(view(told[0]["w"]) - view(START["w"]))
         return told
 
 
@@ -285,7 +285,7 @@ def differenced(sums: SecureSum, own: np.ndarray) -> np.ndarray:
     run(server, Descending(targets))  # type: ignore[arg-type]
     weights = [1.0 if sums.noise else examples(node) for node in range(n)]
     all_of_them, others = sum(weights), sum(weights) - weights[3]
-    found: np.ndarray = (server.means[0] * all_of_them - server.means[1] * others) / weights[3]
+    found: np.ndarray = (server.found[0] * all_of_them - server.found[1] * others) / weights[3]
     return found
 
 

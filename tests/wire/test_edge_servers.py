@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.strategies import mixing
-from hedgerow.wire.edge_servers import cluster_means, columns, gossip, weighted_sum
+from hedgerow.wire import Aggregation
+from hedgerow.wire.edge_servers import cluster_means, columns, gossip, robust_step, weighted_sum
 
 
 @settings(deadline=None, max_examples=30)
@@ -61,3 +62,11 @@ def test_a_weighted_sum_starts_from_nothing_and_takes_negative_weights() -> None
 def test_a_server_without_replies_keeps_its_model() -> None:
     means = cluster_means([(1, 1.0, np.array([2.0]))], np.array([[5.0], [6.0]]))
     assert means.tolist() == [[5.0], [2.0]]
+
+
+def test_a_rule_over_servers_keeps_a_model_that_all_agree_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A rule of updates that takes half of their mean moves nothing where nothing has moved.
+    monkeypatch.setattr(Aggregation, "combined", lambda self, updates, weights: updates.mean(axis=0) / 2)
+    agreed = {d: np.full(2, 10.0) for d in range(3)}
+    step = robust_step(0, agreed, dict.fromkeys(agreed, 1 / 3), Aggregation("median"))
+    np.testing.assert_allclose(step, agreed[0])

@@ -37,7 +37,6 @@ from hedgerow.sim.runs.peer_settings import (
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import (
-    AsynchronousSDFeel,
     EdgeMonitor,
     EdgeServerSDFeel,
     FedAvg,
@@ -47,16 +46,13 @@ from hedgerow.strategies import (
     SDFeel,
     Stragglers,
 )
+from hedgerow.strategies.edges import contiguous_clusters
+from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.sd_feel.clusters import (
-    ClusteredOptions,
-    ClusteredStrategy,
-    Clusters,
-    contiguous_clusters,
-)
+from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
 from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
@@ -80,11 +76,6 @@ PEER_SETTINGS: Mapping[str, Setting] = {
         "with `direct`: where each edge server listens for the others, in their order, this one too",
     ),
     **peer_settings("edge server"),
-    "adopt": Setting(
-        False,
-        flag(),
-        "with `direct`: take in clients of other edge servers that come, as those do whose server is gone",
-    ),
     "monitor": Setting(
         "",
         text("host:port, or empty"),
@@ -126,27 +117,11 @@ SETTINGS: Mapping[str, Setting] = {
         "who measures u of what they report)",
     ),
     **PEER_SETTINGS,
-    "edge-rounds": Setting(
-        "synchronous",
-        choice("synchronous", "asynchronous"),
-        "`asynchronous`: an edge server gossips when its own tau2 rounds are done, with what its neighbours "
-        "sent last (alpha = 1)",
-    ),
-    "max-staleness": Setting(
-        2,
-        whole(0, MAX_ROUNDS),
-        "with `asynchronous`: exchanges in which a neighbour's model is used again where nothing newer came",
-    ),
     "stragglers": Setting(
         "",
         text("transient(p,f) or lasting(p,f), or empty", Stragglers.parse),
         "clients whose iterations take f times as long in simulated time: in a round with probability p, or "
         "all along",
-    ),
-    "mobility": Setting(
-        0.0,
-        in_range(0.0, 1.0),
-        "probability that a client moves to a neighbouring edge server before a round",
     ),
     "probe-rounds": Setting(
         0,
@@ -217,12 +192,10 @@ def _problems(values: Mapping[str, Any]) -> list[str]:
 
 
 def _timing_problems(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with rounds without lock-step, slow clients and moving ones."""
+    """Return what is wrong with slow clients and probes."""
     # Where time is real, clients are as slow as they are.
     places = {
-        "edge-rounds": ("emulated", DIRECT, MONITOR),
         "stragglers": ("emulated",),
-        "mobility": ("emulated",),
         "probe-rounds": EDGE_SERVERS,
     }
     problems = [
@@ -232,23 +205,10 @@ def _timing_problems(values: Mapping[str, Any]) -> list[str]:
         if values[key] != SETTINGS[key].default
         and (values["method"] != "sd-feel" or values["edge-servers"] not in valid)
     ]
-    if values["mobility"] and values["secure-sum"]:
-        problems.append(
-            f"mobility = {values['mobility']}; valid with secure-sum is 0: clusters get too small"
-        )
     if values["probe-rounds"] and values["secure-sum"]:
         problems.append(
             f"probe-rounds = {values['probe-rounds']}; valid with secure-sum is 0: they are each client's"
         )
-    if values["edge-rounds"] != "asynchronous":
-        return problems
-    if values["alpha"] != 1:
-        problems.append(f"alpha = {values['alpha']}; valid with edge-rounds = 'asynchronous' is 1")
-    problems += [
-        f"{key} = {values[key]!r}; valid with edge-rounds = 'asynchronous' is {SETTINGS[key].default!r}"
-        for key in ("mobility", "secure-sum", "exact-if-complete", "probe-rounds")
-        if values[key]
-    ]
     return problems
 
 
@@ -288,10 +248,6 @@ def _peer_problems(values: Mapping[str, Any]) -> list[str]:
             "min-available-nodes = 0; valid with clusters = 'group' and edge-servers = 'direct' is how many "
             "nodes this server waits for: whoever comes is its client"
         )
-    if values["adopt"] and values["clusters"] == "group":
-        problems.append(
-            "adopt = true; valid with clusters = 'group' is false: whoever comes is this server's client"
-        )
     if values["edge"] < servers and values["clusters"] != "group":
         own, rule = len(_own_clients(values)), parse_aggregation(values["aggregation"])
         if values["min-available-nodes"] > own:
@@ -322,11 +278,6 @@ def _own_clients(values: Mapping[str, Any]) -> list[int]:
     """Return the partition ids of the clients of the edge server that this is."""
     servers = contiguous_clusters(values["num-clients"], values["num-servers"])
     return [client for client, server in enumerate(servers) if server == values["edge"]]
-
-
-def _staleness(values: Mapping[str, Any]) -> int | None:
-    """Return max-staleness where servers with SuperLinks of their own do not wait; None where they do."""
-    return int(values["max-staleness"]) if values["edge-rounds"] == "asynchronous" else None
 
 
 def _credentials(values: Mapping[str, Any]) -> PeerCredentials | None:
@@ -421,7 +372,7 @@ def build_strategy(
     }
     # A server of its own knows no other's clients.
     direct: ClusteredOptions = {**options, "num_clients": 0, "min_available_nodes": quorum(values)}
-    clusters: Clusters = "group" if values["clusters"] == "group" else None
+    clusters: Chosen = "group" if values["clusters"] == "group" else None
     match values["method"]:
         case "sd-feel" if values["edge-servers"] == DIRECT:
             return EdgeServerSDFeel(
@@ -436,8 +387,6 @@ def build_strategy(
                 listen=values["peer-listen"],
                 peer_timeout=values["peer-timeout"],
                 partitions=None if values["clusters"] == "group" else frozenset(_own_clients(values)),
-                adopts=range(values["num-clients"]) if values["adopt"] else (),
-                max_staleness=_staleness(values),
                 monitor=values["monitor"],
                 monitor_every=values["evaluate-every"],
                 **direct,
@@ -458,20 +407,8 @@ def build_strategy(
             return FedAvg(local_steps=local_steps(values), **options)
 
 
-def _emulated(values: Mapping[str, Any], clusters: Clusters, options: ClusteredOptions) -> SDFeel:
+def _emulated(values: Mapping[str, Any], clusters: Chosen, options: ClusteredOptions) -> SDFeel:
     """Return SD-FEEL with all its edge servers in one strategy."""
-    stragglers = Stragglers.parse(values["stragglers"])
-    if values["edge-rounds"] == "asynchronous":
-        return AsynchronousSDFeel(
-            num_servers=values["num-servers"],
-            clusters=clusters,
-            topology=values["topology"],
-            tau1=values["tau1"],
-            tau2=values["tau2"],
-            max_staleness=values["max-staleness"],
-            stragglers=stragglers,
-            **options,
-        )
     return SDFeel(
         num_servers=values["num-servers"],
         clusters=clusters,
@@ -481,8 +418,7 @@ def _emulated(values: Mapping[str, Any], clusters: Clusters, options: ClusteredO
         alpha=values["alpha"],
         exact_if_complete=values["exact-if-complete"],
         edge_servers=values["edge-servers"],
-        stragglers=stragglers,
-        mobility=values["mobility"],
+        stragglers=Stragglers.parse(values["stragglers"]),
         probe_rounds=values["probe-rounds"],
         **options,
     )
@@ -499,7 +435,6 @@ def _monitor(values: Mapping[str, Any], on_round_end: Sequence[RoundCallback]) -
         tau2=values["tau2"],
         alpha=values["alpha"],
         exact_if_complete=values["exact-if-complete"],
-        max_staleness=_staleness(values),
         seed=values["seed"],
         aggregation=values["aggregation"],
         credentials=_credentials(values),

@@ -67,16 +67,12 @@ def test_keys_of_edge_servers_are_a_folder_each(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert f"register {tmp_path / 'keys' / 'edge1' / 'node2.pub'}" in shown.output
     assert (tmp_path / "keys" / "edge0" / "peer.pem").exists()
-    shown = hedgerow("deploy", "keys", tmp_path / "all", "--nodes", "3", "--edges", "2", "--adopt")
-    assert f"of another server; register {tmp_path / 'all' / 'edge1' / 'node0.pub'}" in shown.output
 
 
 CEPS_SITES = ("deploy", "local", APPS / "ceps", "--sites", "2")
 
 
-def test_sites_start_each_with_its_own_nodes_and_adoption_is_the_apps_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sites_start_each_with_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
     def end(spec: AppSpec, overrides: object, partitions: object, **options: object) -> int:
@@ -85,14 +81,7 @@ def test_sites_start_each_with_its_own_nodes_and_adoption_is_the_apps_setting(
 
     monkeypatch.setattr(edges, "deploy_edges", end)
     assert hedgerow(*CEPS_SITES, "--nodes", "5").exit_code == 0
-    assert (asked[0]["partitions"], asked[0]["sites"], asked[0]["adopt"]) == (
-        [[0, 1, 2], [3, 4]],
-        True,
-        False,
-    )
-    options = ["--level", "E3", "--nodes", "4", "--edges", "2", "-c", "adopt=true topology=path"]
-    assert hedgerow("deploy", "local", SD_FEEL, *options).exit_code == 0
-    assert (asked[1]["sites"], asked[1]["adopt"]) == (False, True)
+    assert (asked[0]["partitions"], asked[0]["sites"]) == ([[0, 1, 2], [3, 4]], True)
 
 
 def test_level_e3_starts_each_edge_server_with_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from hedgerow.sim import make_credentials, make_edge_credentials
 from hedgerow.sim.deploy.certificates import Credentials
-from hedgerow.strategies import Registry
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +98,3 @@ def test_edge_servers_have_certificates_of_one_ca_for_both_ways_and_their_own_na
         make_edge_credentials(tmp_path / "others", [[0]], hosts=[[]])
     with pytest.raises(ValueError, match="edges must be an integer from 1 to 1000, got 0"):
         make_edge_credentials(tmp_path / "others", [])
-
-
-def test_servers_that_adopt_know_the_public_keys_of_all_nodes_and_no_private_one(tmp_path: Path) -> None:
-    made = make_edge_credentials(tmp_path, [[0, 1], [2]], adopt=True)
-    first, second = (one.superlink for one in made)
-    assert {i: path.name for i, path in second.guests.items()} == {0: "node0.pub", 1: "node1.pub"}
-    assert first.guests[2].read_bytes() == second.nodes[0].public.read_bytes()
-    assert not (tmp_path / "edge1" / "node0").exists()
-    for one in (first, second):
-        assert {node.partition for node in Registry.read(one.registry).nodes} == {0, 1, 2}
-    alone = make_edge_credentials(tmp_path / "alone", [[0], [1]])
-    assert [len(Registry.read(one.superlink.registry).nodes) for one in alone] == [1, 1]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from tests.strategies.peer_addresses import Wire, addresses
 
 from hedgerow.strategies import mixing
+from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
-from hedgerow.strategies.sd_feel.direct import DirectGossip
 from hedgerow.wire import parse_aggregation
 
 SIZES = (30.0, 10.0, 25.0, 5.0)

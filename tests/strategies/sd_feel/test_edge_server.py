@@ -13,7 +13,7 @@ from tests.strategies.peer_addresses import addresses
 from tests.strategies.quadratic import Quadratics
 
 from hedgerow.sim import flower_identity
-from hedgerow.strategies import EdgeServerSDFeel, RosterError, RoundEnd, SDFeel
+from hedgerow.strategies import EdgeServerSDFeel, SDFeel
 from hedgerow.wire import Traffic
 
 C = 7
@@ -198,9 +198,10 @@ def test_a_server_that_dies_and_comes_back_goes_on_where_the_others_are() -> Non
 class _Moved(SDFeel):
     """Emulated servers between which client 1 moves before round 3, and client 6's server gets it then."""
 
-    def _move(self, server_round: int) -> None:
+    def participants(self, server_round: int) -> list[int]:
         if server_round == 3:
-            self.clusters = (0, 3, 1, 2, 2, 2, 3)
+            self.assignment.of = (0, 3, 1, 2, 2, 2, 3)
+        return super().participants(server_round)
 
 
 def test_a_client_that_dials_another_server_is_its_client_from_the_next_round_on() -> None:
@@ -223,51 +224,3 @@ def test_a_client_that_dials_another_server_is_its_client_from_the_next_round_on
     assert [one.cluster_sizes.tolist() for one in servers] == [[30.0], [10.0], [40.0], [28.0]]
     for server, one in found.items():
         assert one["w"].numpy().tobytes() == expected[server].tobytes()
-
-
-@pytest.mark.parametrize("max_staleness", [None, 1])
-def test_clients_of_a_server_that_is_gone_are_adopted_where_they_come_and_counted_where_they_may_not(
-    max_staleness: int | None,
-) -> None:
-    options: dict[str, Any] = {"tau2": 1, "topology": "path", "lost_after": 1.0, "peer_timeout": 4.0}
-    options["max_staleness"] = max_staleness
-    own = [frozenset(i for i, server in enumerate(CLUSTERS) if server == d) for d in range(4)]
-    peers = addresses(4)
-    servers = [
-        EdgeServerSDFeel(
-            edge=d,
-            peers=peers,
-            partitions=own[d],
-            adopts=range(C) if d == 2 else (),
-            min_available_nodes=CLUSTERS.count(d),
-            **{"tau1": 2, "alpha": 1, "seed": 3, "fraction_evaluate": 0.0, **options},
-        )
-        for d in range(4)
-    ]
-    told: list[list[RoundEnd]] = [[] for _ in servers]
-    grids = {}
-    for d, one in enumerate(servers):
-        # Clients 0 and 1 lose their server after round 2; one goes to server 1, which adopts nobody.
-        comes = {1: {2: lambda grid: grid.come(0)}, 2: {2: lambda grid: grid.come(1)}}
-        others = set(range(C)) - own[d]
-        grids[d] = ChangingGrid(PROBLEM.client_app(), C, away=others, after=comes.get(d))
-        one.on_round_end = [told[d].append, grids[d].told, *([stops_after(2)] if d == 0 else [])]
-    found = run(servers, scalar(), 6, grids)
-    assert isinstance(found[0], _StoppedError)
-    assert [end.train.get("adopted") for end in told[2] if end.round] == [None, None, [1], [1], [1], [1]]
-    assert [end.accepted for end in told[2] if end.round] == [3, 3, 4, 4, 4, 4]
-    assert servers[2].cluster_sizes.tolist() == [20.0 + 20 + 15 + 5]
-    assert {end.accepted for end in told[1] if end.round} == {1}
-    assert sum(end.rejected.get("another server's", 0) for end in told[1]) >= 1
-    if max_staleness is None:
-        # What is left of the path knows the larger cluster.
-        assert told[1][-1].train["zeta"] == told[3][-1].train["zeta"]
-        assert told[1][-1].train["servers"] == [1, 2, 3]
-
-
-def test_a_simulation_where_every_server_has_all_clients_adopts_none() -> None:
-    (one,) = strategies(1, partitions=frozenset((0, 1)), adopts=range(C))
-    grid = PROBLEM.grid()
-    grid.known_nodes = object  # type: ignore[method-assign,return-value]
-    with pytest.raises(RosterError, match="a simulation every server has the clients of all"):
-        one.start(grid, scalar(), num_rounds=2)

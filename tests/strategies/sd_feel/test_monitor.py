@@ -98,7 +98,6 @@ def test_a_server_that_is_gone_is_waited_for_once() -> None:
     ends, thread = observed(monitor, 6)
     layout = Layout.of(INITIAL)
     name = {"tau1": 2, "tau2": 1, "seed": 3, "aggregation": "mean", "alpha": 2, "exact_if_complete": False}
-    name["max_staleness"] = None
     run_name = run_digest(as_graph("path", 3), **name)
     began = time.monotonic()
     with ExitStack() as stack:

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import networkx as nx
@@ -17,9 +18,8 @@ from tests.oracles import sd_feel as oracle
 from tests.strategies.quadratic import Quadratics, initial, run, servers
 
 from hedgerow.sim import Delay, FaultModel, InProcessGrid, flower_identity
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, RosterError, SDFeel, TooFewRepliesError
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, RosterError, Run, SDFeel, TooFewRepliesError
 from hedgerow.strategies.sd_feel import ClusteredStrategy, contiguous_clusters, latency, preset, traffic
-from hedgerow.strategies.sd_feel.clusters import cluster_means
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 
 PATH3 = [(0, 1), (1, 2)]
@@ -328,15 +328,15 @@ def test_participation_is_the_probability_of_taking_part_and_nested() -> None:
 @pytest.mark.parametrize(
     ("make", "scheme", "kwargs"),
     [
-        (lambda: sd_feel(2, 2, 3), "sd-feel", {"tau2": 2, "alpha": 3, "num_servers": 3, "num_edges": 2}),
+        (partial(sd_feel, 2, 2, 3), "sd-feel", {"tau2": 2, "alpha": 3, "num_servers": 3, "num_edges": 2}),
         (
-            lambda: HierFAvg(num_servers=3, clusters=PAIRS, tau1=2, tau2=2, **FULL),
+            partial(HierFAvg, num_servers=3, clusters=PAIRS, tau1=2, tau2=2, **FULL),
             "hierfavg",
             {"tau2": 2, "num_servers": 3},
         ),
-        (lambda: FedAvg(local_steps=2, min_available_nodes=6, **FULL), "fedavg", {}),
+        (partial(FedAvg, local_steps=2, min_available_nodes=6, **FULL), "fedavg", {}),
         (
-            lambda: Feel(clients_per_round=4, tau1=2, min_available_nodes=6, **FULL),
+            partial(Feel, clients_per_round=4, tau1=2, min_available_nodes=6, **FULL),
             "feel",
             {"num_clients": 4},
         ),
@@ -344,10 +344,9 @@ def test_participation_is_the_probability_of_taking_part_and_nested() -> None:
     ids=["sd-feel", "hierfavg", "fedavg", "feel"],
 )
 def test_ledger_and_clock_equal_the_closed_forms(
-    make: Callable[[], ClusteredStrategy], scheme: str, kwargs: dict[str, int]
+    make: Callable[..., ClusteredStrategy], scheme: str, kwargs: dict[str, int]
 ) -> None:
-    strategy = make()
-    strategy.system = preset("paper-text")
+    strategy = make(system=preset("paper-text"))
     _, ends = run(strategy, SIX, 8)
     expected = traffic(scheme, K=16, tau1=2, **{"num_clients": 6, **kwargs})
     for link, models in expected.items():
@@ -480,10 +479,12 @@ def test_running_statistics_are_averaged_in_clusters_but_never_gossiped() -> Non
     record = ArrayRecord(
         {"w": Array(np.zeros(1)), "bn.running_var": Array(np.zeros(1)), "n": Array(np.zeros(1, int))}
     )
-    servers = strategy._initialised(record)
-    strategy.federation.sizes = dict.fromkeys(range(6), 1.0)
+    strategy.federation.vector(record)
     models = np.arange(1.0, 7.0)[:, None] * np.ones((1, 3))
-    mixed, _ = strategy.exchanged(1, replace(servers, vectors=models))
+    steps = strategy.mixer.mix(models, np.ones(6), Run(strategy.federation, 1, {}, range(6), ()))
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    mixed = end.value.value
     assert np.array_equal(mixed[:, 1:], models[:, 1:])
     assert not np.allclose(mixed[:, 0], models[:, 0])
 
@@ -524,13 +525,6 @@ def test_contiguous_clusters_are_as_equal_as_can_be(clients: int, servers_: int)
     counts = np.bincount(clusters, minlength=servers_)
     assert sorted(clusters) == list(clusters)
     assert counts.max() - counts.min() <= 1
-
-
-def test_cluster_means_are_convex_and_leave_silent_servers_alone() -> None:
-    previous = np.array([[1.0], [2.0]], np.float32)
-    means = cluster_means([(1, 3.0, np.array([4.0])), (1, 1.0, np.array([8.0]))], previous)
-    np.testing.assert_array_equal(means, [[1.0], [5.0]])
-    np.testing.assert_array_equal(previous, [[1.0], [2.0]])
 
 
 def test_summary_is_logged_without_a_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,222 @@
+"""How clients are assigned to edge servers: given, in equal contiguous parts, or by the nodes' groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import Node, RosterError
+from hedgerow.strategies.parts.part import Part
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["BY_GROUP", "Chosen", "Clusters", "contiguous_clusters"]
+
+# A server for each client, each node's group, or None for contiguous clusters.
+Chosen = Sequence[int] | str | None
+BY_GROUP = "group"
+# The server of a client that has not come yet.
+_NO_SERVER = -1
+
+
+def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
+    """Return each client's server, floor(i D / C) for client i: clusters as equal as can be."""
+    if num_servers > num_clients:
+        raise ValueError(f"num_servers is {num_servers}; valid is 1 to the {num_clients} clients")
+    return tuple(i * num_servers // num_clients for i in range(num_clients))
+
+
+class Clusters(Part):
+    """Each client's edge server.
+
+    Where clusters are found from the nodes that come, the first round settles them; a client that comes
+    later joins its group's server, or the one with the fewest clients.
+
+    Parameters
+    ----------
+    chosen : Sequence[int], "group" or None
+        The server of each client by partition id; ``"group"`` for one server for each group that the nodes'
+        configs name, in the order of the names (of the numbers, where all are numbers); None for equal
+        contiguous clusters.
+    num_servers : int
+        Servers D, >= 1.
+    federation : Federation
+        The clients.
+    others : int (default: 0)
+        Places of the federation, the last ones, that are not clients.
+
+    Attributes
+    ----------
+    of : tuple of int
+        The server of each client, by partition id; -1 for one that has not come yet.
+
+    Raises
+    ------
+    ValueError
+        If the clusters are none of these.
+    """
+
+    name = "clusters"
+
+    def __init__(self, chosen: Chosen, num_servers: int, federation: Federation, others: int = 0) -> None:
+        self.chosen, self.num_servers = chosen, num_servers
+        self.federation, self._others = federation, others
+        self.of = self._first = self._checked()
+        self.forget()
+        if chosen == BY_GROUP:
+            admits = federation.admits
+            federation.admits = lambda node: (admits and admits(node)) or self._with_group(node)
+
+    def forget(self) -> None:
+        """Have found nothing."""
+        self.of = self._first
+        self._groups: dict[str, int] = {}
+        self._begun = False
+        # Samples of each cluster, and of which clusters and how many clients' sizes.
+        self._sizes: tuple[tuple[int, ...], int, NDArray[np.float64]] | None = None
+
+    def _checked(self) -> tuple[int, ...]:
+        chosen = self.chosen
+        if isinstance(chosen, str) and chosen != BY_GROUP:
+            raise ValueError(f"clusters is {chosen!r}; valid is a server for each client, or {BY_GROUP!r}")
+        if chosen is None or isinstance(chosen, str):
+            places = self.federation.places
+            clients = (places or self.federation.quorum) - self._others
+            contiguous = contiguous_clusters(clients, self.num_servers)
+            return contiguous if places is not None else ()
+        if set(chosen) != set(range(self.num_servers)):
+            raise ValueError(
+                f"clusters names the servers {sorted(set(chosen))}; "
+                f"valid is each of 0 to {self.num_servers - 1}"
+            )
+        return tuple(int(server) for server in chosen)
+
+    @property
+    def smallest(self) -> int | None:
+        """The clients of the smallest cluster; None where they are not known before the nodes come."""
+        return min(Counter(self.of).values(), default=None)
+
+    def among(self, clients: Iterable[int]) -> list[int]:
+        """Return those of some clients that have a server."""
+        return [i for i in clients if self.of[i] != _NO_SERVER]
+
+    def members(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        """Return the clients of each server that has some, both ascending."""
+        clusters: dict[int, list[int]] = {}
+        for i in clients:
+            clusters.setdefault(self.of[i], []).append(i)
+        return dict(sorted(clusters.items()))
+
+    def sizes(self, by_examples: bool) -> NDArray[np.float64]:
+        """Return the samples of each cluster (D,), or its clients.
+
+        A client whose size is not known yet counts as the mean client.
+        """
+        known = len(self.federation.sizes)
+        if self._sizes is None or self._sizes[0] is not self.of or self._sizes[1] != known:
+            of = np.array(self.of, np.int64)
+            there = of != _NO_SERVER
+            weights = self.federation.weights(len(of))[there] if by_examples else None
+            sums = np.bincount(of[there], weights, minlength=self.num_servers).astype(np.float64)
+            self._sizes = self.of, known, sums
+        return self._sizes[2]
+
+    # Nodes that come.
+
+    @property
+    def _found(self) -> bool:
+        """Whether it is the nodes that come of which the clusters are made."""
+        return self.chosen == BY_GROUP or self.federation.places is None
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Find the clusters of a run that begins, and a server for nodes that came since.
+
+        Raises
+        ------
+        RosterError
+            If the nodes cannot be told apart, or their groups are not one for each server.
+        """
+        begins, self._begun = not self._begun, True
+        if begins and self.chosen is not None and not self.federation.introduced:
+            raise RosterError(
+                "clusters says which edge server each partition belongs to, but no node says which partition "
+                "it has: use ClientApp(mods=[introduce]), with 'from hedgerow.clients import introduce', or "
+                "leave clusters out"
+            )
+        if self._found:
+            nodes = self.federation.nodes
+            if begins and not self.federation.completed:
+                self._settle(nodes)
+            self._welcome(nodes)
+        yield from ()
+
+    def _settle(self, nodes: Sequence[Node]) -> None:
+        self.of = ()
+        if self.chosen == BY_GROUP:
+            self._groups = _servers_of([node.group for node in nodes], self.num_servers)
+        else:
+            servers = contiguous_clusters(len(nodes), self.num_servers)
+            self._place({node.partition_id: s for node, s in zip(nodes, servers, strict=True)})
+
+    def _welcome(self, nodes: Sequence[Node]) -> None:
+        """Give clients without a server one: that of their group, else the one with fewest clients."""
+        for node in nodes:
+            if node.partition_id < len(self.of) and self.of[node.partition_id] != _NO_SERVER:
+                continue
+            if self.chosen != BY_GROUP:
+                counts = Counter(self.of)
+                self._place({node.partition_id: min(range(self.num_servers), key=lambda d: counts[d])})
+            elif node.group in self._groups:
+                self._place({node.partition_id: self._groups[node.group]})
+            else:
+                self.federation.refuse(node, "unknown group")
+        self._place({})
+
+    def _place(self, servers: Mapping[int, int]) -> None:
+        """Note the servers of some clients, by partition id."""
+        come = self.federation.num_clients - self._others
+        clients = max([len(self.of), *(i + 1 for i in servers), come])
+        known = dict(enumerate(self.of)) | dict(servers)
+        self.of = tuple(known.get(i, _NO_SERVER) for i in range(clients))
+
+    def _with_group(self, node: Node) -> str | None:
+        """Return why a node cannot belong to a cluster; None if it can, or is no client."""
+        places = self.federation.places
+        if places is not None and node.partition_id >= places - self._others:
+            return None
+        if not node.group:
+            return "no group"
+        return "unknown group" if self._groups and node.group not in self._groups else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clusters that were found."""
+        return {"of": list(self.of), "groups": self._groups} if self._found else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the clusters that were found."""
+        self.of = tuple(int(server) for server in state.get("of", self.of))
+        self._groups = {str(name): int(server) for name, server in state.get("groups", {}).items()}
+
+
+def _servers_of(groups: Sequence[str], num_servers: int) -> dict[str, int]:
+    """Return each group's server, by its place among the ``num_servers`` largest groups.
+
+    So nodes that name an unknown group do not stop the others.
+    """
+    sizes = Counter(groups)
+    names = [name for name, _ in sizes.most_common(num_servers)]
+    smallest = min((sizes[name] for name in names), default=0)
+    if len(names) < num_servers or any(sizes[name] >= smallest for name in sizes.keys() - set(names)):
+        raise RosterError(
+            f"clusters is {BY_GROUP!r}, and the nodes' configs name the groups {sorted(sizes)}; valid is one "
+            f"for each of the {num_servers} edge servers: --node-config 'group=\"north\"'"
+        )
+    numbers = all(name.isdecimal() for name in names)
+    return {name: server for server, name in enumerate(sorted(names, key=int if numbers else str))}

@@ -1,0 +1,200 @@
+"""How edge servers mix their models: gossip over a graph, a cloud's mean, or not at all.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", eq. (5) and section V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from logging import INFO
+from typing import TYPE_CHECKING, Any, Protocol
+
+import networkx as nx
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.common import log
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import Steps, Vector
+from hedgerow.strategies.topology import Mixing, mixing
+from hedgerow.wire.compress import compressed_keys
+from hedgerow.wire.edge_servers import robust_step
+from hedgerow.wire.records import Layout, lazy_array, payload_bytes
+from hedgerow.wire.robust_means import Aggregation
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = [
+    "Alone",
+    "CloudMean",
+    "Gossip",
+    "Mixer",
+    "consensus_error",
+    "directed",
+    "mixed_entries",
+    "on_mixed",
+    "robust_mean",
+    "sent_bytes",
+    "weighted_mean",
+]
+
+
+class Mixer(Protocol):
+    """What edge servers do with their models after every tau2 rounds.
+
+    ``steps`` is how many transfers follow one another in it, for the simulated clock.
+    """
+
+    @property
+    def steps(self) -> int:
+        """Transfers that follow one another."""
+
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+        """Return the models (D, M) after servers of clusters of these sizes (D,) have mixed theirs."""
+
+    def mean(self, servers: Vector, shares: NDArray[np.float64]) -> Vector:
+        """Return the model (M,) that stands for all of them, of clusters with these shares (D,)."""
+
+
+def weighted_mean(servers: Vector, shares: NDArray[np.float64]) -> Vector:
+    """Return u (M,), the mean of the models (D, M) by the clusters' shares of all samples (D,)."""
+    total = np.zeros(servers.shape[1], np.float64)
+    for share, model in zip(shares, servers, strict=True):
+        total += share * model
+    return total.astype(servers.dtype)
+
+
+def robust_mean(servers: Vector, shares: NDArray[np.float64], rule: Aggregation) -> Vector:
+    """Return what a rule of ``neighbourhood_rule`` takes of models (D, M), some of which may be lies.
+
+    ``clipped(tau)`` cuts what differs from their median, entry by entry, and weighs the rest as the mean.
+    """
+    if rule.is_mean:
+        return weighted_mean(servers, shares)
+    models = servers.astype(np.float64)
+    centre = np.median(models, axis=0)
+    if rule.name == "clipped":
+        u = robust_step(-1, {-1: centre, **dict(enumerate(models))}, dict(enumerate(shares)), rule)
+    else:
+        u = centre + rule.combined(models - centre, shares)
+    return u.astype(servers.dtype)
+
+
+def consensus_error(servers: Vector, shares: NDArray[np.float64]) -> float:
+    """Return the weighted mean squared distance of the models to u."""
+    mean = weighted_mean(servers, shares)
+    squares = [float(np.sum((model - mean) ** 2, dtype=np.float64)) for model in servers]
+    return float(np.dot(shares, squares))
+
+
+def mixed_entries(layout: Layout) -> NDArray[np.bool_]:
+    """Return which entries of a model servers mix (M,): running statistics stay out of it.
+
+    A mixing matrix with a negative self-weight could make a variance negative.
+    """
+    entries = np.zeros(layout.size, bool)
+    for key in compressed_keys(layout):
+        entries[layout.slices[key]] = True
+    return entries
+
+
+def on_mixed(servers: Vector, layout: Layout, mix: Callable[[Vector], Vector]) -> Vector:
+    """Return the models (D, M) after what maps their mixed entries (D, m) to the same."""
+    entries = mixed_entries(layout)
+    if entries.all():
+        return mix(servers)
+    after = servers.copy()
+    after[:, entries] = mix(np.ascontiguousarray(servers[:, entries]))
+    return after
+
+
+def sent_bytes(server: int, size: int, dtype: np.dtype[Any]) -> int:
+    """Return the bytes of the payload by which a server tells a model of so many entries."""
+    record = ArrayRecord()
+    record[str(server)] = lazy_array(np.empty(size, dtype))
+    return payload_bytes(record)
+
+
+def directed(graph: nx.Graph) -> Iterable[tuple[int, int]]:
+    """Return both directions of every edge, sorted."""
+    return sorted([*graph.edges, *((j, i) for i, j in graph.edges)])
+
+
+class Alone:
+    """Servers that tell each other nothing."""
+
+    steps = 1
+
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+        """Return the models as they are."""
+        yield from ()
+        return servers
+
+    def mean(self, servers: Vector, shares: NDArray[np.float64]) -> Vector:
+        """Return u."""
+        return weighted_mean(servers, shares)
+
+
+class CloudMean(Alone):
+    """HierFAVG: a cloud gives every server the exact weighted mean."""
+
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+        """Return the mean of the mixed entries, once for each server; book a model up and one down each."""
+        shares = sizes / sizes.sum()
+
+        def exact(models: Vector) -> Vector:
+            return np.tile(weighted_mean(models, shares), (len(models), 1))
+
+        size = payload_bytes(run.layout.unflatten(servers[0]))
+        for d in range(len(servers)):
+            run.book("edge->cloud", d, 0, size)
+        for d in range(len(servers)):
+            run.book("cloud->edge", 0, d, size)
+        yield from ()
+        return on_mixed(servers, run.layout, exact)
+
+
+class Gossip(Alone):
+    """``alpha`` gossip steps over the servers' graph.
+
+    .. math:: w^{(d)}_l = \\sum_{j \\in N_d \\cup \\{d\\}} p_{j,d} \\, w^{(j)}_{l-1}  \\quad (5)
+
+    Parameters
+    ----------
+    graph : networkx.Graph
+        The servers' graph.
+    alpha : int
+        Steps, >= 0.
+    exact_if_complete : bool
+        On a complete graph take the exact mean in one step.
+    """
+
+    def __init__(self, graph: nx.Graph, alpha: int, exact_if_complete: bool) -> None:
+        self.graph, self.steps, self._exact = graph, alpha, exact_if_complete
+        self._mixing: Mixing | None = None
+
+    def mixing(self, sizes: NDArray[np.float64]) -> Mixing:
+        """Return the mixing matrix of clusters of these sizes (D,)."""
+        if self._mixing is None or not np.array_equal(self._mixing.sizes, sizes):
+            self._mixing = mixing(self.graph, sizes, exact_if_complete=self._exact)
+            zeta = self._mixing.zeta
+            log(INFO, "\tMixing matrix: zeta = %.6f, zeta^alpha = %.6f", zeta, zeta**self.steps)
+        return self._mixing
+
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+        """Return the models after gossip; book both directions of every edge, once a step.
+
+        Models travel in float64 from the second step on: nothing is rounded between two steps.
+        """
+        matrix = self.mixing(sizes)
+        size, dtype = servers.shape[1], servers.dtype
+        for step in range(self.steps):
+            sizes_of = [
+                sent_bytes(d, size, dtype if not step else np.dtype(np.float64)) for d in range(len(servers))
+            ]
+            for i, j in directed(self.graph):
+                run.book("edge->edge", i, j, sizes_of[i])
+        yield from ()
+        return on_mixed(servers, run.layout, lambda models: matrix.gossip(models, self.steps))

@@ -1,0 +1,450 @@
+"""SD-FEEL's edge servers as nodes: the ServerApp only carries what they are told and tell each other.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", Algorithm 1, eqs. (3) and (5). Differs: what an edge server gets goes through
+Flower's hub, one exchange for the clients' models and one for each gossip step; an edge server that is lost
+in a round sits the round's gossip out, which the paper leaves open; edge servers may take robust means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Unpack
+
+import networkx as nx
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import DTypeLike, NDArray
+
+from hedgerow.strategies.aggregate import Mean
+from hedgerow.strategies.bounds import TOO_LARGE, norm_of
+from hedgerow.strategies.edges.mixers import Gossip, directed, mixed_entries, robust_mean, sent_bytes
+from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
+from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, RosterError
+from hedgerow.strategies.roster import placed
+from hedgerow.strategies.topology import Mixing
+from hedgerow.wire.edge_servers import (
+    CLIENT,
+    EDGE,
+    LACKS,
+    MODEL,
+    MODELS,
+    OWN,
+    RULE,
+    WEIGHTS,
+    Column,
+    columns,
+)
+from hedgerow.wire.message_types import GOSSIP, INTRA
+from hedgerow.wire.records import Layout, PayloadError, lazy_array
+from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["EdgeFederation", "EdgeNodes", "check_edge_rule"]
+
+# Of what an edge server's model may move by: what its rounding takes, relative to that and to the model.
+_ROUNDING, _MODEL_ROUNDING = 1e-3, 1e-6
+
+
+class EdgeFederation(Federation):
+    """A federation whose edge servers are nodes beside its clients.
+
+    Partitions 0 to C - 1 are the clients, C to C + D - 1 the edge servers; all of them introduce themselves
+    (``query.whoami``), and the run waits for as many of them as the options say and D more; one whose role is
+    not that of its partition is left out.
+
+    Parameters
+    ----------
+    clients : int or None
+        C; None for what the options say.
+    num_servers : int
+        D, >= 1.
+    **options
+        See ``FederationOptions``. A round's deadline is that of each of its exchanges.
+
+    Attributes
+    ----------
+    edge_report : ExchangeReport
+        The round's exchanges with edge servers; reasons begin with ``edge``. ``edge no state`` is one that
+        was then sent its model.
+    """
+
+    def __init__(
+        self, clients: int | None, num_servers: int, /, **options: Unpack[FederationOptions]
+    ) -> None:
+        super().__init__(clients, **options)
+        if self.places is None:
+            raise ValueError("num_clients is 0; valid with edge servers that are nodes is how many clients")
+        # C.
+        self.num_trained = self.places
+        self.places += num_servers
+        self.quorum += num_servers
+        self.admits = self._in_its_role
+
+    def reset(self) -> None:
+        """Forget the run."""
+        super().reset()
+        self.edge_report = ExchangeReport()
+        self.token = 0
+        # Which edge servers have the model that the relay has of them, and of which instruction it came.
+        self.held: dict[int, int] = {}
+        self.edges: list[Node] = []
+        # Edge servers that are lost for the round.
+        self.lost: set[int] = set()
+
+    def gather(self, grid: Grid) -> Roster:
+        """Return the roster of the clients; that of all nodes is waited for at first, refreshed later.
+
+        Raises
+        ------
+        RosterError
+            If nodes do not come, or do not introduce themselves.
+        """
+        everyone = super().gather(grid)
+        if not everyone.introduced:
+            raise RosterError("Edge servers that are nodes need nodes that answer 'query.whoami'; none does.")
+        clients = Roster(everyone.nodes[: self.num_trained], everyone.introduced)
+        clients.online = everyone.online
+        self.edges = list(everyone.nodes[self.num_trained :])
+        self.lost |= {d for d, node in enumerate(self.edges) if node.node_id not in everyone.online}
+        for node in self.edges:
+            self.sizes.pop(node.partition_id, None)
+        return clients
+
+    def open_round(self, grid: Grid) -> Roster:
+        """Begin a try of a round, in which no edge server is lost yet but those that are not there."""
+        self.edge_report, self.lost = ExchangeReport(), set()
+        clients = super().open_round(grid)
+        if self.lost:
+            self.edge_report.rejected["edge offline"] = len(self.lost)
+        return clients
+
+    @property
+    def whole_report(self) -> ExchangeReport:
+        """What the last training exchange sent, got and lost, with the exchanges with edge servers."""
+        clients, edges = self.report, self.edge_report
+        return ExchangeReport(
+            clients.sent + edges.sent, clients.accepted + edges.accepted, clients.rejected + edges.rejected
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the federation's state, and which models edge servers have, for a checkpoint."""
+        held = {str(d): token for d, token in sorted(self.held.items())}
+        return {**super().state_dict(), "edges": {"token": self.token, "held": held}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint. Edge servers without the state that it takes them to have say so."""
+        super().load_state_dict(state)
+        edges = state["edges"]
+        self.token = int(edges["token"])
+        self.held = {int(d): int(token) for d, token in edges["held"].items()}
+
+    def _in_its_role(self, node: Node) -> str | None:
+        due = CLIENT if node.partition_id < self.num_trained else EDGE
+        if node.role in ("", due):
+            return placed(node)
+        return f"role is not {due}"
+
+
+class EdgeNodes:
+    """Edge servers that are nodes: they take the means of their clients' models, and gossip.
+
+    Edge servers keep their models and do all sums; the relay passes on vectors, keeps the last that each edge
+    server told, and sends an edge server its own model only if that one does not have it. The legs through
+    the hub are booked as such, 32 bits a parameter of every model that a message carries.
+
+    An edge server that does not answer in time, or answers with garbage, is lost for the round: it keeps its
+    model of before, and its edges move their weight to their ends (``Mixing.without_edge``), which leaves
+    consensus and the weighted mean alone. A gossip step in which one is lost is taken again without it.
+
+    One that lies is bounded by what it was sent: its model moves no further than the updates of its clients,
+    or the differences of its neighbours' models from its own, allow by the rule that it was to take. A reply
+    beyond is refused, as ``edge update too large``; ``max_update_norm_ratio`` = 0 takes the bound away.
+    Weights and clusters' sizes are the strategy's, capped and told with each message. What stays within is
+    for a rule: ``aggregation`` is then what each edge server takes of its clients' updates, as where it is
+    emulated, and of its own and its neighbours' models in gossip.
+
+    Parameters
+    ----------
+    federation : EdgeFederation
+        Clients and edge servers.
+    gossip : Gossip
+        The servers' graph, matrix and steps.
+    aggregation : Aggregation
+        Of ``neighbourhood_rule``; others raise ValueError with the reason.
+    """
+
+    def __init__(self, federation: EdgeFederation, gossip: Gossip, aggregation: Aggregation) -> None:
+        _check_rule(aggregation)
+        self.federation, self._gossip, self.aggregation = federation, gossip, aggregation
+        # Those that lack the model that they are to go on from.
+        self._forgetful: set[int] = set()
+
+    # As an aggregator.
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        """Return |S_i|."""
+        return run.size(node, claimed)
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        """Return the edge servers' means of their clients' models, eq. (3).
+
+        Raises
+        ------
+        RoundFailedError
+            If no edge server answered.
+        """
+        federation = self.federation
+        bundles: dict[int, list[tuple[float, Vector]]] = {}
+        nodes: dict[int, list[int]] = {}
+        for replies in (yield exchange):
+            for at, (node, d) in enumerate(zip(replies.nodes, replies.pools, strict=True)):
+                weight = self.weight(run, node, replies.claimed[at])
+                bundles.setdefault(d, []).append((weight, replies.rows[at]))
+                nodes.setdefault(d, []).append(node)
+        federation.token += 1
+        alive = {d: models for d, models in sorted(bundles.items()) if d not in federation.lost}
+        before = {d: exchange.sent(d) for d in alive}
+        contents = {
+            d: _content(ConfigRecord({"token": federation.token}), dict(enumerate(models)))
+            for d, models in alive.items()
+        }
+        if not self.aggregation.is_mean:
+            for d, content in contents.items():
+                content.config_records["config"][RULE] = str(self.aggregation)
+                self._add_own(d, content, before[d])
+        most = {d: self._most_of_mean(models, before[d]) for d, models in alive.items()}
+        dtype = next(iter(before.values())).dtype if before else np.dtype(np.float32)
+        answers = yield from self._ask_twice(run, INTRA, contents, before, most, dtype)
+        federation.lost |= contents.keys() - answers.keys()
+        if bundles and not answers:
+            raise RoundFailedError
+        federation.held |= dict.fromkeys(answers, federation.token)
+        return {
+            d: _Taken(nodes[d], sum(weight for weight, _ in bundles[d]), model)
+            for d, model in answers.items()
+        }
+
+    # As a mixer.
+
+    @property
+    def steps(self) -> int:
+        """Alpha."""
+        return self._gossip.steps
+
+    def mix(self, servers: Vector, sizes: NDArray[np.float64], run: Run) -> Steps[Vector]:
+        """Return the models (D, M) after ``alpha`` gossip steps, eq. (5); book their transfers.
+
+        Between two steps models travel in float64, so that the result is rounded once.
+        """
+        federation, mixed = self.federation, mixed_entries(run.layout)
+        bounds = np.flatnonzero(np.diff(mixed.astype(np.int8), prepend=0, append=0)).tolist()
+        now: list[Vector] = list(servers)
+        whole = slice(None) if mixed.all() else mixed
+        mixing = _without(self._gossip.mixing(sizes), federation.lost)
+        for step in range(1, self.steps + 1):
+            dtype = servers.dtype if step == self.steps else np.dtype(np.float64)
+            while alive := [d for d in range(len(now)) if d not in federation.lost]:
+                receivers = columns(mixing.matrix)
+                most = {d: self._most_of_step(d, now, receivers[d], whole) for d in alive}
+                answers = yield from self._step(run, now, receivers, most, bounds, dtype)
+                if gone := set(alive) - answers.keys():
+                    federation.lost |= gone
+                    mixing = _without(mixing, gone)
+                    continue
+                for i, j in directed(mixing.graph):
+                    run.book("edge->edge", i, j, sent_bytes(i, now[i].size, now[i].dtype))
+                for d, model in answers.items():
+                    now[d] = model
+                    federation.held[d] = federation.token
+                break
+        after = np.empty_like(servers)
+        for d, model in enumerate(now):
+            after[d] = model
+        return after
+
+    def mean(self, servers: Vector, shares: NDArray[np.float64]) -> Vector:
+        """Return u (M,); under a rule what it takes of the models, some of which may be lies."""
+        return robust_mean(servers, shares, self.aggregation)
+
+    # Mechanics.
+
+    def _step(
+        self,
+        run: Run,
+        now: Sequence[Vector],
+        receivers: Sequence[Column],
+        most: Mapping[int, float],
+        bounds: list[int],
+        dtype: np.dtype[Any],
+    ) -> Steps[dict[int, Vector]]:
+        """Take one gossip step at the edge servers, those of ``most``, which says what each may move by."""
+        self.federation.token += 1
+        contents = {}
+        for d in most:
+            config = ConfigRecord(
+                {"token": self.federation.token, "server": d, "dtype": str(dtype), "columns": bounds}
+            )
+            contents[d] = _content(config, {j: (p, now[j] if j != d else None) for j, p in receivers[d]})
+            self._add_own(d, contents[d], now[d])
+            if not self.aggregation.is_mean:
+                config[RULE] = str(self.aggregation)
+        before = dict(enumerate(now))
+        return (yield from self._ask_twice(run, GOSSIP, contents, before, most, dtype))
+
+    def _add_own(self, d: int, content: RecordDict, own: Vector) -> None:
+        """Let an edge server begin with a model: by name where it has it, else it is sent."""
+        if (token := self.federation.held.get(d)) is None:
+            content[OWN] = _vectors({MODEL: own})
+        else:
+            content.config_records["config"]["builds-on"] = token
+
+    def _most_of_mean(self, models: Sequence[tuple[float, Vector]], before: Vector) -> float:
+        """Return how far a mean of models can be from the one that they were learnt from."""
+        return self._furthest([norm_of(model - before) for _, model in models])
+
+    def _most_of_step(self, d: int, now: Sequence[Vector], receiver: Column, mixed: Any) -> float:
+        """Return how far a gossip step can move the model of an edge server."""
+        apart = {j: norm_of((now[j] - now[d])[mixed]) for j, _ in receiver if j != d}
+        if self.aggregation.name not in ("mean", "clipped"):
+            return self._furthest(apart.values())
+        return sum(abs(p) * self._furthest([apart[j]]) for j, p in receiver if j != d)
+
+    def _furthest(self, norms: Iterable[float]) -> float:
+        """Return the largest norm that some vectors of such norms can have together under the rule."""
+        norms = list(norms)
+        if self.aggregation.name in ("median", "trimmed-mean"):  # Each entry is within theirs.
+            return sqrt(sum(norm**2 for norm in norms))
+        longest = max(norms, default=0.0)
+        return min(longest, *self.aggregation.arguments) if self.aggregation.arguments else longest
+
+    def _ask_twice(
+        self,
+        run: Run,
+        message_type: str,
+        contents: Mapping[int, RecordDict],
+        models: Mapping[int, Vector],
+        most: Mapping[int, float],
+        dtype: DTypeLike,
+    ) -> Steps[dict[int, Vector]]:
+        """Return the edge servers' replies (M,); those that lost the model to begin with are sent it."""
+        answers = yield from self._ask(run, message_type, contents, models, most, dtype)
+        again = {
+            d: RecordDict({**contents[d], OWN: _vectors({MODEL: models[d]})}) for d in sorted(self._forgetful)
+        }
+        if not again:
+            return answers
+        return answers | (yield from self._ask(run, message_type, again, models, most, dtype))
+
+    def _ask(
+        self,
+        run: Run,
+        message_type: str,
+        contents: Mapping[int, RecordDict],
+        before: Mapping[int, Vector],
+        most: Mapping[int, float],
+        dtype: DTypeLike,
+    ) -> Steps[dict[int, Vector]]:
+        """Make an exchange with edge servers, and return the valid models (M,) of their replies."""
+        federation, first = self.federation, self.federation.num_trained
+        layout = Layout((MODEL,), ((run.layout.size,),), (str(np.dtype(dtype)),))
+        self._forgetful = set()
+
+        def check(node: Node, content: RecordDict) -> Vector:
+            d = node.partition_id - first
+            if any(LACKS in config for config in content.config_records.values()):
+                self._forgetful.add(d)
+                raise PayloadError("no state", "the edge server has not the model to go on from")
+            model = layout.flatten(only_arrays(content), dtype)
+            self._check_move(model, before[d], most[d])
+            return model
+
+        for d in contents:  # Whatever comes back, the edge server may have gone on.
+            federation.held.pop(d, None)
+        question = Question(
+            message_type,
+            f"{run.round}-{message_type}-{federation.token}",
+            {federation.edges[d]: content for d, content in contents.items()},
+            check,
+            bits=lambda content: federation.model_bits * sum(map(len, content.array_records.values())),
+            ended=self._ended,
+        )
+        return {reply.node.partition_id - first: reply.value for reply in (yield question)}
+
+    def _ended(self, inbox: Inbox) -> None:
+        told = self.federation.edge_report
+        told.sent += inbox.report.sent
+        told.accepted += inbox.report.accepted
+        for reason, count in inbox.report.rejected.items():
+            told.rejected[f"edge {reason}"] += count
+
+    def _check_move(self, model: Vector, before: Vector, most: float) -> None:
+        """Raise PayloadError where an edge server's model moved further than what it was sent allows."""
+        if not self.federation.settings.max_update_norm_ratio:
+            return
+        moved, most = norm_of(model - before), most * (1 + _ROUNDING)
+        if not moved <= most + _MODEL_ROUNDING * (norm_of(before) + most):
+            raise PayloadError(TOO_LARGE, f"norm {moved:.3g}, expected at most {most:.3g}")
+
+
+def _check_rule(aggregation: Aggregation) -> None:
+    try:
+        neighbourhood_rule(str(aggregation))
+    except ValueError:
+        raise ValueError(
+            f"aggregation is {str(aggregation)!r}; valid where edge servers are nodes is "
+            f"{NEIGHBOURHOOD_RULES}: in gossip each has few models, and no majority of them to follow"
+        ) from None
+
+
+def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
+    """Raise ValueError where a rule of medians cuts nothing of the smallest neighbourhood of a graph."""
+    if aggregation.is_mean or aggregation.name == "clipped" or len(graph) == 1:
+        return
+    models = 1 + min(degree for _, degree in graph.degree)
+    share = 0.5 if aggregation.name == "median" else aggregation.arguments[0]
+    if models < 3 or int(share * models) < 1:
+        raise ValueError(
+            f"aggregation is {str(aggregation)!r}, which leaves no liar out of the {models} models that an "
+            "edge server of this topology has in gossip; valid is clipped(tau), or a graph with more edges"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Taken:
+    """What an edge server took of its clients' models."""
+
+    nodes: Sequence[int]
+    weight: float
+    taken: Vector
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        return self.taken
+
+
+def _content(config: ConfigRecord, terms: Mapping[int, tuple[float, Vector | None]]) -> RecordDict:
+    """Return an instruction: models and their weights by sender; a model that is None is not sent."""
+    models = _vectors({str(sender): model for sender, (_, model) in terms.items() if model is not None})
+    weights = MetricRecord({str(sender): weight for sender, (weight, _) in terms.items()})
+    return RecordDict({"config": config, MODELS: models, WEIGHTS: weights})
+
+
+def _vectors(models: Mapping[str, Vector]) -> ArrayRecord:
+    record = ArrayRecord()
+    for key, model in models.items():
+        record[key] = lazy_array(model)
+    return record
+
+
+def _without(mixing: Mixing, servers: Iterable[int]) -> Mixing:
+    """Return the mixing without all edges of some servers, whose weight their ends take."""
+    for d in sorted(servers):
+        for j in sorted(mixing.graph.neighbors(d)):
+            mixing = mixing.without_edge(d, j)
+    return mixing

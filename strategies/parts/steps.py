@@ -1,0 +1,72 @@
+"""Whether nodes took as many local iterations as they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from logging import WARNING
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import MetricRecord, RecordDict
+from flwr.common import log
+
+from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.parts.part import Part
+from hedgerow.wire.printable import quoted
+from hedgerow.wire.records import PayloadError, only_record
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["StepsTold"]
+
+_NUM_STEPS = "num-steps"
+
+
+class StepsTold(Part):
+    """Refuses replies of nodes that took another number of iterations than ``config["local-steps"]``.
+
+    Attributes
+    ----------
+    told : bool
+        Whether every reply said how many its node took.
+    """
+
+    name = "steps"
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing of replies."""
+        self.told = True
+
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a reply to a training exchange that tells another number; PayloadError."""
+        if (asked := exchange.config.get("local-steps")) is None or not exchange.trains:
+            return
+        told = only_record(content, MetricRecord, "bad metrics").get(_NUM_STEPS)
+        if told is not None and told != asked:
+            detail = f"took {quoted(told)} steps; config['local-steps'] was {asked}"
+            raise PayloadError("num-steps is not local-steps", detail)
+
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Note whether a valid reply tells the number."""
+        if (asked := exchange.config.get("local-steps")) is None or not exchange.trains or not self.told:
+            return
+        if _NUM_STEPS not in only_record(reply.content, MetricRecord, "bad metrics"):
+            self.told = False
+            log(
+                WARNING,
+                "Replies do not tell 'num-steps' in their MetricRecord: whether config['local-steps'] = %d "
+                "was honoured is not known, and iterations and simulated seconds are recorded as unknown.",
+                asked,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is known of replies."""
+        return {"told": self.told}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self.told = bool(state["told"])

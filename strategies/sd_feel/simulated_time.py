@@ -1,0 +1,192 @@
+"""The simulated clock of SD-FEEL and its baselines, also with clients that are slow.
+
+Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federated Edge Learning for Fast
+Convergence on Non-IID Data", the latency model of section IV. Stragglers are ours: a slow client's local
+iterations take some times as long, by draws of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+
+from hedgerow.strategies.exchange import Exchange
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.parts.part import Part
+from hedgerow.strategies.parts.steps import StepsTold
+from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
+from hedgerow.wire.checks import in_range
+from hedgerow.wire.printable import quoted
+from hedgerow.wire.seeds import Purpose, generator
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["SimulatedTime", "Stragglers"]
+
+_FORM = re.compile(r"(transient|lasting)\(\s*([^,\s]+)\s*,\s*([^,\s]+)\s*\)")
+_VALID = "transient(p,f) or lasting(p,f), with 0 < p <= 1 and 1 <= f <= 1e6"
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """Who is slow, and how slow.
+
+    Parameters
+    ----------
+    lasting : bool
+        Whether a client is slow all along; else each round is drawn anew.
+    probability : float
+        Of a client, or of a client in a round, in (0, 1].
+    slowdown : float
+        How many times as long a slow client's iteration takes, 1 to 1e6.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range.
+    """
+
+    lasting: bool
+    probability: float
+    slowdown: float
+
+    def __post_init__(self) -> None:
+        in_range("probability", self.probability, 0.0, 1.0, open_below=True)
+        in_range("slowdown", self.slowdown, 1.0, 1e6)
+
+    @classmethod
+    def parse(cls, text: str) -> Stragglers | None:
+        """Read ``"transient(0.1,10)"`` or ``"lasting(0.1,10)"``; None for an empty text."""
+        if not text.strip():
+            return None
+        match = _FORM.fullmatch(text.strip())
+        try:
+            if match is None:
+                raise ValueError
+            return cls(match[1] == "lasting", float(match[2]), float(match[3]))
+        except ValueError:
+            raise ValueError(f"stragglers is {quoted(text)}; valid is {_VALID}, or empty") from None
+
+    def factor(self, seed: int, server_round: int, client: int) -> float:
+        """Return how many times as long a client's iterations take in a round, by a stream of its own."""
+        at = 0 if self.lasting else server_round
+        rng = generator(seed, round=at, partition_id=client, purpose=Purpose.STRAGGLER)
+        return self.slowdown if rng.random() < self.probability else 1.0
+
+    def slowest(self, seed: int, server_round: int, clients: Iterable[int]) -> float:
+        """Return the largest factor of some clients; 1 of none."""
+        return max((self.factor(seed, server_round, client) for client in clients), default=1.0)
+
+
+class SimulatedTime(Part):
+    """The simulated clock, by the paper's latency model and the bits that were booked.
+
+    A compressed reply takes its share of a model's time. With stragglers each server has a clock of its own:
+    it waits for its slowest client, and in gossip for its neighbours; simulated time is the last server's.
+
+    Parameters
+    ----------
+    scheme : Scheme
+        Whose latency it is.
+    system : System or None
+        Sizes and rates; None for the paper's, with the size of the model that is trained.
+    tau1, tau2 : int
+        Local iterations of a round, and rounds between two exchanges of servers.
+    gossip_steps : int
+        Sequential transfers of an exchange of servers.
+    up_link : str
+        The modelled link from clients to servers.
+    steps : StepsTold
+        Time is not known where nodes do not tell how many iterations they took.
+    stragglers : Stragglers or None (default: None)
+        Which clients are slow.
+    graph : networkx.Graph or None (default: None)
+        The servers', where there are stragglers.
+    """
+
+    name = "simulated-time"
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        system: System | None,
+        *,
+        tau1: int,
+        tau2: int,
+        gossip_steps: int,
+        up_link: str,
+        steps: StepsTold,
+        stragglers: Stragglers | None = None,
+        graph: nx.Graph | None = None,
+    ) -> None:
+        self._scheme, self._system, self._steps = scheme, system, steps
+        self._tau1, self._tau2, self._gossip_steps = tau1, tau2, gossip_steps
+        self._up_link, self._stragglers = up_link, stragglers
+        self._near = [] if graph is None else [sorted({*graph.neighbors(d), d}) for d in range(len(graph))]
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin at zero."""
+        self._seconds = [0.0] * len(self._near)
+        self._clients: dict[int, list[int]] = {}
+
+    def system(self, federation: Federation) -> System:
+        """Return the modelled system."""
+        if self._system is not None:
+            return self._system
+        return System(federation.num_parameters, preset("paper-text").compute)
+
+    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+        """Note who trains for which server."""
+        if exchange.kind == "train":
+            self._clients = {ask.pool: list(ask.nodes) for ask in exchange.asks}
+        return exchange
+
+    def ended(self, run: Run) -> None:
+        """Let the time of a round pass."""
+        if not self._steps.told:
+            return
+        federation, tau1 = run.federation, self._tau1
+        system, uplink = self.system(federation), self._uplink(run)
+        mixed = run.round % self._tau2 == 0
+        if self._stragglers is None:
+            seconds = round_seconds(self._scheme, system, tau1=tau1, uplink=uplink)
+            if mixed:
+                seconds += inter_seconds(self._scheme, system, alpha=self._gossip_steps)
+            federation.clock.advance(seconds)
+            return
+        for d in range(len(self._seconds)):
+            slowest = self._stragglers.slowest(run.seed, run.round, self._clients.get(d, ()))
+            self._seconds[d] += round_seconds(
+                self._scheme, system, tau1=tau1, slowdown=slowest, uplink=uplink
+            )
+        if mixed:
+            link = inter_seconds(self._scheme, system, alpha=1)
+            for _ in range(self._gossip_steps):
+                self._seconds = [max(self._seconds[j] for j in near) + link for near in self._near]
+        federation.clock.advance(max(self._seconds) - federation.clock.seconds)
+
+    def _uplink(self, run: Run) -> float:
+        """Return the share of a model's bits that the largest reply of a round has; 1 of none."""
+        bits = [
+            one.nominal_bits
+            for one in run.federation.ledger.transfers
+            if one.link == self._up_link and one.round == run.round
+        ]
+        return max(bits) / run.federation.model_bits if bits else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the servers' clocks."""
+        return {"server-seconds": list(self._seconds)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore them; ValueError for those of another number of servers."""
+        seconds = [float(one) for one in state["server-seconds"]]
+        if len(seconds) != len(self._near):
+            raise ValueError(f"state has the clocks of {len(seconds)} servers; valid is {len(self._near)}")
+        self._seconds = seconds
