@@ -17,10 +17,10 @@ import networkx as nx
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.robust import Aggregation
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, one_of
+from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.sensing import MATRICES
 
 __all__ = ["Algorithm1", "OneBitCode", "Topology", "neighbourhood_graph", "participants"]

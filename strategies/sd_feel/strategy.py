@@ -127,7 +127,7 @@ class SDFeel(ClusteredStrategy):
             **options,
         )
         if self.edges is not None:
-            check_edge_rule(self.aggregation, self.graph)
+            check_edge_rule(self.aggregation.rule, self.graph)
         links = (self.down_link, self.up_link)
         self.parts += (Probes(probe_rounds, self.assignment, links, self._planned_with),)
 
