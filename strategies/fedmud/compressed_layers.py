@@ -31,7 +31,7 @@ from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.lowrank import Factorisation, LayerShape, layers_of
+from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
 from hedgerow.wire.records import Layout, to_record
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -70,9 +70,10 @@ class Compression:
         """Return the arguments as keys of a message's config."""
         return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
 
-    def plan(self, layers: Sequence[LayerShape], num_parameters: int, **changed: Any) -> Factorisation:
+    def plan(self, layers: Sequence[LayerShape], num_parameters: int) -> Factorisation:
         """Return the factors of a model; ValueError for what is out of range."""
-        return Factorisation.plan(layers, num_parameters=num_parameters, **{**self.__dict__, **changed})
+        arguments: dict[str, Any] = self.__dict__
+        return Factorisation.plan(layers, num_parameters=num_parameters, **arguments)
 
 
 class TrainingOptions(FederationOptions, total=False):
@@ -491,7 +492,7 @@ class WithoutFactors(CompressedLayers[S]):
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         """Return those between the layers that are skipped; ValueError if there is none."""
-        return self.compression.plan(layers, self.plan.num_parameters, variant="lmt").layers
+        return between(layers, self.compression.skip_front, self.compression.skip_back)
 
     @property
     def size(self) -> int:
