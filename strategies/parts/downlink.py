@@ -236,6 +236,8 @@ class Downlink(Part):
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Say which version nodes must hold, and send each what it lacks of it."""
+        if not exchange.trains:
+            return exchange
         base = exchange.asks[0].held.get("base")
         if self.seeded and base is not None and not (self._checksum or self.log.version):
             self._checksum = checksum(base)
@@ -262,9 +264,8 @@ class Downlink(Part):
         for node in listeners:
             if (start := self.start(node.partition_id)) not in contents:
                 told = ConfigRecord({**exchange.config, "from-version": self._first(start)})
-                contents[start] = RecordDict(
-                    {**self._lacks(start), self.federation.settings.configrecord_key: told}
-                )
+                named = {self.federation.settings.configrecord_key: told}
+                contents[start] = RecordDict({**self._lacks(start), **named})
             self._book(run, node, contents[start], 0)
             messages.append(self._message(run, node, contents[start], MERGE))
         self._listening = Inbox(listeners, str(run.round), self._heard)
@@ -299,11 +300,13 @@ class Downlink(Part):
         PayloadError
             With reason ``bad metrics``, ``need base`` or ``wrong base``.
         """
-        self._check_base(node, content)
+        if exchange.trains:
+            self._check_base(node, content)
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Note that a node holds the current version."""
-        self.acknowledge(reply.node.partition_id)
+        if exchange.trains:
+            self.acknowledge(reply.node.partition_id)
 
     def ended(self, run: Run) -> None:
         """Log the round's update."""
@@ -458,7 +461,3 @@ class Downlink(Part):
             held = state["held"][way].items()
             self._held[way] = {int(c): None if v is None else int(v) for c, v in held}
             self.traffic[way] = Download(*map(int, state["traffic"][way]))
-
-    def describe(self) -> list[str]:
-        """Say how nodes come by the base."""
-        return [f"Downlink: {self.sync}"]
