@@ -55,10 +55,8 @@ class RoutingReport:
 
     Parameters
     ----------
-    publishers : int
-        Nodes that were asked to publish.
     readers : dict[int, list[int]]
-        Who was handed what each of them published, ascending.
+        Who was handed what each published, ascending.
     refused : int
         Requests for a node that is no neighbour: never carried.
     lost : Counter[str]
@@ -68,7 +66,6 @@ class RoutingReport:
         Payloads that publishers would not make: empty ones, of a receiver that is not who it was.
     """
 
-    publishers: int = 0
     readers: dict[int, list[int]] = field(default_factory=dict)
     refused: int = 0
     lost: Counter[str] = field(default_factory=Counter)
@@ -155,14 +152,9 @@ class Router(Part):
         """Carry payloads of a run that has made so many iterations."""
         yield
 
-    def next_event(self, own: int | None) -> int | None:
-        """Return the next iteration that is known of, of which ``own`` is this server's; None for none."""
-        return own
-
-    @property
-    def over(self) -> bool:
-        """Whether a run without a next event is at its end."""
-        return True
+    def over(self, own: int | None) -> bool:
+        """Return whether no event is to come; ``own`` is the next one of this server's nodes."""
+        return own is None
 
     def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
         """Return the next event, after asking who else carries payloads.
@@ -178,16 +170,8 @@ class Router(Part):
         """
         return own
 
-    def deliver(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
-        """Return the payloads of iteration k that each receiver of this server wants, see ``bundles``."""
-        return self.bundles(k, wants, run, first)
-
     def note_read(self, i: int, senders: Iterable[int], refused: Iterable[int]) -> None:
         """Note which payloads a node could read, for those that carried them."""
-
-    def describe(self) -> list[str]:
-        """Return nothing: there is one hub."""
-        return []
 
     def route(
         self,
@@ -223,12 +207,11 @@ class Router(Part):
         return run.driven(self.bundles(k, wants, run, first or {}))
 
     def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
-        """Make the same as an exchange of a run."""
+        """Make the same in a run, whose parts may change the exchange."""
         report = self.report = RoutingReport()
         asked = self._along_edges(k, wants)
         readers, there = _turned(asked), set(run.there)
         publishers = [j for j in readers if j in there]
-        report.publishers = len(publishers)
         report.lost += Counter(offline=len(readers) - len(publishers))
         box = _Box(asked, first)
         each = self.payloads.per_receiver

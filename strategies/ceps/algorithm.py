@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from hedgerow.strategies.gossip.method import Scalar
+from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.robust import Aggregation
@@ -102,11 +102,13 @@ class OneBitCode:
 
 
 @dataclass(frozen=True)
-class Algorithm1:
-    """CEPS as a ``GossipMethod``."""
+class Algorithm1(GossipMethod):
+    """Who hears whom, when, and what a message takes."""
 
     num_nodes: int
+    dim: int
     graph: GraphAt
+    sizes: PayloadSizes
     coding: Coding
     code: OneBitCode
     participation: float
@@ -137,7 +139,7 @@ class Algorithm1:
             **self.step,
             **self.privacy.instructions(),
             **rule,
-            "neighbours": self.peers(node),
+            "neighbours": list(self.peers(node)),
             "num-nodes": self.num_nodes,
         }
 
@@ -149,33 +151,13 @@ class Algorithm1:
 
     # Iteration k in K_i: the neighbours in N_i^k send z_j^k.
 
-    def peers(self, node: int) -> list[int]:
-        """Return N_i without i."""
-        return sorted(self.graph(0).neighbors(node))
-
-    def wants(self, node: int, k: int) -> list[int] | None:
+    def wants(self, node: int, k: int) -> Sequence[int] | None:
         """Return N_i, where those count that reply first; None: the node draws N_i^k of it."""
         return self.peers(node) if self.stragglers else None
 
     def first(self, node: int) -> int | None:
         """Return t_i, where those count that reply first (section III-E)."""
         return participants(self.participation, len(self.peers(node))) if self.stragglers else None
-
-    def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
-        """Return nothing: (3) needs no more than z_j^k."""
-        return {}
-
-    # What a message takes (Algorithm 2: 64 + d bits), and what it tells.
-
-    @property
-    def dim(self) -> int:
-        """n."""
-        return self.coding.dim
-
-    @property
-    def sizes(self) -> PayloadSizes:
-        """The size of a message."""
-        return self.coding.sizes
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:
         """Return a gradient at W^0, and one a communication, whatever iterations the node made in between."""

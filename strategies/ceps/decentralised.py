@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
-from hedgerow.strategies.gossip.method import GossipOptions, Scalar, places_in
+from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scalar, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.privacy import Privacy
@@ -25,7 +25,6 @@ from hedgerow.strategies.topology import (
     ONE_PEER,
     as_digraph,
     metropolis,
-    neighbours,
     one_peer_exponential,
     push_weights,
     senders,
@@ -239,12 +238,14 @@ class Decentralised(Gossip):
         if sparsity is not None:
             told["s"] = vectors * sparsity
         told |= dict.fromkeys(("local-steps", "kappa-low", "kappa-high"), local_steps)
+        joined = network(topology, num_nodes, seed)
         method = _Method(
             name,
             num_nodes,
             dim,
-            network(topology, num_nodes, seed),
-            coding,
+            joined,
+            joined.graph,
+            coding.sizes,
             {**told, **(keys or {})},
             privacy or Privacy(),
             hears_all=participation == 1,
@@ -254,28 +255,19 @@ class Decentralised(Gossip):
 
 
 @dataclass(frozen=True)
-class _Method:
+class _Method(GossipMethod):
     """What the relay is told of a baseline."""
 
     name: str
     num_nodes: int
     dim: int
     network: Network
-    coding: Coding
+    graph: GraphAt
+    sizes: PayloadSizes
     keys: Mapping[str, Scalar]
     privacy: Privacy
     hears_all: bool
     gradients: int
-
-    set_up_bytes = 0
-
-    @property
-    def sizes(self) -> PayloadSizes:
-        return self.coding.sizes
-
-    @property
-    def graph(self) -> GraphAt:
-        return self.network.graph
 
     def instructions(self, node: int) -> dict[str, Scalar]:
         place = {"num-nodes": self.num_nodes, **self._place(node, 0)}
@@ -284,7 +276,7 @@ class _Method:
     def peers(self, node: int) -> Sequence[int]:
         if self.network.changes:
             return [j for j in range(self.num_nodes) if j != node]
-        return neighbours(self.graph(0), node)
+        return super().peers(node)
 
     def event(self, node: int, k: int, readers: Sequence[int]) -> dict[str, Scalar]:
         receivers = set(self.graph(k).neighbors(node)) if self.network.pushes else set()
@@ -298,10 +290,7 @@ class _Method:
         return place
 
     def wants(self, node: int, k: int) -> Sequence[int] | None:
-        return self._neighbours(node, k) if self.hears_all else None
-
-    def first(self, node: int) -> int | None:
-        return None
+        return senders(self.graph(k), node) if self.hears_all else None
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:
         # A node that joins late, or lost its state, takes the steps from W^0 on, with other noise.
@@ -312,13 +301,7 @@ class _Method:
 
     def _place(self, node: int, k: int) -> dict[str, Any]:
         """Return a node's neighbours and, where it hears all of them, their weights and its own, the last."""
-        neighbours = self._neighbours(node, k)
-        if not self.hears_all:
-            return {"neighbours": neighbours}
-        return {
-            "neighbours": neighbours,
-            "weights": self.network.matrix(k)[node, [*neighbours, node]].tolist(),
-        }
-
-    def _neighbours(self, node: int, k: int) -> list[int]:
-        return senders(self.graph(k), node)
+        place: dict[str, Any] = {"neighbours": senders(self.graph(k), node)}
+        if self.hears_all:
+            place["weights"] = self.network.matrix(k)[node, [*place["neighbours"], node]].tolist()
+        return place

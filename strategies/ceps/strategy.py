@@ -129,16 +129,19 @@ class CEPS(Gossip):
         rule = neighbourhood_rule(aggregation)
         num_nodes = places_in(options)
         int_at_least(1, dim=dim, sparsity=sparsity)
+        coding = Coding(
+            codec,
+            dim,
+            sparsity=sparsity,
+            measurements=-(-dim // 2) if measurements is None else measurements,
+            per_receiver=codec == "1bcs" and code.phi_owner == "receiver",
+        )
         method = Algorithm1(
             num_nodes=num_nodes,
+            dim=dim,
             graph=graph_at(neighbourhood_graph(topology, num_nodes, options.get("seed", 0))),
-            coding=Coding(
-                codec,
-                dim,
-                sparsity=sparsity,
-                measurements=-(-dim // 2) if measurements is None else measurements,
-                per_receiver=codec == "1bcs" and code.phi_owner == "receiver",
-            ),
+            sizes=coding.sizes,
+            coding=coding,
             code=code,
             participation=participation,
             interval=_checked_interval(interval),

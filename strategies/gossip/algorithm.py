@@ -8,7 +8,7 @@ communicates; local steps in between are made by a node when it is next asked fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from logging import INFO
 from statistics import median
@@ -23,12 +23,11 @@ from hedgerow.strategies.gossip.links import OpenLinks
 from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError
-from hedgerow.strategies.gossip.replies import introduced, next_communication
-from hedgerow.strategies.gossip.state import State
-from hedgerow.strategies.inbox import RAISED, Node, checked_metrics
+from hedgerow.strategies.gossip.state import Appointment, State, introduced, next_communication
+from hedgerow.strategies.inbox import Node, checked_metrics
 from hedgerow.strategies.method import Method, Run
 from hedgerow.strategies.rounds import TooFewRepliesError
-from hedgerow.strategies.router import Bundles, Router
+from hedgerow.strategies.router import Router
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import PayloadError, only_record, records_of
 
@@ -51,18 +50,17 @@ class Algorithm(Method[State]):
     def begin(self, model: Vector) -> State:
         """Return that nobody has introduced itself: W^0 is on the nodes."""
         if model.size:
-            raise ValueError(
-                "initial_arrays has numbers; valid is an empty ArrayRecord: models live on the nodes"
-            )
+            raise ValueError("the model has numbers; valid is an empty ArrayRecord: models live on the nodes")
         return State()
 
     def round(self, state: State, run: Run) -> Steps[State]:
         """Have the neighbours of those that are due publish, and hand on what they told."""
         state = yield from self._greeted(state, run)
-        # The next k in K_i = {kappa_i, 2 kappa_i, …} of any node i, and N_i^k of those that are due.
+        # The least k in K_i = {kappa_i, 2 kappa_i, …} of any node i, and N_i^k of those that are due.
         ready, own = self.ready(state, run), self.next_own(state)
         due = [] if own is None else state.due(own)
-        wants = {i: self._wanted(state, i, own) for i in due if i in ready and own is not None}
+        there = set(ready)
+        wants = {i: self._wanted(state, i) for i in due if i in there}
         k = self.carrier.agreed(own, wants, self.links.introductions)
         if k is None:
             return state
@@ -72,18 +70,24 @@ class Algorithm(Method[State]):
             due, wants = [], {}
         # z_j^k: all publishing of iteration k ends before any update of it begins.
         first = {i: t for i in wants if (t := self.method.first(i)) is not None}
-        bundles = yield from self.carrier.deliver(k, wants, run, first)
-        # (3), which is the nodes'; they reply with their next k.
+        bundles = yield from self.carrier.bundles(k, wants, run, first)
+        # (3), which is the nodes'; they reply with their next k, and N_i^k.
         asks = [self._update(i, k, bundles[i]) for i in wants]
-        update = Exchange(
-            UPDATE, asks, {"iteration": k}, offline=len(due) - len(wants), reads=partial(self._read, k)
-        )
+        missing = len(due) - len(wants)
+        update = Exchange(UPDATE, asks, {"iteration": k}, offline=missing, reads=partial(self._read, k))
         told: dict[int, tuple[int, list[int]]] = {}
         for columns in (yield run.prepared(update)):
             told.update(zip(columns.nodes, columns.rows, strict=True))
             run.contents += [reply.metrics for reply in columns.replies]
-        nobody_due = not wants and bool(ready or not due)
-        return self._ended(state, k, told, wants, bundles, nobody_due, run)
+        # Not lost is an event of nobody who is due: all that are due are away, and others are there.
+        nobody = not wants and (ready or not due)
+        lost = state.lost if nobody else self._lost_in_a_row(state, run)
+        _check_disagreement(run)
+        deprived = {i for i in wants if wants[i] and not bundles[i]}
+        state = state.after(k, told, deprived, run.federation.report.errors, lost)
+        run.told |= {"iteration": k, "receivers": len(told)}
+        run.told |= {"missed": state.missed, "restarted": state.restarted}
+        return state
 
     def model(self, state: State) -> Vector:
         """Return no numbers: models live on the nodes."""
@@ -93,7 +97,7 @@ class Algorithm(Method[State]):
 
     def ready(self, state: State, run: Run) -> list[int]:
         """Return the nodes that are there, were told their settings, and still know them."""
-        return [i for i in run.there if state.knows(i, run.federation.node(i).node_id)]
+        return [i for i in run.there if state.knows(run.federation.node(i))]
 
     def all_communicated(self, state: State) -> bool:
         """Return whether each of the nodes has communicated, and not begun anew since."""
@@ -104,28 +108,30 @@ class Algorithm(Method[State]):
         k = state.next_event
         return k if self.num_iterations is None or k < self.num_iterations else None
 
-    def _wanted(self, state: State, i: int, k: int) -> list[int]:
-        wanted = self.method.wants(i, k)
-        return list(state.appointments[i].want if wanted is None else wanted)
+    def _wanted(self, state: State, i: int) -> list[int]:
+        appointment = state.appointments[i]
+        wanted = self.method.wants(i, appointment.next)
+        return list(appointment.want if wanted is None else wanted)
 
     def _greeted(self, state: State, run: Run) -> Steps[State]:
         """Tell nodes that do not know them their settings, and hear when they communicate."""
         ready = self.ready(state, run)
-        unknown = [i for i in run.there if i not in ready] + self.links.unmet(ready)
-        asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in unknown]
+        unknown = set(run.there).difference(ready).union(self.links.unmet(ready))
+        asks = [Ask([i], None, self.method.instructions(i), pool=i) for i in sorted(unknown)]
         told = {"method": self.method.name, "run-seed": run.seed}
         hello = Exchange(HELLO, asks, told, reads=introduced, group="hello", timeout=_PATIENCE)
+        answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
-            for i, appointment in zip(columns.nodes, columns.rows, strict=True):
-                before = state.appointments.get(i)
-                if before is None or before.node_id != appointment.node_id:
-                    self.links.met(i, run)
-                state = state.introduced(i, appointment)
+            answers.update(zip(columns.nodes, columns.rows, strict=True))
+        for i, one in answers.items():
+            if i not in state.appointments or state.appointments[i].node_id != one.node_id:
+                self.links.met(i, run)
+        state = state.introduced(answers)
         if not state.appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
         return state
 
-    # An update, and what becomes of the event.
+    # An update, and whether the event was lost.
 
     def _update(self, i: int, k: int, bundle: Mapping[int, bytes]) -> Ask:
         event = self.method.event(i, k, self.carrier.report.readers.get(i, []))
@@ -140,46 +146,18 @@ class Algorithm(Method[State]):
         checked_metrics(content, self.settings.weighted_by_key)
         return next_communication(content, "next", after=k)
 
-    def _ended(
-        self,
-        state: State,
-        k: int,
-        told: Mapping[int, tuple[int, list[int]]],
-        wants: Mapping[int, Iterable[int]],
-        bundles: Bundles,
-        nobody_due: bool,
-        run: Run,
-    ) -> State:
-        """Return the state after an event, lost or not.
-
-        Raises
-        ------
-        TooFewRepliesError
-            If it and too many before it were lost.
-        DivergenceError
-            If the nodes' disagreement says so.
-        """
+    def _lost_in_a_row(self, state: State, run: Run) -> int:
+        """Return how many events in a row were lost; TooFewRepliesError if they are too many."""
         report = run.federation.report
-        lost = state.lost
-        if not nobody_due:
-            lost = 0 if report.accepted and run.federation.enough() else lost + 1
-        if lost > self.max_repeats:
+        if report.accepted and run.federation.enough():
+            return 0
+        if state.lost >= self.max_repeats:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(report.rejected.items()))
             raise TooFewRepliesError(
                 f"Event {run.round}: {report.accepted} valid updates of {report.sent}, and the "
                 f"{self.max_repeats} events before it were lost as well ({reasons or 'nothing was lost'})."
             )
-        records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
-        apart = [value for one in records if isinstance(value := one.get("disagreement"), float)]
-        # The median, for a single node that lies must not end the run.
-        if apart and median(apart) > DIVERGED:
-            raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
-        deprived = {i for i in wants if wants[i] and not bundles[i]}
-        refusing = {i for i, error in report.errors.items() if error.code == RAISED}
-        state = state.after(k, told, deprived, refusing, lost)
-        run.told |= {"iteration": k, "receivers": len(told), "missed": state.missed}
-        run.told |= {"restarted": state.restarted}
-        return state
+        return state.lost + 1
 
     def saved(self, state: State) -> dict[str, Any]:
         """Return what a checkpoint holds of a state."""
@@ -188,3 +166,12 @@ class Algorithm(Method[State]):
     def restored(self, saved: Mapping[str, Any]) -> State:
         """Return the state of a checkpoint."""
         return State.from_dict(saved)
+
+
+def _check_disagreement(run: Run) -> None:
+    """Raise DivergenceError where nodes tell that they are too far apart."""
+    records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
+    told = [value for one in records if isinstance(value := one.get("disagreement"), float)]
+    # The median, for a single node that lies must not end the run.
+    if told and median(told) > DIVERGED:
+        raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
 from typing import TYPE_CHECKING, Any
@@ -113,8 +113,7 @@ class SealedLinks(OpenLinks):
             name = self.carrier.run_name
             told = {"sealed": True, **({} if name is None else {"link-run": name})}
             asks = [replace(ask, config={**ask.config, **self._peers(ask)}) for ask in exchange.asks]
-            config = {**exchange.config, **told}
-            return replace(exchange, asks=asks, config=config, reads=_introduced(exchange.reads))
+            return replace(exchange, asks=asks, config={**exchange.config, **told})
         if exchange.kind == PUBLISH:
             return replace(exchange, asks=[self._to_sender(ask) for ask in exchange.asks])
         if exchange.kind == UPDATE:
@@ -148,6 +147,11 @@ class SealedLinks(OpenLinks):
             for one, other in ((i, j), (j, i)):
                 run.federation.ledger.book(run.round, SET_UP, one, other, 0, INTRODUCTION_BYTES)
         return _beside(ask, told)
+
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a node that does not introduce itself."""
+        if exchange.kind == HELLO:
+            introduction_in(content)
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Take a node's own introduction, and note which payloads a valid update could read."""
@@ -185,14 +189,3 @@ def _beside(ask: Ask, introductions: Mapping[int, bytes]) -> Ask:
         return ask
     told = ConfigRecord({str(i): one for i, one in introductions.items()})
     return replace(ask, records={**ask.records, "introductions": told})
-
-
-def _introduced(reads: Callable[[Node, RecordDict], Any] | None) -> Callable[[Node, RecordDict], Any]:
-    """Return what reads a hello that must have an introduction."""
-    assert reads is not None
-
-    def read(node: Node, content: RecordDict) -> Any:
-        introduction_in(content)
-        return reads(node, content)
-
-    return read

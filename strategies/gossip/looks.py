@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, MetricRecord
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
+from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.gossip.monitor import Monitor, Sight
-from hedgerow.strategies.gossip.replies import seen
-from hedgerow.strategies.inbox import RAISED
+from hedgerow.strategies.inbox import RAISED, Node
 from hedgerow.strategies.parts import Part
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MESSAGE, NO_MONITOR
-from hedgerow.wire.records import lazy_array
+from hedgerow.wire.records import PayloadError, lazy_array, records_of, view
 
 if TYPE_CHECKING:
     from hedgerow.strategies.method import Run
 
-__all__ = ["Looks"]
+__all__ = ["Looks", "seen"]
 
 
 class Looks(Part):
@@ -148,3 +150,26 @@ class Looks(Part):
         self._looked, self.answered = int(state["looked"]), bool(state["answered"])
         if self.monitor is not None and state["monitor"] is not None:
             self.monitor.load_state_dict(state["monitor"])
+
+
+def seen(node: Node, content: RecordDict, n: int) -> Sight:
+    """Return a node's model (n,) and what it tells of it; what is not finite is for the monitor to say.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``bad arrays`` or ``wrong shape``.
+    """
+    arrays = only_arrays(content)
+    if len(arrays) != 1:
+        raise PayloadError("bad arrays", f"{len(arrays)} arrays, expected the model alone")
+    model = view(next(iter(arrays.values())))
+    if model.shape != (n,):
+        raise PayloadError("wrong shape", f"the model has {model.shape}, expected ({n},)")
+    told = next(iter(records_of(content, MetricRecord).values()), MetricRecord())
+    objective, at_mean = (told.get(key) for key in ("objective", "mean-objective"))
+    return Sight(
+        model.astype(np.float64),
+        float(objective) if isinstance(objective, int | float) else math.nan,
+        float(at_mean) if isinstance(at_mean, int | float) else math.nan,
+    )

@@ -9,6 +9,7 @@ from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
+from hedgerow.strategies.topology import neighbours
 from hedgerow.wire.checks import int_at_least
 
 __all__ = ["GossipMethod", "GossipOptions", "Scalar", "places_in"]
@@ -17,53 +18,55 @@ Scalar = bool | int | float | str | list[int] | list[float]
 
 
 class GossipMethod(Protocol):
-    """What sets a method apart: who may hear whom, who does, and how large a message is."""
+    """What sets a method apart: who may hear whom, who does, and how large a message is.
 
-    @property
-    def name(self) -> str:
-        """The method's name, as nodes know it."""
+    Attributes
+    ----------
+    name : str
+        The method's name, as nodes know it.
+    num_nodes, dim : int
+        Nodes m, and the model's dimension n.
+    graph : GraphAt
+        Who may hear whom at an iteration.
+    sizes : PayloadSizes
+        How large a message is.
+    privacy : Privacy
+        The noise on the nodes' gradients.
+    """
 
-    @property
-    def num_nodes(self) -> int:
-        """Nodes m."""
-
-    @property
-    def graph(self) -> GraphAt:
-        """Who may hear whom at an iteration."""
-
-    @property
-    def dim(self) -> int:
-        """Model dimension n."""
-
-    @property
-    def sizes(self) -> PayloadSizes:
-        """How large a message is."""
-
-    @property
-    def set_up_bytes(self) -> int:
-        """Bytes that a node tells each neighbour before its first message."""
+    name: str
+    num_nodes: int
+    dim: int
+    graph: GraphAt
+    sizes: PayloadSizes
+    privacy: Privacy
 
     def instructions(self, node: int) -> Mapping[str, Scalar]:
         """Return the settings that a node is told once."""
 
+    @property
+    def set_up_bytes(self) -> int:
+        """Bytes that a node tells each neighbour before its first message."""
+        return 0
+
     def peers(self, node: int) -> Sequence[int]:
         """Return whom a node exchanges payloads with at any iteration, ascending."""
+        return neighbours(self.graph(0), node)
+
+    def wants(self, node: int, k: int) -> Sequence[int] | None:
+        """Return the neighbours that a node gets payloads of at iteration k; None leaves it to the node."""
+        return None
+
+    def first(self, node: int) -> int | None:
+        """Return how many payloads a node takes, the first that arrive; None for all that it wants."""
+        return None
 
     def event(self, node: int, k: int, readers: Sequence[int]) -> Mapping[str, Scalar]:
         """Return what a node is told of its communication at iteration k alone.
 
         ``readers`` are the nodes that were handed what it published, ascending.
         """
-
-    def wants(self, node: int, k: int) -> Sequence[int] | None:
-        """Return the neighbours that a node gets payloads of at iteration k; None leaves it to the node."""
-
-    def first(self, node: int) -> int | None:
-        """Return how many payloads a node takes, the first that arrive; None for all that it wants."""
-
-    @property
-    def privacy(self) -> Privacy:
-        """The noise on the nodes' gradients."""
+        return {}
 
     def releases(self, begun: int, updates: int, iterations: int) -> int:
         """Return how many noisy gradients a node releases at most.
@@ -80,6 +83,7 @@ class GossipMethod(Protocol):
 
     def describe(self) -> Iterable[str]:
         """Return the settings in a few lines."""
+        return []
 
 
 class GossipOptions(FederationOptions, total=False):

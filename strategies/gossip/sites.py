@@ -327,7 +327,7 @@ class Sites(Router):
 
     # From event to event.
 
-    def next_event(self, own: int | None) -> int | None:
+    def _next_event(self, own: int | None) -> int | None:
         """Return the next iteration that this site knows of, of which ``own`` is its nodes'.
 
         None where there is none, which is final only if ``over``.
@@ -336,11 +336,11 @@ class Sites(Router):
             events = [link.event for link in self._links.values() if link.event is not None]
         return min([*events, *([own] if own is not None else [])], default=None)
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing is left to agree on."""
+    def over(self, own: int | None) -> bool:
+        """Return whether there is no event, and nothing is left to agree on."""
         with self._lock:
-            return all(link.agrees is None for link in self._links.values())
+            agreed = all(link.agrees is None for link in self._links.values())
+        return agreed and self._next_event(own) is None
 
     def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
         """Agree with all sites on what comes next, as far as it comes before what is next already."""
@@ -368,11 +368,11 @@ class Sites(Router):
         with self._lock:
             here = {peer for peer, link in self._links.items() if link.agrees is None}
         self.absent = set(self._channel.neighbours) - here
-        return self.next_event(own)
+        return self._next_event(own)
 
     def _due(self, own: int | None) -> tuple[int, dict[int, _Link]] | None:
         """Return the sites that something is to be agreed on with now, and before which iteration."""
-        event = self.next_event(own)
+        event = self._next_event(own)
         with self._lock:
             agrees = [link.agrees for link in self._links.values() if link.agrees is not None]
             if not agrees or (event is not None and min(agrees) > event):
@@ -430,7 +430,7 @@ class Sites(Router):
                 introductions.confirm(i, self.nodes.intersection(senders), refused)
         return event, asked
 
-    def deliver(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
+    def bundles(self, k: int, wants: Wants, run: Run, first: Mapping[int, int]) -> Steps[Bundles]:
         """Return what nodes here get of iteration k, after sending other sites what theirs get."""
         graph = self.graph(k)
         # Who asks for others than neighbours is refused, wherever they are.
@@ -438,7 +438,7 @@ class Sites(Router):
         with self._lock:
             links = [link for _, link in sorted(self._links.items()) if link.event == k]
         elsewhere = {i: senders for link in links for i, senders in link.asked.items()}
-        bundles = yield from self.bundles(k, {**here, **elsewhere}, run, first)
+        bundles = yield from super().bundles(k, {**here, **elsewhere}, run, first)
         received = self.exchanged(k, bundles)
         for i in wants:
             apart = {j for j in wants[i] if graph.has_edge(j, i) and j not in self.nodes}

@@ -7,14 +7,18 @@ of appointments is all that takes a run from one event to the next: models stay 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from logging import WARNING
 from typing import Any, Self
 
+from flwr.app import Error, RecordDict
 from flwr.common import log
 
-__all__ = ["Appointment", "State"]
+from hedgerow.strategies.inbox import RAISED, Node
+from hedgerow.wire.records import PayloadError, config_in
+
+__all__ = ["Appointment", "State", "introduced", "next_communication"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class Appointment:
 
     def past(self, k: int) -> Self:
         """Return the first one after iteration k; those up to it were missed, whom it wants to hear stays."""
-        missed = max(0, (k - self.next) // self.kappa + 1)
-        return replace(self, next=self.next + missed * self.kappa)
+        if self.next > k:
+            return self
+        return replace(self, next=self.next + ((k - self.next) // self.kappa + 1) * self.kappa)
 
 
 @dataclass(frozen=True)
@@ -80,26 +85,28 @@ class State:
         """Return the partition ids of those that communicate at iteration k, ascending."""
         return [i for i, one in sorted(self.appointments.items()) if one.next == k]
 
-    def knows(self, i: int, node_id: int) -> bool:
+    def knows(self, node: Node) -> bool:
         """Return whether a node was told its settings, and still knows them."""
+        i = node.partition_id
         one = self.appointments.get(i)
-        return one is not None and one.node_id == node_id and i not in self.refusing
+        return one is not None and one.node_id == node.node_id and i not in self.refusing
 
-    def introduced(self, i: int, appointment: Appointment) -> Self:
-        """Take a node's answer to a hello.
+    def introduced(self, answers: Mapping[int, Appointment]) -> Self:
+        """Return the state after nodes' answers to a hello.
 
         A node that is behind has missed its communications so far. One that had communicated and is back at
         its first communication began anew.
         """
-        anew = i in self.communicated and appointment.next == appointment.kappa
-        if anew:
+        anew = {i for i in self.communicated & answers.keys() if answers[i].next == answers[i].kappa}
+        for i in sorted(anew):
             log(WARNING, "Partition %d has lost its state: it starts from W^0.", i)
+        new = {i: one.past(self.iterations - 1) for i, one in answers.items()}
         return replace(
             self,
-            appointments={**self.appointments, i: appointment.past(self.iterations - 1)},
-            communicated=self.communicated - {i} if anew else self.communicated,
-            refusing=self.refusing - {i},
-            restarted=self.restarted + anew,
+            appointments={**self.appointments, **new},
+            communicated=self.communicated - anew,
+            refusing=self.refusing - answers.keys(),
+            restarted=self.restarted + len(anew),
         )
 
     def after(
@@ -107,7 +114,7 @@ class State:
         k: int,
         told: Mapping[int, tuple[int, list[int]]],
         deprived: Collection[int],
-        refusing: Iterable[int],
+        errors: Mapping[int, Error],
         lost: int,
     ) -> Self:
         """Return the state after the event of iteration k.
@@ -120,8 +127,8 @@ class State:
             When nodes with valid updates communicate next, and whom they then want to hear.
         deprived : Collection[int]
             Who got no payload: it has missed the event, as who did not reply has.
-        refusing : Iterable[int]
-            Whose ClientApp raised.
+        errors : Mapping[int, Error]
+            What nodes replied with that made no update; one whose ClientApp raised may have lost its state.
         lost : int
             Events in a row that were lost.
         """
@@ -132,7 +139,7 @@ class State:
             appointments={i: one.past(k) for i, one in {**self.appointments, **renewed}.items()},
             iterations=k + 1,
             communicated=self.communicated | told.keys(),
-            refusing=self.refusing.union(refusing),
+            refusing=self.refusing.union(i for i, error in errors.items() if error.code == RAISED),
             missed=self.missed + len(missed),
             lost=lost,
         )
@@ -149,3 +156,34 @@ class State:
         known = {int(i): Appointment(**told) for i, told in saved["appointments"].items()}
         told, refusing = frozenset(saved["communicated"]), frozenset(saved["refusing"])
         return cls(**{**saved, "appointments": known, "communicated": told, "refusing": refusing})
+
+
+def introduced(node: Node, content: RecordDict) -> Appointment:
+    """Return a node's answer to a hello.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``bad hello`` or ``bad next``.
+    """
+    kappa = config_in(content, "hello").get("kappa")
+    if not isinstance(kappa, int) or kappa < 1:
+        raise PayloadError("bad hello", f"kappa={kappa!r}, expected an integer >= 1")
+    return Appointment(node.node_id, kappa, *next_communication(content, "hello", after=-1))
+
+
+def next_communication(content: RecordDict, key: str, after: int) -> tuple[int, list[int]]:
+    """Return the iteration and the neighbours of a node's next communication.
+
+    Raises
+    ------
+    PayloadError
+        With reason ``bad next``, unless the iteration comes after ``after``.
+    """
+    record = config_in(content, key)
+    k, want = record.get("next"), record.get("want", [])
+    if not isinstance(k, int) or k <= after:
+        raise PayloadError("bad next", f"next={k!r}, expected an iteration after {after}")
+    if not isinstance(want, list):
+        raise PayloadError("bad next", f"want={want!r}, expected a list of partition ids")
+    return k, [j for j in want if isinstance(j, int)]

@@ -181,7 +181,7 @@ class Gossip(Algorithm):
             return True
         if self.state is None or not self.state.appointments:
             return False
-        return self.carrier.next_event(self.next_own(self.state)) is None and self.carrier.over
+        return self.carrier.over(self.next_own(self.state))
 
     def start(self, *args: Any, **options: Any) -> Result:
         """Run the strategy, see ``FederatedStrategy``, and log what the run cost in privacy.

@@ -28,9 +28,9 @@ from hedgerow.strategies import (
     Run,
 )
 from hedgerow.strategies.compressed import Uplink
-from hedgerow.strategies.gossip.replies import introduced as greeted
-from hedgerow.strategies.gossip.replies import next_communication, seen
-from hedgerow.strategies.gossip.state import Appointment
+from hedgerow.strategies.gossip.looks import seen
+from hedgerow.strategies.gossip.state import Appointment, next_communication
+from hedgerow.strategies.gossip.state import introduced as greeted
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.method import read
