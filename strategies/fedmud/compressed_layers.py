@@ -33,7 +33,6 @@ from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
 from hedgerow.wire.records import Layout, to_record
-from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
 
@@ -314,9 +313,7 @@ class CompressedLayers(Method[S]):
         if self.num_clients_per_round is None:
             return list(everyone)
         there = everyone if there is None else there
-        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
-        count = min(self.num_clients_per_round, len(there))
-        return sorted(there[i] for i in stream.choice(len(there), count, replace=False)) if count else []
+        return self.federation.scheduled(server_round, there, self.num_clients_per_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round.
