@@ -123,10 +123,6 @@ class UpdateLog:
                 merged[key] = array
         return merged
 
-    def size_since(self, version: int) -> Download:
-        """Return what ``since`` carries."""
-        return Download.of(*(self._updates[step] for step in range(version, self.version)))
-
     def state_dict(self) -> dict[str, Any]:
         """Return version and updates, for a checkpoint."""
         updates = {str(v): {k: view(a) for k, a in record.items()} for v, record in self._updates.items()}
@@ -427,17 +423,12 @@ class Downlink(Part):
         total = Download()
         for holds, number in [*listening, (version, clients - len(held.keys() | training.keys()))]:
             if (start := self._start_of("broadcast", holds)) != self.log.version:
-                total += (self._since(start) + _MESSAGE) * number
+                total += (Download.of(*self._lacks(start).values()) + _MESSAGE) * number
         self._held["broadcast"], self._others = training, (self.log.version, clients)
         return total
 
     def _missing(self, way: Sync, client: int) -> Download:
-        return self._since(self._start_of(way, self._holds(way, client)))
-
-    def _since(self, start: int | None) -> Download:
-        if start is None:
-            return Download.of(*self._lacking.get(None, {}).values())
-        return self.log.size_since(start)
+        return Download.of(*self._lacks(self._start_of(way, self._holds(way, client))).values())
 
     # For checkpoints.
 
