@@ -32,7 +32,7 @@ from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
-from hedgerow.wire.records import Layout, to_record
+from hedgerow.wire.records import Layout
 
 __all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
 
@@ -372,6 +372,11 @@ class CompressedLayers(Method[S]):
         """The shapes of the coded layers by key."""
         return {layer.key: layer.shape for layer in self.coded}
 
+    @cached_property
+    def _coded_layout(self) -> Layout:
+        shapes = self.shapes
+        return Layout(tuple(shapes), tuple(shapes.values()), ("float32",) * len(shapes))
+
     @property
     def rest(self) -> Layout:
         """The layout of what is not coded."""
@@ -396,8 +401,8 @@ class CompressedLayers(Method[S]):
         model = np.empty(layout.size, np.result_type(theta, weights))
         for key, where in self.rest.slices.items():
             model[layout.slices[key]] = theta[where]
-        for key, part in self.by_layer(weights).items():
-            model[layout.slices[key]] = part.numpy().ravel()
+        for key, where in self._coded_layout.slices.items():
+            model[layout.slices[key]] = weights[where]
         return model
 
     def by_layer(self, weights: Vector) -> dict[str, Tensor]:
@@ -455,7 +460,7 @@ class CompressedLayers(Method[S]):
             arrays=self.rest.unflatten(theta),
             records=records or {},
             bits=self.downlink_bits,
-            held={} if base is None or not base.size else {"base": to_record(self.by_layer(base))},
+            held={} if base is None or not base.size else {"base": self._coded_layout.unflatten(base)},
         )
         bounded = {"rest": (slice(0, d), theta)}
         if start.size:
