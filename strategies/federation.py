@@ -377,6 +377,15 @@ class Federation:
         self._left_out = server_round, reasons
         return reasons
 
+    def scheduled(self, server_round: int, pool: Sequence[int], count: int) -> list[int]:
+        """Return so many of a pool's partitions, ascending, or all where they are fewer.
+
+        They are drawn uniformly without replacement, from a stream of the round's own.
+        """
+        count = min(count, len(pool))
+        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
+        return sorted(pool[i] for i in stream.choice(len(pool), count, replace=False)) if count else []
+
     def uniform(self, server_round: int, client: int) -> float:
         """Return one client's draw in [0, 1) for taking part in a round."""
         stream = generator(

@@ -429,9 +429,10 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learn
     assert sent is not None, "the exchange has models"
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
     row = exchange.coding.read(arrays, sent, layout, node.partition_id)
-    with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
-        move = row.vector if exchange.coding.changes else row.vector - sent
-    exchange.check(federation, move, sent)
+    if federation.settings.max_update_norm_ratio:
+        with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
+            move = row.vector if exchange.coding.changes else row.vector - sent
+        exchange.check(federation, move, sent)
     return Learnt(row.vector, claimed, row.bits)
 
 

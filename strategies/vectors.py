@@ -1,4 +1,4 @@
-"""Tensors as one vector or as a checkpoint's arrays and back, and the mean of vectors that a server takes."""
+"""Tensors as one vector and back, and the mean of vectors that a server takes."""
 
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["WeightedMean", "arrays", "joined", "split", "tensors", "weighted_mean"]
+__all__ = ["WeightedMean", "joined", "split"]
 
 
 class WeightedMean:
@@ -34,14 +34,6 @@ class WeightedMean:
         return None if self._total is None else self._total / self._weight
 
 
-def weighted_mean(terms: Iterable[tuple[float, NDArray[Any]]]) -> NDArray[np.float64] | None:
-    """Return the mean (d,) of weights and vectors, or None of nothing."""
-    mean = WeightedMean()
-    for weight, vector in terms:
-        mean.add(weight, vector)
-    return mean.value
-
-
 def joined(parts: Mapping[str, Tensor], keys: Iterable[str]) -> NDArray[np.float32]:
     """Return the tensors of these keys, in this order, as one new vector."""
     vectors = [parts[key].detach().numpy().ravel() for key in keys]
@@ -56,13 +48,3 @@ def split(vector: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         parts[key] = torch.from_numpy(values.astype(np.float32))
         start += prod(shape)
     return parts
-
-
-def arrays(parts: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """Return tensors as arrays, for a checkpoint."""
-    return {key: part.numpy() for key, part in parts.items()}
-
-
-def tensors(parts: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    """Return a checkpoint's arrays as tensors of their own."""
-    return {key: torch.from_numpy(np.array(part)) for key, part in parts.items()}

@@ -37,6 +37,7 @@ __all__ = [
     "FactoredLayer",
     "Factorisation",
     "LayerShape",
+    "between",
     "layers_of",
     "not_compressible",
 ]
@@ -133,7 +134,7 @@ class Factorisation:
             raise ValueError(f"view is {view!r}; valid with {variant!r}, which has no matrices, is 'buffer'")
         if variant == "dense":
             return cls(variant, (), init_a, layout, tight, num_parameters, rho=1.0)
-        chosen = layers[skip_front : len(layers) - skip_back]
+        chosen = between(layers, skip_front, skip_back)
 
         def sized(rho: float) -> Factorisation:
             own = tuple(factored(layer, variant, rho, layout, view) for layer in chosen)
@@ -286,6 +287,17 @@ class Factorisation:
         return replace(self, layers=layers, tight=True)
 
 
+def between(layers: Sequence[LayerShape], skip_front: int, skip_back: int) -> Sequence[LayerShape]:
+    """Return the layers that are compressed: all but so many at either end; ValueError if none is left."""
+    at_least(0, skip_front=skip_front, skip_back=skip_back)
+    if skip_front + skip_back >= len(layers):
+        raise ValueError(
+            f"skip_front + skip_back is {skip_front + skip_back}; valid is less than {len(layers)}, the "
+            "number of Linear and Conv2d layers: one must be left to compress"
+        )
+    return layers[skip_front : len(layers) - skip_back]
+
+
 @lru_cache(maxsize=16)
 def _groups(layers: tuple[FactoredLayer, ...]) -> tuple[tuple[FactoredLayer, ...], ...]:
     groups: dict[tuple[object, ...], list[FactoredLayer]] = {}
@@ -346,8 +358,3 @@ def _check_plan(
     positive(init_a=init_a)
     at_least(0, skip_front=skip_front, skip_back=skip_back)
     at_least(sum(layer.size for layer in layers), num_parameters=num_parameters)
-    if variant != "dense" and skip_front + skip_back >= len(layers):
-        raise ValueError(
-            f"skip_front + skip_back is {skip_front + skip_back}; valid is less than {len(layers)}, the "
-            "number of Linear and Conv2d layers: one must be left to compress"
-        )

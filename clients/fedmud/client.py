@@ -141,14 +141,10 @@ class _Round:
                 f"learning-rate is {rate:g} and makes the model not finite; valid is a smaller one"
             )
         samples = len(self.instruction.task.part)
-        metrics = {
-            "num-examples": samples,
-            "num-batches": math.ceil(samples / self.instruction.batch_size),
-            "train-loss": outcome.mean_loss,
-            "base-version": self.instruction.version,
-            "need-base": 0,
-        }
-        return RecordDict({"arrays": to_record(arrays), "metrics": MetricRecord({**metrics})})
+        batches = math.ceil(samples / self.instruction.batch_size)
+        learnt = {"num-batches": batches, "train-loss": outcome.mean_loss}
+        told = _told(self.instruction.version, samples, learnt)
+        return RecordDict({"arrays": to_record(arrays), "metrics": told})
 
 
 def _base(instruction: Instruction, method: Method, bases: Bases) -> State | None:
@@ -194,21 +190,20 @@ def _listen(call: Call, task: LocalTask, bases: Bases) -> RecordDict:
     """Bring the base up to date without training."""
     instruction = Instruction.of(call, task)
     lost = _base(instruction, instruction.method(), bases) is None
-    metrics = {
-        "num-examples": 0 if lost else len(task.part),
-        "base-version": instruction.version,
-        "need-base": int(lost),
-    }
-    return RecordDict({"metrics": MetricRecord({**metrics})})
+    samples = 0 if lost else len(task.part)
+    return RecordDict({"metrics": _told(instruction.version, samples, lost=lost)})
 
 
 def _needs_base(call: Call) -> RecordDict:
     """Return the answer of a node that cannot train: it has no base, and asks for it."""
-    metrics = {
-        "num-examples": 0,
-        "num-batches": 0,
-        "train-loss": 0.0,
-        "base-version": whole(only_config(call), "version", 0),
-        "need-base": 1,
-    }
-    return RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord({**metrics})})
+    nothing = {"num-batches": 0, "train-loss": 0.0}
+    told = _told(whole(only_config(call), "version", 0), 0, nothing, lost=True)
+    return RecordDict({"arrays": ArrayRecord(), "metrics": told})
+
+
+def _told(
+    version: int, samples: int, learnt: Mapping[str, float] | None = None, *, lost: bool = False
+) -> MetricRecord:
+    """Return a reply's metrics; ``lost`` where the node has no base."""
+    about = {"base-version": version, "need-base": int(lost)}
+    return MetricRecord({"num-examples": samples, **(learnt or {}), **about})

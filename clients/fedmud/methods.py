@@ -6,10 +6,10 @@ Learning" (FedMUD), eqs. (3) to (9) and, for the methods that it is compared wit
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
@@ -27,7 +27,7 @@ from hedgerow.clients.training.work import LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.elias_fano import added
-from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation
+from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation, between, layers_of
 from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
 from hedgerow.wire.sign_shares import SignUpdates
@@ -117,9 +117,7 @@ class Instruction:
 
     def compressed_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the compressed layers of a method without factors, by key."""
-        self.plan()  # The same model on both sides.
-        # Which layers are compressed depends on no more than how many are skipped.
-        layers = _plan(self.task.model, variant="lmt", budget="layer", **self._skipped()).layers
+        layers = between(layers_of(self.task.model), **self._skipped())
         return {layer.key: layer.shape for layer in layers}
 
     def rest(self, compressed: Collection[str]) -> State:
@@ -170,63 +168,45 @@ class Instruction:
         return records[name]
 
 
-class Method(Protocol):
-    """A method at one node in one round.
+class Method:
+    """A method at one node in one round: as it stands the dense one, FedAvg, and the base of all others.
 
-    Made of an instruction; ValueError if keys of its config are missing or out of range.
+    Made of an instruction; ValueError if keys of its config are missing or out of range. ``model`` is what is
+    trained, on the training device, as scratch space; ``compressed`` has the shapes of the weights that do
+    not travel as they are, and ``evolution`` says how their base moves, None where there is none.
     """
 
-    @property
-    def compressed(self) -> Collection[str]:
-        """The keys of the weights that do not travel as they are."""
+    model: nn.Module
+    evolution: Evolution | None = None
 
-    @property
-    def evolution(self) -> Evolution | None:
-        """How the base moves; None where there is none."""
-
-    @property
-    def model(self) -> nn.Module:
-        """What is trained, on the training device; scratch space."""
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction, self.plan = instruction, instruction.plan()
+        self.model = instruction.task.model
+        self.compressed: Mapping[str, tuple[int, ...]] = {}
 
     def work(self, rest: State, base: State) -> Work:
         """Return the local training, from what travels as it is and the base."""
+        return self.instruction.local_work(rest | base)
 
     def sent(self, state: State, base: State) -> State:
         """Return what travels of the trained state."""
+        return state
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return what that is a change of, in the order of the keys, where replies are added up.
 
         ``rest`` is what came as it is. ValueError for a method whose replies cannot be.
         """
-
-
-class _Dense:
-    """The model as it is: FedAvg."""
-
-    def __init__(self, instruction: Instruction) -> None:
-        instruction.plan()
-        self.instruction = instruction
-        self.model = instruction.task.model
-        self.compressed: Collection[str] = ()
-        self.evolution: Evolution | None = None
-
-    def work(self, rest: State, base: State) -> Work:
-        return self.instruction.local_work(rest)
-
-    def sent(self, state: State, base: State) -> State:
-        return state
-
-    def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         return dict(sorted(rest.items()))
 
 
-class _Factored:
+class _Factored(Method):
     """Factors, of updates of the base or of the weights themselves."""
 
+    model: FactoredModel
+
     def __init__(self, instruction: Instruction) -> None:
-        self.instruction = instruction
-        self.plan = instruction.plan()
+        super().__init__(instruction)
         self.run_seed = whole(instruction.config, "run-seed", 0)
         self.model = _wrapped(instruction.task.model, self.plan)
         self.compressed = {layer.key: layer.shape for layer in self.plan.layers}
@@ -242,19 +222,18 @@ class _Factored:
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         factors = {key: value.numpy() for key, value in self.instruction.factors(self.plan).items()}
-        return dict(sorted({**factors, **rest}.items()))
+        return super().summed_arrays({**factors, **rest})
 
     def _merged(self, base: State, version: int, factors: Mapping[str, Tensor]) -> State:
         self.plan.check(factors)
         return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
 
 
-class _MovingWeights:
+class _MovingWeights(Method):
     """Weights that server and nodes move alike; a method says what travels of a node's change of them."""
 
     def __init__(self, instruction: Instruction) -> None:
-        self.instruction = instruction
-        self.model = instruction.task.model
+        super().__init__(instruction)
         self.compressed = instruction.compressed_shapes()
         self.evolution = Evolution(self.compressed, "updates", self.moved)
 
@@ -281,9 +260,6 @@ class _EF21P(_MovingWeights):
         size, keep = sum(map(math.prod, self.compressed.values())), whole(instruction.config, "keep", 1)
         self.kept = rand_k(size, keep, **instruction.stream)
 
-    def work(self, rest: State, base: State) -> Work:
-        return self.instruction.local_work(rest | base)
-
     def sent(self, state: State, base: State) -> State:
         rest = {key: value for key, value in state.items() if key not in base}
         change = torch.cat([(state[key] - value.to(state[key])).flatten() for key, value in base.items()])
@@ -309,9 +285,6 @@ class _FedBAT(_MovingWeights):
         kept = self.code.drawn(self.instruction.version)
         return BinarisedWork(self.instruction.local_work(rest | base), base, stream, kept)
 
-    def sent(self, state: State, base: State) -> State:
-        return state
-
     def moved(self, base: State, version: int, update: Mapping[str, Tensor]) -> State:
         steps = self.code.read({key: value.numpy() for key, value in update.items()}, version)
         return {
@@ -319,9 +292,9 @@ class _FedBAT(_MovingWeights):
         }
 
 
-METHODS: Mapping[str, Callable[[Instruction], Method]] = {
+METHODS: Mapping[str, type[Method]] = {
     "factored": _Factored,
-    "dense": _Dense,
+    "dense": Method,
     "ef21p": _EF21P,
     "fedbat": _FedBAT,
 }

@@ -63,7 +63,7 @@ class SumOfRows:
     def add(self, node: int, row: Vector, weight: float) -> None:
         """Add a row (M,)."""
         self.weights[node] = weight
-        self.total += weight * row.astype(np.float64)
+        self.total += np.multiply(row, weight, dtype=np.float64)
 
     @property
     def nodes(self) -> Collection[int]:

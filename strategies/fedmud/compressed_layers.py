@@ -30,10 +30,9 @@ from hedgerow.strategies.parts import Downlink, Download, LocalIterations, Sync,
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
-from hedgerow.wire.lowrank import Factorisation, LayerShape, layers_of
-from hedgerow.wire.records import Layout, to_record
+from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
+from hedgerow.wire.records import Layout
 from hedgerow.wire.robust_means import Aggregation
-from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
 
@@ -70,9 +69,10 @@ class Compression:
         """Return the arguments as keys of a message's config."""
         return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
 
-    def plan(self, layers: Sequence[LayerShape], num_parameters: int, **changed: Any) -> Factorisation:
+    def plan(self, layers: Sequence[LayerShape], num_parameters: int) -> Factorisation:
         """Return the factors of a model; ValueError for what is out of range."""
-        return Factorisation.plan(layers, num_parameters=num_parameters, **{**self.__dict__, **changed})
+        arguments: dict[str, Any] = self.__dict__
+        return Factorisation.plan(layers, num_parameters=num_parameters, **arguments)
 
 
 class TrainingOptions(FederationOptions, total=False):
@@ -311,9 +311,7 @@ class CompressedLayers(Method[S]):
         if self.num_clients_per_round is None:
             return list(everyone)
         there = everyone if there is None else there
-        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
-        count = min(self.num_clients_per_round, len(there))
-        return sorted(there[i] for i in stream.choice(len(there), count, replace=False)) if count else []
+        return self.federation.scheduled(server_round, there, self.num_clients_per_round)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round.
@@ -372,6 +370,11 @@ class CompressedLayers(Method[S]):
         """The shapes of the coded layers by key."""
         return {layer.key: layer.shape for layer in self.coded}
 
+    @cached_property
+    def _coded_layout(self) -> Layout:
+        shapes = self.shapes
+        return Layout(tuple(shapes), tuple(shapes.values()), ("float32",) * len(shapes))
+
     @property
     def rest(self) -> Layout:
         """The layout of what is not coded."""
@@ -396,8 +399,8 @@ class CompressedLayers(Method[S]):
         model = np.empty(layout.size, np.result_type(theta, weights))
         for key, where in self.rest.slices.items():
             model[layout.slices[key]] = theta[where]
-        for key, part in self.by_layer(weights).items():
-            model[layout.slices[key]] = part.numpy().ravel()
+        for key, where in self._coded_layout.slices.items():
+            model[layout.slices[key]] = weights[where]
         return model
 
     def by_layer(self, weights: Vector) -> dict[str, Tensor]:
@@ -455,7 +458,7 @@ class CompressedLayers(Method[S]):
             arrays=self.rest.unflatten(theta),
             records=records or {},
             bits=self.downlink_bits,
-            held={} if base is None or not base.size else {"base": to_record(self.by_layer(base))},
+            held={} if base is None or not base.size else {"base": self._coded_layout.unflatten(base)},
         )
         bounded = {"rest": (slice(0, d), theta)}
         if start.size:
@@ -489,7 +492,7 @@ class WithoutFactors(CompressedLayers[S]):
 
     def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
         """Return those between the layers that are skipped; ValueError if there is none."""
-        return self.compression.plan(layers, self.plan.num_parameters, variant="lmt").layers
+        return between(layers, self.compression.skip_front, self.compression.skip_back)
 
     @property
     def size(self) -> int:

@@ -22,22 +22,18 @@ UPDATE_VARIANTS = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+a
 
 
 class _Averaged(FactorAveraging):
-    measure_bias: bool
-
-    @property
-    def only_mean(self) -> str:  # type: ignore[override]
-        """Why no rule but the mean will do: empty where all factors are linear in their update."""
-        if all(layer.is_linear for layer in self.plan.layers):
-            return ""
-        return (
-            f"both factors of {self.plan.variant!r} are trained, and what a rule takes of their products is "
-            "no such product; other rules are for variants with +f or +aad"
-        )
-
-    @property
-    def no_sums(self) -> str:  # type: ignore[override]
-        """Why the server must see each reply."""
-        return "measure_bias reconstructs what each reply stands for" if self.measure_bias else ""
+    def __init__(
+        self, compression: Compression, rate: float, measure_bias: bool, **options: Unpack[TrainingOptions]
+    ) -> None:
+        self.measure_bias, variant = measure_bias, compression.variant
+        if measure_bias:
+            self.no_sums = "measure_bias reconstructs what each reply stands for"
+        if not variant.endswith(("+f", "+aad", "dense")):
+            self.only_mean = (
+                f"both factors of {variant!r} are trained, and what a rule takes of their products is no "
+                "such product; other rules are for variants with +f or +aad"
+            )
+        super().__init__(compression, rate, **options)
 
     def _aggregator(self) -> Aggregator:
         rows, robust = super()._aggregator(), not self.aggregation.is_mean
@@ -84,9 +80,10 @@ class FedMUD(_Averaged):
     ) -> None:
         int_at_least(1, reset_interval=reset_interval)
         one_of("variant", variant, UPDATE_VARIANTS)
-        self.reset_interval, self.measure_bias = reset_interval, measure_bias
+        self.reset_interval = reset_interval
         rate = DENSE_RATE if variant == "dense" else UPDATE_RATE
-        super().__init__(Compression(variant, ratio, budget, init_a, layout, tight), rate, **options)
+        compression = Compression(variant, ratio, budget, init_a, layout, tight)
+        super().__init__(compression, rate, measure_bias, **options)
 
 
 class TrainedFactors(_Averaged):
@@ -119,8 +116,8 @@ class TrainedFactors(_Averaged):
         view: str = "buffer",
         **options: Unpack[TrainingOptions],
     ) -> None:
-        self.measure_bias = measure_bias
-        super().__init__(Compression(self.variant, ratio, budget, init_a, view=view), FACTORS_RATE, **options)
+        compression = Compression(self.variant, ratio, budget, init_a, view=view)
+        super().__init__(compression, FACTORS_RATE, measure_bias, **options)
 
 
 class FedLMT(TrainedFactors):

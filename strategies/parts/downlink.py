@@ -123,10 +123,6 @@ class UpdateLog:
                 merged[key] = array
         return merged
 
-    def size_since(self, version: int) -> Download:
-        """Return what ``since`` carries."""
-        return Download.of(*(self._updates[step] for step in range(version, self.version)))
-
     def state_dict(self) -> dict[str, Any]:
         """Return version and updates, for a checkpoint."""
         updates = {str(v): {k: view(a) for k, a in record.items()} for v, record in self._updates.items()}
@@ -236,6 +232,8 @@ class Downlink(Part):
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Say which version nodes must hold, and send each what it lacks of it."""
+        if not exchange.trains:
+            return exchange
         base = exchange.asks[0].held.get("base")
         if self.seeded and base is not None and not (self._checksum or self.log.version):
             self._checksum = checksum(base)
@@ -262,9 +260,8 @@ class Downlink(Part):
         for node in listeners:
             if (start := self.start(node.partition_id)) not in contents:
                 told = ConfigRecord({**exchange.config, "from-version": self._first(start)})
-                contents[start] = RecordDict(
-                    {**self._lacks(start), self.federation.settings.configrecord_key: told}
-                )
+                named = {self.federation.settings.configrecord_key: told}
+                contents[start] = RecordDict({**self._lacks(start), **named})
             self._book(run, node, contents[start], 0)
             messages.append(self._message(run, node, contents[start], MERGE))
         self._listening = Inbox(listeners, str(run.round), self._heard)
@@ -299,11 +296,13 @@ class Downlink(Part):
         PayloadError
             With reason ``bad metrics``, ``need base`` or ``wrong base``.
         """
-        self._check_base(node, content)
+        if exchange.trains:
+            self._check_base(node, content)
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Note that a node holds the current version."""
-        self.acknowledge(reply.node.partition_id)
+        if exchange.trains:
+            self.acknowledge(reply.node.partition_id)
 
     def ended(self, run: Run) -> None:
         """Log the round's update."""
@@ -424,17 +423,12 @@ class Downlink(Part):
         total = Download()
         for holds, number in [*listening, (version, clients - len(held.keys() | training.keys()))]:
             if (start := self._start_of("broadcast", holds)) != self.log.version:
-                total += (self._since(start) + _MESSAGE) * number
+                total += (Download.of(*self._lacks(start).values()) + _MESSAGE) * number
         self._held["broadcast"], self._others = training, (self.log.version, clients)
         return total
 
     def _missing(self, way: Sync, client: int) -> Download:
-        return self._since(self._start_of(way, self._holds(way, client)))
-
-    def _since(self, start: int | None) -> Download:
-        if start is None:
-            return Download.of(*self._lacking.get(None, {}).values())
-        return self.log.size_since(start)
+        return Download.of(*self._lacks(self._start_of(way, self._holds(way, client))).values())
 
     # For checkpoints.
 
@@ -458,7 +452,3 @@ class Downlink(Part):
             held = state["held"][way].items()
             self._held[way] = {int(c): None if v is None else int(v) for c, v in held}
             self.traffic[way] = Download(*map(int, state["traffic"][way]))
-
-    def describe(self) -> list[str]:
-        """Say how nodes come by the base."""
-        return [f"Downlink: {self.sync}"]

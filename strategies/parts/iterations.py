@@ -51,7 +51,7 @@ class LocalIterations(Part):
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
         """Refuse a reply whose batches are more than its examples, or missing where they are required."""
-        if exchange.reads is not None:
+        if exchange.reads is not None or not exchange.trains:
             return
         key = self.federation.settings.weighted_by_key
         metrics = checked_metrics(content, key)

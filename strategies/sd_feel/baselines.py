@@ -13,7 +13,6 @@ from hedgerow.strategies.method import Run
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.wire.checks import int_at_least
-from hedgerow.wire.seeds import Purpose, generator
 
 __all__ = ["FedAvg", "Feel", "HierFAvg"]
 
@@ -94,12 +93,8 @@ class Feel(ClusteredStrategy):
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
         """Return the scheduled clients that take part; they are drawn of all, or of those there."""
-        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
         pool = self._drawn_from(range(self.num_clients) if there is None else there)
-        if not pool:
-            return []
-        count = min(self.clients_per_round, len(pool))
-        scheduled = sorted(pool[i] for i in stream.choice(len(pool), count, replace=False))
+        scheduled = self.federation.scheduled(server_round, pool, self.clients_per_round)
         return self._taking_part(server_round, scheduled)
 
     def scheduled(self, run: Run) -> list[int]:

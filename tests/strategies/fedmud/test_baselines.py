@@ -42,15 +42,6 @@ def test_the_way_of_sending_makes_no_difference(kind: Any) -> None:
     assert len(set(runs[0][1].values())) == 1
 
 
-@pytest.mark.parametrize("kind", OF_WEIGHTS)
-def test_factors_and_the_rest_are_counted_both_ways(kind: Any) -> None:
-    strategy = made(kind)
-    run(strategy, LinearFederation(), 3)
-    nominal = 3 * 5 * 32 * (strategy.plan.count + E_UNC)
-    assert strategy.ledger.total(DOWN).nominal_bits == strategy.ledger.total(UP).nominal_bits == nominal
-    assert strategy.ledger.total(DOWN).payload_bytes == strategy.ledger.total(UP).payload_bytes
-
-
 @pytest.mark.parametrize("kind", [FedLMT, FedPara])
 def test_the_run_starts_from_random_factors_and_says_so_before_the_first_round(kind: Any) -> None:
     strategy = made(kind, seed=4)

@@ -23,7 +23,7 @@ from tests.strategies.linear_federation import (
 from torch import nn
 
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
-from hedgerow.strategies import EF21P, FedBAT, FedMUD, TooFewRepliesError
+from hedgerow.strategies import EF21P, FedBAT, FedMUD
 from hedgerow.strategies.fedmud import SYNCS
 from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS
 
@@ -44,25 +44,13 @@ def captured(replies: dict[tuple[int, int], RecordDict]) -> Callable[[int, int, 
 # Ways of sending
 
 
-def trained(kind: Any, sync: str, **options: Any) -> dict[str, Any]:
-    options = {"num_clients_per_round": 2, "learning_rate": 0.02, **options}
-    return run(made(kind, sync=sync, **options), LinearFederation(), 7)[0]
-
-
-@pytest.mark.parametrize("kind", FAMILY)
-def test_every_way_of_sending_trains_the_same_model(kind: Any) -> None:
-    finals = [trained(kind, sync) for sync in SYNCS]
-    assert same(finals[0], finals[1])
-    assert same(finals[0], finals[2])
-
-
 @pytest.mark.parametrize("variant", COMPRESSING)
 @pytest.mark.parametrize("reset_interval", [1, 3, 7])
-def test_every_way_of_sending_trains_the_same_model_however_often_factors_are_merged(
-    variant: str, reset_interval: int
-) -> None:
-    options = {"variant": variant, "reset_interval": reset_interval, "learning_rate": 0.1}
-    finals = [trained(FedMUD, sync, **options) for sync in SYNCS]
+def test_every_way_of_sending_trains_the_same_model(variant: str, reset_interval: int) -> None:
+    finals = []
+    for sync in SYNCS:
+        method = fedmud(variant=variant, reset_interval=reset_interval, sync=sync, num_clients_per_round=2)
+        finals.append(run(method, LinearFederation(), 7)[0])
     assert same(finals[0], finals[1])
     assert same(finals[0], finals[2])
 
@@ -243,17 +231,6 @@ def test_a_node_that_lost_its_base_is_dropped_once_and_sent_the_base_next(sync: 
     assert [client for client, content in sent.items() if "base" in content] == [3]
 
 
-def test_a_lost_node_trains_on_with_the_others() -> None:
-    replies: dict[tuple[int, int], RecordDict] = {}
-    keep = captured(replies)
-    spoilt = LinearFederation(sabotage=lambda *reply: keep(*reply[:2], need_base(*reply)))
-    final, _ = run(fedmud(), spoilt, 3)
-    biases = [replies[3, i]["arrays"]["last.bias"].numpy() for i in range(5)]
-    np.testing.assert_allclose(
-        final["last.bias"], np.average(biases, axis=0, weights=range(6, 11)), rtol=1e-6
-    )
-
-
 def _key(name: str) -> str:
     """Return the key of an array that Python names ``a__weight__bits``."""
     layer, _, part = name.rpartition("__") if name.count("__") == 2 else (name, "", "")
@@ -392,14 +369,6 @@ def test_a_round_that_may_be_empty_leaves_everything_as_it_is() -> None:
         run(fedmud(), LinearFederation(), 1)[0],
         {key: array.numpy() for key, array in (strategy.current_arrays() or {}).items()},
     )
-
-
-def test_a_round_below_its_minimum_ends_the_run() -> None:
-    def fail(client: int, server_round: int, reply: RecordDict) -> RecordDict:
-        raise RuntimeError("down")
-
-    with pytest.raises(TooFewRepliesError, match="Round 1: 0 valid replies of 5"):
-        run(fedmud(), LinearFederation(sabotage=fail), 1)
 
 
 @pytest.mark.parametrize("sync", SYNCS)

@@ -59,8 +59,7 @@ def test_whatever_is_covered_is_in_the_log_and_fewer_bits_than_the_base(
         log.append({"U": np.zeros(update, np.float32)})
     if held <= steps and log.covers(held):
         assert len(log.since(held)) == steps - held
-        assert log.size_since(held) == Download.of(log.since(held))
-        assert log.size_since(held).bits < 32 * base
+        assert Download.of(log.since(held)).bits < 32 * base
     assert len(log) * update <= base
 
 
@@ -138,13 +137,6 @@ def test_factors_are_sent_between_resets_and_neither_factors_nor_merges_right_af
     merged = expected_payload(factor_sizes(strategy, "0/"))
     down = [next(t.payload_bytes for t in booked if t.link == DOWN) - REST_BYTES for booked in rounds]
     assert down == [BASE_BYTES, factors, merged, factors, merged]
-
-
-def test_uplink_bytes_are_factors_and_the_rest() -> None:
-    strategy = fedmud()
-    (booked,) = transfers(strategy, 1, LinearFederation())
-    up = {transfer.payload_bytes for transfer in booked if transfer.link == UP}
-    assert up == {REST_BYTES + expected_payload(factor_sizes(strategy))}
 
 
 @pytest.mark.parametrize("sync", SYNCS)
