@@ -1,4 +1,4 @@
-"""How a monitor gets to see all models of a simulated run: an exchange for each iteration, booked nowhere."""
+"""How a monitor gets to see all models of a simulated run: an exchange for each iteration, not counted."""
 
 from __future__ import annotations
 

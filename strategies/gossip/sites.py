@@ -6,7 +6,7 @@ ServerApp hands payloads on; those for a node elsewhere it sends to that node's 
 Sites need no common clock: a communication of iteration k needs what neighbours publish of k and nothing
 else, and iterations are totally ordered. So two sites that are neighbours agree on the next iteration at
 which a node of either communicates, tell each other whom these nodes want to hear, and meet there: one
-exchange of payloads, then the next agreement. Where all do first what comes first, none waits in a circle.
+exchange of payloads, then the next agreement. All proceed in the order of iterations: no deadlock can form.
 """
 
 from __future__ import annotations
