@@ -544,7 +544,7 @@ class SecureSums:
         for ask in exchange.asks:
             if members := [i for i in ask.nodes if i in chosen]:
                 sent = exchange.sent(ask.pool)
-                arrays = ask.arrays or run.layout.unflatten(sent)
+                arrays = run.layout.unflatten(sent) if ask.arrays is None else ask.arrays
                 told = ConfigRecord({**exchange.config, **ask.config})
                 common = RecordDict({names[0]: arrays, **ask.records, **ask.held, names[1]: told})
                 plan = self.plan_for(ask.pool, common, exchange.coding.summed(sent, run.layout))

@@ -19,8 +19,6 @@ ROOMS = {"deployment": "sim"}
 ELSEWHERE = {
     # Both sides of a message, held against each other.
     "hedgerow.clients.hsgd.match_key": {"flower_apps/test_hsgd_own"},
-    "hedgerow.strategies.fedmud.ef21p": {"clients/fedmud/test_ef21p"},
-    "hedgerow.strategies.fedmud.fedbat": {"clients/fedmud/test_fedbat"},
     "hedgerow.strategies.hsgd.groups": {"flower_apps/test_hsgd"},
     "hedgerow.wire.discrete_gaussian": {"clients/test_grid_noise", "strategies/test_sum_noise"},
     "hedgerow.wire.edge_servers": {
@@ -39,7 +37,7 @@ ELSEWHERE = {
     },
     "hedgerow.wire.message_types": {"clients/hsgd/test_own", "clients/test_policies", "clients/test_told"},
     "hedgerow.wire.sealed": {"strategies/gossip/test_sealed_runs", "strategies/hsgd/test_sealed_runs"},
-    "hedgerow.wire.sign_shares": {"clients/fedmud/test_fedbat", "strategies/fedmud/test_fedbat"},
+    "hedgerow.wire.sign_shares": {"strategies/fedmud/test_algorithm"},
     "hedgerow.wire.sparse_rows": {"strategies/hsgd/nodes", "strategies/hsgd/test_failures"},
     # Patched: a simulated node is a device, a call is counted.
     "hedgerow.clients.device": {"sim/cli/test_new"},

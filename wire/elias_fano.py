@@ -8,13 +8,16 @@ entries on average is 0.6 bits an index less. Ours: where a bitmap of d bits is 
 and nothing where all d entries are kept.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least, require
 from hedgerow.wire.records import PayloadError
 
-__all__ = ["decode_indices", "encode_indices", "index_bits", "most_entries"]
+__all__ = ["added", "decode_indices", "encode_indices", "index_bits", "most_entries"]
 
 _MAX_SIZE = 2**31 - 1
 
@@ -129,6 +132,32 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
     if not _ascending(found, size):
         raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
     return found
+
+
+def added(vector: NDArray[np.float32], update: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Return a vector (d,) plus a sparse update.
+
+    Parameters
+    ----------
+    vector : NDArray[float32]
+        The vector (d,), which is not changed.
+    update : Mapping[str, NDArray]
+        ``indices``, as ``encode_indices`` codes them, and ``values``, float32 (K,).
+
+    Raises
+    ------
+    PayloadError
+        If the update is none of the vector.
+    """
+    if update.keys() != {"indices", "values"}:
+        raise PayloadError("wrong keys", f"{sorted(update)}, expected ['indices', 'values']")
+    values, size = update["values"], vector.size
+    if values.dtype != np.float32 or values.ndim != 1 or len(values) > size:
+        found = f"values are {values.dtype} of shape {values.shape}"
+        raise PayloadError("wrong values", f"{found}, expected float32 (K,), K up to {size}")
+    moved = vector.copy()
+    moved[decode_indices(update["indices"], len(values), size)] += values
+    return moved
 
 
 def _check(size: int, count: int) -> None:

@@ -1,20 +1,117 @@
-"""Which weights' signs travel where not all can: drawn by both sides, of every layer the same share.
+"""Updates of weights by one bit each, +alpha or -alpha of each layer, of all weights or of drawn ones.
 
-For FedBAT within a budget below one bit a weight: S. Li et al., 2024, send every weight's sign, and S. Li
-et al. (FedMUD) compare that with methods that send less. Ours: weights that are not drawn stay as they are
-that round.
+For FedBAT, S. Li et al., 2024, who send every weight's sign, also within a budget below one bit a weight, as
+S. Li et al. (FedMUD) compare it with methods that send less. Ours: which weights' signs travel then is drawn
+by both sides, of every layer the same share; the others stay as they are that round.
 """
 
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least
+from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["drawn_weights", "signs_by_layer"]
+__all__ = ["SignUpdates", "drawn_weights", "signed", "signs_by_layer"]
+
+
+@dataclass(frozen=True)
+class SignUpdates:
+    """The code of one run's updates, which servers and nodes share.
+
+    An update holds for each layer ``"<key>:bits"``, uint8, a set bit for +alpha, and ``"<key>:alpha"``,
+    float32, of one entry.
+
+    Parameters
+    ----------
+    sizes : Mapping[str, int]
+        Weights of each layer, >= 1.
+    signs : int
+        Signs of all layers that travel, >= 0; see ``signs_by_layer``.
+    seed : int
+        The run's.
+    """
+
+    sizes: Mapping[str, int]
+    signs: int
+    seed: int
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many signs of each layer travel."""
+        return signs_by_layer(self.sizes, self.signs)
+
+    @property
+    def bits(self) -> int:
+        """Nominal bits of an update: its signs, and 32 a layer."""
+        return sum(self.counts.values()) + 32 * len(self.counts)
+
+    @property
+    def packed_bits(self) -> int:
+        """Bits of an update's arrays."""
+        return sum(8 * _packed(count) for count in self.counts.values()) + 32 * len(self.counts)
+
+    def drawn(self, version: int) -> dict[str, NDArray[np.int64] | None]:
+        """Return the indices of the weights whose signs travel, of one version; see ``drawn_weights``."""
+        return drawn_weights(self.sizes, self.signs, seed=self.seed, version=version)
+
+    def placed(self, key: str, values: NDArray[np.float32], version: int) -> NDArray[np.float32]:
+        """Return what a layer's weights move by: the values (count,) of those drawn, and zero elsewhere."""
+        if (kept := self.drawn(version)[key]) is None:
+            return values
+        whole = np.zeros(self.sizes[key], np.float32)
+        whole[kept] = values
+        return whole
+
+    def read(self, update: Mapping[str, NDArray[Any]], version: int) -> dict[str, NDArray[np.float32]]:
+        """Return what an update moves each layer's weights by.
+
+        Raises
+        ------
+        PayloadError
+            If it is none of this code: ``missing key``, ``wrong dtype``, ``wrong shape``, ``bad scale`` or
+            ``unknown key``.
+        """
+        steps = {
+            key: self.placed(key, _signs_of(key, update, count), version)
+            for key, count in self.counts.items()
+        }
+        if len(update) != 2 * len(steps):
+            raise PayloadError("unknown key", f"one of {sorted(update)}")
+        return steps
+
+
+def signed(up: NDArray[np.bool_], alpha: np.float32) -> NDArray[np.float32]:
+    """Return +alpha where ``up``, else -alpha."""
+    return np.where(up, alpha, -alpha)
+
+
+def _packed(count: int) -> int:
+    return -(-count // 8)
+
+
+def _signs_of(name: str, update: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.float32]:
+    """Return one layer's signs times step size (count,)."""
+    found = []
+    for part, dtype, size in (("bits", np.uint8, _packed(count)), ("alpha", np.float32, 1)):
+        key = f"{name}:{part}"
+        if key not in update:
+            raise PayloadError("missing key", repr(key))
+        array = update[key]
+        if array.dtype != dtype:
+            raise PayloadError("wrong dtype", f"{key!r} is {array.dtype}, expected {np.dtype(dtype)}")
+        if array.size != size:
+            raise PayloadError("wrong shape", f"{key!r} has {array.shape}, expected ({size},)")
+        found.append(array.ravel())
+    bits, (alpha,) = found
+    if not np.isfinite(alpha) or alpha < 0:
+        raise PayloadError("bad scale", f"{name}:alpha is {alpha}, expected a finite number >= 0")
+    return signed(np.unpackbits(bits, count=count).view(bool), alpha)
 
 
 def signs_by_layer(sizes: Mapping[str, int], signs: int) -> dict[str, int]:

@@ -22,7 +22,7 @@ from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.loop import train_one
 from hedgerow.clients.training.work import LocalWork, Loss, State, Trained, cross_entropy
 
-__all__ = ["BinarisedWork", "binarise", "moved_by_signs", "step_size", "train_binarised"]
+__all__ = ["BinarisedWork", "binarise", "step_size", "train_binarised"]
 
 # phi_0, and the bounds of alpha.
 _COEFFICIENT = 6.0
@@ -153,54 +153,6 @@ class _Binarise(torch.autograd.Function):
         within = scaled.abs() <= 1
         slope = torch.where(within, 2 * b - (scaled + 1), scaled.sign())
         return gradient * within, (gradient * slope).sum(), None
-
-
-def moved_by_signs(
-    weights: Mapping[str, Tensor],
-    update: Mapping[str, Tensor],
-    kept: Mapping[str, NDArray[np.int64] | None] | None = None,
-) -> State:
-    """Return the weights moved by the server's update: +alpha or -alpha an entry, alpha of each layer.
-
-    Parameters
-    ----------
-    weights : Mapping[str, Tensor]
-        w, float32 on the CPU.
-    update : Mapping[str, Tensor]
-        ``"<key>:bits"``, uint8 (ceil(n / 8),), and ``"<key>:alpha"``, float32 (1,), of each weight.
-    kept : Mapping[str, NDArray[int64] or None] or None (default: None)
-        The indices of each layer's n entries that move; None where all do.
-
-    Raises
-    ------
-    ValueError
-        If the update is none of these weights.
-    """
-    kept = dict.fromkeys(weights) if kept is None else kept
-    counts = {
-        key: value.numel() if (own := kept[key]) is None else len(own) for key, value in weights.items()
-    }
-    sizes = {f"{key}:bits": -(-count // 8) for key, count in counts.items()}
-    valid = sizes | {f"{key}:alpha": 1 for key in weights}
-    found = {key: value.numel() for key, value in update.items()}
-    if found != valid:
-        raise ValueError(f"the update has the lengths {found}; valid is {valid}")
-    dtypes = {key: torch.uint8 if key.endswith(":bits") else torch.float32 for key in valid}
-    if wrong := [key for key, value in update.items() if value.dtype != dtypes[key]]:
-        raise ValueError(f"{wrong[0]} is {update[wrong[0]].dtype}; valid is {dtypes[wrong[0]]}")
-    moved: State = {}
-    for key, value in weights.items():
-        step = _signed(update, key, counts[key])
-        if (own := kept[key]) is not None:
-            step = torch.zeros(value.numel()).index_copy_(0, torch.from_numpy(own), step)
-        moved[key] = value + step.reshape(value.shape)
-    return moved
-
-
-def _signed(update: Mapping[str, Tensor], key: str, count: int) -> Tensor:
-    alpha = update[f"{key}:alpha"].reshape(())
-    up = np.unpackbits(update[f"{key}:bits"].numpy().ravel(), count=count)
-    return torch.where(torch.from_numpy(up).bool(), alpha, -alpha)
 
 
 def _mask(kept: NDArray[np.int64] | None, like: Tensor) -> Tensor:

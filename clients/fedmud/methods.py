@@ -5,20 +5,19 @@ Learning" (FedMUD), eqs. (3) to (9) and, for the methods that it is compared wit
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.fedmud.ef21p import moved_by_largest, random_values
 from hedgerow.clients.fedmud.factored_model import FactoredModel, plan_for
-from hedgerow.clients.fedmud.fedbat import BinarisedWork, moved_by_signs
+from hedgerow.clients.fedmud.fedbat import BinarisedWork
 from hedgerow.clients.fedmud.frozen_base import Evolution
 from hedgerow.clients.instructions import choice, flag, local_steps, only_config, positive, string, whole
 from hedgerow.clients.local_task import LocalTask
@@ -27,10 +26,11 @@ from hedgerow.clients.training.epochs import epoch_batches
 from hedgerow.clients.training.work import LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
+from hedgerow.wire.elias_fano import added
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS, VIEWS, Factorisation
 from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
-from hedgerow.wire.sign_shares import drawn_weights
+from hedgerow.wire.sign_shares import SignUpdates
 
 __all__ = ["METHODS", "Instruction", "Method", "Work"]
 
@@ -252,13 +252,15 @@ class _Factored:
 class _MovingWeights:
     """Weights that server and nodes move alike; a method says what travels of a node's change of them."""
 
-    def __init__(
-        self, instruction: Instruction, move: Callable[[State, int, Mapping[str, Tensor]], State]
-    ) -> None:
+    def __init__(self, instruction: Instruction) -> None:
         self.instruction = instruction
         self.model = instruction.task.model
         self.compressed = instruction.compressed_shapes()
-        self.evolution = Evolution(self.compressed, "updates", move)
+        self.evolution = Evolution(self.compressed, "updates", self.moved)
+
+    @abstractmethod
+    def moved(self, base: State, version: int, update: Mapping[str, Tensor]) -> State:
+        """Return the weights moved by the server's update; ValueError if it is none of them."""
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         raise ValueError(
@@ -267,10 +269,15 @@ class _MovingWeights:
 
 
 class _EF21P(_MovingWeights):
-    """Weights, K entries of whose change travel."""
+    """EF21-P (K. Gruntkowska et al., 2023): K entries of the weights' change travel.
+
+    Nodes hold w, which moves by the server's Top-K of x - w. As in the experiments of S. Li et al. (FedMUD),
+    what is compressed is the change of several local epochs. The indices of Rand-K come from the seed, so
+    that values alone travel; the server scales them by D / K where they shall be unbiased.
+    """
 
     def __init__(self, instruction: Instruction) -> None:
-        super().__init__(instruction, lambda base, version, update: moved_by_largest(base, update))
+        super().__init__(instruction)
         size, keep = sum(map(math.prod, self.compressed.values())), whole(instruction.config, "keep", 1)
         self.kept = rand_k(size, keep, **instruction.stream)
 
@@ -279,30 +286,37 @@ class _EF21P(_MovingWeights):
 
     def sent(self, state: State, base: State) -> State:
         rest = {key: value for key, value in state.items() if key not in base}
-        return rest | {"values": random_values(base, state, self.kept)}
+        change = torch.cat([(state[key] - value.to(state[key])).flatten() for key, value in base.items()])
+        return rest | {"values": change[torch.from_numpy(self.kept).to(change.device)].to(torch.float32)}
+
+    def moved(self, base: State, version: int, update: Mapping[str, Tensor]) -> State:
+        whole = torch.cat([value.flatten() for value in base.values()]).numpy()
+        moved = torch.from_numpy(added(whole, {key: value.numpy() for key, value in update.items()}))
+        parts = torch.split(moved, [value.numel() for value in base.values()])
+        return {key: part.reshape(base[key].shape) for key, part in zip(base, parts, strict=True)}
 
 
 class _FedBAT(_MovingWeights):
     """Weights, a learnt bit of each one's change of which travels, or of those that are drawn."""
 
     def __init__(self, instruction: Instruction) -> None:
-        super().__init__(
-            instruction, lambda base, version, update: moved_by_signs(base, update, self._kept(version))
-        )
-        self.signs = whole(instruction.config, "signs", 0)
-        self.seed = instruction.stream["seed"]
+        super().__init__(instruction)
+        sizes = {key: math.prod(shape) for key, shape in self.compressed.items()}
+        self.code = SignUpdates(sizes, whole(instruction.config, "signs", 0), instruction.stream["seed"])
 
     def work(self, rest: State, base: State) -> Work:
         stream = torch_generator(**self.instruction.stream, purpose=Purpose.COMPRESSION)
-        kept = self._kept(self.instruction.version)
+        kept = self.code.drawn(self.instruction.version)
         return BinarisedWork(self.instruction.local_work(rest | base), base, stream, kept)
 
     def sent(self, state: State, base: State) -> State:
         return state
 
-    def _kept(self, version: int) -> dict[str, NDArray[np.int64] | None]:
-        sizes = {key: math.prod(shape) for key, shape in self.compressed.items()}
-        return drawn_weights(sizes, self.signs, seed=self.seed, version=version)
+    def moved(self, base: State, version: int, update: Mapping[str, Tensor]) -> State:
+        steps = self.code.read({key: value.numpy() for key, value in update.items()}, version)
+        return {
+            key: base[key] + torch.from_numpy(step).reshape(base[key].shape) for key, step in steps.items()
+        }
 
 
 METHODS: Mapping[str, Callable[[Instruction], Method]] = {

@@ -2,10 +2,10 @@
 
 from hedgerow.strategies.fedmud.compressed_layers import DOWN, UP, CompressedLayers
 from hedgerow.strategies.fedmud.ef21p import EF21P
-from hedgerow.strategies.fedmud.factored import FedHM, FedLMT, FedPara
 from hedgerow.strategies.fedmud.fedbat import FedBAT
-from hedgerow.strategies.fedmud.strategy import FedMUD
-from hedgerow.strategies.fedmud.sync import SYNCS
+from hedgerow.strategies.fedmud.fedhm import FedHM
+from hedgerow.strategies.fedmud.strategy import FedLMT, FedMUD, FedPara
+from hedgerow.strategies.parts import SYNCS
 
 __all__ = [
     "DOWN",

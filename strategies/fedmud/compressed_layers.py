@@ -2,63 +2,77 @@
 
 Paper: S. Li et al., "The Panaceas for Improving Low-Rank Decomposition in Communication-Efficient Federated
 Learning" (FedMUD), Section 3 and the set-up of its Section 5: what its method and the methods that it is
-compared with have in common. Ours: real downlinks (see ``sync.py``), and sums in float64 in the order of
-partition ids, cast once.
+compared with have in common. Ours: real downlinks (see ``parts/downlink.py``), and sums in float64 in the
+order of partition ids, cast once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from logging import INFO
-from typing import Any, Required, Self, Unpack, cast
+from math import ceil, floor
+from typing import Any, ClassVar, Literal, Required, Self, TypeVar, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from hedgerow.strategies.aggregate import Aggregator, MeanByMetric, Robust, WeightedMean
+from hedgerow.strategies.exchange import Ask, Exchange, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
+from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.init_width import init_width
-from hedgerow.strategies.fedmud.layer_method import (
-    CompressedModel,
-    Compression,
-    Method,
-    Reconstructing,
-    Scalar,
-    Summable,
-)
-from hedgerow.strategies.fedmud.participants import Participants
-from hedgerow.strategies.fedmud.replies import (
-    UP,
-    ReplyReader,
-    Uplink,
-    Weighting,
-    check_base,
-    mean_iterations,
-)
-from hedgerow.strategies.fedmud.sending import ALL, DOWN, Sending
-from hedgerow.strategies.fedmud.split_model import SplitModel
-from hedgerow.strategies.fedmud.sums import LayerSums
-from hedgerow.strategies.fedmud.sync import Download, Sync
-from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.parts import Downlink, Download, LocalIterations, Sync, UpdateLog
 from hedgerow.strategies.robust import parse_aggregation
-from hedgerow.strategies.secure_sums import SecureSum, parse_secure_sum
-from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.strategies.vectors import WeightedMean
-from hedgerow.wire.checks import in_range, int_at_least
-from hedgerow.wire.checksum import checksum
-from hedgerow.wire.compress import record_payload
-from hedgerow.wire.lowrank import LayerShape, layers_of
-from hedgerow.wire.records import PayloadError, to_record
+from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
+from hedgerow.strategies.vectors import joined, split
+from hedgerow.wire.checks import in_range, int_at_least, one_of
+from hedgerow.wire.lowrank import Factorisation, LayerShape, layers_of
+from hedgerow.wire.records import Layout, to_record
+from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = [
-    "DOWN",
-    "UP",
-    "CompressedLayers",
-    "TrainingOptions",
-]
+__all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
+
+DOWN, UP = "server->client", "client->server"
+S = TypeVar("S")
+Scalar = str | int | float | bool
+Weighting = Literal["num-examples", "num-batches", "uniform"]
+# What a reply tells of its node's base: no quantity to average.
+_BOOKKEEPING = ("base-version", "need-base")
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What is compressed and how far: the arguments of ``Factorisation.plan``, which both sides call.
+
+    Parameters
+    ----------
+    variant, ratio, budget, init_a, layout, tight, skip_front, skip_back, view
+        As there; ``variant`` is ``"dense"`` for methods without factors. ``init_a`` None stands for
+        ``init_width``.
+    """
+
+    variant: str
+    ratio: float = 1 / 32
+    budget: str = "model"
+    init_a: float | None = None
+    layout: str = "flat"
+    tight: bool = False
+    skip_front: int = 1
+    skip_back: int = 1
+    view: str = "buffer"
+
+    def instructions(self) -> dict[str, Scalar]:
+        """Return the arguments as keys of a message's config."""
+        return {key.replace("_", "-"): value for key, value in self.__dict__.items()}
+
+    def plan(self, layers: Sequence[LayerShape], num_parameters: int, **changed: Any) -> Factorisation:
+        """Return the factors of a model; ValueError for what is out of range."""
+        return Factorisation.plan(layers, num_parameters=num_parameters, **{**self.__dict__, **changed})
 
 
 class TrainingOptions(FederationOptions, total=False):
@@ -79,7 +93,7 @@ class TrainingOptions(FederationOptions, total=False):
     seeded_base: bool
 
 
-class CompressedLayers(FederatedStrategy):
+class CompressedLayers(Method[S]):
     """Rounds in which a method codes the weights of some layers, and the rest is FedAvg's.
 
     **The ClientApp must know the method: this suite's, or one that answers the same messages.**
@@ -88,8 +102,6 @@ class CompressedLayers(FederatedStrategy):
     ----------
     compression : Compression
         How far layers are compressed; nodes are told.
-    method : Callable[[CompressedModel], Method]
-        Makes what codes them.
     usual_rate : float
         The method's step size where none is given, > 0.
     layers : Sequence[LayerShape]
@@ -136,10 +148,15 @@ class CompressedLayers(FederatedStrategy):
         If a parameter is out of range, naming it, its value and what is valid.
     """
 
+    # The ArrayRecord in which updates of the base travel.
+    updates: ClassVar[str] = "merges"
+    # Why no rule but the mean is for the method, and why the server must see each reply; empty where not so.
+    only_mean: str = ""
+    no_sums: str = ""
+
     def __init__(
         self,
         compression: Compression,
-        method: Callable[[CompressedModel], Method],
         usual_rate: float,
         *,
         layers: Sequence[LayerShape],
@@ -157,11 +174,11 @@ class CompressedLayers(FederatedStrategy):
         seeded_base: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
-        self.seeded_base = seeded_base
         self.aggregation = parse_aggregation(aggregation)
         learning_rate = usual_rate if learning_rate is None else learning_rate
         in_range("learning_rate", learning_rate, 0.0, float(np.finfo(np.float32).max), open_below=True)
         int_at_least(1, local_epochs=local_epochs, batch_size=batch_size)
+        one_of("weighting", weighting, ("num-examples", "num-batches", "uniform"))
         federation = Federation(**options)
         if (seed := federation.settings.seed) >= 2**63:
             raise ValueError(f"seed is {seed!r}; valid is an integer < 2^63, as messages hold")
@@ -169,19 +186,18 @@ class CompressedLayers(FederatedStrategy):
         if self.compression.init_a is None:
             # Sizes do not depend on a.
             sized = replace(self.compression, init_a=1.0)
-            plan = CompressedModel(sized, layers, num_parameters, seed).plan
-            self.compression = replace(sized, init_a=init_width(plan, learning_rate))
-        model = CompressedModel(self.compression, layers, num_parameters, seed)
-        self.plan = model.plan
-        self.method = method(model)
-        if self.method.only_mean and not self.aggregation.is_mean:
-            raise ValueError(f"aggregation is {aggregation!r}; valid is 'mean': {self.method.only_mean}")
-        self.sync = sync
-        self.learning_rate = learning_rate
-        self.local_epochs = local_epochs
-        self.batch_size = batch_size
-        self.reader = ReplyReader(federation, weighting)
-        self.chosen = Participants(federation, num_clients_per_round)
+            self.compression = replace(
+                sized, init_a=init_width(sized.plan(layers, num_parameters), learning_rate)
+            )
+        self.plan, self.seed = self.compression.plan(layers, num_parameters), seed
+        self.coded = self._coded(layers)
+        if self.only_mean and not self.aggregation.is_mean:
+            raise ValueError(f"aggregation is {aggregation!r}; valid is 'mean': {self.only_mean}")
+        self.sync, self.weighting = sync, weighting
+        self.learning_rate, self.local_epochs, self.batch_size = learning_rate, local_epochs, batch_size
+        self.num_clients_per_round = num_clients_per_round
+        if num_clients_per_round is not None:
+            _check_count(num_clients_per_round, federation.places)
         most = num_clients_per_round or federation.places or federation.quorum
         if self.aggregation.least > most:
             raise ValueError(
@@ -190,16 +206,31 @@ class CompressedLayers(FederatedStrategy):
             )
         if (summed := parse_secure_sum(secure_sum)) is not None:
             self._check_sums(summed, most)
-            self.sums = LayerSums(summed, federation, weighting, batch_size)
-        super().__init__(federation)
+            self.sums = _Sums(summed, federation, weighting, batch_size)
+        self.downlink = Downlink(
+            federation, sync, self.log(), record=self.updates, link=DOWN, seeded=seeded_base
+        )
+        self.local = LocalIterations(
+            federation, local_epochs, batch_size, required=weighting == "num-batches"
+        )
+        super().__init__(federation, aggregator=self._aggregator(), parts=[self.downlink, self.local])
+
+    def _aggregator(self) -> Aggregator:
+        if self.sums is not None:
+            return self.sums
+        if not self.aggregation.is_mean:
+            return Robust(self.aggregation)
+        if self.weighting == "num-batches":
+            return MeanByMetric(metric=self.weighting)
+        return WeightedMean(by_examples=self.weighting == "num-examples")
 
     def _check_sums(self, settings: SecureSum, most: int) -> None:
         if not self.aggregation.is_mean:
             raise ValueError(
                 f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
             )
-        if self.method.no_sums:
-            raise ValueError(f"secure_sum is set; valid is False with this method: {self.method.no_sums}")
+        if self.no_sums:
+            raise ValueError(f"secure_sum is set; valid is False with this method: {self.no_sums}")
         if most < settings.min_nodes:
             raise ValueError(f"secure_sum needs {settings.min_nodes} nodes in a round; there are {most}")
 
@@ -211,6 +242,25 @@ class CompressedLayers(FederatedStrategy):
         strategy: Self = make(layers=layers_of(model), num_parameters=trainable, **parameters)
         return strategy
 
+    # What a method may have otherwise: it is of factors.
+
+    def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
+        """Return the layers that are coded."""
+        return self.plan.layers
+
+    def log(self) -> UpdateLog:
+        """Return an empty log of updates of the base."""
+        return UpdateLog(32 * self.plan.count, 32 * self.plan.dense_count if self.plan.has_base else 0)
+
+    @property
+    def coded_bits(self) -> tuple[int, int]:
+        """The nominal bits of the coded layers in a reply, and of one update of theirs in an instruction."""
+        return 32 * self.plan.count, 32 * self.plan.count
+
+    def describe(self) -> str:
+        """Return the method's settings in one line."""
+        return f"{self.plan.variant} of {len(self.coded)} layers, C = {self.plan.count}"
+
     # State.
 
     @property
@@ -221,17 +271,17 @@ class CompressedLayers(FederatedStrategy):
     @property
     def iterations(self) -> int:
         """Local iterations of the mean node since the start."""
-        return round(self._iterations)
+        return round(self.local.count)
 
     @property
     def uplink_bits(self) -> int:
         """Nominal bits of a reply, 32 (C + E_unc) for factors: values, indices and signs, without headers."""
-        return self.method.uplink_bits + self._rest_bits
+        return self.coded_bits[0] + self._rest_bits
 
     @property
     def downlink_bits(self) -> int:
         """Nominal bits of an instruction: of one update of the base, as the paper counts."""
-        return self.method.downlink_bits + self._rest_bits
+        return self.coded_bits[1] + self._rest_bits
 
     @property
     def uplink_ratio(self) -> float:
@@ -245,22 +295,27 @@ class CompressedLayers(FederatedStrategy):
 
     @property
     def _rest_bits(self) -> int:
-        return 32 * (self.plan.num_parameters - sum(layer.size for layer in self.method.layers))
+        return 32 * (self.plan.num_parameters - sum(layer.size for layer in self.coded))
 
     def traffic(self) -> dict[Sync, Download]:
         """Return what the downlinks have carried so far, or would have, by the value of ``sync``.
 
         For the two that are not in use every node is taken to be there and every message to arrive.
         """
-        return dict(self._sending.downlink.traffic)
+        return dict(self.downlink.traffic)
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:
-        """Return the K partition ids that train in a round, ascending; of all, or of those there."""
-        return self.chosen.drawn(server_round, there)
+        """Return the K partition ids that train in a round, ascending; of all, or of those there.
 
-    def current_arrays(self) -> ArrayRecord | None:
-        """Return the dense effective model under the plain model's keys; None before the first round."""
-        return None if self._model.rest is None else self._model.dense()
+        They are drawn uniformly without replacement, from a stream of the round's own.
+        """
+        everyone = range(self.num_clients)
+        if self.num_clients_per_round is None:
+            return list(everyone)
+        there = everyone if there is None else there
+        stream = generator(self.settings.seed, round=server_round, purpose=Purpose.SCHEDULE)
+        count = min(self.num_clients_per_round, len(there))
+        return sorted(there[i] for i in stream.choice(len(there), count, replace=False)) if count else []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round.
@@ -270,104 +325,39 @@ class CompressedLayers(FederatedStrategy):
         ValueError
             If the state is of another compression.
         """
-        if state["fingerprint"] != self.plan.fingerprint:
-            raise ValueError(
-                f"fingerprint is {state['fingerprint']!r} in the state; valid is {self.plan.fingerprint!r}"
-            )
+        if (found := state["fingerprint"]) != self.plan.fingerprint:
+            raise ValueError(f"fingerprint is {found!r} in the state; valid is {self.plan.fingerprint!r}")
         super().load_state_dict(state)
 
-    def _forget(self) -> None:
-        self.method.log.reset()
-        self._model = SplitModel(self.federation, self.method)
-        self._sending = Sending(self.federation, self._model, self.sync)
-        self._iterations = 0.0
-        # Of the initial base, where nodes draw it.
-        self._checksum = ""
-        if self.sums is not None:
-            self.sums.forget()
-
     def _state(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.plan.fingerprint,
-            "rest": self._model.known_rest(),
-            "method": self.method.state_dict(),
-            "downlink": self._sending.downlink.state_dict(),
-            "iterations": self._iterations,
-            "base-checksum": self._checksum,
-        }
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self._model.rest = np.array(state["rest"])
-        self._draw_base_by(str(state.get("base-checksum", "")))
-        self._sending.downlink.load_state_dict(state["downlink"])
-        self.method.load_state_dict(state["method"])
-        self._iterations = float(state["iterations"])
+        return {**super()._state(), "fingerprint": self.plan.fingerprint}
 
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         """Take the model apart; the method's own start is, for FedLMT and FedPara, another model."""
-        if self._model.rest is None:
-            self._begin(arrays)
-        return self._model.dense()
+        if self.state is None:
+            self.state = self.begin(self.federation.vector(arrays))
+        return self.current_arrays() or arrays
 
-    # Flower's interface.
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Send each participant what it lacks; nodes that lack the same share one content.
-
-        ``arrays`` are read before the first round only: then the strategy's own state holds.
-        """
-        self._begin_round(server_round)
-        if self._model.rest is None:
-            self._begin(arrays)
-        told = {**config, **self._instructions(server_round)}
-        check = partial(self._read, server_round)
-        chosen = partial(self.participants, server_round)
-        summed = (self.sums, self._start()) if self.sums is not None else ()
-        return self._sending.messages(server_round, grid, chosen, told, self.downlink_bits, check, *summed)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move by the weighted mean of what the participants sent, or by what a robust rule takes of it.
-
-        The model does not change, and None is returned, if fewer than ``min_train_nodes`` replies are valid.
-        """
-        if self.sums is not None:
-            return self._summed(cast(LayerSums, self.sums), server_round, replies)
-        contents = list[RecordDict]()
-
-        def uplinks() -> Iterator[tuple[float, Uplink]]:
-            for reply in self.federation.accept(self._sending.of_participants(replies)):
-                contents.append(reply.metrics)
-                self.reader.book(server_round, reply, self.uplink_bits)
-                yield self.reader.weight(reply), reply.value
-
-        take = self._means if self.aggregation.is_mean else self._robust_means
-        rest_mean, mean = take(uplinks())
-        self._sending.note_listeners(server_round)
-        if not self.federation.enough():
-            return None, None
-        self._iterations += mean_iterations(contents, self.local_epochs)
-        metrics = self.reader.metrics(contents)
-        self._tell_ratios(metrics)
-        if rest_mean is not None:
-            for key, value in self._model.move(server_round, rest_mean, mean).items():
-                metrics[key] = value
-        self.federation.completed = server_round
-        return self.current_arrays(), metrics
+    def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
+        """Aggregate as asked for, and tell what the ratio that was asked for came to."""
+        metrics = super().train_metrics(contents)
+        if self.settings.train_metrics_aggr_fn is None:
+            for key in _BOOKKEEPING:
+                metrics.pop(key, None)
+        metrics["uplink-ratio"], metrics["downlink-ratio"] = self.uplink_ratio, self.downlink_ratio
+        return metrics
 
     def summary(self) -> None:
         """Log the settings."""
-        log(INFO, "\t├──> Method: %s", self.method.describe())
+        log(INFO, "\t├──> Method: %s", self.describe())
         shares = self.uplink_ratio, self.downlink_ratio
         log(INFO, "\t├──> Sent up: %.4f of the dense model | down: %.4f, each update once", *shares)
-        log(INFO, "\t├──> Downlink: %s | weights: %s", self.sync, self.reader.weighting)
+        log(INFO, "\t├──> Downlink: %s | weights: %s", self.sync, self.weighting)
         log(INFO, "\t├──> Aggregation: %s", self.aggregation)
         if self.sums is not None:
             log(INFO, "\t├──> Secure sums: %s", self.sums.settings)
-        log(INFO, "\t├──> Nodes a round: %d of %d", self.chosen.count or self.num_clients, self.num_clients)
+        count = self.num_clients_per_round or self.num_clients
+        log(INFO, "\t├──> Nodes a round: %d of %d", count, self.num_clients)
         log(
             INFO,
             "\t├──> Local epochs: %d | batch size: %d | learning rate: %g",
@@ -377,125 +367,179 @@ class CompressedLayers(FederatedStrategy):
         )
         self.federation.log_keys()
 
-    # Mechanics.
+    # The model as vectors: (M,) of all, (d,) of what is not coded, (D,) of the coded layers one by one.
 
-    def _begin(self, arrays: ArrayRecord) -> None:
-        self._model.begin(arrays)
-        if self.seeded_base and self.method.log.base_bits:
-            self._draw_base_by(checksum(to_record(self.method.base())))
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the coded layers by key."""
+        return {layer.key: layer.shape for layer in self.coded}
 
-    def _draw_base_by(self, found: str) -> None:
-        """Take nodes to draw the initial base of this checksum, or none where it is empty."""
-        self._checksum = found
-        self._sending.downlink.set_initial(0 if found else None)
+    @property
+    def rest(self) -> Layout:
+        """The layout of what is not coded."""
+        return _without(self.federation.known_layout(), tuple(self.shapes))
 
-    def _means(self, uplinks: Iterable[tuple[float, Uplink]]) -> tuple[NDArray[np.float64] | None, Any]:
-        """Return the means of what is not coded (d,), None of no replies, and of what is, as it is coded."""
-        rest = WeightedMean()
+    def parted(self, model: Vector) -> tuple[Vector, NDArray[np.float32]]:
+        """Return theta (d,) and the weights of the coded layers (D,); ValueError if one has no such layer."""
+        whole, rest = self.federation.known_layout(), self.rest
+        found = dict(zip(whole.keys, whole.shapes, strict=True))
+        for key, shape in self.shapes.items():
+            if found.get(key) != shape:
+                raise ValueError(
+                    f"{key} has the shape {found.get(key)} in the initial arrays; valid is {shape}"
+                )
+        theta = np.concatenate([np.zeros(0), *(model[whole.slices[key]] for key in rest.keys)])
+        weights = np.concatenate([np.zeros(0), *(model[whole.slices[key]] for key in self.shapes)])
+        return theta.astype(_float_type(rest)), weights.astype(np.float32)
 
-        def coded() -> Iterator[tuple[float, Any]]:
-            for weight, uplink in uplinks:
-                rest.add(weight, uplink.rest)
-                yield weight, uplink.coded
+    def whole(self, theta: Vector, weights: Vector) -> Vector:
+        """Return the model (M,) of theta and the weights of the coded layers."""
+        layout = self.federation.known_layout()
+        model = np.empty(layout.size, np.result_type(theta, weights))
+        for key, where in self.rest.slices.items():
+            model[layout.slices[key]] = theta[where]
+        for key, part in self.by_layer(weights).items():
+            model[layout.slices[key]] = part.numpy().ravel()
+        return model
 
-        mean = self.method.mean(coded())
-        return rest.value, mean
+    def by_layer(self, weights: Vector) -> dict[str, Tensor]:
+        """Return weights (D,) by the coded layers' keys; nothing of none."""
+        return split(weights, self.shapes) if weights.size else {}
 
-    def _robust_means(
-        self, uplinks: Iterable[tuple[float, Uplink]]
-    ) -> tuple[NDArray[np.float64] | None, Any]:
-        """Return what a rule takes of the replies' whole updates, as ``_means`` does."""
-        method, before = cast(Reconstructing, self.method), self._model.known_rest().astype(np.float64)
-        updates, weights = list[NDArray[np.float64]](), list[float]()
-        for weight, uplink in uplinks:
-            updates.append(np.concatenate([uplink.rest - before, method.update(uplink.coded)]))
-            weights.append(weight)
-        if not updates:
-            return None, None
-        moved = self.federation.combined(self.aggregation, np.stack(updates), np.array(weights))
-        return before + moved[: before.size], method.taken(moved[before.size :])
+    def flat(self, weights: Mapping[str, Tensor]) -> NDArray[np.float32]:
+        """Return the coded layers' weights as one vector (D,)."""
+        return joined(weights, self.shapes)
 
-    def _start(self) -> ArrayRecord:
-        """Return what replies to a sum are changes of, in the order of the keys."""
-        start = {**cast(Summable, self.method).start(), **record_payload(self._model.rest_record())}
-        return to_record(dict(sorted(start.items())))
+    def halved(self, row: NDArray[np.float64]) -> tuple[Vector, NDArray[np.float64]]:
+        """Return theta and the coded part of a mean; theta as it is kept."""
+        theta = row[: self.rest.size].astype(_float_type(self.rest))
+        return theta, row[self.rest.size :]
 
-    def _summed(
-        self, sums: LayerSums, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move by the mean of the participants' changes, of which the sum alone is known."""
+    # What nodes are asked.
 
-        def booked() -> Iterator[Reply]:
-            for reply in self.federation.accept(self._sending.of_participants(replies)):
-                self.reader.book(server_round, reply, self.uplink_bits)
-                sums.book_shares(server_round, reply)
-                yield reply
+    def training(
+        self,
+        run: Run,
+        theta: Vector,
+        start: Vector,
+        coding: Coded,
+        *,
+        told: Mapping[str, Scalar],
+        records: Mapping[str, ArrayRecord] | None = None,
+        base: Vector | None = None,
+        near: Vector | None = None,
+    ) -> Exchange:
+        """Return the training exchange of a round.
 
-        update = sums.unmask(server_round, booked()).get(ALL)
-        self._sending.note_listeners(server_round)
-        metrics = MetricRecord()
-        if update is not None:
-            change, at = dict[str, NDArray[np.float64]](), 0
-            for key, array in record_payload(self._start()).items():
-                change[key] = update.mean[at : at + array.size]
-                at += array.size
-            rest = self._model.known_rest()
-            moves = [change[key] for key in self._model.rest_layout.keys]
-            rest_mean = rest + np.concatenate([np.zeros(0), *moves])
-            mean = cast(Summable, self.method).summed(change)
-            try:
-                self._hold(rest_mean, mean)
-            except PayloadError as error:
-                sums.lose(update, error.reason)
-                update = None
-        if not sums.enough():
-            return None, None
-        if update is not None:
-            self._iterations += self.local_epochs * sums.mean_batches(update.survivors)
-            metrics = self.reader.metrics([update.metrics])
-            for name, value in self._model.move(server_round, rest_mean, mean).items():
-                metrics[name] = value
-        metrics.update(sums.metrics())
-        self._tell_ratios(metrics)
-        self.federation.completed = server_round
-        return self.current_arrays(), metrics
+        Parameters
+        ----------
+        run : Run
+            The round.
+        theta : NDArray
+            What is sent as it is, (d,).
+        start : NDArray
+            Where rows of the coding begin, (c,).
+        coding : Coded
+            How replies are read.
+        told : Mapping[str, Scalar]
+            The method's keys.
+        records : Mapping[str, ArrayRecord] or None (default: None)
+            What is sent beside.
+        base : NDArray or None (default: None)
+            What nodes hold of the coded layers, (D,); None or empty where they keep nothing.
+        near : NDArray or None (default: None)
+            The weights whose norm says what a small change of ``start`` is; None for ``start``.
+        """
+        d = theta.size
+        ask = Ask(
+            self.participants(run.round, run.there),
+            np.concatenate([theta, start]),
+            arrays=self.rest.unflatten(theta),
+            records=records or {},
+            bits=self.downlink_bits,
+            held={} if base is None or not base.size else {"base": to_record(self.by_layer(base))},
+        )
+        bounded = {"rest": (slice(0, d), theta)}
+        if start.size:
+            bounded["coded"] = slice(d, d + start.size), start if near is None else near
+        return Exchange(
+            "train",
+            [ask],
+            {**self._instructions(run), **told},
+            (DOWN, UP),
+            coding,
+            bounded=bounded,
+        )
 
-    def _hold(self, rest: NDArray[np.float64], mean: Any) -> None:
-        """Raise PayloadError for a mean that moves too far."""
-        self.federation.check_update(rest, self._model.known_rest(), "rest")
-        moved, coded = self.method.moved(mean[0])
-        if coded.size and self.settings.max_update_norm_ratio:
-            self.federation.bound("coded").check(moved, coded)
-
-    def _tell_ratios(self, metrics: MetricRecord) -> None:
-        metrics["uplink-ratio"], metrics["downlink-ratio"] = self.uplink_ratio, self.downlink_ratio
-
-    def _instructions(self, server_round: int) -> dict[str, Scalar]:
+    def _instructions(self, run: Run) -> dict[str, Scalar]:
         return {
             **self.compression.instructions(),
-            "server-round": server_round,
+            "server-round": run.round,
             "fingerprint": self.plan.fingerprint,
-            "version": self.method.log.version,
-            "run-seed": self.settings.seed,
-            "seed": self.settings.seed,
-            **({"base-checksum": self._checksum} if self._checksum else {}),
-            "keep-base": self.method.log.base_bits > 0 and self.sync != "dense",
+            "run-seed": run.seed,
+            "seed": run.seed,
             "learning-rate": self.learning_rate,
             "local-epochs": self.local_epochs,
             "batch-size": self.batch_size,
-            **self.method.instructions(),
         }
 
-    def _read(self, server_round: int, node: Node, content: RecordDict) -> Any:
-        if self.sums is not None:
-            check_base(self._sending.downlink, node, content)
-            masked = self.sums.checked(node, content)
-            self._sending.downlink.acknowledge(node.partition_id)
-            return masked
-        uplink = self.reader.read(self._model, self._sending.downlink, server_round, node, content)
-        if not self.aggregation.is_mean:
-            # Finite factors may have a product that is not.
-            update = cast(Reconstructing, self.method).update(uplink.coded)
-            if not np.isfinite(update).all():
-                raise PayloadError("non-finite", "the update that the reply stands for overflows")
-        return uplink
+
+class WithoutFactors(CompressedLayers[S]):
+    """Methods whose budget is bits of the compressed layers, which travel otherwise than as factors."""
+
+    updates = "updates"
+
+    def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
+        """Return those between the layers that are skipped; ValueError if there is none."""
+        return self.compression.plan(layers, self.plan.num_parameters, variant="lmt").layers
+
+    @property
+    def size(self) -> int:
+        """Weights D of the coded layers."""
+        return sum(layer.size for layer in self.coded)
+
+    @property
+    def budget_bits(self) -> int:
+        """The bits that a message may spend on the coded layers. May be < 0.
+
+        With the budget ``"model"`` what ``ratio`` leaves of the model's 32 bits a parameter when all else is
+        paid for, as where factors are planned; with ``"layer"`` that share of the layers' own.
+        """
+        ratio, parameters = self.compression.ratio, self.plan.num_parameters
+        if self.compression.budget == "layer":
+            return 32 * ceil(ratio * self.size)
+        return floor(32 * ratio * parameters) - 32 * (parameters - self.size)
+
+
+class _Sums(SecureSums):
+    """Sums in which a node may count as the batches that its examples make."""
+
+    def __init__(
+        self, settings: SecureSum, federation: Federation, weighting: Weighting, batch_size: int
+    ) -> None:
+        self.batch_size = batch_size if weighting == "num-batches" else 0
+        by = {"num-examples": None, "num-batches": weighting, "uniform": ""}[weighting]
+        super().__init__(settings, federation, down_link=DOWN, up_link=UP, weighted_by=by)
+
+    def weight_of(self, member: int) -> float:
+        """Return the most that a member counts: its examples, or the batches that they make."""
+        examples = super().weight_of(member)
+        return float(ceil(examples / self.batch_size)) if self.batch_size else examples
+
+
+def _check_count(count: int, places: int | None) -> None:
+    int_at_least(1, num_clients_per_round=count)
+    if places is not None and count > places:
+        raise ValueError(f"num_clients_per_round is {count!r}; valid is 1 to the {places} clients")
+
+
+def _float_type(layout: Layout) -> np.dtype[Any]:
+    """Return the type of a vector of these arrays: float64 if any is, else float32."""
+    return np.result_type(np.float32, *(d for d in layout.dtypes if np.dtype(d).kind == "f"))
+
+
+@lru_cache(maxsize=8)
+def _without(layout: Layout, keys: tuple[str, ...]) -> Layout:
+    rows = zip(layout.keys, layout.shapes, layout.dtypes, strict=True)
+    kept = [row for row in rows if row[0] not in keys]
+    return Layout(tuple(r[0] for r in kept), tuple(r[1] for r in kept), tuple(r[2] for r in kept))

@@ -7,29 +7,28 @@ stochastic, and the server moves by what it sends, so that it and its nodes hold
 budget below one bit a weight the weights that move in a round are drawn (``sign_shares.py``).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor
 
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, TrainingOptions
-from hedgerow.strategies.fedmud.layer_method import Compression, Scalar
-from hedgerow.strategies.fedmud.sync import UpdateLog
-from hedgerow.strategies.vectors import arrays, joined, tensors, weighted_mean
+from hedgerow.strategies.exchange import Steps, Vector
+from hedgerow.strategies.fedmud.codings import Coded
+from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
+from hedgerow.strategies.method import Run
+from hedgerow.strategies.parts import UpdateLog
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import record_payload
 from hedgerow.wire.lowrank import LayerShape
-from hedgerow.wire.records import PayloadError
 from hedgerow.wire.seeds import Purpose, generator
-from hedgerow.wire.sign_shares import drawn_weights, signs_by_layer
+from hedgerow.wire.sign_shares import SignUpdates, signed
 
-__all__ = ["FedBAT", "SignUpdates", "binarised", "signed"]
+__all__ = ["FedBAT", "binarised"]
 
-# Published nowhere for this set-up; chosen as in ``factored.py``.
+# Published nowhere for this set-up; chosen as in ``strategy.py``.
 _RATE = 0.03
 
 
@@ -53,13 +52,19 @@ def binarised(x: NDArray[Any], alpha: float, uniform: NDArray[np.float64]) -> ND
     return up
 
 
-def signed(up: NDArray[np.bool_], alpha: np.float32) -> NDArray[np.float32]:
-    """Return +alpha where ``up``, else -alpha."""
-    return np.where(up, alpha, -alpha)
+@dataclass(frozen=True, eq=False)
+class State:
+    """What is not compressed, theta (d,); the weights w (D,); and how often they moved."""
+
+    theta: Vector
+    weights: Vector
+    moves: int = 0
 
 
-class FedBAT(CompressedLayers):
+class FedBAT(WithoutFactors[State]):
     """FedBAT with one bit a weight both ways, or less.
+
+    ``quantisation-error`` tells each round how far what is sent is from the mean update.
 
     Parameters
     ----------
@@ -72,152 +77,76 @@ class FedBAT(CompressedLayers):
         See ``CompressedLayers``, also for what is raised.
     """
 
+    state_class = State
+    no_sums = "nodes send signs, and a sum of masked ones is as large as one of weights"
+    only_mean = "entries are signs drawn by chance, of which the mean alone is near what the nodes learnt"
+
     def __init__(
         self, *, ratio: float = 1 / 32, budget: str = "model", **options: Unpack[TrainingOptions]
     ) -> None:
         in_range("ratio", ratio, 0.0, 1.0, open_below=True)
-        super().__init__(
-            Compression("dense", ratio, budget),
-            lambda model: SignUpdates(model.compressed, model.seed, model.coded_bits),
-            _RATE,
-            **options,
-        )
+        super().__init__(Compression("dense", ratio, budget), _RATE, **options)
 
-
-class SignUpdates:
-    """Weights that server and nodes move by one bit an entry.
-
-    Parameters
-    ----------
-    layers : Sequence[LayerShape]
-        The compressed layers.
-    seed : int
-        Keys the rounding, and which weights move.
-    bits : int or None (default: None)
-        Bits of a message; those of one sign a layer at least, and of one a weight at most. None for that.
-    """
-
-    update_record = "updates"
-    no_sums = "nodes send signs, and a sum of masked ones is as large as one of weights"
-    only_mean = "entries are signs drawn by chance, of which the mean alone is near what the nodes learnt"
-
-    def __init__(self, layers: Sequence[LayerShape], seed: int, bits: int | None = None) -> None:
-        self.layers = layers
-        self.seed = seed
-        self._sizes = {layer.key: layer.size for layer in layers}
-        size, steps = sum(self._sizes.values()), 32 * len(layers)
+    def _coded(self, layers: Sequence[LayerShape]) -> Sequence[LayerShape]:
+        self.coded = super()._coded(layers)
+        bits = self.budget_bits
         # Where the budget is one bit a weight, the step sizes are on top of it.
-        self.signs = size if bits is None or bits >= size else max(0, bits - steps)
-        self._counts = signs_by_layer(self._sizes, self.signs)
-        self.uplink_bits = self.downlink_bits = sum(self._counts.values()) + steps
-        packed = sum(8 * _packed_bytes(count) for count in self._counts.values()) + steps
-        self.log = UpdateLog(packed, 32 * size)
-        self._shapes = {layer.key: layer.shape for layer in layers}
-        self._weights: dict[str, Tensor] = {}
+        signs = self.size if bits >= self.size else max(0, bits - 32 * len(self.coded))
+        self.code = SignUpdates({layer.key: layer.size for layer in self.coded}, signs, self.seed)
+        return self.coded
 
-    def begin(self, weights: Mapping[str, Tensor]) -> None:
-        """Start from these weights."""
-        self._weights = dict(weights)
+    @property
+    def coded_bits(self) -> tuple[int, int]:
+        """The nominal bits of the signs and of a step size a layer, either way."""
+        return self.code.bits, self.code.bits
 
-    def instructions(self) -> dict[str, Scalar]:
-        """Return the method's keys of a message's config."""
-        return {"method": "fedbat", "signs": self.signs}
+    def log(self) -> UpdateLog:
+        """Return an empty log of updates of packed signs."""
+        return UpdateLog(self.code.packed_bits, 32 * self.size)
 
-    def down(self) -> dict[str, ArrayRecord]:
-        """Return nothing: all that changes is in the updates."""
-        return {}
+    def begin(self, model: Vector) -> State:
+        """Return theta^0 and w^0."""
+        return State(*self.parted(model))
 
-    def base(self) -> Mapping[str, Tensor]:
-        """Return the weights."""
-        return self._weights
+    def round(self, state: State, run: Run) -> Steps[State]:
+        """Average the signs times step sizes, and move by that mean M, binarised with alpha = mean |M|."""
+        drawn = self.code.drawn(state.moves)
 
-    def read(self, server_round: int, client: int, coded: ArrayRecord) -> NDArray[np.float32]:
-        """Return a node's update (D,)."""
-        payload = record_payload(coded)
-        drawn = self._drawn()
-        parts = []
-        for layer in self.layers:
-            signs = _read_layer(layer.key, payload, self._counts[layer.key])
-            parts.append(_placed(signs, drawn[layer.key], layer.size))
-        if len(payload) != 2 * len(parts):
-            raise PayloadError("unknown key", f"one of {sorted(payload)}")
-        return np.concatenate(parts)
+        def update(coded: ArrayRecord, node: int) -> NDArray[np.float32]:
+            return np.concatenate(list(self.code.read(record_payload(coded), state.moves).values()))
 
-    def moved(self, read: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return what was read, a change, and the weights."""
-        return read, joined(self._weights, self._shapes)
-
-    def mean(self, uplinks: Iterable[tuple[float, NDArray[np.float32]]]) -> NDArray[np.float64] | None:
-        """Return the mean update (D,)."""
-        return weighted_mean(uplinks)
-
-    def move(self, server_round: int, mean: Any) -> dict[str, float]:
-        """Move by the mean update, binarised layer by layer with alpha = mean |M|."""
-        stream = generator(self.seed, round=server_round, purpose=Purpose.COMPRESSION)
-        update: dict[str, NDArray[Any]] = {}
-        moved, lost, start, drawn = {}, 0.0, 0, self._drawn()
-        for layer in self.layers:
-            exact, kept = mean[start : start + layer.size], drawn[layer.key]
-            own = exact if kept is None else exact[kept]
+        train = self.training(
+            run,
+            state.theta,
+            np.zeros(self.size, np.float32),
+            Coded(self.rest, self.uplink_bits, update),
+            base=state.weights,
+            told={"method": "fedbat", "signs": self.code.signs},
+            near=state.weights,
+        )
+        mean = (yield from self.means(train, run)).get(0)
+        if mean is None:
+            return state
+        theta, exact = self.halved(mean.model())
+        stream = generator(run.seed, round=run.round, purpose=Purpose.COMPRESSION)
+        sent, steps, start, lost = dict[str, NDArray[Any]](), list[NDArray[np.float32]](), 0, 0.0
+        for key, size in self.code.sizes.items():
+            M, kept = exact[start : start + size], drawn[key]
+            own = M if kept is None else M[kept]
             alpha = np.float32(np.abs(own).mean())
             up = binarised(own, float(alpha), stream.random(own.size))
-            step = _placed(signed(up, alpha), kept, layer.size)
-            moved[layer.key] = self._weights[layer.key] + torch.from_numpy(step).reshape(layer.shape)
-            update |= {f"{layer.key}:bits": np.packbits(up), f"{layer.key}:alpha": np.array([alpha])}
-            lost += float(np.square(exact - step).sum())
-            start += layer.size
-        self._weights = moved
-        self.log.append(update)
-        return {"quantisation-error": lost**0.5}
+            steps.append(self.code.placed(key, signed(up, alpha), state.moves))
+            sent |= {f"{key}:bits": np.packbits(up), f"{key}:alpha": np.array([alpha])}
+            lost += float(np.square(M - steps[-1]).sum())
+            start += size
+        run.update, run.told["quantisation-error"] = sent, lost**0.5
+        return State(theta, state.weights + np.concatenate(steps), state.moves + 1)
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights."""
-        return self._weights
+    def model(self, state: State) -> Vector:
+        """Return theta and w."""
+        return self.whole(state.theta, state.weights)
 
     def describe(self) -> str:
         """Return the settings in one line."""
-        share = self.signs / sum(self._sizes.values())
-        return f"FedBAT, one bit a weight of {share:.3g} of {len(self.layers)} layers both ways"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the weights, for a checkpoint."""
-        return {"weights": arrays(self._weights)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint."""
-        self._weights = tensors(state["weights"])
-
-    def _drawn(self) -> dict[str, NDArray[np.int64] | None]:
-        return drawn_weights(self._sizes, self.signs, seed=self.seed, version=self.log.version)
-
-
-def _packed_bytes(count: int) -> int:
-    return -(-count // 8)
-
-
-def _placed(values: NDArray[np.float32], kept: NDArray[np.int64] | None, size: int) -> NDArray[np.float32]:
-    """Return the values (d,) of the weights that are drawn, zero elsewhere."""
-    if kept is None:
-        return values
-    whole = np.zeros(size, np.float32)
-    whole[kept] = values
-    return whole
-
-
-def _read_layer(name: str, payload: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.float32]:
-    """Return one layer's signs times step size (count,), of its packed signs and its step size."""
-    found = []
-    for part, dtype, size in (("bits", np.uint8, _packed_bytes(count)), ("alpha", np.float32, 1)):
-        key = f"{name}:{part}"
-        if key not in payload:
-            raise PayloadError("missing key", repr(key))
-        array = payload[key]
-        if array.dtype != dtype:
-            raise PayloadError("wrong dtype", f"{key!r} is {array.dtype}, expected {np.dtype(dtype)}")
-        if array.size != size:
-            raise PayloadError("wrong shape", f"{key!r} has {array.shape}, expected ({size},)")
-        found.append(array.ravel())
-    bits, (alpha,) = found
-    if not np.isfinite(alpha) or alpha < 0:
-        raise PayloadError("bad scale", f"{name}:alpha is {alpha}, expected a finite number >= 0")
-    return signed(np.unpackbits(bits, count=count).view(bool), alpha)
+        share = self.code.signs / self.size
+        return f"FedBAT, one bit a weight of {share:.3g} of {len(self.coded)} layers both ways"

@@ -1,6 +1,18 @@
 """What is added to a run beside its algorithm; no part knows a method."""
 
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
+from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, UpdateLog
+from hedgerow.strategies.parts.iterations import LocalIterations
 from hedgerow.strategies.parts.part import Part
 
-__all__ = ["CompressedChanges", "ErrorFeedback", "Part"]
+__all__ = [
+    "SYNCS",
+    "CompressedChanges",
+    "Downlink",
+    "Download",
+    "ErrorFeedback",
+    "LocalIterations",
+    "Part",
+    "Sync",
+    "UpdateLog",
+]

@@ -21,7 +21,7 @@ def cnn4() -> torch.nn.Module:
     return build_model("cnn4", (1, 28, 28), 10, 0)
 
 
-def strategy(**changes: Any) -> CompressedLayers:
+def strategy(**changes: Any) -> CompressedLayers[Any]:
     return build_strategy(read({**FEDMUD.defaults, **changes}), cnn4())
 
 
@@ -90,7 +90,7 @@ def test_every_method_fits_one_budget_of_the_model_both_ways(method: str, ratio:
 def test_every_method_fits_one_budget_of_the_layers(method: str) -> None:
     own = strategy(method=method, budget="layer")
     dense = sum(layer.size for layer in layers_of(cnn4())[1:-1])
-    for coded in (own.method.uplink_bits, own.method.downlink_bits):
+    for coded in own.coded_bits:
         # Sizes are rounded up: by an eighth where blocks are Kronecker products with one frozen factor.
         assert 0.9 * dense <= coded <= 1.13 * dense
 

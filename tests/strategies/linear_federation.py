@@ -212,7 +212,7 @@ def _updated(content: RecordDict, base: dict[str, Tensor], step: int) -> dict[st
 
 
 def run(
-    strategy: CompressedLayers,
+    strategy: CompressedLayers[Any],
     federation: LinearFederation,
     num_rounds: int,
     *,

@@ -20,10 +20,7 @@ from tests.strategies.ceps.test_baselines import STRATEGIES as GOSSIP
 from tests.strategies.ceps.test_baselines import fakes
 from tests.strategies.ceps.test_baselines import make as gossip
 from tests.strategies.ceps.test_strategy import ceps, nodes
-from tests.strategies.fedmud.cases import fedmud
-from tests.strategies.fedmud.test_ef21p import ef21p
-from tests.strategies.fedmud.test_factored import BASELINES, baseline
-from tests.strategies.fedmud.test_fedbat import fedbat
+from tests.strategies.fedmud.cases import FAMILY, fedmud, made
 from tests.strategies.gossip.nodes import Nodes
 from tests.strategies.gossip.nodes import run as run_gossip
 from tests.strategies.hsgd.nodes import Parties
@@ -304,9 +301,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         for variant in ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+aad", "dense")
     },
     "mud, merged every two rounds": partial(fedmud, reset_interval=2),
-    "ef21p": partial(ef21p, learning_rate=0.02),
-    "fedbat": fedbat,
-    **{kind.__name__: partial(baseline, kind) for kind in BASELINES},
+    **{kind.__name__: partial(made, kind, learning_rate=0.02) for kind in FAMILY[1:]},
 }
 
 

@@ -25,6 +25,7 @@ from hedgerow.strategies import (
     Node,
     PayloadSizes,
     Router,
+    Run,
 )
 from hedgerow.strategies.compressed import Uplink
 from hedgerow.strategies.gossip.looks import seen
@@ -194,7 +195,7 @@ def averaged(compressor: str) -> Decoder:
     return refuses(
         f"worker-{compressor}",
         RecordDict({"update": arrays, "metrics": METRICS}),
-        lambda content: read(federation, exchange, NODE, content),
+        lambda content: read(Run(federation, 1, {}, [2], ()), exchange, NODE, content),
         lambda value: finite(value.row, LAYOUT.size) and 0 < value.claimed <= MAX_EXAMPLES,
     )
 
@@ -220,31 +221,28 @@ def layered(strategy: Any, coded: dict[str, Any]) -> Decoder:
     """A reply to a method of the FedMUD family."""
     start = {layer.key: RNG.standard_normal(layer.shape).astype(np.float32) for layer in LAYERS}
     state = {**start, "last.bias": np.zeros(2, np.float32), "norm.num_batches_tracked": np.array(0)}
-    strategy._model.begin(to_record(state))
+    model = strategy.federation.vector(to_record(state))
+    run = Run(strategy.federation, 1, {}, [0, 1], strategy.parts)
+    exchange = run.prepared(next(strategy.round(strategy.begin(model), run)))
     rest = {key: value for key, value in state.items() if key not in COMPRESSED}
-    metrics = {"num-examples": 7, "base-version": strategy.method.log.version, "need-base": 0}
-
-    def is_uplink(value: Any) -> bool:
-        coded_finite = all(np.isfinite(part).all() for part in np.atleast_1d(value.coded))
-        return finite(value.rest, strategy._model.rest_layout.size) and coded_finite and value.weight > 0
-
+    metrics = {"num-examples": 7, "base-version": 0, "need-base": 0}
     return refuses(
         type(strategy).__name__,
         RecordDict({"arrays": to_record({**coded, **rest}), "metrics": MetricRecord(metrics)}),
-        lambda content: strategy._read(1, NODE, content),
-        is_uplink,
+        lambda content: read(run, exchange, NODE, content),
+        lambda value: finite(value.row, exchange.asks[0].model.size) and value.claimed > 0,
     )
 
 
 def layered_decoders() -> list[Decoder]:
-    mud = FedMUD(**MODEL, ratio=0.5)
+    mud = FedMUD(**MODEL, ratio=0.5, min_available_nodes=3)
     factors = {
         key: torch.randn(shape, generator=torch.Generator().manual_seed(1))
         for key, shape in mud.plan.shapes.items()
     }
-    chosen = EF21P(**MODEL, ratio=0.25, budget="layer")
+    chosen = EF21P(**MODEL, ratio=0.25, budget="layer", min_available_nodes=3)
     values = RNG.standard_normal(22).astype(np.float32)
-    signs = FedBAT(**MODEL, budget="layer")
+    signs = FedBAT(**MODEL, budget="layer", min_available_nodes=3)
     layers = [layer for layer in LAYERS if layer.key in COMPRESSED]
     bits = {f"{layer.key}:bits": np.packbits(RNG.random(layer.size) < 0.5) for layer in layers}
     alphas = {f"{layer.key}:alpha": np.ones(1, np.float32) for layer in layers}

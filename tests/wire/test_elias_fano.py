@@ -1,6 +1,7 @@
 """Coded indices: back to the bit, in a size that both sides know, and nothing else is taken for them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.wire import PayloadError, decode_indices, encode_indices, index_bits
-from hedgerow.wire.elias_fano import most_entries
+from hedgerow.wire.elias_fano import added, most_entries
 
 
 def drawn(size: int, count: int, seed: int) -> np.ndarray:
@@ -113,3 +114,37 @@ def test_any_bytes_are_indices_or_an_error(data, size: int) -> None:
 def test_what_is_not_ascending_is_not_encoded(indices: list[int]) -> None:
     with pytest.raises(ValueError, match="not ascending within 0 to 15"):
         encode_indices(np.array(indices), 16)
+
+
+# Sparse updates
+
+
+def coded(indices: list[int], size: int = 30) -> np.ndarray:
+    return encode_indices(np.array(indices), size)
+
+
+def test_a_sparse_update_is_added_to_a_copy() -> None:
+    held = np.zeros(30, np.float32)
+    moved = added(held, {"indices": coded([0, 29]), "values": np.array([1, 2], np.float32)})
+    assert (moved[0], moved[29], np.count_nonzero(moved)) == (1, 2, 2)
+    assert not held.any()
+
+
+TWO = np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("update", "match"),
+    [
+        ({"indices": coded([0, 60], size=100), "values": TWO}, "bad padding|bad index"),
+        ({"indices": coded([0, 9])[:1], "values": TWO}, "wrong shape: indices have"),
+        ({"indices": coded([0, 9]).astype(np.int64), "values": TWO}, "wrong dtype: indices are int64"),
+        ({"indices": coded([0, 9])[::-1].copy(), "values": TWO}, "bad index|bad padding"),
+        ({"indices": coded([0, 9]), "values": np.ones(2)}, "values are float64"),
+        ({"indices": coded([0, 9]), "values": np.ones(31, np.float32)}, "K up to 30"),
+        ({"values": TWO}, r"wrong keys: \['values'\], expected \['indices', 'values'\]"),
+    ],
+)
+def test_an_update_of_another_vector_is_refused(update: Any, match: str) -> None:
+    with pytest.raises(PayloadError, match=match):
+        added(np.zeros(30, np.float32), update)

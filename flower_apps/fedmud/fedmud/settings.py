@@ -24,10 +24,7 @@ from hedgerow.sim.runs.common_settings import (
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, NOT_NEGATIVE, choice, flag, in_range, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers
-from hedgerow.strategies.fedmud.ef21p import BroadcastIterate
-from hedgerow.strategies.fedmud.factored import SingularValues
-from hedgerow.strategies.fedmud.fedbat import SignUpdates
+from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
@@ -54,11 +51,7 @@ _MAX_LAYERS = 2**16
 _OF_WEIGHTS = ("fedlmt", "fedpara", "fedhm")
 METHODS = (*_VARIANTS, *_OF_WEIGHTS, "ef21-p", "fedbat")
 # Whose server must see each reply.
-_NO_SUMS = {
-    "fedhm": SingularValues.no_sums,
-    "ef21-p": BroadcastIterate.no_sums,
-    "fedbat": SignUpdates.no_sums,
-}
+_NO_SUMS = {"fedhm": FedHM.no_sums, "ef21-p": EF21P.no_sums, "fedbat": FedBAT.no_sums}
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("fedmud+bkd+aad", choice(*METHODS), "a row of the table at the top of README.md"),
@@ -173,7 +166,7 @@ def build_strategy(
     *,
     roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
-) -> CompressedLayers:
+) -> CompressedLayers[Any]:
     """Return the strategy that the settings describe, for one model.
 
     Parameters

@@ -13,10 +13,7 @@ from tests.clients.training.cases import torch_seeded
 from torch import Tensor, nn
 
 from hedgerow.clients import LocalWork, Trained, local_sgd
-from hedgerow.clients.fedmud.fedbat import BinarisedWork, binarise, moved_by_signs, step_size, train_binarised
-from hedgerow.strategies.fedmud import fedbat as server
-from hedgerow.wire import LayerShape, to_record, to_state_dict
-from hedgerow.wire.sign_shares import drawn_weights
+from hedgerow.clients.fedmud.fedbat import BinarisedWork, binarise, step_size, train_binarised
 
 ALPHA = torch.tensor(0.01)
 # Golden: alpha = 0.01.
@@ -207,39 +204,3 @@ def test_no_global_generator_is_read_or_moved() -> None:
     before = torch.get_rng_state()
     train_binarised(model(), work(4))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-# With the server.
-
-LAYERS = (LayerShape("3.weight", (7, 8)), LayerShape("5.weight", (3, 7)))
-
-
-def weights(seed: int = 0) -> dict[str, Tensor]:
-    rng = np.random.default_rng(seed)
-    return {layer.key: torch.from_numpy(rng.normal(size=layer.shape).astype(np.float32)) for layer in LAYERS}
-
-
-def test_the_server_reads_what_a_node_sends() -> None:
-    trained = train_binarised(model(), work(6))
-    coded = to_record({key: value for key, value in trained.state.items() if ":" in key})
-    read = server.SignUpdates(LAYERS[:1], 0).read(1, 0, coded)
-    assert torch.equal(torch.from_numpy(read).reshape(7, 8), decoded(trained))
-
-
-@pytest.mark.parametrize("signs", [77, 30])
-def test_a_node_that_follows_holds_the_servers_weights_bit_for_bit(signs: int) -> None:
-    method = server.SignUpdates(LAYERS, 0, signs + 64)
-    sizes = {layer.key: layer.size for layer in LAYERS}
-    method.begin(weights())
-    held = weights()
-    for t in range(12):
-        method.move(t, np.random.default_rng(t).normal(size=7 * 8 + 3 * 7))
-        update = {k.partition("/")[2]: v for k, v in to_state_dict(method.log.since(t)).items()}
-        held = moved_by_signs(held, update, drawn_weights(sizes, method.signs, seed=0, version=t))
-    assert all(torch.equal(held[key], value) for key, value in method.weights().items())
-
-
-def test_an_update_of_other_weights_is_refused() -> None:
-    update = {"3.weight:bits": torch.zeros(7, dtype=torch.uint8), "3.weight:alpha": torch.ones(1)}
-    with pytest.raises(ValueError, match=r"the update has the lengths .*; valid is .*5\.weight:bits"):
-        moved_by_signs(weights(), update)

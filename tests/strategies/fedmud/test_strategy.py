@@ -10,13 +10,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.fedmud.cases import fedmud
+from tests.strategies.fedmud.cases import FAMILY, fedmud, made
 from tests.strategies.linear_federation import (
     COMPRESSED,
     E_UNC,
-    LAYERS,
-    MODEL,
-    NUM_PARAMETERS,
     D,
     LinearFederation,
     initial,
@@ -26,10 +23,9 @@ from tests.strategies.linear_federation import (
 from torch import nn
 
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
-from hedgerow.strategies import FedMUD, TooFewRepliesError
+from hedgerow.strategies import EF21P, FedBAT, FedMUD, TooFewRepliesError
 from hedgerow.strategies.fedmud import SYNCS
-from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS, FactorAveraging
-from hedgerow.wire import Factorisation, LayerShape, to_record, to_state_dict
+from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS
 
 COMPRESSING = [variant for variant in UPDATE_VARIANTS if variant != "dense"]
 EXACT = ["mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad"]
@@ -48,17 +44,25 @@ def captured(replies: dict[tuple[int, int], RecordDict]) -> Callable[[int, int, 
 # Ways of sending
 
 
+def trained(kind: Any, sync: str, **options: Any) -> dict[str, Any]:
+    options = {"num_clients_per_round": 2, "learning_rate": 0.02, **options}
+    return run(made(kind, sync=sync, **options), LinearFederation(), 7)[0]
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_every_way_of_sending_trains_the_same_model(kind: Any) -> None:
+    finals = [trained(kind, sync) for sync in SYNCS]
+    assert same(finals[0], finals[1])
+    assert same(finals[0], finals[2])
+
+
 @pytest.mark.parametrize("variant", COMPRESSING)
 @pytest.mark.parametrize("reset_interval", [1, 3, 7])
-def test_every_way_of_sending_trains_the_same_model(variant: str, reset_interval: int) -> None:
-    finals = [
-        run(
-            fedmud(variant=variant, reset_interval=reset_interval, sync=sync, num_clients_per_round=2),
-            LinearFederation(),
-            7,
-        )[0]
-        for sync in SYNCS
-    ]
+def test_every_way_of_sending_trains_the_same_model_however_often_factors_are_merged(
+    variant: str, reset_interval: int
+) -> None:
+    options = {"variant": variant, "reset_interval": reset_interval, "learning_rate": 0.1}
+    finals = [trained(FedMUD, sync, **options) for sync in SYNCS]
     assert same(finals[0], finals[1])
     assert same(finals[0], finals[2])
 
@@ -161,46 +165,6 @@ def test_the_bias_of_mud_is_the_covariance_of_its_factors() -> None:
     assert largest > 1e-4
 
 
-def two_by_two(variant: str, **parameters: Any) -> FactorAveraging:
-    layers = [LayerShape("w", (2, 2))]
-    plan = Factorisation.plan(
-        layers, variant=variant, num_parameters=4, ratio=0.5, budget="layer", skip_front=0, skip_back=0
-    )
-    method = FactorAveraging(plan, run_seed=0, **parameters)
-    method.begin({"w": torch.zeros(2, 2)})
-    return method
-
-
-def test_golden_g1() -> None:
-    method = two_by_two("mud", measure_bias=True)
-    clients = [np.array([1, 0, 1, 0], np.float32), np.array([0, 1, 0, 1], np.float32)]
-    metrics = method.move(1, method.mean((1.0, vector) for vector in clients))
-    assert np.array_equal(method.weights()["w"], np.full((2, 2), 0.25))
-    assert metrics["aggregation-bias"] == 0.25  # diag(0.5, 0.5) was wanted
-
-
-@pytest.mark.parametrize("variant", EXACT)
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 10**6))
-def test_the_server_moves_by_the_mean_of_what_the_nodes_reconstruct(variant: str, seed: int) -> None:
-    plan = Factorisation.plan(LAYERS, variant=variant, num_parameters=NUM_PARAMETERS, ratio=0.4)
-    method = FactorAveraging(plan, run_seed=seed)
-    rng = np.random.default_rng(seed)
-    method.begin({key: torch.zeros(shape) for key, shape in (("a.weight", (8, 6)), ("b.weight", (5, 8)))})
-    weights = rng.uniform(0.1, 3, 4)
-    vectors = rng.standard_normal((4, plan.count)).astype(np.float32)
-    updates = [method._update(_factors(plan, vector)) for vector in vectors]
-    method.move(1, method.mean(zip(weights, vectors, strict=True)))
-    moved = np.concatenate([weight.numpy().ravel() for weight in method.weights().values()])
-    np.testing.assert_allclose(moved, np.average(updates, axis=0, weights=weights), atol=1e-6)
-
-
-def _factors(plan: Factorisation, vector: Any) -> dict[str, torch.Tensor]:
-    sizes = [int(np.prod(shape)) for shape in plan.shapes.values()]
-    parts = torch.from_numpy(vector).split(sizes)
-    return {k: part.reshape(s) for (k, s), part in zip(plan.shapes.items(), parts, strict=True)}
-
-
 @pytest.mark.parametrize(
     ("weighting", "weights"),
     [("num-examples", [6, 7, 8, 9, 10]), ("num-batches", [1, 2, 3, 1, 2]), ("uniform", [1] * 5)],
@@ -228,38 +192,16 @@ def test_a_reset_does_not_change_the_model() -> None:
     merging = fedmud(variant="mud", reset_interval=3)
     merged, _ = run(merging, LinearFederation(), 3)
     assert same(final, merged)
-    assert (strategy.method.log.version, merging.method.log.version) == (0, 1)
-    assert same({k: v.numpy() for k, v in merging.method.base().items()}, {k: merged[k] for k in COMPRESSED})
+    assert (strategy.downlink.log.version, merging.downlink.log.version) == (0, 1)
+    assert np.array_equal(merging.state.base, np.concatenate([merged[k].ravel() for k in COMPRESSED]))
 
 
 def test_an_interval_that_does_not_divide_the_run_leaves_an_update_in_the_model() -> None:
     strategy = fedmud(reset_interval=3)
     final, _ = run(strategy, LinearFederation(), 5)
-    assert strategy.method.log.version == 1
-    base = strategy.method.base()["a.weight"].numpy()
-    assert not np.array_equal(final["a.weight"], base)
-
-
-def test_fedmud_is_fedlmt_when_it_starts_from_zero_with_random_factors_and_never_resets() -> None:
-    from hedgerow.strategies import FedLMT
-
-    options = {"ratio": 0.2, "budget": "layer", "init_a": 0.5, "local_epochs": 2}
-    training = {"learning_rate": 0.1, "min_available_nodes": 5, "fraction_evaluate": 0.0}
-    lmt = FedLMT(**MODEL, **options, **training)
-    mud = fedmud(variant="mud", reset_interval=100)
-    begin = mud.method.begin
-
-    def both_random(weights: Any) -> None:
-        begin(weights)
-        mud.method._factors = lmt.plan.init(0, 0)  # type: ignore[attr-defined]
-        mud.method._age = 1  # type: ignore[attr-defined]
-
-    mud.method.begin = both_random  # type: ignore[method-assign]
-    state = to_state_dict(initial())
-    zero = to_record({k: torch.zeros_like(v) if k in COMPRESSED else v for k, v in state.items()})
-    ours, _ = run(mud, LinearFederation(), 4, start=zero)
-    theirs, _ = run(lmt, LinearFederation(), 4, start=zero)
-    assert same(ours, theirs)
+    assert strategy.downlink.log.version == 1
+    base = strategy.by_layer(strategy.state.base)
+    assert not np.array_equal(final["a.weight"], base["a.weight"].numpy())
 
 
 def test_dense_is_fedavg() -> None:
@@ -312,8 +254,14 @@ def test_a_lost_node_trains_on_with_the_others() -> None:
     )
 
 
+def _key(name: str) -> str:
+    """Return the key of an array that Python names ``a__weight__bits``."""
+    layer, _, part = name.rpartition("__") if name.count("__") == 2 else (name, "", "")
+    return f"{layer.replace('__', '.')}:{part}" if part else name.replace("__", ".")
+
+
 def with_arrays(reply: RecordDict, **changes: Any) -> RecordDict:
-    arrays = {key.replace("__", "."): value for key, value in changes.items()}
+    arrays = {_key(name): value for name, value in changes.items()}
     kept = {key: array for key, array in reply["arrays"].items() if arrays.get(key, 0) is not None}
     new = {key: Array(np.asarray(value)) for key, value in arrays.items() if value is not None}
     return RecordDict({**reply, "arrays": ArrayRecord({**kept, **new})})
@@ -325,42 +273,85 @@ def with_metrics(reply: RecordDict, **changes: Any) -> RecordDict:
 
 
 U = "a.weight:U"
-GARBAGE: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
-    "missing factor": ("missing key", lambda r: with_arrays(r, **{U: None})),
-    "nan factor": ("non-finite", lambda r: with_arrays(r, **{U: np.full((8, 1), np.nan, np.float32)})),
-    "shape": ("wrong shape", lambda r: with_arrays(r, **{U: np.zeros((8, 9), np.float32)})),
-    "dtype": ("wrong dtype", lambda r: with_arrays(r, **{U: np.zeros((8, 1), np.int64)})),
-    "too large": ("non-finite", lambda r: with_arrays(r, **{U: np.full((8, 1), 1e300)})),
-    "missing rest": ("missing key", lambda r: with_arrays(r, last__bias=None)),
-    "infinite rest": ("non-finite", lambda r: with_arrays(r, last__bias=np.full(2, np.inf, np.float32))),
-    "base": ("unknown key", lambda r: with_arrays(r, a__weight=np.zeros((8, 6), np.float32))),
-    "two records": ("bad arrays", lambda r: RecordDict({**r, "more": r["arrays"]})),
-    "no metrics": ("bad metrics", lambda r: RecordDict({"arrays": r["arrays"]})),
-    "weight": ("bad weight", lambda r: with_metrics(r, num_examples=-1)),
-    "metric": ("non-finite", lambda r: with_metrics(r, train_loss=float("nan"))),
-    "old base": ("wrong base", lambda r: with_metrics(r, base_version=0)),
-    "no version": (
+GARBAGE: list[tuple[str, str, Any, Callable[[RecordDict], RecordDict]]] = [
+    (
+        "missing factor",
+        "missing key",
+        FedMUD,
+        lambda r: with_arrays(r, **{U: None}),
+    ),
+    (
+        "nan factor",
+        "non-finite",
+        FedMUD,
+        lambda r: with_arrays(r, **{U: np.full((8, 1), np.nan, np.float32)}),
+    ),
+    ("shape", "wrong shape", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 9), np.float32)})),
+    ("dtype", "wrong dtype", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 1), np.int64)})),
+    ("too large", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 1), 1e300)})),
+    ("missing rest", "missing key", FedMUD, lambda r: with_arrays(r, last__bias=None)),
+    (
+        "infinite rest",
+        "non-finite",
+        FedMUD,
+        lambda r: with_arrays(r, last__bias=np.full(2, np.inf, np.float32)),
+    ),
+    ("base", "unknown key", FedMUD, lambda r: with_arrays(r, a__weight=np.zeros((8, 6), np.float32))),
+    ("two records", "bad arrays", FedMUD, lambda r: RecordDict({**r, "more": r["arrays"]})),
+    ("no metrics", "bad metrics", FedMUD, lambda r: RecordDict({"arrays": r["arrays"]})),
+    ("weight", "bad weight", FedMUD, lambda r: with_metrics(r, num_examples=-1)),
+    ("batches", "bad metrics", FedMUD, lambda r: with_metrics(r, num_batches=1000)),
+    ("metric", "non-finite", FedMUD, lambda r: with_metrics(r, train_loss=float("nan"))),
+    ("old base", "wrong base", FedMUD, lambda r: with_metrics(r, base_version=0)),
+    (
+        "no version",
         "wrong base",
+        FedMUD,
         lambda r: RecordDict({**r, "metrics": MetricRecord({"num-examples": 9})}),
     ),
-}
+    ("no values", "missing key", EF21P, lambda r: with_arrays(r, values=None)),
+    ("indices too", "unknown key", EF21P, lambda r: with_arrays(r, indices=np.arange(22))),
+    ("fewer values", "wrong shape", EF21P, lambda r: with_arrays(r, values=np.zeros(21, np.float32))),
+    ("whole values", "wrong dtype", EF21P, lambda r: with_arrays(r, values=np.zeros(22, np.int64))),
+    ("nan values", "non-finite", EF21P, lambda r: with_arrays(r, values=np.full(22, np.nan, np.float32))),
+    ("no bits", "missing key", FedBAT, lambda r: with_arrays(r, a__weight__bits=None)),
+    ("wide bits", "wrong dtype", FedBAT, lambda r: with_arrays(r, a__weight__bits=np.zeros(6, np.int64))),
+    ("more bits", "wrong shape", FedBAT, lambda r: with_arrays(r, a__weight__bits=np.zeros(7, np.uint8))),
+    (
+        "negative scale",
+        "bad scale",
+        FedBAT,
+        lambda r: with_arrays(r, a__weight__alpha=np.full(1, -1, np.float32)),
+    ),
+    ("gamma", "unknown key", FedBAT, lambda r: with_arrays(r, a__weight__gamma=np.ones(1, np.float32))),
+]
 
 
-@pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_costs_that_reply_and_is_counted_by_reason(kind: str) -> None:
-    reason, spoil = GARBAGE[kind]
+@pytest.mark.parametrize(("kind", "reason", "method", "spoil"), GARBAGE, ids=[row[0] for row in GARBAGE])
+def test_garbage_costs_that_reply_and_is_counted_by_reason(
+    kind: str, reason: str, method: Any, spoil: Callable[[RecordDict], RecordDict]
+) -> None:
     replies: dict[tuple[int, int], RecordDict] = {}
 
     def spoilt(client: int, server_round: int, reply: RecordDict) -> RecordDict:
         replies[server_round, client] = reply
         return spoil(reply) if (client, server_round) == (3, 2) else reply
 
-    final, ends = run(fedmud(), LinearFederation(sabotage=spoilt), 2)
+    final, ends = run(made(method), LinearFederation(sabotage=spoilt), 2)
     assert [end.rejected for end in ends[1:]] == [{}, {reason: 1}]
     biases = [replies[2, i]["arrays"]["last.bias"].numpy() for i in (0, 1, 2, 4)]
     np.testing.assert_allclose(
         final["last.bias"], np.average(biases, axis=0, weights=[6, 7, 8, 10]), rtol=1e-6
     )
+
+
+def test_a_value_that_overflows_when_scaled_is_garbage() -> None:
+    def huge(client: int, server_round: int, reply: RecordDict) -> RecordDict:
+        values = np.full(22, np.finfo(np.float32).max, np.float32)
+        return with_arrays(reply, values=values) if client == 3 else reply
+
+    _, ends = run(made(EF21P, scale=True), LinearFederation(sabotage=huge), 1)
+    assert ends[1].rejected == {"non-finite": 1}
 
 
 def test_a_reply_that_was_not_used_does_not_move_what_its_node_is_taken_to_hold() -> None:
@@ -384,7 +375,7 @@ def test_a_round_without_replies_neither_merges_nor_counts_towards_the_interval(
 
     flaky = fedmud(reset_interval=2, sync="dense")
     final, _ = run(flaky, LinearFederation(sabotage=fail_once), 3)
-    assert flaky.method.log.version == 1
+    assert flaky.downlink.log.version == 1
     assert same(final, run(fedmud(reset_interval=2, sync="dense"), LinearFederation(), 3)[0])
 
 
@@ -396,7 +387,7 @@ def test_a_round_that_may_be_empty_leaves_everything_as_it_is() -> None:
 
     strategy = fedmud(min_train_nodes=0)
     run(strategy, LinearFederation(sabotage=fail), 2)
-    assert (strategy.completed_rounds, strategy.method.log.version) == (2, 1)
+    assert (strategy.completed_rounds, strategy.downlink.log.version) == (2, 1)
     assert same(
         run(fedmud(), LinearFederation(), 1)[0],
         {key: array.numpy() for key, array in (strategy.current_arrays() or {}).items()},
@@ -514,14 +505,14 @@ def test_the_ratio_told_is_what_is_sent() -> None:
 def test_for_model_takes_layers_and_size_from_the_model() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     strategy = FedMUD.for_model(model, variant="mud", ratio=0.5)
-    assert [layer.key for layer in strategy.method.layers] == ["1.weight"]
+    assert [layer.key for layer in strategy.coded] == ["1.weight"]
     assert strategy.plan.num_parameters == sum(p.numel() for p in model.parameters())
 
 
 def test_the_log_is_never_larger_than_the_base() -> None:
     strategy = fedmud(ratio=0.3)
     run(strategy, LinearFederation(), 12)
-    assert len(strategy.method.log) == D // strategy.plan.count
+    assert len(strategy.downlink.log) == D // strategy.plan.count
 
 
 def test_a_model_without_a_compressed_layer_is_refused() -> None:
@@ -531,5 +522,6 @@ def test_a_model_without_a_compressed_layer_is_refused() -> None:
         run(fedmud(), LinearFederation(), 1, start=arrays)
 
 
-def test_summary_is_logged_without_a_run() -> None:
-    fedmud().summary()
+@pytest.mark.parametrize("kind", FAMILY)
+def test_summary_is_logged_without_a_run(kind: Any) -> None:
+    made(kind).summary()

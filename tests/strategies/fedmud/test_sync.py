@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.strategies.fedmud.cases import fedmud
 from tests.strategies.linear_federation import E_UNC, D, LinearFederation, run
 
-from hedgerow.strategies import FedMUD
+from hedgerow.strategies import Federation, FedMUD
 from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
-from hedgerow.strategies.fedmud.sync import Downlink, Download, Post, UpdateLog
+from hedgerow.strategies.parts import Downlink, Download, UpdateLog
 from hedgerow.wire import Transfer, payload_bytes, to_record, view
 
 HEADER = 128  # of a serialised array
@@ -76,41 +76,32 @@ def test_the_log_survives_a_checkpoint() -> None:
 # Who is sent what
 
 
+def downlink_of(sync: Any, updates: int = 640) -> Downlink:
+    downlink = Downlink(Federation(), sync, UpdateLog(64, updates), record="merges", link=DOWN)
+    for step in range(2):
+        downlink.log.append({"a:U": np.full(2, step, np.float32)})
+    return downlink
+
+
 def test_a_node_is_sent_what_it_missed_since_it_acknowledged() -> None:
-    log = log_of(2)
-    downlink = Downlink("catchup", 3, log)
+    downlink = downlink_of("catchup")
     assert downlink.start(0) is None
     downlink.acknowledge(0)
-    log.append({"a:U": np.zeros(2, np.float32)})
+    downlink.log.append({"a:U": np.zeros(2, np.float32)})
     assert downlink.start(0) == 2
-    downlink.forget(0)
+    downlink.lose(0)
     assert downlink.start(0) is None
 
 
 def test_the_dense_way_always_sends_the_base() -> None:
-    downlink = Downlink("dense", 3, log_of(2))
+    downlink = downlink_of("dense")
     downlink.acknowledge(0)
     assert downlink.start(0) is None
 
 
 @pytest.mark.parametrize("sync", SYNCS)
 def test_nodes_without_a_base_are_never_behind(sync: Any) -> None:
-    downlink = Downlink(sync, 3, UpdateLog(64, 0))
-    assert downlink.behind(range(3)) == []
-
-
-def test_nodes_that_lack_the_same_share_every_record() -> None:
-    log = log_of(4)
-    base = to_record({"a": np.zeros(20, np.float32)})
-    post = Post({"arrays": base}, base, "merges", log, ("config", {"version": 4}))
-    assert post.instruction(2) is post.instruction(2)
-    assert post.instruction(2)["merges"] is post.news(2)["merges"]
-    assert post.instruction(None)["base"] is base
-    assert post.instruction(2)["arrays"] is post.instruction(None)["arrays"]
-    assert post.instruction(2)["config"]["from-version"] == 2
-    assert post.instruction(None)["config"]["from-version"] == 4
-    assert "merges" not in post.instruction(4)
-    assert set(post.news(2)) == {"merges", "config"}
+    assert downlink_of(sync, 0).start(0) == 2
 
 
 # Bytes, through real messages

@@ -1,0 +1,216 @@
+"""What the arrays of a reply stand for: all that is not coded, and what the coded layers' arrays give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.strategies.aggregate import Aggregator, Mean
+from hedgerow.strategies.exchange import Exchange, Row, Steps, Vector
+from hedgerow.strategies.fedmud.projection import nearest_factors
+from hedgerow.strategies.vectors import joined, split
+from hedgerow.wire.lowrank import Factorisation
+from hedgerow.wire.records import Layout, PayloadError
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["Coded", "Factors", "Reconstructing"]
+
+Decode = Callable[[ArrayRecord, int], NDArray[Any]]
+
+
+class Coded:
+    """Rows (theta_i, c_i): what is not coded, and what a method makes of all else.
+
+    Parameters
+    ----------
+    rest : Layout
+        Of theta, (d,).
+    bits : int
+        The paper's count of a reply.
+    decode : Callable[[ArrayRecord, int], NDArray]
+        Returns c_i, (c,), of a node's other arrays; PayloadError if they are none.
+    """
+
+    changes = False
+
+    def __init__(self, rest: Layout, bits: int, decode: Decode) -> None:
+        self.rest, self.decode, self._bits = rest, decode, bits
+
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
+        """Return the row."""
+        rest, coded = ArrayRecord(), ArrayRecord()
+        for key, array in record.items():
+            (rest if key in self.rest.slices else coded)[key] = array
+        theta = self.rest.flatten(rest, sent.dtype)
+        return Row(np.concatenate([theta, self.decode(coded, node)]), self._bits)
+
+    def bits(self, layout: Layout) -> int:
+        """Return the paper's count."""
+        return self._bits
+
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
+        """Return nothing: a sum of such arrays stands for no row."""
+        return ArrayRecord()
+
+    def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+        """Return nothing."""
+        return numbers
+
+
+class Factors(Coded):
+    """Rows (theta_i, F_i): factors are averaged one by one, eq. (4), and can be in a sum.
+
+    Parameters
+    ----------
+    rest : Layout
+        Of theta, (d,).
+    bits : int
+        The paper's count of a reply.
+    plan : Factorisation
+        The factors F, (C,) one after the other.
+    frozen : Mapping[str, Tensor]
+        Those that nobody trains.
+    """
+
+    def __init__(self, rest: Layout, bits: int, plan: Factorisation, frozen: Mapping[str, Tensor]) -> None:
+        shapes = plan.shapes
+        factors = Layout(tuple(shapes), tuple(shapes.values()), ("float32",) * len(shapes))
+        super().__init__(rest, bits, lambda coded, node: factors.flatten(coded, np.float32))
+        self.plan, self.frozen = plan, frozen
+        keys, dtypes = rest.keys + factors.keys, rest.dtypes + factors.dtypes
+        self._all = Layout(keys, rest.shapes + factors.shapes, dtypes)
+
+    def update(self, row: Vector) -> NDArray[np.float32]:
+        """Return Delta (D,) of the factors of a row."""
+        factors = split(row[self.rest.size :], self.plan.shapes)
+        deltas = self.plan.deltas(factors, self.frozen)
+        return joined(deltas, [layer.key for layer in self.plan.layers])
+
+    def summed(self, model: Vector, layout: Layout) -> ArrayRecord:
+        """Return rest and factors, in the order of their keys."""
+        return ArrayRecord(dict(sorted(self._all.unflatten(model).items())))
+
+    def change(self, numbers: NDArray[np.float64], layout: Layout) -> NDArray[np.float64]:
+        """Return the change of theta and F."""
+        change, at = np.zeros(self._all.size), 0
+        for key in sorted(self._all.keys):
+            where = self._all.slices[key]
+            size = where.stop - where.start
+            change[where] = numbers[at : at + size]
+            at += size
+        return change
+
+
+class _Updates(Coded):
+    """Rows (theta_i - theta, Delta_i - Delta): changes of what factors stand for."""
+
+    changes = True
+
+    def __init__(self, factors: Factors, start: Vector) -> None:
+        self.factors, self.start, self._delta = factors, start, factors.update(start)
+
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
+        """Return the row; PayloadError for finite factors whose product is not."""
+        row = self.factors.read(record, self.start, layout, node)
+        d = self.factors.rest.size
+        update = self.factors.update(row.vector) - self._delta
+        if not np.isfinite(update).all():
+            raise PayloadError("non-finite", "the update that the reply stands for overflows")
+        return Row(np.concatenate([row.vector[:d] - self.start[:d].astype(np.float64), update]), row.bits)
+
+
+class _WithUpdates(Coded):
+    """Rows (theta_i, F_i, Delta_i)."""
+
+    def __init__(self, factors: Factors) -> None:
+        self.factors = factors
+
+    def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
+        """Return the row."""
+        row = self.factors.read(record, sent, layout, node)
+        return replace(row, vector=np.concatenate([row.vector, self.factors.update(row.vector)]))
+
+
+@dataclass(frozen=True)
+class Reconstructing:
+    """An aggregator of factors that also looks at the updates which they stand for, of every reply.
+
+    A robust rule is taken of those updates, and what comes of it is no such update: the factors become those
+    whose update is nearest to it. Where one factor of each product is frozen (F and AAD) the updates that
+    factors can give are a linear space. Every valid reply, and any mean of them, is in it, and the nearest
+    point of that space is no further from any of them than the rule's own result: what the rule promises
+    still holds, merges stay as small as they were, and a mean of factors would have come out as itself.
+
+    Parameters
+    ----------
+    aggregator : Aggregator
+        Of rows: of factors, or of updates.
+    of_updates : bool
+        Whether the mean is of updates, which are linear in the factors.
+    measures : bool
+        Whether the round tells ``aggregation-bias``, the largest entry of W* - W: what eq. (7), the mean of
+        factors, misses of eq. (6), the mean of updates.
+    """
+
+    aggregator: Aggregator
+    of_updates: bool
+    measures: bool
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        """Return what a node counts."""
+        return self.aggregator.weight(run, node, claimed)
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        """Return the mean factors of the one pool."""
+        factors, (ask,) = exchange.coding, exchange.asks
+        assert isinstance(factors, Factors)
+        bounded = dict(exchange.bounded)
+        sent = exchange.sent(ask.pool)
+        d, size, delta = factors.rest.size, sent.size, factors.update(sent)
+        if self.of_updates:
+            coding: Coded = _Updates(factors, sent)
+            start = np.concatenate([sent[:d], delta])
+            if delta.size:
+                bounded["coded"] = slice(d, None), delta
+        else:
+            coding, start = _WithUpdates(factors), np.concatenate([sent, delta])
+        asked = replace(exchange, asks=[replace(ask, model=start)], coding=coding, bounded=bounded)
+        means = yield from self.aggregator.means(asked, run)
+        found: dict[int, Mean] = {}
+        for pool, mean in means.items():
+            row = mean.model()
+            if self.of_updates:
+                wanted = row[d:]
+                row = np.concatenate([row[:d], nearest_factors(factors.plan, factors.frozen, wanted)])
+            else:
+                row, wanted = row[:size], row[size:]
+            if self.measures:
+                bias = np.abs(wanted - factors.update(row))
+                run.told["aggregation-bias"] = float(bias.max(initial=0.0))
+            found[pool] = _Factored(mean, row)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Factored:
+    mean: Mean
+    row: NDArray[np.float64]
+
+    @property
+    def nodes(self) -> Any:
+        return self.mean.nodes
+
+    @property
+    def weight(self) -> float:
+        return self.mean.weight
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        return self.row

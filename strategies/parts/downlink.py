@@ -1,0 +1,464 @@
+"""What nodes hold between rounds, and what each is sent so that it holds the current version of it.
+
+A base of some arrays moves from version to version by updates. A node that was away lacks some: it is sent
+the updates that it missed, or the base itself, in one of three ways; what the other two would have sent is
+counted beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import log as to_log
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hedgerow.strategies.exchange import Ask, Exchange
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.inbox import Inbox, Node, Reply, collect
+from hedgerow.strategies.parts.part import Part
+from hedgerow.wire.checks import one_of
+from hedgerow.wire.checksum import checksum
+from hedgerow.wire.ledger import NODE_TO_HUB
+from hedgerow.wire.message_types import MERGE
+from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record, view
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.method import Run
+
+__all__ = ["SYNCS", "Downlink", "Download", "Sync", "UpdateLog"]
+
+Sync = Literal["catchup", "dense", "broadcast"]
+SYNCS: tuple[Sync, ...] = get_args(Sync)
+
+
+@dataclass(frozen=True)
+class Download:
+    """Traffic from the server to nodes.
+
+    Parameters
+    ----------
+    messages : int
+        Messages.
+    bits : int
+        What their arrays carry, without headers and keys: 32 a parameter, 64 with its index, 1 a sign.
+    payload_bytes : int
+        Their arrays as they are serialised, with headers and keys.
+    """
+
+    messages: int = 0
+    bits: int = 0
+    payload_bytes: int = 0
+
+    @classmethod
+    def of(cls, *records: ArrayRecord) -> Download:
+        """Return what some records carry."""
+        bits = sum(8 * view(array).nbytes for record in records for array in record.values())
+        return cls(0, bits, sum(payload_bytes(record) for record in records))
+
+    @property
+    def parameters(self) -> float:
+        """The bits as float32 parameters."""
+        return self.bits / 32
+
+    def __add__(self, other: Download) -> Download:
+        return Download(
+            self.messages + other.messages,
+            self.bits + other.bits,
+            self.payload_bytes + other.payload_bytes,
+        )
+
+    def __mul__(self, times: int) -> Download:
+        return Download(self.messages * times, self.bits * times, self.payload_bytes * times)
+
+
+_MESSAGE = Download(messages=1)
+
+
+class UpdateLog:
+    """The updates of the base by version, as far back as they are fewer bits than the base.
+
+    Parameters
+    ----------
+    update_bits : int
+        Bits of one update, >= 0.
+    base_bits : int
+        Bits of the base; 0 where there is none, and nodes keep nothing between rounds.
+    """
+
+    def __init__(self, update_bits: int, base_bits: int) -> None:
+        self.update_bits = update_bits
+        self.base_bits = base_bits
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the run."""
+        self.version = 0
+        self._updates: dict[int, ArrayRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    def append(self, arrays: Mapping[str, Tensor | NDArray[Any]]) -> None:
+        """Log the update that leads to the next version, and drop those that nobody will be sent."""
+        self._updates[self.version] = to_record({f"{self.version}/{key}": a for key, a in arrays.items()})
+        self.version += 1
+        reach = self.base_bits // max(1, self.update_bits)
+        for version in [v for v in self._updates if v < self.version - reach]:
+            del self._updates[version]
+
+    def covers(self, version: int) -> bool:
+        """Return whether the updates since a version are fewer bits than the base."""
+        return (self.version - version) * self.update_bits < self.base_bits
+
+    def since(self, version: int) -> ArrayRecord:
+        """Return the updates that lead from a version to the current one, as one record."""
+        merged = ArrayRecord()
+        for step in range(version, self.version):
+            for key, array in self._updates[step].items():
+                merged[key] = array
+        return merged
+
+    def size_since(self, version: int) -> Download:
+        """Return what ``since`` carries."""
+        return Download.of(*(self._updates[step] for step in range(version, self.version)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return version and updates, for a checkpoint."""
+        updates = {str(v): {k: view(a) for k, a in record.items()} for v, record in self._updates.items()}
+        return {"version": self.version, "updates": updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self.version = int(state["version"])
+        self._updates = {int(v): to_record(arrays) for v, arrays in state["updates"].items()}
+
+
+class Downlink(Part):
+    """Has every node that trains hold the current base, which an exchange's asks name as ``held["base"]``.
+
+    A round moves the base by ``run.update``. Instructions are told the ``version`` that nodes must hold,
+    ``from-version``, where their updates start, and whether to ``keep-base``.
+
+    Parameters
+    ----------
+    federation : Federation
+        The nodes, and the ledger in which messages are booked.
+    sync : {"catchup", "dense", "broadcast"}
+        ``catchup`` sends a node the updates since the version it acknowledged, ``dense`` sends everyone the
+        base every time, ``broadcast`` sends every update to every node, also to those that do not train.
+        Whoever holds nothing, or has missed more than the base is worth, is sent the base.
+    log : UpdateLog
+        The updates.
+    record : str
+        The ArrayRecord in which they travel.
+    link : str
+        The link of the modelled system.
+    seeded : bool (default: False)
+        Whether nodes can draw version 0 themselves; they are told its ``base-checksum``.
+
+    Raises
+    ------
+    ValueError
+        If ``sync`` is none of the three.
+    """
+
+    name = "downlink"
+
+    def __init__(
+        self,
+        federation: Federation,
+        sync: Sync,
+        log: UpdateLog,
+        *,
+        record: str,
+        link: str,
+        seeded: bool = False,
+    ) -> None:
+        one_of("sync", sync, SYNCS)
+        self.federation, self.sync, self.log = federation, sync, log
+        self.record, self.link, self.seeded = record, link, seeded
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as before a run."""
+        self.log.reset()
+        self.traffic = dict.fromkeys(SYNCS, Download())
+        # None for a node that is known to hold nothing.
+        self._held: dict[Sync, dict[int, int | None]] = {way: {} for way in SYNCS}
+        # Of a broadcast that is not made, what all hold of so many nodes, but those in ``_held``.
+        self._others: tuple[int | None, int] = None, 0
+        # Of version 0, where nodes draw it.
+        self._checksum = ""
+        # Of the round: what lacks since which version, who may be answered again, and who only listens.
+        self._lacking: dict[int | None, dict[str, ArrayRecord]] = {}
+        self._unanswered: dict[int, Node] = {}
+        self._listening = Inbox([], "", lambda node, content: None)
+        self._listeners: set[int] = set()
+
+    # Which version a node holds.
+
+    @property
+    def initial(self) -> int | None:
+        """The version that a node holds which was never heard of: 0 where it draws it, None for nothing."""
+        return 0 if self._checksum else None
+
+    def start(self, client: int) -> int | None:
+        """Return the version from which on a node is sent updates, or None if it is sent the base."""
+        return self._start_of(self.sync, self._holds(self.sync, client))
+
+    def acknowledge(self, client: int) -> None:
+        """Note that a node that trains holds the current version, as it would whatever the way."""
+        for held in self._held.values():
+            held[client] = self.log.version
+
+    def lose(self, client: int) -> None:
+        """Note that a node holds nothing, or what it can draw, unless that is what it has just failed to."""
+        failed = self.start(client) in (None, self.initial)
+        for held in self._held.values():
+            held[client] = None if failed else self.initial
+
+    def _start_of(self, way: Sync, held: int | None) -> int | None:
+        if not self.log.base_bits:
+            return self.log.version
+        return None if way == "dense" or held is None or not self.log.covers(held) else held
+
+    def _holds(self, way: Sync, client: int) -> int | None:
+        version, count = self._others
+        unheard = version if way == "broadcast" and client < count else self.initial
+        return self._held[way].get(client, unheard)
+
+    # A round's messages.
+
+    def ask(self, exchange: Exchange, run: Run) -> Exchange:
+        """Say which version nodes must hold, and send each what it lacks of it."""
+        base = exchange.asks[0].held.get("base")
+        if self.seeded and base is not None and not (self._checksum or self.log.version):
+            self._checksum = checksum(base)
+            self._others = 0, 0
+        self._lacking = {} if base is None else {None: {"base": base}}
+        told: dict[str, Any] = {
+            "version": self.log.version,
+            "keep-base": self.log.base_bits > 0 and self.sync != "dense",
+        }
+        if self._checksum:
+            told["base-checksum"] = self._checksum
+        asks = [self._supplied(ask, ask.nodes) for ask in exchange.asks]
+        return replace(exchange, asks=asks, config={**exchange.config, **told})
+
+    def beside(self, exchange: Exchange, nodes: Sequence[Node], run: Run) -> list[Message]:
+        """Return what nodes are sent that only listen: where every node hears every update, those behind."""
+        assert run.grid is not None
+        # A node takes part in a sum once: whoever has no base is left out of it.
+        self._unanswered = {} if exchange.reads is not None else {node.node_id: node for node in nodes}
+        listeners = self._behind(run, nodes) if self.sync == "broadcast" else []
+        self._count(exchange, nodes, listeners)
+        contents: dict[int | None, RecordDict] = {}
+        messages = []
+        for node in listeners:
+            if (start := self.start(node.partition_id)) not in contents:
+                told = ConfigRecord({**exchange.config, "from-version": self._first(start)})
+                contents[start] = RecordDict(
+                    {**self._lacks(start), self.federation.settings.configrecord_key: told}
+                )
+            self._book(run, node, contents[start], 0)
+            messages.append(self._message(run, node, contents[start], MERGE))
+        self._listening = Inbox(listeners, str(run.round), self._heard)
+        self._listeners = {node.node_id for node in listeners}
+        return messages
+
+    def arrived(self, messages: Iterable[Message], exchange: Exchange, run: Run) -> Iterator[Message]:
+        """Yield what participants replied, and take what nodes replied that only listened.
+
+        A participant that has no base is sent one, or what it can make one of, and its next reply counts: it
+        has a round's time again, once the others have replied.
+        """
+        lost, heard = list[Node](), list[Message]()
+        for reply in messages:
+            if reply.metadata.src_node_id in self._listeners:
+                heard.append(reply)
+            elif (node := self._without_base(reply, run)) is not None:
+                lost.append(node)
+            else:
+                yield reply
+        if lost:
+            yield from self._answered_again(lost, exchange, run)
+        for one in self._listening.accept(heard):
+            size = payload_bytes(one.content)
+            self.federation.ledger.book(run.round, NODE_TO_HUB, one.node.partition_id, 0, 0, size)
+
+    def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
+        """Refuse a reply from another base than the current one; its node is sent the base next time.
+
+        Raises
+        ------
+        PayloadError
+            With reason ``bad metrics``, ``need base`` or ``wrong base``.
+        """
+        self._check_base(node, content)
+
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
+        """Note that a node holds the current version."""
+        self.acknowledge(reply.node.partition_id)
+
+    def ended(self, run: Run) -> None:
+        """Log the round's update."""
+        if run.update is not None:
+            self.log.append(run.update)
+
+    def _check_base(self, node: Node, content: RecordDict) -> None:
+        if not self.log.base_bits:
+            return
+        metrics = only_record(content, MetricRecord, "bad metrics")
+        lost, version = metrics.get("need-base"), metrics.get("base-version")
+        if lost or version != self.log.version:
+            self.lose(node.partition_id)
+            if lost:
+                raise PayloadError("need base", f"node {node.node_id} has lost its base")
+            raise PayloadError("wrong base", f"base-version={version!r}, expected {self.log.version}")
+
+    def _supplied(self, ask: Ask, nodes: Sequence[int]) -> Ask:
+        """Return an ask with what each of some nodes lacks."""
+        own: dict[str, dict[int, Any]] = {"from-version": {}}
+        for at in nodes:
+            start = self.start(at)
+            own["from-version"][at] = self._first(start)
+            for name, record in self._lacks(start).items():
+                own.setdefault(name, {})[at] = record
+        return replace(ask, own={**ask.own, **own})
+
+    def _first(self, start: int | None) -> int:
+        return self.log.version if start is None else start
+
+    def _lacks(self, start: int | None) -> dict[str, ArrayRecord]:
+        """Return what is sent beside: one object for all nodes that lack the same."""
+        if start not in self._lacking:
+            if start is None or start == self.log.version:
+                return {}
+            self._lacking[start] = {self.record: self.log.since(start)}
+        return self._lacking[start]
+
+    def _behind(self, run: Run, training: Sequence[Node]) -> list[Node]:
+        assert run.grid is not None
+        roster = self.federation.gather(run.grid)
+        others = set(range(self.federation.num_clients)) - {node.partition_id for node in training}
+        behind = [roster.nodes[at] for at in sorted(others) if self.start(at) != self.log.version]
+        return [node for node in behind if node.node_id in roster.online]
+
+    def _heard(self, node: Node, content: RecordDict) -> None:
+        """Check what a node replied that only listened; it then holds the current version."""
+        self._check_base(node, content)
+        self._held["broadcast"][node.partition_id] = self.log.version
+
+    def _without_base(self, reply: Message, run: Run) -> Node | None:
+        """Return the participant that says, for the first time in the round, that it has no base."""
+        if not self.log.base_bits or not reply.has_content() or reply.metadata.group_id != str(run.round):
+            return None
+        told = next(iter(reply.content.metric_records.values()), None)
+        if told is None or told.get("need-base") != 1:
+            return None
+        return self._unanswered.pop(reply.metadata.src_node_id, None)
+
+    def _answered_again(self, nodes: Sequence[Node], exchange: Exchange, run: Run) -> Iterator[Message]:
+        assert run.grid is not None
+        messages = list[Message]()
+        for node in sorted(nodes, key=lambda node: node.partition_id):
+            at = node.partition_id
+            self.lose(at)
+            ask = self._supplied(exchange.asked[at], [at])
+            content = run.instruction(replace(exchange, asks=[replace(ask, nodes=[at])]), at)
+            self.traffic[self.sync] += self._missing(self.sync, at) + self._own(exchange) + _MESSAGE
+            self._book(run, node, content, ask.bits or 0)
+            messages.append(self._message(run, node, content, MessageType.TRAIN))
+        to_log(INFO, "\t> %d nodes have no base, and are sent one.", len(messages))
+        yield from collect(run.grid, messages, self.federation.timeout)
+
+    def _message(self, run: Run, node: Node, content: RecordDict, kind: str) -> Message:
+        ttl = self.federation.timeout
+        return Message(content, node.node_id, kind, ttl=ttl, group_id=str(run.round))
+
+    def _book(self, run: Run, node: Node, content: RecordDict, bits: int) -> None:
+        sizes = sum(map(payload_bytes, content.array_records.values())), payload_bytes(content)
+        self.federation.book_down(run.round, self.link, 0, node.partition_id, bits, sizes)
+
+    # What each way costs.
+
+    def _count(self, exchange: Exchange, nodes: Sequence[Node], listeners: Sequence[Node]) -> None:
+        """Count one round's messages, each way.
+
+        For the ways that are not taken it is assumed that every node is there and every message arrives.
+        """
+        trainers, own = [node.partition_id for node in nodes], self._own(exchange)
+        for way in SYNCS:
+            total = self.traffic[way]
+            for client in trainers:
+                total += self._missing(way, client) + own + _MESSAGE
+            if way == "broadcast" != self.sync:
+                total += self._inform_all(trainers)
+            elif way == "broadcast":
+                for node in listeners:
+                    total += self._missing(way, node.partition_id) + _MESSAGE
+            self.traffic[way] = total
+
+    def _own(self, exchange: Exchange) -> Download:
+        """Return what every instruction carries beside updates or base."""
+        ask = exchange.asks[0] if exchange.asks else None
+        records = [] if ask is None else [ask.arrays, *ask.records.values()]
+        return Download.of(*(record for record in records if isinstance(record, ArrayRecord)))
+
+    def _inform_all(self, trainers: Sequence[int]) -> Download:
+        """Count what a broadcast sends to all nodes but those that train, and note that they heard it.
+
+        All but a few of a million hold the same: those are counted, not gone through.
+        """
+        held, (version, count) = self._held["broadcast"], self._others
+        clients = self.federation.num_clients
+        if version != self.initial:  # Who came since holds what a newcomer does.
+            held |= dict.fromkeys(range(count, clients), self.initial)
+        training = {client: self._holds("broadcast", client) for client in trainers}
+        listening = [(held[client], 1) for client in held.keys() - training.keys()]
+        total = Download()
+        for holds, number in [*listening, (version, clients - len(held.keys() | training.keys()))]:
+            if (start := self._start_of("broadcast", holds)) != self.log.version:
+                total += (self._since(start) + _MESSAGE) * number
+        self._held["broadcast"], self._others = training, (self.log.version, clients)
+        return total
+
+    def _missing(self, way: Sync, client: int) -> Download:
+        return self._since(self._start_of(way, self._holds(way, client)))
+
+    def _since(self, start: int | None) -> Download:
+        if start is None:
+            return Download.of(*self._lacking.get(None, {}).values())
+        return self.log.size_since(start)
+
+    # For checkpoints.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return log, versions held and traffic."""
+        return {
+            "log": self.log.state_dict(),
+            "held": {way: {str(c): v for c, v in sorted(held.items())} for way, held in self._held.items()},
+            "others": list(self._others),
+            "traffic": {way: [t.messages, t.bits, t.payload_bytes] for way, t in self.traffic.items()},
+            "base-checksum": self._checksum,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self.log.load_state_dict(state["log"])
+        self._checksum = str(state["base-checksum"])
+        version, count = state["others"]
+        self._others = None if version is None else int(version), int(count)
+        for way in SYNCS:
+            held = state["held"][way].items()
+            self._held[way] = {int(c): None if v is None else int(v) for c, v in held}
+            self.traffic[way] = Download(*map(int, state["traffic"][way]))
+
+    def describe(self) -> list[str]:
+        """Say how nodes come by the base."""
+        return [f"Downlink: {self.sync}"]
