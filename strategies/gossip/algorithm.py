@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from functools import partial
 from logging import INFO
 from statistics import median
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -61,7 +60,7 @@ class Algorithm(Method[State]):
         due = [] if own is None else state.due(own)
         there = set(ready)
         wants = {i: self._wanted(state, i) for i in due if i in there}
-        k = self.carrier.agreed(own, wants, self.links.introductions)
+        k = self.carrier.agreed(own, wants)
         if k is None:
             return state
         yield from self.looks.until(k, ready, run, may_stop=self.all_communicated(state))
@@ -123,9 +122,6 @@ class Algorithm(Method[State]):
         answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
             answers.update(zip(columns.nodes, columns.rows, strict=True))
-        for i, one in answers.items():
-            if i not in state.appointments or state.appointments[i].node_id != one.node_id:
-                self.links.met(i, run)
         state = state.introduced(answers)
         if not state.appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
@@ -158,14 +154,6 @@ class Algorithm(Method[State]):
                 f"{self.max_repeats} events before it were lost as well ({reasons or 'nothing was lost'})."
             )
         return state.lost + 1
-
-    def saved(self, state: State) -> dict[str, Any]:
-        """Return what a checkpoint holds of a state."""
-        return state.state_dict()
-
-    def restored(self, saved: Mapping[str, Any]) -> State:
-        """Return the state of a checkpoint."""
-        return State.from_dict(saved)
 
 
 def _check_disagreement(run: Run) -> None:

@@ -29,7 +29,6 @@ import networkx as nx
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.gossip.introductions import Introductions
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Router, Wants
@@ -342,7 +341,7 @@ class Sites(Router):
             agreed = all(link.agrees is None for link in self._links.values())
         return agreed and self._next_event(own) is None
 
-    def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
+    def agreed(self, own: int | None, wants: Wants) -> int | None:
         """Agree with all sites on what comes next, as far as it comes before what is next already."""
         self.seconds = 0.0
         now = time.monotonic()
@@ -351,12 +350,12 @@ class Sites(Router):
             before, links = due
             sent = {}
             for peer, link in links.items():
-                sent[peer] = json.dumps(self._tell(peer, link, own, wants, introductions)).encode()
+                sent[peer] = json.dumps(self._tell(peer, link, own, wants)).encode()
             found = self._exchange(Topic(before, _AGREE), sent)
             for peer, link in links.items():
                 self._made_of.pop(peer, None)
                 try:
-                    event, asked = self._hear(peer, before, found[peer], introductions)
+                    event, asked = self._hear(peer, before, found[peer])
                 except UNREADABLE:
                     with self._lock:
                         self._leave(peer, link)
@@ -383,13 +382,11 @@ class Sites(Router):
             self._begun = max(self._begun, before)
             return before, {peer: link for peer, link in self._links.items() if link.agrees == before}
 
-    def _tell(
-        self, peer: int, link: _Link, own: int | None, wants: Wants, introductions: Introductions | None
-    ) -> dict[str, Any]:
+    def _tell(self, peer: int, link: _Link, own: int | None, wants: Wants) -> dict[str, Any]:
         """Return what a site is told: when the next own event is, who wants whom, and who is who."""
         asked = {str(i): [j for j in wants[i] if self._is_of(peer, j)] for i in wants}
         told: dict[str, Any] = {"next": own, "wants": {i: those for i, those in asked.items() if those}}
-        if introductions is not None:
+        if (introductions := self.introductions) is not None:
             new = {i: one for i in self.nodes if (one := introductions.of.get(i)) != link.told.get(i) and one}
             link.told.update(new)
             told["introductions"] = {
@@ -403,7 +400,7 @@ class Sites(Router):
         return 0 <= node < self.method.num_nodes and self.of(node) == peer
 
     def _hear(
-        self, peer: int, before: int, message: bytes | bytearray, introductions: Introductions | None
+        self, peer: int, before: int, message: bytes | bytearray
     ) -> tuple[int | None, dict[int, list[int]]]:
         """Return a site's next event, and whom its nodes then want to hear of this one's.
 
@@ -418,7 +415,7 @@ class Sites(Router):
             if not self._is_of(peer, i := int(name)):
                 raise ValueError(f"node {i} is none of site {peer}")
             asked[i] = sorted({j for j in those if isinstance(j, int) and j in self.nodes})
-        if introductions is not None:
+        if (introductions := self.introductions) is not None:
             for name, (text, pinning) in told["introductions"].items():
                 one = base64.b64decode(text, validate=True)
                 if not self._is_of(peer, i := int(name)) or len(one) != INTRODUCTION_BYTES:

@@ -3,6 +3,7 @@
 An event is in ``algorithm.py``.
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from logging import INFO, WARNING
 from typing import Any, Unpack
@@ -20,6 +21,7 @@ from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scalar
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site, Sites
+from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.method import Run
@@ -145,6 +147,14 @@ class Gossip(Algorithm):
         parts = [Work(len(here)), self.carrier, self.looks, self.links, self.exposure]
         super().__init__(federation, parts=parts)
         federation.admits = self._admits
+
+    def saved(self, state: State) -> dict[str, Any]:
+        """Return what a checkpoint holds of a state."""
+        return state.state_dict()
+
+    def restored(self, saved: Mapping[str, Any]) -> State:
+        """Return the state of a checkpoint."""
+        return State.from_dict(saved)
 
     def _admits(self, node: Node) -> str | None:
         here = self.site is None or self.site.of(node.partition_id, self.method.num_nodes) == self.site.own
