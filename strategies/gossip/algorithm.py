@@ -6,8 +6,6 @@ Differs: time goes from event to event. Nodes need each other only at the iterat
 communicates; local steps in between are made by a node when it is next asked for anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from logging import INFO

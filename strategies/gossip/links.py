@@ -1,12 +1,10 @@
 """What neighbours tell each other once, before their first message, in the clear or sealed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
@@ -16,13 +14,11 @@ from hedgerow.strategies.gossip.introductions import Introductions, introduction
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.router import Router
 from hedgerow.wire.message_types import HELLO, PUBLISH, UPDATE
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
 
 __all__ = ["SET_UP", "OpenLinks", "SealedLinks", "sealed_sizes"]
 

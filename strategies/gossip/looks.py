@@ -1,14 +1,12 @@
 """How a monitor gets to see all models of a simulated run: an exchange for each iteration, not counted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
@@ -18,12 +16,10 @@ from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.federation import only_arrays
 from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor, Sight
 from hedgerow.strategies.inbox import RAISED, Node
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MESSAGE, NO_MONITOR
 from hedgerow.wire.records import PayloadError, lazy_array, only_record, records_of, view
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
 
 __all__ = ["Looks", "seen"]
 

@@ -9,8 +9,6 @@ which a node of either communicates, tell each other whom these nodes want to he
 exchange of payloads, then the next agreement. All proceed in the order of iterations: no deadlock can form.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
@@ -23,22 +21,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Router, Wants
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.gossip.method import GossipMethod
-    from hedgerow.strategies.method import Run
 
 __all__ = ["Site", "Sites"]
 
