@@ -15,9 +15,8 @@ from hedgerow.strategies.ceps.algorithm import (
     neighbourhood_graph,
     participants,
 )
-from hedgerow.strategies.gossip.method import GossipOptions, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding
-from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
