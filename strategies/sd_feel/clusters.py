@@ -150,7 +150,7 @@ class ClusteredStrategy(Algorithm):
             )
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers, self.local_steps, self.tau2 = num_servers, local_steps, tau2
-        self.participation = participation
+        self.participation, self.system = participation, system
         num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         federation: Federation
         # The edge servers, where they are nodes.

@@ -114,6 +114,7 @@ class SDFeel(ClusteredStrategy):
             )
         self.alpha, self.stragglers, self.probe_rounds = alpha, stragglers, probe_rounds
         self.graph = as_graph(topology, num_servers, options.get("seed", 0))
+        self.exact_if_complete = exact_if_complete
         self._gossip = Gossip(self.graph, alpha, exact_if_complete)
         super().__init__(
             clusters=clusters,
