@@ -1,6 +1,6 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
-from hedgerow.strategies.aggregate import Aggregator, Mean, Robust, WeightedMean
+from hedgerow.strategies.aggregate import Aggregator, Mean, Moved, Robust, WeightedMean
 from hedgerow.strategies.ceps import (
     BEER,
     CEPS,
@@ -15,7 +15,17 @@ from hedgerow.strategies.ceps import (
     OneBitCode,
 )
 from hedgerow.strategies.compressed import Compressed
-from hedgerow.strategies.exchange import Ask, Coding, Columns, Exchange, Models, Question, Row
+from hedgerow.strategies.exchange import (
+    Ask,
+    Coding,
+    Columns,
+    Exchange,
+    Models,
+    Question,
+    RoundFailedError,
+    Row,
+    Steps,
+)
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
@@ -106,6 +116,7 @@ __all__ = [
     "Mixing",
     "Models",
     "Monitor",
+    "Moved",
     "Node",
     "OneBitCode",
     "OwnNodes",
@@ -123,6 +134,7 @@ __all__ = [
     "RosterError",
     "RoundCallback",
     "RoundEnd",
+    "RoundFailedError",
     "Router",
     "Row",
     "Run",
@@ -133,6 +145,7 @@ __all__ = [
     "SimilarityFree",
     "Site",
     "StepDecay",
+    "Steps",
     "Stragglers",
     "SumNoise",
     "TooFewRepliesError",

@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from logging import INFO
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
@@ -108,9 +110,10 @@ class Run:
         """Return the examples that a node claimed first, or what stands in where it claimed none."""
         return self.federation.sizes.get(node, otherwise)
 
-    def book(self, link: str, source: int, target: int, payload: int) -> None:
-        """Book a model that servers tell each other: its nominal bits, and the bytes of its payload."""
-        self.federation.ledger.book(self.round, link, source, target, self.federation.model_bits, payload)
+    def book(self, link: str, source: int, target: int, payload: int, bits: int | None = None) -> None:
+        """Book what servers tell each other: the bytes of its payload, and its nominal bits, or a model's."""
+        bits = self.federation.model_bits if bits is None else bits
+        self.federation.ledger.book(self.round, link, source, target, bits, payload)
 
     def changed(self, exchange: Exchange) -> Exchange:
         """Return what parts make of an exchange: what nodes are asked, and how their replies are read."""
@@ -284,6 +287,18 @@ class Method(FederatedStrategy, Generic[S]):
     def moved(self, state: S, model: Vector) -> S:
         """Return the state after a wrapper has changed its model; ValueError if it cannot."""
         raise self.cannot_go_on()
+
+    @property
+    def iterations(self) -> int | None:
+        """Local iterations since the start; None where a method does not say."""
+        return None
+
+    def summary(self) -> None:
+        """Log the settings: the aggregator, and what parts do."""
+        log(INFO, "\t├──> Aggregator: %s", type(self.aggregator).__name__)
+        for line in [line for part in self.parts for line in part.describe()]:
+            log(INFO, "\t├──> %s", line)
+        self.federation.log_keys()
 
     # State.
 

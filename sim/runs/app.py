@@ -167,7 +167,12 @@ def settings_module(spec: AppSpec) -> ModuleType:
     ValueError
         If the app has none.
     """
-    name = spec.components["serverapp"].partition(":")[0].rpartition(".")[0] + ".settings"
+    package = spec.components["serverapp"].partition(":")[0].rpartition(".")[0]
+    if not package:  # The app is one module.
+        raise ValueError(
+            f"app {spec.name!r} has no package with settings; its keys are in its pyproject.toml"
+        )
+    name = f"{package}.settings"
     try:
         module = _import(spec, name)
     except ModuleNotFoundError as error:

@@ -17,7 +17,7 @@ from hedgerow.wire.records import only_record
 if TYPE_CHECKING:
     from hedgerow.strategies.method import Run
 
-__all__ = ["Aggregator", "Mean", "MeanByMetric", "WeightedMean"]
+__all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "WeightedMean"]
 
 
 class Mean(Protocol):
@@ -46,6 +46,33 @@ class Aggregator(Protocol):
 
     def weight(self, run: Run, node: int, claimed: float) -> float:
         """Return what a node counts that claims so many examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A model that something was added to, whatever nodes are missing.
+
+    Parameters
+    ----------
+    nodes : Sequence[int]
+        The nodes whose replies were taken.
+    weight : float
+        What they count together.
+    start : NDArray
+        The model that they were sent, (M,).
+    move : NDArray
+        What is added to it, (M,).
+    """
+
+    nodes: Sequence[int]
+    weight: float
+    start: Vector
+    move: NDArray[np.float64]
+
+    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
+        """Return the model (M,)."""
+        moved: NDArray[np.float64] = self.start + self.move
+        return moved
 
 
 @dataclass

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.aggregate.mean import Mean
-from hedgerow.strategies.exchange import Exchange, Steps, Vector
+from hedgerow.strategies.aggregate.mean import Mean, Moved
+from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.wire.robust_means import Aggregation
 
 if TYPE_CHECKING:
     from hedgerow.strategies.method import Run
 
 __all__ = ["Robust"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Moved:
-    """A model that a rule's move was added to; nodes that are missing are not in it."""
-
-    nodes: Sequence[int]
-    weight: float
-    start: Vector
-    move: NDArray[np.float64]
-
-    def model(self, stayed: float = 0.0) -> NDArray[np.float64]:
-        moved: NDArray[np.float64] = self.start + self.move
-        return moved
 
 
 @dataclass(frozen=True)
@@ -62,5 +48,5 @@ class Robust:
         for pool, (nodes, updates) in sorted(found.items()):
             weights = np.ones(len(nodes))
             move = run.federation.combined(self.rule, np.stack(updates).astype(np.float64), weights)
-            means[pool] = _Moved(nodes, float(len(nodes)), exchange.sent(pool), move)
+            means[pool] = Moved(nodes, float(len(nodes)), exchange.sent(pool), move)
         return means
