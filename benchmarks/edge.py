@@ -34,7 +34,7 @@ from hedgerow.sim.runs.plan import plan_run
 from hedgerow.sim.runs.recorder import read_rounds
 from hedgerow.strategies.edges.direct import DirectGossip
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials
-from hedgerow.strategies.robust import parse_aggregation
+from hedgerow.wire.robust_means import parse_aggregation
 
 APP = Path(__file__).parents[1] / "flower_apps" / "sd-feel"
 CLIENTS, SERVERS, DEGREE, ALPHA, ROUNDS = 8, 4, 2, 2, 4

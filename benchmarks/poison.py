@@ -68,11 +68,11 @@ from hedgerow.clients.ceps.problems import Problem, TorchProblem
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.launch import load_app, plan_run
-from hedgerow.strategies.robust import Aggregation, parse_aggregation
 from hedgerow.tasks import build_model, federated
 from hedgerow.wire.calls import Batched, BatchHandler, Call
 from hedgerow.wire.message_types import EXCHANGE, PUBLISH, UPDATE, WHOAMI
 from hedgerow.wire.records import records_of, to_state_dict, view
+from hedgerow.wire.robust_means import Aggregation, parse_aggregation
 
 HERE = Path(__file__).resolve().parent
 NODES = 20

@@ -76,6 +76,8 @@ class FederationOptions(TypedDict, total=False):
         As in Flower's FedAvg; None is the mean weighted by ``weighted_by_key``.
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Called after each round, and once before the first.
+    parts : Sequence[Part] (default: ())
+        Parts of your own, see ``Part``.
     max_repeats : int (default: 2)
         How often a round below its minimum is repeated before the run stops.
     max_wait : float (default: 120.0)
@@ -108,6 +110,7 @@ class FederationOptions(TypedDict, total=False):
     train_metrics_aggr_fn: MetricsAggregator | None
     evaluate_metrics_aggr_fn: MetricsAggregator | None
     on_round_end: Sequence[RoundCallback]
+    parts: Sequence[Any]
     max_repeats: int
     max_wait: float
     max_weight_ratio: float
@@ -131,6 +134,7 @@ class _Settings:
     train_metrics_aggr_fn: MetricsAggregator | None = None
     evaluate_metrics_aggr_fn: MetricsAggregator | None = None
     on_round_end: Sequence[RoundCallback] = ()
+    parts: Sequence[Any] = ()
     max_repeats: int = 2
     max_wait: float = 120.0
     max_weight_ratio: float = 10.0

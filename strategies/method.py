@@ -216,12 +216,19 @@ class Run:
                 self.contents.append(reply.metrics)
             held.append(reply)
             if len(held) == rows:
-                yield _columns(exchange, held)
+                yield self._learnt(exchange, held)
                 held = []
         if held:
-            yield _columns(exchange, held)
+            yield self._learnt(exchange, held)
         if exchange.reads is None and not federation.enough():
             raise RoundFailedError
+
+    def _learnt(self, exchange: Exchange, replies: Sequence[Reply]) -> Columns:
+        columns = _columns(exchange, replies)
+        if exchange.reads is None:
+            for part in self.parts:
+                part.learnt(exchange, columns, self)
+        return columns
 
 
 class Method(FederatedStrategy, Generic[S]):
@@ -242,7 +249,12 @@ class Method(FederatedStrategy, Generic[S]):
     def __init__(
         self, federation: Federation, *, aggregator: Aggregator | None = None, parts: Sequence[Part] = ()
     ) -> None:
-        self.aggregator, self.parts = aggregator or WeightedMean(), tuple(parts)
+        self.aggregator = aggregator or WeightedMean()
+        # An aggregator that keeps state is a part too.
+        kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
+        self.parts = (*parts, *kept, *federation.settings.parts)
+        if len(names := [part.name for part in self.parts]) != len(set(names)):
+            raise ValueError(f"parts have the names {names}; valid is another name for each")
         super().__init__(federation)
 
     # What a paper says.

@@ -27,7 +27,7 @@ import grpc
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, int_between, positive
 
-__all__ = ["UNREADABLE", "Exchange", "PeerChannel", "PeerCredentials", "Told", "Topic", "Traffic"]
+__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Told", "Topic"]
 
 # What reading a message that another orchestrator wrote may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -90,7 +90,7 @@ class PeerCredentials:
 
 
 @dataclass
-class Traffic:
+class LinkTraffic:
     """What one neighbour and this orchestrator told each other, measured here.
 
     Parameters
@@ -112,7 +112,7 @@ class Traffic:
     waited: float = 0.0
 
 
-class Exchange(NamedTuple):
+class Exchanged(NamedTuple):
     """What came of an exchange.
 
     Parameters
@@ -237,7 +237,7 @@ class PeerChannel:
         self._listen = listen or addresses[me]
         self._answer, self._comes = answer, comes
         self.refused: Counter[str] = Counter()
-        self.traffic = {peer: Traffic() for peer in sorted({*self.neighbours, *listeners})}
+        self.traffic = {peer: LinkTraffic() for peer in sorted({*self.neighbours, *listeners})}
         self._boxes = {peer: _Box() for peer in self.neighbours}
         self._changed = threading.Condition()
         # Neighbours that the exchange at hand need not wait for.
@@ -299,7 +299,7 @@ class PeerChannel:
 
     # Exchanges.
 
-    def exchange(self, topic: Topic, payloads: Mapping[int, bytes | memoryview], timeout: float) -> Exchange:
+    def exchange(self, topic: Topic, payloads: Mapping[int, bytes | memoryview], timeout: float) -> Exchanged:
         """Send to neighbours what they are to have of a topic, and return what they sent of it.
 
         Sends before it waits, and waits for those it sends to and for nobody else. One that listens and
@@ -359,7 +359,7 @@ class PeerChannel:
                     self.traffic[peer].waited += max(there - taken[peer], 0.0)
                 box.passed = max(box.passed, topic)
             self._changed.notify_all()
-            return Exchange(received, set(taken))
+            return Exchanged(received, set(taken))
 
     # What is told to who does not answer, or needs not.
 

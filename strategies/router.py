@@ -128,6 +128,8 @@ class Router(Part):
     name = "router"
     # What a run is called at all of several servers that carry its payloads; None where there is one.
     run_name: str | None = None
+    # Of this server's nodes, where links are sealed.
+    introductions: Introductions | None = None
 
     def __init__(self, graph: nx.Graph | GraphAt, payloads: Payloads, ledger: Ledger | None = None) -> None:
         self.graph = graph_at(graph)
@@ -156,7 +158,7 @@ class Router(Part):
         """Return whether no event is to come; ``own`` is the next one of this server's nodes."""
         return own is None
 
-    def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
+    def agreed(self, own: int | None, wants: Wants) -> int | None:
         """Return the next event, after asking who else carries payloads.
 
         Parameters
@@ -165,8 +167,6 @@ class Router(Part):
             The next iteration at which a node of this server communicates; None if there is none.
         wants : Mapping[int, Sequence[int]]
             Whom those nodes then want to hear, by node.
-        introductions : Introductions or None
-            Of this server's nodes; takes those of others.
         """
         return own
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
 from hedgerow.wire.masked_sums import MAX_MEMBERS
+from hedgerow.wire.robust_means import parse_aggregation
 
 __all__ = ["check_noise", "secure_sum_of", "sum_problems"]
 

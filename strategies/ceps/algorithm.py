@@ -4,8 +4,9 @@ Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learn
 whom, when, and what a message takes. An event of iteration k is that of all methods on a graph
 (``gossip/algorithm.py``). Algorithm 2 and the steps (3) and (4) are the nodes' (``clients/ceps``): models,
 gradients and sensing matrices live there, and so does the mean of a neighbourhood.
-Differs: a node uses its own model in addition to those of max(1, round(r |N_i|)) neighbours; the paper leaves
-open whether it counts among them.
+Differs: the paper counts node i among its neighbours N_i, and among the t_i of them that are heard. Here N_i
+is without i, max(1, round(r |N_i|)) of it are heard, and the node's own model is used besides, which the
+volumes of the paper's Table V support.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +18,10 @@ import networkx as nx
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
 from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.robust import Aggregation
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import in_range, one_of
+from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.sensing import MATRICES
 
 __all__ = ["Algorithm1", "OneBitCode", "Topology", "neighbourhood_graph", "participants"]

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
-from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scalar, places_in
+from hedgerow.strategies.gossip.method import GossipMethod, Scalar
 from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
-from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
 from hedgerow.strategies.topology import (

@@ -15,13 +15,12 @@ from hedgerow.strategies.ceps.algorithm import (
     neighbourhood_graph,
     participants,
 )
-from hedgerow.strategies.gossip.method import GossipOptions, places_in
 from hedgerow.strategies.gossip.payload_sizes import Coding
-from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.privacy import Privacy
-from hedgerow.strategies.robust import NEIGHBOURHOOD_RULES, neighbourhood_rule
 from hedgerow.strategies.router import graph_at
 from hedgerow.wire.checks import in_range, int_at_least, one_of
+from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, neighbourhood_rule
 
 __all__ = [
     "CEPS",

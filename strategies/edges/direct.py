@@ -32,7 +32,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.peers import Exchange, PeerChannel, Topic, Traffic
+from hedgerow.strategies.peers import Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.edge_servers import columns, robust_step, weighted_sum
@@ -68,7 +68,7 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 
 
 class LinkReport(NamedTuple):
-    """What was measured of the link to a neighbour in one exchange, as of ``Traffic``."""
+    """What was measured of the link to a neighbour in one exchange, as of ``LinkTraffic``."""
 
     sent: int
     received: int
@@ -130,7 +130,7 @@ class GossipReport:
         }
 
 
-def link_report(before: Traffic, now: Traffic) -> LinkReport:
+def link_report(before: LinkTraffic, now: LinkTraffic) -> LinkReport:
     """Return what was measured of a link between two moments."""
     return LinkReport(
         now.bytes - before.bytes,
@@ -407,7 +407,7 @@ class DirectGossip:
         self._leave_out(server_round, expected - links)
         return links
 
-    def _exchange(self, topic: Topic, payloads: Mapping[int, bytes]) -> Exchange:
+    def _exchange(self, topic: Topic, payloads: Mapping[int, bytes]) -> Exchanged:
         # Who is in time may have waited for others before, in each stage for as long as it may: one late
         # server must not have its neighbours lose theirs.
         return self.channel.exchange(topic, payloads, self.timeout * (1 + topic.stage))

@@ -20,19 +20,19 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.strategies.aggregate import Aggregator, MeanByMetric, Robust, WeightedMean
+from hedgerow.strategies.aggregate import Aggregator, Choice, MeanByMetric, WeightedMean
 from hedgerow.strategies.exchange import Ask, Exchange, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.init_width import init_width
 from hedgerow.strategies.method import Method, Run
 from hedgerow.strategies.parts import Downlink, Download, LocalIterations, Sync, UpdateLog
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of
 from hedgerow.wire.records import Layout
+from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["DOWN", "UP", "CompressedLayers", "Compression", "TrainingOptions"]
 
@@ -88,7 +88,7 @@ class TrainingOptions(FederationOptions, total=False):
     learning_rate: float | None
     local_epochs: int
     batch_size: int
-    aggregation: str
+    aggregation: str | Aggregation | Aggregator
     secure_sum: bool | SecureSum
     seeded_base: bool
 
@@ -124,11 +124,11 @@ class CompressedLayers(Method[S]):
         Local epochs a round, >= 1.
     batch_size : int (default: 64)
         Examples of a mini-batch, >= 1.
-    aggregation : str (default: "mean")
-        What the server takes of the replies: the mean, as in the paper, or a rule that some lying nodes
-        cannot ruin, see ``parse_aggregation``. A rule is taken of whole updates, those that the coded layers'
-        replies stand for and that of the rest as one vector: K of them are in memory, 8 bytes a parameter
-        each. In a round of too few replies for it their median is taken.
+    aggregation : str, Aggregation or Aggregator (default: "mean")
+        What the server takes of the replies: the mean, as in the paper, a rule that some lying nodes cannot
+        ruin, see ``parse_aggregation``, or your own aggregator. A rule is taken of whole updates, those that
+        the coded layers' replies stand for and that of the rest as one vector: K of them are in memory, 8
+        bytes a parameter each. In a round of too few replies for it their median is taken.
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees the sum of the participants' updates alone (``SecureSum`` for other settings
         than the defaults), as in SD-FEEL: for methods whose factors are averaged one by one, and for the
@@ -169,12 +169,12 @@ class CompressedLayers(Method[S]):
         learning_rate: float | None = None,
         local_epochs: int = 3,
         batch_size: int = 64,
-        aggregation: str = "mean",
+        aggregation: str | Aggregation | Aggregator = "mean",
         secure_sum: bool | SecureSum = False,
         seeded_base: bool = False,
         **options: Unpack[FederationOptions],
     ) -> None:
-        self.aggregation = parse_aggregation(aggregation)
+        self.aggregation = Choice.of(aggregation)
         learning_rate = usual_rate if learning_rate is None else learning_rate
         in_range("learning_rate", learning_rate, 0.0, float(np.finfo(np.float32).max), open_below=True)
         int_at_least(1, local_epochs=local_epochs, batch_size=batch_size)
@@ -192,17 +192,17 @@ class CompressedLayers(Method[S]):
         self.plan, self.seed = self.compression.plan(layers, num_parameters), seed
         self.coded = self._coded(layers)
         if self.only_mean and not self.aggregation.is_mean:
-            raise ValueError(f"aggregation is {aggregation!r}; valid is 'mean': {self.only_mean}")
+            raise ValueError(f"aggregation is '{self.aggregation}'; valid is 'mean': {self.only_mean}")
         self.sync, self.weighting = sync, weighting
         self.learning_rate, self.local_epochs, self.batch_size = learning_rate, local_epochs, batch_size
         self.num_clients_per_round = num_clients_per_round
         if num_clients_per_round is not None:
             _check_count(num_clients_per_round, federation.places)
         most = num_clients_per_round or federation.places or federation.quorum
-        if self.aggregation.least > most:
+        if self.aggregation.rule.least > most:
             raise ValueError(
-                f"aggregation is {aggregation!r}; valid is one of at most {most} updates, the nodes of a "
-                f"round, and it needs {self.aggregation.least}"
+                f"aggregation is '{self.aggregation}'; valid is one of at most {most} updates, the nodes of "
+                f"a round, and it needs {self.aggregation.rule.least}"
             )
         if (summed := parse_secure_sum(secure_sum)) is not None:
             self._check_sums(summed, most)
@@ -218,11 +218,9 @@ class CompressedLayers(Method[S]):
     def _aggregator(self) -> Aggregator:
         if self.sums is not None:
             return self.sums
-        if not self.aggregation.is_mean:
-            return Robust(self.aggregation)
         if self.weighting == "num-batches":
-            return MeanByMetric(metric=self.weighting)
-        return WeightedMean(by_examples=self.weighting == "num-examples")
+            return self.aggregation.aggregator(MeanByMetric(metric=self.weighting))
+        return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "num-examples"))
 
     def _check_sums(self, settings: SecureSum, most: int) -> None:
         if not self.aggregation.is_mean:

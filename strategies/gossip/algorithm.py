@@ -6,30 +6,25 @@ Differs: time goes from event to event. Nodes need each other only at the iterat
 communicates; local steps in between are made by a node when it is next asked for anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from logging import INFO
-from statistics import median
-from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
 from hedgerow.strategies.gossip.links import OpenLinks
 from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod
-from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError
 from hedgerow.strategies.gossip.state import Appointment, State, introduced, next_communication
 from hedgerow.strategies.inbox import Node, checked_metrics
 from hedgerow.strategies.method import Method, Run
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.router import Router
 from hedgerow.wire.message_types import HELLO, UPDATE
-from hedgerow.wire.records import PayloadError, only_record, records_of
+from hedgerow.wire.records import PayloadError, records_of
 
 __all__ = ["Algorithm"]
 
@@ -61,7 +56,7 @@ class Algorithm(Method[State]):
         due = [] if own is None else state.due(own)
         there = set(ready)
         wants = {i: self._wanted(state, i) for i in due if i in there}
-        k = self.carrier.agreed(own, wants, self.links.introductions)
+        k = self.carrier.agreed(own, wants)
         if k is None:
             return state
         yield from self.looks.until(k, ready, run, may_stop=self.all_communicated(state))
@@ -82,7 +77,6 @@ class Algorithm(Method[State]):
         # Not lost is an event of nobody who is due: all that are due are away, and others are there.
         nobody = not wants and (ready or not due)
         lost = state.lost if nobody else self._lost_in_a_row(state, run)
-        _check_disagreement(run)
         deprived = {i for i in wants if wants[i] and not bundles[i]}
         state = state.after(k, told, deprived, run.federation.report.errors, lost)
         run.told |= {"iteration": k, "receivers": len(told)}
@@ -123,9 +117,6 @@ class Algorithm(Method[State]):
         answers: dict[int, Appointment] = {}
         for columns in (yield run.prepared(hello)):
             answers.update(zip(columns.nodes, columns.rows, strict=True))
-        for i, one in answers.items():
-            if i not in state.appointments or state.appointments[i].node_id != one.node_id:
-                self.links.met(i, run)
         state = state.introduced(answers)
         if not state.appointments:
             raise TooFewRepliesError(f"No node answered '{HELLO}': its ClientApp must know this method.")
@@ -158,20 +149,3 @@ class Algorithm(Method[State]):
                 f"{self.max_repeats} events before it were lost as well ({reasons or 'nothing was lost'})."
             )
         return state.lost + 1
-
-    def saved(self, state: State) -> dict[str, Any]:
-        """Return what a checkpoint holds of a state."""
-        return state.state_dict()
-
-    def restored(self, saved: Mapping[str, Any]) -> State:
-        """Return the state of a checkpoint."""
-        return State.from_dict(saved)
-
-
-def _check_disagreement(run: Run) -> None:
-    """Raise DivergenceError where nodes tell that they are too far apart."""
-    records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
-    told = [value for one in records if isinstance(value := one.get("disagreement"), float)]
-    # The median, for a single node that lies must not end the run.
-    if told and median(told) > DIVERGED:
-        raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")

@@ -5,11 +5,9 @@ they keep any. A server cannot know more: a node that lost its state says so onl
 a run that goes on from a checkpoint does not know what was asked after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import RecordDict
 
@@ -18,13 +16,11 @@ from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.privacy import LOST_ROUNDS, MONITOR, PrivacyReport
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
 
 __all__ = ["Asked", "Exposure"]
 

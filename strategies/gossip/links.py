@@ -1,12 +1,10 @@
 """What neighbours tell each other once, before their first message, in the clear or sealed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
@@ -16,13 +14,11 @@ from hedgerow.strategies.gossip.introductions import Introductions, introduction
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.router import Router
 from hedgerow.wire.message_types import HELLO, PUBLISH, UPDATE
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
 
 __all__ = ["SET_UP", "OpenLinks", "SealedLinks", "sealed_sizes"]
 
@@ -47,20 +43,35 @@ class OpenLinks(Part):
     """
 
     name = "links"
-    introductions: Introductions | None = None
 
     def __init__(self, method: GossipMethod) -> None:
         self.method = method
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nobody."""
+        # By partition id, the id of the node that has told its neighbours what it tells them once.
+        self._met: dict[int, int] = {}
 
     def unmet(self, nodes: Iterable[int]) -> list[int]:
         """Return which of some nodes that know their settings must be told them again."""
         return []
 
-    def met(self, i: int, run: Run) -> None:
+    def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Book what a new node tells its neighbours."""
-        if size := self.method.set_up_bytes:
+        i, size = reply.node.partition_id, self.method.set_up_bytes
+        if size and exchange.kind == HELLO and self._met.get(i) != reply.node.node_id:
+            self._met[i] = reply.node.node_id
             for j in sorted(self.method.graph(0).neighbors(i)):
                 run.federation.ledger.book(run.round, SET_UP, i, j, 0, size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return who has told."""
+        return {"met": {str(i): node_id for i, node_id in sorted(self._met.items())}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint."""
+        self._met = {int(i): int(node_id) for i, node_id in state.get("met", {}).items()}
 
 
 class SealedLinks(OpenLinks):
@@ -81,12 +92,9 @@ class SealedLinks(OpenLinks):
         Payloads of the last event that their receivers refused to read, by reason.
     """
 
-    introductions: Introductions
-
     def __init__(self, method: GossipMethod, carrier: Router) -> None:
-        super().__init__(method)
         self.carrier = carrier
-        self.forget()
+        super().__init__(method)
 
     def forget(self) -> None:
         """Know nobody."""
@@ -98,14 +106,12 @@ class SealedLinks(OpenLinks):
         """Forget the keys of a run that this one goes on from."""
         self.introductions.begin(run.id)
         self._first = not self.introductions.of
+        self.carrier.introductions = self.introductions
         yield from ()
 
     def unmet(self, nodes: Iterable[int]) -> list[int]:
         """Return which of some nodes have not introduced themselves."""
         return [i for i in nodes if i not in self.introductions.of]
-
-    def met(self, i: int, run: Run) -> None:
-        """Book nothing: seeds are in the payloads."""
 
     def ask(self, exchange: Exchange, run: Run) -> Exchange:
         """Have nodes seal, and put introductions beside what is new between two of them."""
@@ -180,7 +186,7 @@ class SealedLinks(OpenLinks):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a checkpoint; that of a run whose links were open has nothing."""
-        if state:
+        if "known" in state:
             self.introductions.load_state_dict(state)
 
 

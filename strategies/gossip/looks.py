@@ -1,13 +1,12 @@
-"""How a monitor gets to see all models of a simulated run: an exchange for each iteration, booked nowhere."""
-
-from __future__ import annotations
+"""How a monitor gets to see all models of a simulated run: an exchange for each iteration, not counted."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
@@ -15,14 +14,12 @@ from flwr.common import log
 
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
 from hedgerow.strategies.federation import only_arrays
-from hedgerow.strategies.gossip.monitor import Monitor, Sight
+from hedgerow.strategies.gossip.monitor import DIVERGED, DivergenceError, Monitor, Sight
 from hedgerow.strategies.inbox import RAISED, Node
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MESSAGE, NO_MONITOR
-from hedgerow.wire.records import PayloadError, lazy_array, records_of, view
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+from hedgerow.wire.records import PayloadError, lazy_array, only_record, records_of, view
 
 __all__ = ["Looks", "seen"]
 
@@ -136,7 +133,18 @@ class Looks(Part):
         return next((look.metrics() for look in reversed(history) if look.iteration == iteration), None)
 
     def ended(self, run: Run) -> None:
-        """Tell how many refuse."""
+        """Tell how many refuse.
+
+        Raises
+        ------
+        DivergenceError
+            If the nodes say themselves that they are too far apart.
+        """
+        records = [only_record(content, MetricRecord, "bad metrics") for content in run.contents]
+        told = [value for one in records if isinstance(value := one.get("disagreement"), float)]
+        # The median, for a single node that lies must not end the run.
+        if told and median(told) > DIVERGED:
+            raise DivergenceError(f"The nodes' local disagreement exceeds {DIVERGED:g}: the run diverges.")
         if self.refused:
             run.told["monitor-refused"] = self.refused
 

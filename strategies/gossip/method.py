@@ -3,16 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from hedgerow.strategies.federation import FederationOptions
-from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import neighbours
-from hedgerow.wire.checks import int_at_least
 
-__all__ = ["GossipMethod", "GossipOptions", "Scalar", "places_in"]
+__all__ = ["GossipMethod", "Scalar"]
 
 Scalar = bool | int | float | str | list[int] | list[float]
 
@@ -84,28 +80,3 @@ class GossipMethod(Protocol):
     def describe(self) -> Iterable[str]:
         """Return the settings in a few lines."""
         return []
-
-
-class GossipOptions(FederationOptions, total=False):
-    """Options that every gossip strategy takes, by keyword; see ``Gossip``."""
-
-    num_iterations: int | None
-    monitor: Monitor | None
-    sealed: bool
-    site: Site | None
-
-
-def places_in(options: GossipOptions) -> int:
-    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``.
-
-    Raises
-    ------
-    ValueError
-        If it is no integer >= 1: a graph has a number of nodes.
-    """
-    if (places := options.get("num_clients")) is not None:
-        int_at_least(1, num_clients=places)
-        return places
-    places = options.get("min_available_nodes", 2)
-    int_at_least(1, min_available_nodes=places)
-    return places

@@ -73,7 +73,7 @@ class Look:
 class Monitor:
     """Looks at all models of a simulated run. Nothing that it sees goes back into the run, but its end.
 
-    Its traffic is no part of the modelled system and is booked nowhere.
+    Its traffic is no part of the modelled system, and not counted.
 
     Parameters
     ----------

@@ -6,10 +6,8 @@ ServerApp hands payloads on; those for a node elsewhere it sends to that node's 
 Sites need no common clock: a communication of iteration k needs what neighbours publish of k and nothing
 else, and iterations are totally ordered. So two sites that are neighbours agree on the next iteration at
 which a node of either communicates, tell each other whom these nodes want to hear, and meet there: one
-exchange of payloads, then the next agreement. Where all do first what comes first, none waits in a circle.
+exchange of payloads, then the next agreement. All proceed in the order of iterations: no deadlock can form.
 """
-
-from __future__ import annotations
 
 import base64
 import binascii
@@ -23,23 +21,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.gossip.introductions import Introductions
+from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Router, Wants
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.gossip.method import GossipMethod
-    from hedgerow.strategies.method import Run
 
 __all__ = ["Site", "Sites"]
 
@@ -342,7 +337,7 @@ class Sites(Router):
             agreed = all(link.agrees is None for link in self._links.values())
         return agreed and self._next_event(own) is None
 
-    def agreed(self, own: int | None, wants: Wants, introductions: Introductions | None) -> int | None:
+    def agreed(self, own: int | None, wants: Wants) -> int | None:
         """Agree with all sites on what comes next, as far as it comes before what is next already."""
         self.seconds = 0.0
         now = time.monotonic()
@@ -351,12 +346,12 @@ class Sites(Router):
             before, links = due
             sent = {}
             for peer, link in links.items():
-                sent[peer] = json.dumps(self._tell(peer, link, own, wants, introductions)).encode()
+                sent[peer] = json.dumps(self._tell(peer, link, own, wants)).encode()
             found = self._exchange(Topic(before, _AGREE), sent)
             for peer, link in links.items():
                 self._made_of.pop(peer, None)
                 try:
-                    event, asked = self._hear(peer, before, found[peer], introductions)
+                    event, asked = self._hear(peer, before, found[peer])
                 except UNREADABLE:
                     with self._lock:
                         self._leave(peer, link)
@@ -383,13 +378,11 @@ class Sites(Router):
             self._begun = max(self._begun, before)
             return before, {peer: link for peer, link in self._links.items() if link.agrees == before}
 
-    def _tell(
-        self, peer: int, link: _Link, own: int | None, wants: Wants, introductions: Introductions | None
-    ) -> dict[str, Any]:
+    def _tell(self, peer: int, link: _Link, own: int | None, wants: Wants) -> dict[str, Any]:
         """Return what a site is told: when the next own event is, who wants whom, and who is who."""
         asked = {str(i): [j for j in wants[i] if self._is_of(peer, j)] for i in wants}
         told: dict[str, Any] = {"next": own, "wants": {i: those for i, those in asked.items() if those}}
-        if introductions is not None:
+        if (introductions := self.introductions) is not None:
             new = {i: one for i in self.nodes if (one := introductions.of.get(i)) != link.told.get(i) and one}
             link.told.update(new)
             told["introductions"] = {
@@ -403,7 +396,7 @@ class Sites(Router):
         return 0 <= node < self.method.num_nodes and self.of(node) == peer
 
     def _hear(
-        self, peer: int, before: int, message: bytes | bytearray, introductions: Introductions | None
+        self, peer: int, before: int, message: bytes | bytearray
     ) -> tuple[int | None, dict[int, list[int]]]:
         """Return a site's next event, and whom its nodes then want to hear of this one's.
 
@@ -418,7 +411,7 @@ class Sites(Router):
             if not self._is_of(peer, i := int(name)):
                 raise ValueError(f"node {i} is none of site {peer}")
             asked[i] = sorted({j for j in those if isinstance(j, int) and j in self.nodes})
-        if introductions is not None:
+        if (introductions := self.introductions) is not None:
             for name, (text, pinning) in told["introductions"].items():
                 one = base64.b64decode(text, validate=True)
                 if not self._is_of(peer, i := int(name)) or len(one) != INTRODUCTION_BYTES:

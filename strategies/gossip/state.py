@@ -5,8 +5,6 @@ communicates at the iterations kappa_i, 2 kappa_i, … Nodes need each other at 
 of appointments is all that takes a run from one event to the next: models stay on the nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from logging import WARNING

@@ -3,6 +3,7 @@
 An event is in ``algorithm.py``.
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from logging import INFO, WARNING
 from typing import Any, Unpack
@@ -17,9 +18,10 @@ from hedgerow.strategies.gossip.algorithm import Algorithm
 from hedgerow.strategies.gossip.exposure import Exposure
 from hedgerow.strategies.gossip.links import OpenLinks, SealedLinks, sealed_sizes
 from hedgerow.strategies.gossip.looks import Looks
-from hedgerow.strategies.gossip.method import GossipMethod, GossipOptions, Scalar
+from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site, Sites
+from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.method import Run
@@ -28,10 +30,35 @@ from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["Gossip", "GossipMethod", "GossipOptions", "Scalar"]
+__all__ = ["Gossip", "GossipOptions", "places_in"]
 
 # Lost events in a row that end a run unless something else is asked for: an event may have one receiver.
 _MAX_LOST = 10
+
+
+class GossipOptions(FederationOptions, total=False):
+    """Options that every gossip strategy takes, by keyword; see ``Gossip``."""
+
+    num_iterations: int | None
+    monitor: Monitor | None
+    sealed: bool
+    site: Site | None
+
+
+def places_in(options: GossipOptions) -> int:
+    """Return the nodes m of the graph: ``num_clients`` where it is given, else ``min_available_nodes``.
+
+    Raises
+    ------
+    ValueError
+        If it is no integer >= 1: a graph has a number of nodes.
+    """
+    if (places := options.get("num_clients")) is not None:
+        int_at_least(1, num_clients=places)
+        return places
+    places = options.get("min_available_nodes", 2)
+    int_at_least(1, min_available_nodes=places)
+    return places
 
 
 class Gossip(Algorithm):
@@ -145,6 +172,14 @@ class Gossip(Algorithm):
         parts = [Work(len(here)), self.carrier, self.looks, self.links, self.exposure]
         super().__init__(federation, parts=parts)
         federation.admits = self._admits
+
+    def saved(self, state: State) -> dict[str, Any]:
+        """Return what a checkpoint holds of a state."""
+        return state.state_dict()
+
+    def restored(self, saved: Mapping[str, Any]) -> State:
+        """Return the state of a checkpoint."""
+        return State.from_dict(saved)
 
     def _admits(self, node: Node) -> str | None:
         here = self.site is None or self.site.of(node.partition_id, self.method.num_nodes) == self.site.own

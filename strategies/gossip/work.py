@@ -1,20 +1,16 @@
 """What nodes spent on a run, by their own word: gradients and communications, as means of all nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import MetricRecord
 
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.wire.message_types import UPDATE
 from hedgerow.wire.records import only_record
-
-if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
 
 __all__ = ["Work"]
 

@@ -15,10 +15,10 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.aggregators import Combine
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.system import System
-from hedgerow.strategies.robust import Aggregation, parse_aggregation
 from hedgerow.strategies.secure_sums import SecureSum, parse_secure_sum
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.masked_sums import LEAST_MEMBERS, MAX_MEMBERS
+from hedgerow.wire.robust_means import Aggregation, parse_aggregation
 
 __all__ = ["MANY_DEVICES", "Means"]
 

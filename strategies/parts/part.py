@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hedgerow.strategies.exchange import Exchange, Steps
+from hedgerow.strategies.exchange import Columns, Exchange, Steps
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -49,6 +49,12 @@ class Part:
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Take note of a valid reply."""
+
+    def learnt(self, exchange: Exchange, columns: Columns, run: Run) -> None:
+        """Take note of what nodes learnt: models, or their changes where ``exchange.coding.changes``.
+
+        Where the server sees sums alone, it is not called.
+        """
 
     def ended(self, run: Run) -> None:
         """Take note of a round that counts; ``run.told`` takes what its record says."""

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.aggregate import Aggregator, Robust, WeightedMean
+from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.edges.clusters import Chosen, Clusters
 from hedgerow.strategies.edges.mixers import Alone, Gossip, Mixer, consensus_error
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
@@ -22,13 +22,13 @@ from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts.steps import StepsTold
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
 from hedgerow.strategies.sd_feel.simulated_time import SimulatedTime, Stragglers
 from hedgerow.strategies.sd_feel.theory import Scheme, System
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.wire.checks import in_range, int_at_least
+from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["ClusteredOptions", "ClusteredStrategy"]
 
@@ -38,7 +38,7 @@ class ClusteredOptions(FederationOptions, total=False):
 
     participation: float
     system: System | None
-    aggregation: str
+    aggregation: str | Aggregation | Aggregator
     secure_sum: bool | SecureSum
 
 
@@ -75,11 +75,11 @@ class ClusteredStrategy(Algorithm):
     system : System or None (default: None)
         Sizes and rates of the simulated clock; None is the paper's rates and compute with the size of
         the model that is trained.
-    aggregation : str (default: "mean")
-        What an edge server takes of its clients' models: ``mean``, eq. (3), or a rule that some lying nodes
-        cannot ruin, see ``parse_aggregation``. Under a rule every client counts as one, whatever number of
-        examples it claims, and clusters weigh by their clients. A server that got too few models for its
-        rule takes their median.
+    aggregation : str, Aggregation or Aggregator (default: "mean")
+        What an edge server takes of its clients' models: ``mean``, eq. (3), a rule that some lying nodes
+        cannot ruin, see ``parse_aggregation``, or an aggregator of your own. Under a rule every client counts
+        as one, whatever number of examples it claims, and clusters weigh by their clients. A server that got
+        too few models for its rule takes their median.
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees of each cluster the sum of its clients' updates alone (``SecureSum`` for other
         settings than the defaults): clients must answer ``query.sum_keys`` and ``query.sum_shares``, as those
@@ -127,7 +127,7 @@ class ClusteredStrategy(Algorithm):
         mixer: Mixer | None = None,
         participation: float = 1.0,
         system: System | None = None,
-        aggregation: str = "mean",
+        aggregation: str | Aggregation | Aggregator = "mean",
         secure_sum: bool | SecureSum = False,
         edge_nodes: bool = False,
         stragglers: Stragglers | None = None,
@@ -135,17 +135,22 @@ class ClusteredStrategy(Algorithm):
         **options: Unpack[FederationOptions],
     ) -> None:
         int_at_least(1, num_servers=num_servers, local_steps=local_steps, tau2=tau2)
-        self.aggregation = parse_aggregation(aggregation)
+        self.aggregation = Choice.of(aggregation)
         summed = parse_secure_sum(secure_sum)
         if summed is not None and not self.aggregation.is_mean:
             raise ValueError(
-                f"aggregation is {aggregation!r}; valid with secure_sum is 'mean': a sum gives no other"
+                f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
             )
         if summed is not None and edge_nodes:
             raise ValueError("secure_sum is set; valid is False where edge servers are nodes")
+        if self.aggregation.own and edge_nodes:
+            raise ValueError(
+                f"aggregation is {self.aggregation}; valid where edge servers are nodes is a rule's text: "
+                "they take their means themselves"
+            )
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers, self.local_steps, self.tau2 = num_servers, local_steps, tau2
-        self.participation = participation
+        self.participation, self.system = participation, system
         num_clients = None if clusters is None or isinstance(clusters, str) else len(clusters)
         federation: Federation
         # The edge servers, where they are nodes.
@@ -153,14 +158,14 @@ class ClusteredStrategy(Algorithm):
         if edge_nodes:
             assert isinstance(mixer, Gossip)
             federation = EdgeFederation(num_clients, num_servers, **options)
-            self.edges = EdgeNodes(federation, mixer, self.aggregation)
+            self.edges = EdgeNodes(federation, mixer, self.aggregation.rule)
         else:
             federation = Federation(num_clients, **options)
         self.assignment = Clusters(clusters, num_servers, federation, num_servers if edge_nodes else 0)
         self.mixer = self.edges or mixer or Alone()
         links = {"down_link": self.down_link, "up_link": self.up_link}
         self.sums = None if summed is None else SecureSums(summed, federation, **links)
-        self._check_sizes(aggregation)
+        self._check_sizes()
         self.steps = StepsTold()
         self.time = SimulatedTime(
             self.scheme, system, tau1=local_steps, tau2=tau2, gossip_steps=self.mixer.steps,
@@ -171,17 +176,16 @@ class ClusteredStrategy(Algorithm):
         )
 
     def _aggregator(self) -> Aggregator:
-        given = self.sums or self.edges
-        return given or (WeightedMean() if self.aggregation.is_mean else Robust(self.aggregation))
+        return self.sums or self.edges or self.aggregation.aggregator(WeightedMean())
 
-    def _check_sizes(self, aggregation: str) -> None:
+    def _check_sizes(self) -> None:
         """Raise ValueError where the smallest cluster is too small for what is taken of its models."""
-        smallest, least = self.assignment.smallest, self.aggregation.least
+        smallest, least = self.assignment.smallest, self.aggregation.rule.least
         if smallest is None:
             return
         if smallest < least:
             raise ValueError(
-                f"aggregation is {aggregation!r}, which needs {least} clients; the smallest cluster has "
+                f"aggregation is '{self.aggregation}', which needs {least} clients; the smallest cluster has "
                 f"{smallest}"
             )
         if self.sums is not None and smallest < self.sums.settings.min_nodes:
@@ -235,7 +239,7 @@ class ClusteredStrategy(Algorithm):
 
         Under a robust rule, which believes no claim of samples, clients of each cluster.
         """
-        return self.assignment.sizes(by_examples=self.aggregation.is_mean)
+        return self.assignment.sizes(by_examples=self.aggregation.rule.is_mean)
 
     def server_models(self) -> list[ArrayRecord]:
         """Return the servers' models."""

@@ -124,7 +124,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         )
         self.exact_if_complete = exact_if_complete
         self.graph = as_graph(topology, len(peers), self.settings.seed)
-        check_edge_rule(self.aggregation, self.graph)
+        check_edge_rule(self.aggregation.rule, self.graph)
         self._credentials, self._listen = credentials, listen
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
         self.monitor, self.monitor_every = monitor, monitor_every
@@ -219,7 +219,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
             channel,
             period=self.tau2,
             steps=self.alpha,
-            rule=self.aggregation,
+            rule=self.aggregation.rule,
             exact_if_complete=self.exact_if_complete,
             timeout=self._peer_timeout,
             max_update_norm_ratio=self.settings.max_update_norm_ratio,
@@ -260,7 +260,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         if self._partitions is not None or not self._there:
             return super().cluster_sizes
         weights = np.ones(self.num_clients)
-        if self.aggregation.is_mean:
+        if self.aggregation.rule.is_mean:
             weights = self.federation.weights(self.num_clients)
         sizes: NDArray[np.float64] = np.array([weights[self._there].sum()])
         return sizes

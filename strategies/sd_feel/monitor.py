@@ -30,13 +30,13 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.rounds import EvaluateFn, Progress, RoundCallback, RoundEnd
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import Traffic
 from hedgerow.wire.records import Layout, PayloadError
+from hedgerow.wire.robust_means import parse_aggregation
 
 __all__ = ["EdgeMonitor", "Reporter", "layout_digest", "run_digest"]
 

@@ -114,6 +114,7 @@ class SDFeel(ClusteredStrategy):
             )
         self.alpha, self.stragglers, self.probe_rounds = alpha, stragglers, probe_rounds
         self.graph = as_graph(topology, num_servers, options.get("seed", 0))
+        self.exact_if_complete = exact_if_complete
         self._gossip = Gossip(self.graph, alpha, exact_if_complete)
         super().__init__(
             clusters=clusters,
@@ -127,7 +128,7 @@ class SDFeel(ClusteredStrategy):
             **options,
         )
         if self.edges is not None:
-            check_edge_rule(self.aggregation, self.graph)
+            check_edge_rule(self.aggregation.rule, self.graph)
         links = (self.down_link, self.up_link)
         self.parts += (Probes(probe_rounds, self.assignment, links, self._planned_with),)
 

@@ -9,16 +9,16 @@ from typing import Any, Literal, Self, Unpack
 from flwr.app import MetricRecord, RecordDict
 from flwr.common import log
 
-from hedgerow.strategies.aggregate import Aggregator, Robust, WeightedMean
+from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.parts import ErrorFeedback
-from hedgerow.strategies.robust import parse_aggregation
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.similarity_free.algorithm import DOWN, UP, Algorithm, InnerSolver
 from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.compress import Compressor, Identity, RandK, parse_compressor
 from hedgerow.wire.records import only_record
+from hedgerow.wire.robust_means import Aggregation
 
 __all__ = ["InnerSolver", "SimilarityFree"]
 
@@ -60,11 +60,11 @@ class SimilarityFree(Algorithm):
         How workers approximate a proximal point.
     weighting : {"uniform", "examples"} (default: "uniform")
         Every worker 1/n, as in the paper, or its share of all examples.
-    aggregation : str (default: "mean")
+    aggregation : str, Aggregation or Aggregator (default: "mean")
         What the server takes of the workers' updates, decoded where they are compressed: the mean, as in the
-        paper, or a rule that some lying nodes cannot ruin, see ``parse_aggregation``. Under a rule a worker
-        that did not answer does not count, and error feedback keeps no virtual iterate exact. Of a round of
-        too few replies for the rule their median is taken.
+        paper, a rule that some lying nodes cannot ruin, see ``parse_aggregation``, or your own aggregator.
+        Under a rule a worker that did not answer does not count, and error feedback keeps no virtual iterate
+        exact. Of a round of too few replies for the rule their median is taken.
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees the sum of the workers' updates alone (``SecureSum`` for other settings than
         the defaults), as in SD-FEEL. Of the compressors ``identity`` and ``randk`` go with it: masks are on
@@ -94,7 +94,7 @@ class SimilarityFree(Algorithm):
         batch_size: int = 64,
         inner: InnerSolver | None = None,
         weighting: Literal["uniform", "examples"] = "uniform",
-        aggregation: str = "mean",
+        aggregation: str | Aggregation | Aggregator = "mean",
         secure_sum: bool | SecureSum = False,
         probe_rounds: int = 0,
         **options: Unpack[FederationOptions],
@@ -114,13 +114,13 @@ class SimilarityFree(Algorithm):
         self.inner = inner or InnerSolver()
         self.weighting = weighting
         self.probe_rounds = probe_rounds
-        self.aggregation = parse_aggregation(aggregation)
+        self.aggregation = Choice.of(aggregation)
         federation = Federation(**options)
         workers = federation.places or federation.quorum
-        if (least := self.aggregation.least) > workers:
+        if (least := self.aggregation.rule.least) > workers:
             raise ValueError(
-                f"aggregation is {aggregation!r}; valid is one of at most {workers} updates, the workers', "
-                f"and it needs {least}"
+                f"aggregation is '{self.aggregation}'; valid is one of at most {workers} updates, the "
+                f"workers', and it needs {least}"
             )
         self.sums = self._sums(parse_secure_sum(secure_sum), federation, workers)
         uplink = ErrorFeedback(self.compressor, error_feedback)
@@ -129,8 +129,7 @@ class SimilarityFree(Algorithm):
     def _aggregator(self) -> Aggregator:
         if self.sums is not None:
             return self.sums
-        mean = WeightedMean(by_examples=self.weighting == "examples")
-        return mean if self.aggregation.is_mean else Robust(self.aggregation)
+        return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "examples"))
 
     def _sums(self, settings: SecureSum | None, federation: Federation, workers: int) -> SecureSums | None:
         """Return the sums of a run; ValueError where what workers send cannot be in one."""

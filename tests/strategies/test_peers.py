@@ -15,7 +15,7 @@ from tests.strategies.peer_addresses import addresses
 
 from hedgerow.sim import EdgeCredentials, make_edge_credentials
 from hedgerow.strategies import PeerCredentials
-from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
+from hedgerow.strategies.peers import Exchanged, PeerChannel, Topic
 
 LARGEST = 1 << 12
 # Nothing here takes so long unless it hangs.
@@ -56,10 +56,10 @@ def opened(
         ]
 
 
-def both(channels: Sequence[PeerChannel], topic: Topic, payload: bytes = b"from ") -> list[Exchange]:
+def both(channels: Sequence[PeerChannel], topic: Topic, payload: bytes = b"from ") -> list[Exchanged]:
     """Let 0 and 1 tell each other who they are."""
 
-    def tell(channel: PeerChannel) -> Exchange:
+    def tell(channel: PeerChannel) -> Exchanged:
         return channel.exchange(topic, {1 - channel.me: payload + b"%d" % channel.me}, LONG)
 
     with ThreadPoolExecutor(2) as pool:
@@ -101,7 +101,7 @@ def deliver(connection: grpc.Channel, parts: Iterator[bytes] | Sequence[bytes], 
 def test_three_that_prove_who_they_are_exchange_over_a_path(keys: list[EdgeCredentials]) -> None:
     with opened(keys, who=(0, 1, 2)) as channels, ThreadPoolExecutor(3) as pool:
 
-        def tell(channel: PeerChannel, number: int) -> Exchange:
+        def tell(channel: PeerChannel, number: int) -> Exchanged:
             payloads = {peer: b"%d to %d" % (channel.me, peer) for peer in channel.neighbours}
             return channel.exchange(Topic(number, 0), payloads, LONG)
 
@@ -195,7 +195,7 @@ def test_a_server_that_is_not_who_it_should_be_is_told_nothing(
             PeerChannel(1, where, [0], credentials=proof(other), **said) as impostor,
         ):
             started = time.monotonic()
-            assert mine.exchange(FIRST, {1: b"secret"}, LONG) == Exchange({}, set())
+            assert mine.exchange(FIRST, {1: b"secret"}, LONG) == Exchanged({}, set())
             assert time.monotonic() - started < LONG / 2
             assert not impostor._boxes[0].messages
 
@@ -276,13 +276,13 @@ def test_nobody_waits_for_a_neighbour_that_does_not_listen_or_means_to_send_noth
         # 2 is not there at all; 0 has left 1 out of the round, and says so when it is asked.
         channels[0].leave_out(1, Topic(1, 100))
         found = channels[1].exchange(FIRST, {0: b"a", 2: b"b"}, LONG)
-        assert found == Exchange({}, set())
+        assert found == Exchanged({}, set())
         assert time.monotonic() - started < 5.0
         assert channels[0].refused == {"late": 1}
         # A neighbour that has the message and says that it will not answer.
         channels[0]._comes = lambda peer, topic: False
         started = time.monotonic()
-        assert channels[1].exchange(Topic(2, 0), {0: b"a"}, LONG) == Exchange({}, {0})
+        assert channels[1].exchange(Topic(2, 0), {0: b"a"}, LONG) == Exchanged({}, {0})
         assert time.monotonic() - started < 5.0
         check_honest(channels, Topic(3, 0))
 

@@ -9,7 +9,8 @@ from flwr.app import MetricRecord, RecordDict
 from tests.strategies.summing import SIZE, LossyGrid, app, examples, run, update
 
 from hedgerow.clients import BatchClientApp, each, whoami
-from hedgerow.strategies import FedAvg, Feel, HierFAvg, SDFeel, SecureSum, TooFewRepliesError
+from hedgerow.strategies import FedAvg, Feel, HierFAvg, Run, SDFeel, SecureSum, TooFewRepliesError
+from hedgerow.strategies.edges import Alone
 from hedgerow.wire import (
     HUB_TO_NODE,
     MASKED,
@@ -129,6 +130,17 @@ def test_always_below_the_threshold_ends_the_run_with_the_reason() -> None:
         run(fedavg(6), grid)
 
 
+class Watched(Alone):
+    """Leaves servers alone, and keeps the models that they have."""
+
+    def __init__(self, models: list[Any]) -> None:
+        self.models = models
+
+    def mix(self, servers: Any, sizes: Any, run: Run) -> Any:
+        self.models.append(servers.copy())
+        return (yield from super().mix(servers, sizes, run))
+
+
 def test_a_cluster_that_has_no_sum_keeps_its_model_and_the_others_go_on() -> None:
     strategy = HierFAvg(
         num_servers=2, tau1=1, tau2=2, num_clients=8, min_available_nodes=8, fraction_evaluate=0.0,
@@ -136,7 +148,7 @@ def test_a_cluster_that_has_no_sum_keeps_its_model_and_the_others_go_on() -> Non
     )  # fmt: skip
     grid = LossyGrid(8, lambda kind, node, time: kind == "train" and node in (4, 5) and time == 0)
     models: list[Any] = []
-    strategy.between_servers = lambda vectors: models.append(vectors.copy()) or vectors  # type: ignore
+    strategy.mixer = Watched(models)
     run(strategy, grid, rounds=2)
     second = sum(mean_update([4, 5, 6, 7], r) for r in (2,))
     np.testing.assert_allclose(models[0][1], second, atol=1e-6)

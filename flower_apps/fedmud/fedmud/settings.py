@@ -26,13 +26,13 @@ from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VIEWS
+from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
 

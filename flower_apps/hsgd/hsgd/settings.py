@@ -42,7 +42,6 @@ from hedgerow.strategies.hsgd import OwnData
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
@@ -50,6 +49,7 @@ from hedgerow.tasks.own_data import parse_standardise
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.masked_sums import MAX_MEMBERS
 from hedgerow.wire.records import to_record
+from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 from hsgd.parties import Parties, deal, is_own, merges, parse_class_weights
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "check_size", "group_sizes", "num_rounds", "read"]

@@ -49,7 +49,6 @@ from hedgerow.strategies import (
 from hedgerow.strategies.edges import contiguous_clusters
 from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
@@ -60,6 +59,7 @@ from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = ["DIRECT", "MONITOR", "SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
 

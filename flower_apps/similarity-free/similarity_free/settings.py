@@ -23,7 +23,6 @@ from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choi
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
 from hedgerow.strategies.registry import Registry
-from hedgerow.strategies.robust import AGGREGATIONS, parse_aggregation
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
@@ -31,6 +30,7 @@ from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_compressor
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
+from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = ["SETTINGS", "build_schedule", "build_strategy", "read"]
 

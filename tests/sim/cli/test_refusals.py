@@ -82,7 +82,6 @@ REFUSED = [
     ("CEPS --edges 2", "--sites does not go with --level or --edges"),
     ("CEPS --own-data somewhere", "--own-data does not go with --sites"),
     ("CEPS --nodes 1 -c topology=path", "valid is at most 1, a node for each"),
-    ("deploy keys k --nodes 2 --adopt", "--adopt: valid with --edges"),
     (f"deploy keys k --nodes 1 --days {'9' * 20}", "days must be an integer from 1 to 3650"),
     ("deploy split mnist-5k own", "--nodes or --groups"),
     ("deploy split mnist-5k own --nodes 2 --layout edges", "--layout does not go with --nodes"),
@@ -92,8 +91,6 @@ REFUSED = [
     ("node --superlink 127.0.0.1:9 --root-certificates no.crt", "no.crt: there is no such file"),
     ("NODE --auth-supernode-private-key node9", "node9: there is no such file"),
     ("NODE --node-config data=x.csv", "--node-config data=x.csv: must be KEY=VALUE pairs"),
-    ("node --fallback a:1", "--fallback is 'a:1'; valid with --superlink, once"),
-    ("node --fallback https://a:1 --superlink b:1", "--fallback has 'https://a:1'; valid is"),
 ]
 # fmt: on
 

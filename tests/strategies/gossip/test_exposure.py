@@ -268,9 +268,9 @@ def test_one_node_that_answers_a_monitor_is_enough(tmp_path: Path) -> None:
     configs[2] = {}
     strategy = ceps(monitor=Monitor(3))
     assert run(strategy, Grid(node_configs=configs), 3)["epsilon"] == math.inf
-    later = ceps(monitor=Monitor(3))
-    later.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
-    assert "monitor" in later.privacy_report().unprotected
+    for later in (ceps(monitor=Monitor(3)), ceps()):
+        later.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
+        assert "monitor" in later.privacy_report().unprotected
 
 
 def test_a_node_that_is_told_its_settings_again_may_have_begun_anew() -> None:

@@ -15,7 +15,7 @@ from tests.strategies.peer_addresses import Wire, addresses
 
 from hedgerow.strategies import mixing
 from hedgerow.strategies.edges.direct import DirectGossip
-from hedgerow.strategies.peers import Exchange, PeerChannel, Topic
+from hedgerow.strategies.peers import Exchanged, PeerChannel, Topic
 from hedgerow.wire import parse_aggregation
 
 SIZES = (30.0, 10.0, 25.0, 5.0)
@@ -34,7 +34,7 @@ class Channel(PeerChannel):
     lie: Lie | None = None
     before: Before | None = None
 
-    def exchange(self, topic: Topic, payloads: Mapping[int, Any], timeout: float) -> Exchange:
+    def exchange(self, topic: Topic, payloads: Mapping[int, Any], timeout: float) -> Exchanged:
         if self.before is not None:
             self.before(topic)
         if self.lie is not None:

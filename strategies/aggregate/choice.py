@@ -1,0 +1,54 @@
+"""What a user asks for as ``aggregation``: a rule's text, a rule, or an aggregator of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hedgerow.strategies.aggregate.mean import Aggregator
+from hedgerow.strategies.aggregate.robust import Robust
+from hedgerow.wire.robust_means import Aggregation, parse_aggregation
+
+__all__ = ["Choice"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A rule, or an aggregator in its place.
+
+    Parameters
+    ----------
+    rule : Aggregation
+        The mean, where there is an aggregator.
+    own : Aggregator or None (default: None)
+        A user's own.
+    """
+
+    rule: Aggregation
+    own: Aggregator | None = None
+
+    @classmethod
+    def of(cls, aggregation: str | Aggregation | Aggregator) -> Choice:
+        """Return what was asked for.
+
+        Raises
+        ------
+        ValueError
+            If a text is no rule, or an object is none and has no ``means`` and ``weight``.
+        """
+        if isinstance(aggregation, Aggregation):
+            return cls(aggregation)
+        if callable(getattr(aggregation, "means", None)) and callable(getattr(aggregation, "weight", None)):
+            return cls(Aggregation("mean"), aggregation)  # type: ignore[arg-type]
+        return cls(parse_aggregation(aggregation))  # type: ignore[arg-type]
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the plain weighted mean."""
+        return self.own is None and self.rule.is_mean
+
+    def aggregator(self, mean: Aggregator) -> Aggregator:
+        """Return what takes the replies, given a method's mean."""
+        return self.own or (mean if self.rule.is_mean else Robust(self.rule))
+
+    def __str__(self) -> str:
+        return str(self.rule) if self.own is None else type(self.own).__name__
