@@ -109,7 +109,7 @@ class FactoredLayer(LayerShape):
     blocks: int = 0
     side: int = 0
     grid: int = 0
-    # Left out of what plans are known by where it is as ever.
+    # Excluded from the fingerprint at its default value.
     view: str = field(default="buffer", repr=False)
 
     @property

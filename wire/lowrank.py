@@ -252,7 +252,7 @@ class Factorisation:
         ValueError
             If a base or a factor is missing or has another shape.
         """
-        factors = {key: _at_home(value) for key, value in {**frozen, **trainable}.items()}
+        factors = {key: _to_cpu_float32(value) for key, value in {**frozen, **trainable}.items()}
         _check_shapes("factor", factors, self.shapes | self._frozen_shapes)
         if self.has_base:
             _check_shapes("base", base, {layer.key: layer.shape for layer in self.layers})
@@ -260,7 +260,7 @@ class Factorisation:
             updates = self._reconstructed(factors, exactly=True)
             if not self.has_base:
                 return updates
-            return {key: _at_home(base[key]) + update for key, update in updates.items()}
+            return {key: _to_cpu_float32(base[key]) + update for key, update in updates.items()}
 
     def check(self, trainable: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless the factors have the keys and shapes of ``shapes``."""
@@ -321,7 +321,7 @@ def _key(layer: FactoredLayer, name: str) -> str:
     return f"{layer.key}:{name}"
 
 
-def _at_home(value: Tensor) -> Tensor:
+def _to_cpu_float32(value: Tensor) -> Tensor:
     return value.detach().to("cpu", torch.float32)
 
 
