@@ -191,7 +191,7 @@ class CompressedLayers(Method[S]):
             )
         self.plan, self.seed = self.compression.plan(layers, num_parameters), seed
         self.coded = self._coded(layers)
-        if self.only_mean and not self.aggregation.is_mean:
+        if self.only_mean and not self.aggregation.rule.is_mean:
             raise ValueError(f"aggregation is '{self.aggregation}'; valid is 'mean': {self.only_mean}")
         self.sync, self.weighting = sync, weighting
         self.learning_rate, self.local_epochs, self.batch_size = learning_rate, local_epochs, batch_size

@@ -36,7 +36,7 @@ class _Averaged(FactorAveraging):
         super().__init__(compression, rate, **options)
 
     def _aggregator(self) -> Aggregator:
-        rows, robust = super()._aggregator(), not self.aggregation.is_mean
+        rows, robust = super()._aggregator(), not self.aggregation.rule.is_mean
         return Reconstructing(rows, robust, self.measure_bias) if robust or self.measure_bias else rows
 
 

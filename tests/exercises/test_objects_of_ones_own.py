@@ -1,0 +1,209 @@
+"""An aggregator and a part of a user's own, in every method that averages, none of which knows them."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from torch import nn
+
+from hedgerow.clients import BatchClientApp, LocalTask, fedmud_client, sd_feel_client, similarity_free_client
+from hedgerow.sim import InProcessGrid, flower_identity
+from hedgerow.strategies import (
+    EF21P,
+    Columns,
+    Exchange,
+    FedAvg,
+    FedBAT,
+    FedHM,
+    FedLMT,
+    FedMUD,
+    FedPara,
+    Feel,
+    Fixed,
+    HierFAvg,
+    Mean,
+    Method,
+    Moved,
+    Part,
+    RoundEnd,
+    RoundFailedError,
+    Run,
+    SDFeel,
+    SimilarityFree,
+    Steps,
+    WeightedMean,
+)
+
+
+class Momentum(Part):
+    """The mean, to which a share of what the last rounds moved the model by is added."""
+
+    name = "momentum"
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+        self.forget()
+
+    def forget(self) -> None:
+        self.moves: dict[int, Any] = {}
+        self._next: dict[int, Any] = {}
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        return run.size(node, claimed)
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+        means = yield from WeightedMean().means(exchange, run)
+        moves = {pool: mean.model() - exchange.sent(pool) for pool, mean in means.items()}
+        self._next = {pool: move + self.beta * self.moves.get(pool, 0.0) for pool, move in moves.items()}
+        return {
+            pool: Moved(list(mean.nodes), mean.weight, exchange.sent(pool), self._next[pool])
+            for pool, mean in means.items()
+        }
+
+    def ended(self, run: Run) -> None:  # Of a round that counts: one that is made again begins as before.
+        self.moves |= self._next
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(pool): move for pool, move in self.moves.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.moves = {int(pool): np.array(move) for pool, move in state.items()}
+
+
+class Cosines(Part):
+    """Tells the cosine of every node's update with their mean."""
+
+    name = "cosines"
+
+    def opened(self, run: Run) -> Steps[None]:
+        self._updates: dict[int, Any] = {}
+        yield from ()
+
+    def learnt(self, exchange: Exchange, columns: Columns, run: Run) -> None:
+        for node, pool, row in zip(columns.nodes, columns.pools, columns.rows, strict=True):
+            self._updates[node] = row if exchange.coding.changes else row - exchange.sent(pool)
+
+    def ended(self, run: Run) -> None:
+        updates = np.stack(list(self._updates.values())).astype(np.float64)
+        mean = updates.mean(axis=0)
+        norms = np.linalg.norm(updates, axis=1) * np.linalg.norm(mean)
+        run.told["cosines"] = (updates @ mean / np.maximum(norms, 1e-300)).tolist()
+
+
+NODES = 6
+STREAM = torch.Generator().manual_seed(0)
+X, Y = torch.randn(120, 8, generator=STREAM), torch.randint(0, 3, (120,), generator=STREAM)
+PARTS = np.split(np.arange(120), [10, 30, 60, 80, 110])
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+def task(context: Any) -> LocalTask:
+    return LocalTask(net(), X, Y, PARTS[int(context.node_config["partition-id"])])
+
+
+OPTIONS: dict[str, Any] = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
+STEPS: dict[str, Any] = {"schedule": Fixed(0.1, 4), "weighting": "examples"}
+FACTORS = {"ratio": 0.3, "learning_rate": 0.1, "local_epochs": 1, "init_a": 0.1}
+Made = tuple[Callable[..., Method[Any]], Callable[..., BatchClientApp]]
+AVERAGING: dict[str, Made] = {
+    "SD-FEEL": (partial(SDFeel, num_servers=2, tau1=2), sd_feel_client),
+    "HierFAVG": (partial(HierFAvg, num_servers=2, tau1=2), sd_feel_client),
+    "FEEL": (partial(Feel, clients_per_round=3, tau1=2), sd_feel_client),
+    "FedAvg": (partial(FedAvg, local_steps=2), sd_feel_client),
+    **{
+        name: (partial(SimilarityFree.named, name, **STEPS), similarity_free_client)
+        for name in ("fedavg", "fedprox", "ef-fedavg", "ef-fedprox")
+    },
+    "FedMUD": (partial(FedMUD.for_model, net(), variant="mud+aad", **FACTORS), fedmud_client),
+    "FedMUD's FedAvg": (partial(FedMUD.for_model, net(), variant="dense", local_epochs=1), fedmud_client),
+    "FedLMT": (partial(FedLMT.for_model, net(), **FACTORS), fedmud_client),
+    "FedPara": (partial(FedPara.for_model, net(), **FACTORS), fedmud_client),
+    "FedHM": (partial(FedHM.for_model, net(), ratio=0.3, local_epochs=1), fedmud_client),
+    "EF21-P": (partial(EF21P.for_model, net(), ratio=0.3, local_epochs=1), fedmud_client),
+    "FedBAT": (partial(FedBAT.for_model, net(), local_epochs=1), fedmud_client),
+}
+CONFIG = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
+
+
+def play(name: str, rounds: int = 4, **options: Any) -> tuple[Method[Any], list[RoundEnd]]:
+    """Return a method after a run, and its rounds."""
+    make, client = AVERAGING[name]
+    ends: list[RoundEnd] = []
+    strategy = make(**OPTIONS, on_round_end=[ends.append], **options)
+    with InProcessGrid(client(task), NODES) as grid, flower_identity(1):
+        start(strategy, grid, rounds)
+    return strategy, ends
+
+
+def start(strategy: Method[Any], grid: InProcessGrid, rounds: int) -> None:
+    arrays = ArrayRecord(net().state_dict())
+    strategy.start(grid, arrays, num_rounds=rounds, train_config=ConfigRecord(CONFIG))
+
+
+def model(strategy: Method[Any]) -> np.ndarray:
+    arrays = strategy.current_arrays()
+    assert arrays is not None
+    return np.concatenate([array.numpy().ravel() for array in arrays.values()])
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_an_aggregator_with_momentum_is_in_every_method_that_averages(name: str) -> None:
+    plain, moved = model(play(name)[0]), model(play(name, aggregation=Momentum(0.5))[0])
+    assert np.isfinite(moved).all()
+    assert not np.array_equal(plain, moved)
+    first = [model(play(name, 1, aggregation=one)[0]) for one in (Momentum(0.5), Momentum(0.0), "mean")]
+    np.testing.assert_array_equal(first[0], first[1])
+    np.testing.assert_allclose(first[1], first[2], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_its_state_is_in_checkpoints(name: str) -> None:
+    make, client = AVERAGING[name]
+    half, again = (make(**OPTIONS, aggregation=Momentum(0.5)) for _ in range(2))
+    with InProcessGrid(client(task), NODES) as grid, flower_identity(1):
+        start(half, grid, 2)
+        again.load_state_dict(half.state_dict())
+        start(again, grid, 4)
+    np.testing.assert_array_equal(model(again), model(play(name, aggregation=Momentum(0.5))[0]))
+
+
+def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
+    class Once(Momentum):
+        tries = 0
+
+        def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
+            means = yield from super().means(exchange, run)
+            Once.tries += 1
+            if Once.tries == 2:
+                raise RoundFailedError
+            return means
+
+    np.testing.assert_array_equal(
+        model(play("FedAvg", aggregation=Once(0.5))[0]), model(play("FedAvg", aggregation=Momentum(0.5))[0])
+    )
+    assert Once.tries == 5
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_a_part_that_records_cosines_is_in_every_method_that_averages(name: str) -> None:
+    plain, _ = play(name)
+    watched, ends = play(name, parts=[Cosines()])
+    np.testing.assert_array_equal(model(plain), model(watched))
+    for end in ends[1:]:
+        cosines = end.train["cosines"]
+        assert len(cosines) == end.accepted
+        assert max(map(abs, cosines)) <= 1 + 1e-12
+        assert sum(cosines) > 0
+
+
+def test_two_parts_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="valid is another name for each"):
+        FedAvg(**OPTIONS, parts=[Cosines(), Cosines()])
