@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
+from tests.docs.pages import blocks
 from torch import nn
 
 from hedgerow.clients import BatchClientApp, LocalTask, fedmud_client, sd_feel_client, similarity_free_client
 from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import (
     EF21P,
-    Columns,
     Exchange,
     FedAvg,
     FedBAT,
@@ -27,71 +28,21 @@ from hedgerow.strategies import (
     HierFAvg,
     Mean,
     Method,
-    Moved,
-    Part,
     RoundEnd,
     RoundFailedError,
     Run,
     SDFeel,
     SimilarityFree,
     Steps,
-    WeightedMean,
 )
 
-
-class Momentum(Part):
-    """The mean, to which a share of what the last rounds moved the model by is added."""
-
-    name = "momentum"
-
-    def __init__(self, beta: float) -> None:
-        self.beta = beta
-        self.forget()
-
-    def forget(self) -> None:
-        self.moves: dict[int, Any] = {}
-        self._next: dict[int, Any] = {}
-
-    def weight(self, run: Run, node: int, claimed: float) -> float:
-        return run.size(node, claimed)
-
-    def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
-        means = yield from WeightedMean().means(exchange, run)
-        moves = {pool: mean.model() - exchange.sent(pool) for pool, mean in means.items()}
-        self._next = {pool: move + self.beta * self.moves.get(pool, 0.0) for pool, move in moves.items()}
-        return {
-            pool: Moved(list(mean.nodes), mean.weight, exchange.sent(pool), self._next[pool])
-            for pool, mean in means.items()
-        }
-
-    def ended(self, run: Run) -> None:  # Of a round that counts: one that is made again begins as before.
-        self.moves |= self._next
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(pool): move for pool, move in self.moves.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.moves = {int(pool): np.array(move) for pool, move in state.items()}
-
-
-class Cosines(Part):
-    """Tells the cosine of every node's update with their mean."""
-
-    name = "cosines"
-
-    def opened(self, run: Run) -> Steps[None]:
-        self._updates: dict[int, Any] = {}
-        yield from ()
-
-    def learnt(self, exchange: Exchange, columns: Columns, run: Run) -> None:
-        for node, pool, row in zip(columns.nodes, columns.pools, columns.rows, strict=True):
-            self._updates[node] = row if exchange.coding.changes else row - exchange.sent(pool)
-
-    def ended(self, run: Run) -> None:
-        updates = np.stack(list(self._updates.values())).astype(np.float64)
-        mean = updates.mean(axis=0)
-        norms = np.linalg.norm(updates, axis=1) * np.linalg.norm(mean)
-        run.told["cosines"] = (updates @ mean / np.maximum(norms, 1e-300)).tolist()
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+# The page's classes.
+PAGES: dict[str, Any] = {}
+for block in blocks(PAGE):
+    if block.title:
+        exec(compile(block.text, block.title, "exec"), PAGES)
+Momentum, Cosines = PAGES["Momentum"], PAGES["Cosines"]
 
 
 NODES = 6
@@ -176,7 +127,7 @@ def test_its_state_is_in_checkpoints(name: str) -> None:
 
 
 def test_a_round_that_is_made_again_moves_no_momentum_twice() -> None:
-    class Once(Momentum):
+    class Once(Momentum):  # type: ignore[misc,valid-type]
         tries = 0
 
         def means(self, exchange: Exchange, run: Run) -> Steps[Mapping[int, Mean]]:
