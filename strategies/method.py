@@ -17,11 +17,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.exchange import (
     Columns,
     Exchange,
+    Models,
     Question,
     Replies,
     RoundFailedError,
@@ -34,8 +36,10 @@ from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Reply, collect
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.strategy import FederatedStrategy
+from hedgerow.strategies.wrappers import Handed
+from hedgerow.wire.calls import InColumns
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import Layout, payload_bytes
+from hedgerow.wire.records import Layout, PayloadError, payload_bytes
 
 __all__ = ["Learnt", "Method", "Run", "read"]
 
@@ -79,6 +83,8 @@ class Run:
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
+    # The same metrics in columns, where no single replies were made.
+    table: Mapping[str, NDArray[Any]] | None = None
     # What the round's record says beside.
     told: dict[str, Any] = field(default_factory=dict)
     # What takes what nodes hold to its next version, where the round has moved it.
@@ -193,6 +199,126 @@ class Run:
         model = {} if arrays is None else {settings.arrayrecord_key: arrays}
         config = ConfigRecord({**exchange.config, **ask.config, **told})
         return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
+
+    # An exchange at once, where the grid answers it without messages.
+
+    def at_once(self, exchange: Exchange) -> Iterator[Columns] | None:
+        """Make the training exchange without messages, to the same ends; None where messages must go."""
+        answer = getattr(self.grid, "columns", None)
+        simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
+        simple = simple and all(part.sees_columns for part in self.parts)
+        bare = all(
+            ask.model is not None and not (ask.arrays or ask.held or ask.records) for ask in exchange.asks
+        )
+        if answer is None or not simple or not bare or self.federation.settings.train_metrics_aggr_fn:
+            return None
+        nodes, away = self.federation.there(list(exchange.asked))
+        groups: dict[Any, list[int]] = {}
+        for node in nodes:
+            ask = exchange.asked[node.partition_id]
+            own = [values.get(node.partition_id) for values in ask.own.values()]
+            if any(isinstance(value, ArrayRecord) for value in own):
+                return None
+            groups.setdefault((ask.pool, *own), []).append(node.partition_id)
+        asked = [(self.instruction(exchange, members[0]), members) for members in groups.values()]
+        found = answer(exchange.kind, asked)
+        if found is None or found.rows.shape != (len(nodes), self.layout.size):
+            return None
+        if any(part.check_columns(exchange, found.metrics, self) for part in self.parts):
+            return None
+        return self._checked(exchange, nodes, exchange.offline + away, asked, found)
+
+    def _checked(
+        self,
+        exchange: Exchange,
+        nodes: Sequence[Node],
+        offline: int,
+        asked: Sequence[tuple[RecordDict, Sequence[int]]],
+        found: InColumns,
+    ) -> Iterator[Columns]:
+        federation = self.federation
+        self._book_down(exchange, asked)
+        inbox = federation.open_exchange(self.round, nodes, self.reader(exchange), offline=offline)
+        partitions = np.array([i for _, members in asked for i in members])
+        rows, metrics = found.rows, {key: np.asarray(values) for key, values in found.metrics.items()}
+        if (np.diff(partitions) < 0).any():
+            order = np.argsort(partitions)
+            rows, metrics = rows[order], {key: values[order] for key, values in metrics.items()}
+        weights = np.asarray(metrics[federation.settings.weighted_by_key], np.float64)
+        fine = np.isfinite(rows).all(axis=1) & federation.valid_weights(weights)
+        for values in metrics.values():
+            fine &= np.isfinite(values)
+        sent = {ask.pool: ask.model for ask in exchange.asks}
+        accepted, sizes = [], self._reply_sizes(rows, metrics)
+        for k, node in enumerate(nodes):
+            model = sent[exchange.asked[node.partition_id].pool]
+            assert model is not None
+            rows_dtype = rows[k].astype(model.dtype, copy=False)
+            inbox.take(node)
+            try:
+                if not fine[k]:
+                    read(
+                        self, exchange, node, self._reply(rows[k], {key: v[k] for key, v in metrics.items()})
+                    )
+                if federation.settings.max_update_norm_ratio:
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        exchange.check(federation, rows_dtype - model, model)
+            except PayloadError as error:
+                inbox.refuse(node, error)
+                continue
+            inbox.use(node)
+            accepted.append(k)
+        federation.judge(inbox)
+        kept = [nodes[k].partition_id for k in accepted]
+        pools = [exchange.asked[i].pool for i in kept]
+        bits, ledger, link = exchange.coding.bits(self.layout), federation.ledger, exchange.links[1]
+        arrays, whole = zip(*(sizes[k] for k in accepted), strict=True) if accepted else ((), ())
+        if link:
+            ledger.book_all(self.round, link, kept, pools, bits, arrays)
+        ledger.book_all(self.round, NODE_TO_HUB, kept, [0] * len(kept), bits, whole)
+        self.table = {key: values[accepted] for key, values in metrics.items()}
+        self.absorbed += kept
+        dtype = next(iter(sent.values())).dtype  # type: ignore[union-attr]
+        taken = rows if len(accepted) == len(rows) else rows[accepted]
+        vectors = list(taken.astype(dtype, copy=False))
+        columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
+        if kept:
+            for part in self.parts:
+                part.learnt(exchange, columns, self)
+            yield columns
+        if not federation.enough():
+            raise RoundFailedError
+
+    def _book_down(self, exchange: Exchange, asked: Sequence[tuple[RecordDict, Sequence[int]]]) -> None:
+        ledger = self.federation.ledger
+        for content, members in asked:
+            ask = exchange.asked[members[0]]
+            told = content[self.federation.settings.configrecord_key]
+            size = sum(payload_bytes(record) for record in content.values() if record is not told)
+            bits = self.federation.model_bits if ask.bits is None else ask.bits
+            whole, count = payload_bytes(content), len(members)
+            if exchange.links[0]:
+                pools = [ask.pool] * count
+                ledger.book_all(self.round, exchange.links[0], pools, members, bits, [size] * count)
+            ledger.book_all(self.round, HUB_TO_NODE, [0] * count, members, bits, [whole] * count)
+
+    def _reply(self, row: Vector, metrics: Mapping[str, Any]) -> RecordDict:
+        """Return the reply that a row stands for."""
+        told = MetricRecord({key: value.item() for key, value in metrics.items()})
+        return RecordDict({"arrays": self.layout.unflatten(row), "metrics": told})
+
+    def _reply_sizes(self, rows: Vector, metrics: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
+        """Return the bytes of each reply's arrays, and of all of it; integers take more as they grow."""
+        whole = [values for values in metrics.values() if values.dtype.kind != "f"]
+        known: dict[Any, tuple[int, int]] = {}
+        sizes = []
+        for k in range(len(rows)):
+            alike = tuple(int(values[k]) for values in whole)
+            if alike not in known:
+                content = self._reply(rows[k], {key: values[k] for key, values in metrics.items()})
+                known[alike] = payload_bytes(only_arrays(content)), payload_bytes(content)
+            sizes.append(known[alike])
+        return sizes
 
     def reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
         """Return what reads the replies to an exchange."""
@@ -356,10 +482,40 @@ class Method(FederatedStrategy, Generic[S]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the messages of the round's training exchange; none where nothing is left to do."""
+        self._to_training(server_round, arrays, config, grid)
+        return self._messages()
+
+    def train_at_once(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> tuple[ArrayRecord | None, MetricRecord | None] | list[Message]:
+        """Make a round without messages, to the same ends; where they must go, return the round's.
+
+        They must where the grid does not answer otherwise, or a subclass has other ways with messages.
+        """
+        own = type(self)
+        hooks = ("configure_train", "aggregate_train", "train_metrics")
+        if any(getattr(own, hook) is not getattr(Method, hook) for hook in hooks):
+            return list(self.configure_train(server_round, arrays, config, grid))
+        self._go_on_from(server_round, arrays)
+        self._to_training(server_round, arrays, config, grid)
+        if self._at_hand is None:
+            return []
+        run, steps, exchange = self._at_hand
+        columns = run.at_once(exchange)
+        if columns is None:
+            return self._messages()
+        self._at_hand = None
+        new, metrics = self._finished(run, steps, columns)
+        if new is not None:
+            self._handed = Handed(new)
+        return new, metrics
+
+    def _to_training(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> None:
+        """Begin a round, and go on to its training exchange, which is then at hand."""
         self._begin_round(server_round)
         self._at_hand = None
         if self.finished:
-            return []
+            return
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))
         there = self.federation.open_round(grid).present
@@ -372,11 +528,17 @@ class Method(FederatedStrategy, Generic[S]):
                 step = send(steps, run.answered(step))
         except StopIteration as end:
             self.state = end.value
-            return []
+            return
         self._at_hand = run, steps, step
+
+    def _messages(self) -> list[Message]:
+        """Return the messages of the training exchange at hand."""
+        if self._at_hand is None:
+            return []
+        run, _, step = self._at_hand
         contents, offline = run.to_send(step)
         messages = self.federation.instruct(
-            server_round, contents, run.reader(step), offline=offline, message_type=step.kind
+            run.round, contents, run.reader(step), offline=offline, message_type=step.kind
         )
         nodes = [node for node, _ in contents]
         return [*messages, *(m for part in self.parts for m in part.beside(step, nodes, run))]
@@ -395,19 +557,28 @@ class Method(FederatedStrategy, Generic[S]):
         (run, steps, exchange), self._at_hand = self._at_hand, None
         for part in self.parts:
             replies = part.arrived(replies, exchange, run)
+        return self._finished(run, steps, run.columns(exchange, self.federation.accept(replies)))
+
+    def _finished(
+        self, run: Run, steps: Steps[S], columns: Iterator[Columns]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Go on from the training exchange to the end of the round."""
         try:
-            step = send(steps, run.columns(exchange, self.federation.accept(replies)))
+            step = send(steps, columns)
             while True:
                 step = send(steps, run.answered(step))
         except RoundFailedError:
             return None, None
         except StopIteration as end:
             self.state = end.value
-        self.federation.completed = server_round
+        self.federation.completed = run.round
         for part in self.parts:
             part.ended(run)
         self.ended(self._known_state(), run)
-        metrics = self.train_metrics(run.contents)
+        if run.table is None:
+            metrics = self.train_metrics(run.contents)
+        else:
+            metrics = self.federation.table_metrics(run.table)
         metrics.update(run.told)
         return self.current_arrays(), metrics
 
