@@ -31,7 +31,7 @@ from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, Fed
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
 from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
 from hedgerow.strategies.inbox import Reply
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
 from hedgerow.strategies.peers import PeerCredentials
@@ -40,6 +40,7 @@ from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
 from hedgerow.strategies.sd_feel import (
     EdgeMonitor,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hedgerow.strategies.inbox import Node, Reply
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["Part"]
 

@@ -22,9 +22,9 @@ from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.rounds import EvaluateFn
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import State
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.monitor import Reporter, largest_report, layout_digest, run_digest

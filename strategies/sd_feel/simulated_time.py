@@ -24,7 +24,7 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["SimulatedTime", "Stragglers"]
 
