@@ -22,20 +22,18 @@ def _same_bits(ours, theirs) -> bool:
     )
 
 
+def _work_of(model: nn.Module, lengths) -> list[LocalWork]:
+    """Return work on a model that takes what the small one takes."""
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    return [LocalWork(start, w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), lengths)]
+
+
 def _small() -> nn.Module:
     return build_model("logistic", IMAGES, 10, 0)
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", STACKABLE)
-def test_all_modes_agree(name):
+def test_all_modes_agree_and_neither_chunks_nor_neighbours_change_a_bit_of_a_stack(name):
     model = build_model(name, IMAGES, 10, 0)
     works = ragged_works(model, LENGTHS)
 
@@ -46,33 +44,8 @@ def test_all_modes_agree(name):
     )
     assert worst < 1e-6
     assert np.allclose([a.mean_loss for a in loop], [b.mean_loss for b in stack], rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", STACKABLE)
-def test_on_a_cpu_neither_chunks_nor_neighbours_nor_threads_change_a_bit(name, threads):
-    model = build_model(name, IMAGES, 10, 0)
-    works = ragged_works(model, LENGTHS)
-
-    whole = local_sgd(model, works, mode="stack")
-    in_chunks = local_sgd(model, works, mode="stack", max_nodes=2)
-    torch.set_num_threads(1)
-    alone = [local_sgd(model, [work], mode="stack")[0] for work in works]
-
-    assert _same_bits(in_chunks, whole)
-    assert _same_bits(alone, whole)
-
-
-def test_a_loop_on_threads_gives_the_bits_of_one_after_the_other():
-    model = build_model("lenet", IMAGES, 10, 0)
-    works = ragged_works(model, LENGTHS)
-
-    several = local_sgd(model, works, mode="loop")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    one = local_sgd(model, works, mode="loop")
-    torch.set_num_threads(before)
-
-    assert _same_bits(several, one)
+    assert _same_bits(local_sgd(model, works, mode="stack", max_nodes=2), stack)
+    assert _same_bits([local_sgd(model, [work], mode="stack")[0] for work in works], stack)
 
 
 @pytest.mark.parametrize("mode", ["loop", "stack"])
@@ -97,25 +70,18 @@ def test_the_step_is_that_of_sgd_with_the_proximal_term(mode):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stack", "auto"])
-def test_no_step_returns_the_start(mode):
-    model = _small()
-    works = ragged_works(model, [(), ()])
-
-    for work, trained in zip(works, local_sgd(model, works, mode=mode), strict=True):
-        assert trained.mean_loss == 0
-        assert all(torch.equal(trained.state[key], work.start[key]) for key in work.start)
-
-
-@pytest.mark.parametrize("mode", ["loop", "stack"])
-def test_starts_are_not_changed_and_results_share_nothing_with_them(mode):
+def test_no_step_returns_the_start_and_results_share_nothing_with_it(mode):
     model = _small()
     works = ragged_works(model, [(3, 3), (3,), ()])
     before = [{key: value.clone() for key, value in work.start.items()} for work in works]
 
-    for trained in local_sgd(model, works, mode=mode):
+    found = local_sgd(model, works, mode=mode)
+
+    assert found[2].mean_loss == 0
+    assert all(torch.equal(found[2].state[key], works[2].start[key]) for key in works[2].start)
+    for trained in found:
         for value in trained.state.values():
             value.fill_(7)
-
     assert all(torch.equal(w.start[key], b[key]) for w, b in zip(works, before, strict=True) for key in b)
 
 
@@ -163,22 +129,12 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reason):
     model = torch_seeded(REFUSED[reason])
-    works = [
-        LocalWork(
-            {key: value.clone() for key, value in model.state_dict().items()}, w.x, w.y, w.batches, w.lr
-        )
-        for w in ragged_works(_small(), [(4, 4), (4,)])
-    ]
+    works = _work_of(model, [(4, 4), (4,)])
 
     assert reason in stackable(model)
     with pytest.raises(ValueError, match=f"(?s)mode='stack'.*{reason}.*valid here: 'loop'"):
         local_sgd(model, works, mode="stack")
     assert len(local_sgd(model, works)) == 2
-
-
-def test_norms_can_stack():
-    norms = nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2), nn.BatchNorm2d(2), nn.BatchNorm1d(2)
-    assert stackable(nn.Sequential(*norms)) is None
 
 
 class Noisy(nn.Module):
@@ -194,10 +150,7 @@ class Noisy(nn.Module):
 
 def test_a_model_that_draws_loops_in_the_order_of_the_nodes():
     model = torch_seeded(Noisy)
-    works = [
-        LocalWork(model.state_dict(), w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), LENGTHS)
-    ]
-    works = [LocalWork({k: v.clone() for k, v in w.start.items()}, w.x, w.y, w.batches, w.lr) for w in works]
+    works = _work_of(model, LENGTHS)
 
     runs = [torch_seeded(lambda: local_sgd(model, works)) for _ in range(3)]
 
@@ -255,8 +208,7 @@ class Branching(nn.Module):
 
 def test_auto_loops_where_vmap_cannot_take_the_forward_pass():
     model = torch_seeded(Branching)
-    start = {key: value.clone() for key, value in model.state_dict().items()}
-    works = [LocalWork(start, w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), LENGTHS)]
+    works = _work_of(model, LENGTHS)
 
     assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
     with pytest.raises(RuntimeError, match="vmap"):
@@ -276,10 +228,10 @@ def test_a_start_that_does_not_fit_names_the_node_and_what_is_wrong(mode):
         local_sgd(model, [good, bad], mode=mode)
 
 
-def test_no_work_is_no_result():
-    model = _small()
-
-    assert local_sgd(model, []) == []
+def test_norms_can_stack_and_no_work_is_no_result():
+    norms = nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2), nn.BatchNorm2d(2), nn.BatchNorm1d(2)
+    assert stackable(nn.Sequential(*norms)) is None
+    assert local_sgd(_small(), []) == []
 
 
 def test_a_full_device_says_what_to_change(monkeypatch):

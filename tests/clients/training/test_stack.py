@@ -220,10 +220,6 @@ def test_batches_of_other_lengths_are_never_padded_where_statistics_are_of_a_bat
         train_stack(model, works, layers=stacked_layers(model, 3))
 
 
-def test_the_built_in_models_without_batch_statistics_have_stacked_layers():
-    assert all(stacked_layers(build_model(name, IMAGES, 10, 0), 3) for name in STACKABLE)
-
-
 @pytest.mark.parametrize(
     "layer",
     [
@@ -244,10 +240,10 @@ def test_what_the_stacked_layers_do_not_know_has_none(layer):
     assert stacked_layers(nn.Sequential(layer), 3) is None
 
 
-def test_a_hook_keeps_a_model_out_of_the_stacked_layers():
+def test_the_built_in_models_without_batch_statistics_have_stacked_layers_unless_hooked():
+    assert all(stacked_layers(build_model(name, IMAGES, 10, 0), 3) for name in STACKABLE)
     model = build_model("mlp", IMAGES, 10, 0)
     model.linear1.register_forward_hook(lambda *_: None)
-
     assert stacked_layers(model, 3) is None
 
 
@@ -284,27 +280,20 @@ def test_nodes_may_hold_data_of_their_own():
     size=st.integers(1, 5),
     pad=st.booleans(),
 )
-def test_chunks_hold_every_node_once_within_the_size_and_by_falling_steps(lengths, size, pad):
-    chunks = split(_shapes(lengths), size, pad=pad)
+def test_chunks_hold_every_node_once_by_falling_steps_and_without_padding_batches_of_one_length(
+    lengths, size, pad
+):
+    x = torch.zeros(1, 1)
+    works = [LocalWork({}, x, x, [np.zeros(n, np.int64) for n in node], 0.1) for node in lengths]
+    chunks = split(works, size, pad=pad)
 
     assert sorted(i for chunk in chunks for i in chunk) == list(range(len(lengths)))
     for chunk in chunks:
         steps = [len(lengths[i]) for i in chunk]
         assert len(chunk) <= size
         assert steps == sorted(steps, reverse=True)
-
-
-@settings(deadline=None)
-@given(lengths=st.lists(st.lists(st.integers(1, 3), max_size=4).map(tuple), min_size=1, max_size=12))
-def test_without_padding_a_chunk_s_batches_are_equally_long(lengths):
-    for chunk in split(_shapes(lengths), 5, pad=False):
         longest = lengths[chunk[0]]
-        assert all(lengths[i] == longest[: len(lengths[i])] for i in chunk)
-
-
-def _shapes(lengths):
-    x = torch.zeros(1, 1)
-    return [LocalWork({}, x, x, [np.zeros(n, np.int64) for n in node], 0.1) for node in lengths]
+        assert pad or all(lengths[i] == longest[: len(lengths[i])] for i in chunk)
 
 
 def test_a_node_s_bytes_count_parameters_outputs_and_patches():
@@ -318,19 +307,14 @@ def test_a_node_s_bytes_count_parameters_outputs_and_patches():
     assert estimate == 4 * (4 * parameters + 3 * (16 + 3 * outputs + 2 * patches))
 
 
-def test_on_cuda_a_stack_fills_four_fifths_of_free_memory(monkeypatch):
+def test_on_cuda_a_stack_fills_four_fifths_of_free_memory_or_has_max_nodes(monkeypatch):
     monkeypatch.setattr(stack_memory, "_free_bytes", lambda device: 1000)
     device = torch.device("cuda")
 
     assert chunk_size(100, 50, device) == 16
     assert chunk_size(10, 50, device) == 10
     assert chunk_size(10, 5000, device) == 1
-
-
-def test_max_nodes_overrides_the_estimate_of_memory(monkeypatch):
-    monkeypatch.setattr(stack_memory, "_free_bytes", lambda device: 1000)
-
-    assert chunk_size(100, 50, torch.device("cuda"), max_nodes=40) == 40
+    assert chunk_size(100, 50, device, max_nodes=40) == 40
     assert chunk_size(1000, 1, torch.device("cpu"), max_nodes=3) == 3
 
 
