@@ -76,15 +76,12 @@ def test_an_update_leaves_the_weights_that_it_is_added_to() -> None:
         (coded([0, 9]).flip(0), torch.ones(2), "bad index|bad padding"),
         (coded([0, 9]), torch.ones(2, dtype=torch.float64), "values are torch.float64"),
         (coded([0, 9]), torch.ones(31), "K up to 30"),
+        (None, torch.ones(1), r"keys \['values'\]; valid is \['indices', 'values'\]"),
     ],
 )
 def test_an_update_of_other_weights_is_refused(
-    indices: torch.Tensor, values: torch.Tensor, match: str
+    indices: torch.Tensor | None, values: torch.Tensor, match: str
 ) -> None:
+    update = {"values": values} if indices is None else {"indices": indices, "values": values}
     with pytest.raises(ValueError, match=match):
-        moved_by_largest(weights(0), {"indices": indices, "values": values})
-
-
-def test_an_update_with_other_keys_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"keys \['values'\]; valid is \['indices', 'values'\]"):
-        moved_by_largest(weights(0), {"values": torch.ones(1)})
+        moved_by_largest(weights(0), update)
