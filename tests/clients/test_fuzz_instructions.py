@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.ceps.federation import squares
 from tests.clients.fedmud.test_client import message as fedmud_message
 from tests.clients.fedmud.test_client import perceptron, plan_of
@@ -43,13 +44,10 @@ from hedgerow.wire import (
 RNG = np.random.default_rng(5)
 X = torch.as_tensor(RNG.standard_normal((12, 3)), dtype=torch.float32)
 Y = torch.as_tensor(RNG.integers(0, 2, 12))
-OPTIONS: dict[str, Any] = {"run_config": {}, "run_id": 1, "node_id": 9}
 
 
 def context(state: RecordDict | None = None) -> Context:
-    return Context(
-        node_config={"partition-id": 1}, state=RecordDict() if state is None else state.copy(), **OPTIONS
-    )
+    return contexts.context(state=RecordDict() if state is None else state.copy())
 
 
 def answered(app: BatchClientApp, kind: str, content: RecordDict, own: Context) -> RecordDict:

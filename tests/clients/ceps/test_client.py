@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from tests.clients.ceps.federation import Federation, context, squares
+from tests.clients.ceps.federation import Federation, squares
 from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
+from tests.clients.contexts import context
 from tests.oracles import ceps as oracle
 
 from hedgerow.clients import LinearRegression, Privacy, ceps_client, gaussian_variance, noised

@@ -74,39 +74,29 @@ def test_every_method_ends_at_its_golden_model(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_regulariser_pulls_both_encoders_and_not_the_head(layout: str) -> None:
+def test_regulariser_batches_and_compression_end_at_their_golden_models(layout: str) -> None:
+    # The regulariser pulls both encoders and not the head.
     final = toy(mu=0.1, layout=layout).run(2, 2, 2)
     assert flat(final) == golden(1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_the_devices_of_the_batch_train(layout: str) -> None:
+    # Only the devices of the batch train.
     final = toy(layout=layout).run(4, 2, 4, subsets)
     assert flat(final) == golden(1.1072338670, 0.5887990870, 0.4940853733, 0.5134378075)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_compressed_head_stops_the_devices_that_lost_their_weight(layout: str) -> None:
+    # A compressed head stops the devices that lost their weight; values travel in 32 bits.
     final = toy(layout=layout, exchange={"compress": True}).run(1, 1, 1)
-    # Compressed values travel in 32 bits.
     assert flat(final) == pytest.approx((1.01675, 0.5185, 0.28375, 0.4), abs=1e-8, rel=0)
 
 
-@pytest.mark.parametrize("interval", [0, 1])
-def test_the_exchanged_encodings_are_golden(interval: int) -> None:
-    federation = toy()
-    federation.run(4, 2, 4)
-    for m, (Z1, Z2) in enumerate(EXCHANGES[2 * interval + 1]):
-        assert federation.trace[interval]["zeta1"][m].ravel() == golden(*Z1)
-        assert federation.trace[interval]["zeta2"][m].ravel() == golden(*Z2)
-
-
-def test_the_devices_after_each_interval_are_golden() -> None:
+def test_the_encodings_devices_and_losses_of_each_interval_are_golden() -> None:
     federation = toy()
     federation.run(4, 2, 4)
     for interval, devices in ((0, TRACE[2][1]), (1, LAST_DEVICES)):
-        for m in range(2):
-            assert np.ravel([*federation.trace[interval]["devices"][m].values()]) == golden(*devices[m])
+        trace = federation.trace[interval]
+        for m, (Z1, Z2) in enumerate(EXCHANGES[2 * interval + 1]):
+            assert trace["zeta1"][m].ravel() == golden(*Z1)
+            assert trace["zeta2"][m].ravel() == golden(*Z2)
+            assert np.ravel([*trace["devices"][m].values()]) == golden(*devices[m])
+    # Of the batch before the first step.
+    assert 0.75 * federation.losses[0] + 0.25 * federation.losses[1] == pytest.approx(0.4325, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -118,12 +108,6 @@ def test_the_hospitals_steps_are_golden(steps: int) -> None:
     expected = TRACE[steps][0] if steps < 4 else last
     for m, group in enumerate(federation.trace[-1]["groups"]):
         assert np.concatenate([group["head"], group["hospital"]]) == golden(*expected[m])
-
-
-def test_a_hospitals_loss_is_that_of_its_batch_before_the_first_step() -> None:
-    federation = toy()
-    federation.run(2, 2, 2)
-    assert 0.75 * federation.losses[0] + 0.25 * federation.losses[1] == pytest.approx(0.4325, abs=TOLERANCE)
 
 
 # A network with random data, against the oracle.
@@ -235,15 +219,11 @@ def test_one_step_of_all_devices_is_a_step_of_the_mean_gradient() -> None:
     assert federation.trace[0]["average"][0] == pytest.approx(start.device - 0.2 * gradient, abs=1e-12)
 
 
-def test_without_a_learning_rate_nothing_moves() -> None:
+def test_without_a_rate_nothing_moves_and_the_regulariser_alone_moves_what_the_head_ignores() -> None:
     # I10. The mean over groups rounds.
     federation = tanh_federation(7, eta=0.0)
     before = flat(federation.theta)
     assert flat(federation.run(4, 2, 4)) == pytest.approx(before, abs=1e-15)
-
-
-def test_a_head_that_ignores_a_devices_encoding_leaves_it_to_the_regulariser() -> None:
-    # I10.
     federation = tanh_federation(8, mu=0.5, eta=0.1)
     federation.theta["head"][3:5] = 0.0
     before = federation.theta["device"]
@@ -254,33 +234,26 @@ def test_a_head_that_ignores_a_devices_encoding_leaves_it_to_the_regulariser() -
 # What a node keeps, and what it refuses.
 
 
-def test_a_node_keeps_nothing_after_a_round() -> None:
+def test_nodes_keep_their_model_its_iteration_and_batch_within_a_round_and_nothing_after() -> None:
     for layout in LAYOUTS:
         federation = tanh_federation(layout=layout)
         federation.run(4, 2, 4)
         assert not any(len(own.state) for own in federation.contexts)
 
-
-def test_a_device_keeps_its_model_from_the_exchange_to_the_update_only() -> None:
     federation = tanh_federation()
     node = federation.node(0, 0)
     federation.ask("train.exchange", {node: sent({"device": federation.theta["device"]}, t=0)})
     kept = federation.contexts[node].state
     assert set(kept["hsgd"]) == {"device"}
     assert dict(kept["hsgd-at"]) == {"t": 0, "ids": ["0-0"], "pairs": False}
-
     content = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
     federation.ask("train.update", {node: content})
     assert not federation.contexts[node].state
 
-
-def test_a_hospital_keeps_its_model_its_iteration_and_its_batch() -> None:
-    federation = tanh_federation()
     blocks = {key: federation.theta[key] for key in ("head", "hospital")}
     federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-1", "0-2"])})
     content = sent({"zeta2": np.zeros((2, 2))}, t=4, steps=2, eta0=0.1, ids=["0-1", "0-2"])
     answer = federation.ask("train.update", {0: content})[0]
-
     state = federation.contexts[0].state
     assert set(answer) == {"metrics"}
     assert metrics_of(answer)["num-examples"] == 2
@@ -325,7 +298,7 @@ def ask_one(federation: Federation, kind: str, node: int, content: RecordDict) -
     return answer
 
 
-def test_without_the_model_of_its_iteration_a_node_refuses_to_go_on() -> None:
+def test_without_the_model_of_its_iteration_or_its_people_a_node_refuses_to_go_on() -> None:
     federation = tanh_federation()
     update = sent({"zeta2": np.zeros((1, 2))}, t=2, steps=2, eta0=0.1, ids=["0-0"])
     blocks = {key: federation.theta[key] for key in ("head", "hospital")}
@@ -338,6 +311,10 @@ def test_without_the_model_of_its_iteration_a_node_refuses_to_go_on() -> None:
 
     federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-0"])})
     assert "holds that of iteration 4" in str(ask_one(federation, "train.update", 0, update))
+    stranger = sent({"zeta2": np.zeros((1, 2))}, t=4, steps=1, eta0=0.1, ids=["0-2"])
+    answer = ask_one(federation, "train.update", 0, stranger)
+    assert isinstance(answer, ValueError)
+    assert "valid are those of the batch at iteration 4" in str(answer)
 
 
 def begin(head: Array | None = None, hospital: Array | None = None, **config: Any) -> RecordDict:
@@ -379,44 +356,27 @@ def test_a_bad_message_is_an_error_that_names_what_is_wrong(
     message: str, kind: str, content: RecordDict
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        raise _error(ask_one(tanh_federation(), f"train.{kind}", 0, content))
-
-
-def _error(answer: RecordDict | Exception) -> Exception:
-    assert isinstance(answer, Exception)
-    return answer
-
-
-def test_a_person_who_was_not_in_the_exchange_cannot_be_in_the_update() -> None:
-    federation = tanh_federation()
-    blocks = {key: federation.theta[key] for key in ("head", "hospital")}
-    federation.ask("train.exchange", {0: sent(blocks, t=0, ids=["0-1"])})
-    content = sent({"zeta2": np.zeros((1, 2))}, t=0, steps=1, eta0=0.1, ids=["0-2"])
-    with pytest.raises(ValueError, match="valid are those of the batch at iteration 0"):
-        raise _error(ask_one(federation, "train.update", 0, content))
+        raise ask_one(tanh_federation(), f"train.{kind}", 0, content)  # type: ignore[misc]
 
 
 def test_garbage_in_a_payload_fails_its_node_alone() -> None:
     federation = tanh_federation()
     nodes = [federation.node(0, n) for n in range(2)]
-    federation.ask(
-        "train.exchange", {node: sent({"device": federation.theta["device"]}, t=0) for node in nodes}
-    )
+    start = sent({"device": federation.theta["device"]}, t=0)
+    federation.ask("train.exchange", dict.fromkeys(nodes, start))
     handler = federation.app.batch_handler("train.update")
     assert handler is not None
     good = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
     bad = sent({}, {"head": b"garbage", "zeta1": [b"x"]}, t=0, steps=1, eta0=0.1)
-    contents = [good, bad]
-    calls = [
-        Call(content, federation.contexts[node], "train.update")
-        for content, node in zip(contents, nodes, strict=True)
-    ]
-
-    answers = handler(calls)
-
+    answers = handler(
+        [
+            Call(content, federation.contexts[node], "train.update")
+            for content, node in zip((good, bad), nodes, strict=True)
+        ]
+    )
     assert isinstance(answers[0], RecordDict)
-    with pytest.raises(ValueError, match="wrong shape: a row is not of 5 bytes"):
-        raise _error(answers[1])
+    assert isinstance(answers[1], ValueError)
+    assert "wrong shape: a row is not of 5 bytes" in str(answers[1])
 
 
 # Set-up.
@@ -425,20 +385,13 @@ def test_garbage_in_a_payload_fails_its_node_alone() -> None:
 def test_a_party_introduces_itself_without_data_or_labels() -> None:
     federation = tanh_federation()
     answers = federation.ask("query.pair", {0: sent({}, seed=1), 3: sent({}, seed=1)})
-    assert dict(answers[0].config_records["pair"]) == {
-        "role": "hospital",
-        "group": 0,
-        "ids": [f"0-{n}" for n in range(8)],
-        "encoding": 3,
-    }
+    people = [f"0-{n}" for n in range(8)]
+    hospital = {"role": "hospital", "group": 0, "ids": people, "encoding": 3}
+    assert dict(answers[0].config_records["pair"]) == hospital
     told = {"role": "device", "group": 0, "ids": ["0-0"], "encoding": 2}
     assert dict(answers[3].config_records["pair"]) == told
     assert all(set(answer) == {"pair"} for answer in answers.values())
-
-
-def test_whoami_tells_how_many_people_a_node_has() -> None:
-    federation = tanh_federation(layout="edges")
-    answer = federation.ask("query.whoami", {4: RecordDict()})[4]
+    answer = tanh_federation(layout="edges").ask("query.whoami", {4: RecordDict()})[4]
     assert answer.config_records["whoami"]["num-examples"] == 4
 
 

@@ -556,15 +556,6 @@ def test_a_probe_alone_or_beside_training_is_of_the_model_that_was_sent_and_chan
     assert alone["num-examples"] == 12
 
 
-def test_evaluation_is_of_the_sent_model_on_the_nodes_own_samples() -> None:
-    metrics = answer(node(2, kind="evaluate"))["metrics"]
-    part = task(context(2)).part
-    logits = X[part] @ START["weight"].T + START["bias"]
-    me = answer(node(2, kind="query.whoami"))["whoami"]
-    assert (metrics["num-examples"], me["num-examples"], me["partition-id"]) == (12, 12, 2)
-    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, Y[part]).item(), rel=1e-5)
-
-
 # Failures
 
 MESSAGE = " in the message's config"
