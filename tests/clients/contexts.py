@@ -16,4 +16,6 @@ def context(
 ) -> Context:
     """Return a node's context; its node config has its partition and what else is given."""
     own = {"partition-id": partition_id, **{key.replace("_", "-"): v for key, v in node_config.items()}}
-    return Context(run_id, 100 + partition_id, own, RecordDict() if state is None else state, dict(run_config or {}))
+    return Context(
+        run_id, 100 + partition_id, own, RecordDict() if state is None else state, dict(run_config or {})
+    )

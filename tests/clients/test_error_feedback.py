@@ -139,25 +139,6 @@ def test_a_node_keeps_its_memory_from_round_to_round_and_says_what_it_sends(name
     assert Node().round("topk(0.1)", 0, update(0))[1]["payload-bits"] == 2 * 64
 
 
-def test_the_virtual_iterate_moves_by_the_mean_of_what_was_learnt() -> None:
-    nodes = [Node(i) for i in range(3)]
-    x = np.zeros(SIZE)
-    z = x.copy()
-    for k in range(6):
-        learnt = [update(10 * k + i) for i in range(3)]
-        calls = [node.call("topk(0.1)", k, acknowledged=k - 1) for node in nodes]
-        answers = compress_updates(calls, [Update.between(ZEROS, state(u)) for u in learnt])
-        qs = []
-        for answer in answers:
-            assert not isinstance(answer, Exception)
-            qs.append(unpack_update(parse_compressor("topk(0.1)"), UPDATE_LAYOUT, answer[0])[0])
-        x = x + np.mean(qs, axis=0, dtype=np.float64)
-        after = x + np.mean([node.memory for node in nodes], axis=0, dtype=np.float64)
-        np.testing.assert_allclose(after - z, total(learnt) / 3, atol=1e-6)
-        z = after
-    assert not np.array_equal(nodes[0].memory, nodes[1].memory)
-
-
 @pytest.mark.parametrize("chunk", [2**30, 2 * SIZE])
 def test_nodes_of_one_call_send_what_each_would_send_alone_in_chunks_too(
     chunk: int, monkeypatch: pytest.MonkeyPatch

@@ -45,10 +45,8 @@ def test_every_app_of_the_suite_answers() -> None:
 def test_what_a_nodes_noise_is_drawn_from_is_neither_told_nor_taken() -> None:
     secret = ConfigRecord({"noise-root": b"known to nobody"})
     context = node(1, state=RecordDict({**kept(1), SECRET_RECORD: secret}))
-
     told = tell_state(Call(RecordDict(), context, STATE))
     assert SECRET_RECORD not in told
-
     forged = RecordDict({**told, SECRET_RECORD: ConfigRecord({"noise-root": b"known to the server"})})
     later = node(2)
     restore_state(Call(forged, later, RESTORE))

@@ -10,9 +10,7 @@ from hedgerow.tasks.cifar import missing_cifar10, read_cifar10
 @pytest.mark.parametrize("pickled", [False, True])
 def test_both_layouts_are_read_as_written(tmp_path, write_cifar10, pickled):
     pixels, labels = write_cifar10(tmp_path, pickled=pickled)
-
     images = read_cifar10(tmp_path)
-
     np.testing.assert_array_equal(images.x_train, pixels[:20])
     np.testing.assert_array_equal(images.y_train, labels[:20])
     np.testing.assert_array_equal(images.x_test, pixels[20:])
@@ -29,7 +27,6 @@ def test_a_pickle_cannot_run_code(tmp_path, write_cifar10):
     (tmp_path / "test_batch").write_bytes(
         b"cos\nmkdir\n(U" + bytes([len(str(trace))]) + f"{trace}tR.".encode()
     )
-
     with pytest.raises(ValueError, match=r"test_batch: not a CIFAR-10 batch \(it names os.mkdir\)"):
         read_cifar10(tmp_path)
     assert not trace.exists()
@@ -41,7 +38,6 @@ def test_cut_off_and_missing_batches_are_named(tmp_path, write_cifar10):
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match="data_batch_2: not a CIFAR-10 batch"):
         read_cifar10(tmp_path)
-
     for number in range(1, 6):
         (tmp_path / f"data_batch_{number}").unlink()
     (tmp_path / "test_batch").unlink()

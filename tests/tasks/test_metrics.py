@@ -33,9 +33,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 def test_loss_and_accuracy_are_those_of_the_definition_whatever_the_batch_size(samples, batch_size):
     x, y = samples
     model = build_model("mlp", (4,), 3, seed=0)
-
     result = evaluate(model, x, y, batch_size=batch_size)
-
     p = torch.softmax(model(x).double(), dim=1)
     assert result.loss == pytest.approx(-p[range(103), y].log().mean().item(), rel=1e-6)
     assert result.accuracy == (p.argmax(dim=1) == y).double().mean().item()
@@ -46,11 +44,9 @@ def test_modes_buffers_and_gradients_are_left_as_they_were_where_the_model_fails
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.9))
     model[1].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-
     first, second = evaluate(model, *samples), evaluate(model, *samples)
     with pytest.raises(RuntimeError):
         evaluate(model, torch.ones(2, 5), torch.zeros(2, dtype=torch.int64))
-
     assert first == second
     assert [module.training for module in model] == [True, False, True]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -62,9 +58,7 @@ def test_a_model_on_a_gpu_evaluates_as_on_the_cpu():
     data = load("mnist-5k")
     x, y = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     model = build_model("lenet", data.input_shape, 10, seed=0)
-
     on_cpu, on_gpu = evaluate(model, x, y), evaluate(model.cuda(), x, y)
-
     assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-3)
 
 
@@ -72,9 +66,7 @@ def test_central_metrics_are_those_of_the_state_and_leave_the_model_alone():
     data = federated("mnist-5k", "iid", 2, seed=0)
     model, other = (build_model("logistic", (1, 28, 28), 10, seed=seed) for seed in (0, 1))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-
     first, again, whole = (CentralMetrics(model, data, n)(other.state_dict()) for n in (500, 500, 0))
-
     assert whole["loss"] == evaluate(other, data.x, data.y).loss
     assert whole["accuracy"] == evaluate(other, data.x_test, data.y_test).accuracy
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -88,15 +80,12 @@ def test_central_metrics_are_those_of_the_state_and_leave_the_model_alone():
 def test_central_metrics_take_a_model_that_relies_on_the_layout_of_its_feature_maps():
     data = federated("mnist-5k", "iid", 2, seed=0)
     model = nn.Sequential(nn.Conv2d(1, 2, 5), Viewed(), nn.Linear(2 * 24 * 24, 10))
-
     assert math.isfinite(CentralMetrics(model, data, 100)(model.state_dict())["loss"])
 
 
 def test_metrics_of_two_classes_are_those_counted_by_hand():
     logits, y = torch.tensor([[2.0], [1.0], [-1.0], [-2.0]]), torch.tensor([1, 0, 1, 0])
-
     result = logit_metrics(logits, y)
-
     assert (result.accuracy, result.precision, result.recall, result.f1) == (0.5, 0.5, 0.5, 0.5)
     assert result.auc == 0.75  # three of the four pairs of a 1 and a 0 are in order
     assert result.auprc == pytest.approx((1 + 2 / 3) / 2)  # precisions at the two ones
@@ -106,9 +95,7 @@ def test_metrics_of_two_classes_are_those_counted_by_hand():
 
 def test_areas_are_the_mean_over_classes_against_the_rest():
     logits = torch.tensor([[3.0, 0, 0], [0, 3, 0], [0, 0, 3], [3, 0, 0]])
-
     result = logit_metrics(logits, torch.tensor([0, 1, 2, 2]))
-
     assert result.auc == pytest.approx((5 / 6 + 1 + 0.75) / 3)
     assert result.recall == pytest.approx((1 + 1 + 0.5) / 3)
     # Class 0: one of the two highest. Class 1: first. Class 2: first, and among all.
@@ -119,9 +106,7 @@ def test_areas_are_the_mean_over_classes_against_the_rest():
 def test_one_logit_is_two_logits_of_which_one_is_zero():
     logits = torch.randn(50, 1, generator=torch.Generator().manual_seed(0))
     y = torch.arange(50) % 2
-
     one, two = logit_metrics(logits, y), logit_metrics(torch.cat([0 * logits, logits], 1), y)
-
     assert one.loss == pytest.approx(two.loss)
     assert (one.auc, one.f1) == (two.auc, two.f1)
     with pytest.raises(ValueError, match="logits are NaN or infinite"):
@@ -133,9 +118,7 @@ def test_a_split_model_is_evaluated_in_batches_as_at_once_and_invalid_samples_ar
     generator = torch.Generator().manual_seed(0)
     x1, x2 = torch.randn(20, 4, generator=generator), torch.randn(20, 3, generator=generator)
     y = torch.arange(20) % 3
-
     result = evaluate_split(model, x1, x2, y, batch_size=7)
-
     whole = logit_metrics(model(x1, x2), y)
     assert result.loss == pytest.approx(whole.loss)
     assert result.accuracy == whole.accuracy

@@ -70,7 +70,6 @@ CNN10 = [864, 9_216, 18_432, 36_864, 73_728, 147_456, 294_912, 589_824, 1_179_64
 )
 def test_convolutions_and_normalisation_have_the_papers_weights_and_no_bias(name, weights, scalars):
     model = build_model(name, (3, 32, 32), 10, seed=0)
-
     found = [layer.weight.numel() for layer in model if isinstance(layer, nn.Conv2d)]
     assert weights in (None, found)
     assert all(layer.bias is None for layer in model if isinstance(layer, nn.Conv2d | nn.Linear))
@@ -80,7 +79,6 @@ def test_convolutions_and_normalisation_have_the_papers_weights_and_no_bias(name
 @pytest.mark.parametrize("name", BATCH_NORMALISED)
 def test_models_with_batch_normalisation_start_small_and_normal_and_train_on_a_single_sample(name):
     model = build_model(name, (3, 32, 32), 10, seed=0)
-
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             spread = 0.01 / layer.weight.numel() ** 0.5
@@ -99,7 +97,6 @@ def test_models_with_batch_normalisation_start_small_and_normal_and_train_on_a_s
 
 def test_the_resnet_halves_the_image_three_times_and_widens_with_a_shortcut():
     model = build_model("resnet18", (3, 32, 32), 10, seed=0)
-
     assert model.blocks(torch.zeros(1, 64, 32, 32)).shape == (1, 512, 4, 4)
     assert [isinstance(block.shortcut, nn.Identity) for block in model.blocks] == [
         *(True, True),
@@ -112,9 +109,7 @@ def test_frozen_parameters_are_not_counted_and_counting_leaves_the_model_as_it_w
     model[0].bias.requires_grad_(False)
     model[2].eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-
     forward_macs(model, (3,))
-
     assert count_parameters(model) == 12 + 8
     assert [module.training for module in model] == [True, True, False]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -140,13 +135,11 @@ def test_multiply_accumulates_of_strides_groups_and_several_passes_are_counted(o
         nn.Flatten(),
     ]
     model = Own(*layers) if own_class else nn.Sequential(*layers)
-
     assert forward_macs(model, (4, 9, 9)) == 6 * 4 * 3 * 30 + 6 * 2 * 3
 
 
 def test_the_lenet_applies_relu_after_max_pooling():
     layers = [type(layer).__name__ for layer in build_model("lenet", (1, 28, 28), 10, seed=0)]
-
     assert layers == [
         "ChannelsLast",
         *("Conv2d", "MaxPool2d", "ReLU"),
@@ -161,7 +154,6 @@ def test_models_map_images_to_logits(name, input_shape):
     if name == "cnn10" and min(input_shape[1:]) < 32:
         pytest.skip("five times halved, this image is gone")
     model = build_model(name, input_shape, 7, seed=0)
-
     assert model(torch.zeros(5, *input_shape)).shape == (5, 7)
 
 
@@ -173,9 +165,7 @@ def test_feature_maps_on_a_cpu_are_channels_last_which_changes_no_value(name, ch
         if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(lambda layer, inputs, output: seen.append(output.stride()))
     x = torch.randn(2, channels, 32, 32, generator=torch.Generator().manual_seed(0))
-
     model(x)
-
     assert seen
     assert all(stride[1] == 1 for stride in seen)
     assert torch.equal(ChannelsLast()(x), x)
@@ -185,7 +175,6 @@ def test_feature_maps_on_a_cpu_are_channels_last_which_changes_no_value(name, ch
 def test_models_are_of_their_seed_alone_in_training_mode_and_trainable(name):
     before = torch.get_rng_state()
     model, again, other = (build_model(name, smallest(name), 10, seed=seed) for seed in (0, 0, 1))
-
     assert torch.equal(torch.get_rng_state(), before)
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -216,7 +205,6 @@ def test_initial_weights_are_numpys_whatever_the_processor():
 def test_dropout_changes_no_initial_bit_and_acts_in_training_only():
     plain, dropping = (build_model("lenet", (1, 28, 28), 10, 0, dropout=p) for p in (0.0, 0.5))
     x = torch.ones(2, 1, 28, 28)
-
     assert torch.equal(flat(plain), flat(dropping))
     assert plain.state_dict().keys() == dropping.state_dict().keys()
     with torch.random.fork_rng():
@@ -228,9 +216,7 @@ def test_dropout_changes_no_initial_bit_and_acts_in_training_only():
 def test_a_user_s_own_model_is_built_from_the_seed_alone_and_another_one_is_an_error(write_module):
     write_module("own_model", OWN_MODEL)
     before = torch.get_rng_state()
-
     first, second, other = (build_model("own_model:build", (4,), 3, seed=seed) for seed in (1, 1, 2))
-
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(flat(first), flat(second))
     assert not torch.equal(flat(first), flat(other))

@@ -34,7 +34,6 @@ def test_every_sample_is_dealt_exactly_once_by_the_seed_and_no_part_is_empty(
 ):
     seed, other = seeds
     parts = partition(scheme, labels, num_partitions, seed)
-
     assert len(parts) == num_partitions
     assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
     for part in parts:
@@ -50,9 +49,7 @@ def test_every_sample_is_dealt_exactly_once_by_the_seed_and_no_part_is_empty(
 @given(count=st.integers(1, 200), num_partitions=st.integers(1, 200), seed=any_seed)
 def test_iid_sizes_differ_by_one_at_most(count, num_partitions, seed):
     assume(num_partitions <= count)
-
     sizes = [part.size for part in partition("iid", np.zeros(count, int), num_partitions, seed)]
-
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -62,9 +59,7 @@ def test_labels_gives_k_classes_at_most_and_every_class_to_somebody(labels, num_
     num_classes = np.unique(labels).size
     assume(k <= num_classes <= k * num_partitions)
     assume(np.bincount(labels).min() >= num_partitions)
-
     held = [np.unique(labels[part]) for part in partition(f"labels({k})", labels, num_partitions, seed)]
-
     assert all(classes.size == k for classes in held)
     holders = np.bincount(np.concatenate(held), minlength=num_classes)
     assert holders.min() >= 1
@@ -75,7 +70,6 @@ def test_labels_holders_share_a_class_equally():
     labels = np.repeat(np.arange(10), 100)
     for part in partition("labels(2)", labels, 10, seed=3):
         assert sorted(np.unique(labels[part], return_counts=True)[1]) == [50, 50]
-
     labels = load("mnist-5k").y_train
     parts = partition("labels(1)", labels, 10, seed=0)
     assert sorted(int(labels[part][0]) for part in parts) == list(range(10))
@@ -86,7 +80,6 @@ def test_labels_holders_share_a_class_equally():
 @given(labels=any_labels(), num_partitions=st.integers(1, 10), k=st.integers(1, 5), seed=any_seed)
 def test_shards_differ_by_k_samples_at_most_and_span_few_labels(labels, num_partitions, k, seed):
     parts = partition(f"shards({k})", labels, num_partitions, seed)
-
     sizes = [part.size for part in parts]
     assert max(sizes) - min(sizes) <= k
     # A chunk of the sorted labels spans two more labels than it contains whole.
@@ -101,9 +94,7 @@ def test_shards_differ_by_k_samples_at_most_and_span_few_labels(labels, num_part
 
 def test_dirichlet_cuts_each_shuffled_class_at_the_floor_of_the_cumulated_proportions():
     labels = np.repeat(np.arange(3), 200)
-
     parts = partition("dirichlet(0.5)", labels, 5, seed=7)
-
     rng = np.random.default_rng(np.random.SeedSequence([7, 0, 0, 2]))
     for label in range(3):
         p = rng.dirichlet([0.5] * 5)
@@ -116,11 +107,9 @@ def test_dirichlet_cuts_each_shuffled_class_at_the_floor_of_the_cumulated_propor
 def test_dirichlet_class_counts_have_the_variance_of_the_distribution():
     # Var p = (1/n)(1 - 1/n) / (n alpha + 1), with n = 10 nodes and alpha = 0.5: 0.015.
     labels = np.zeros(20_000, int)
-
     shares = np.concatenate(
         [[part.size / labels.size for part in partition("dirichlet(0.5)", labels, 10, s)] for s in range(300)]
     )
-
     assert abs(shares.var() - 0.015) < 0.0015
 
 
@@ -137,7 +126,6 @@ def test_small_alpha_is_more_skewed_than_large_alpha():
 
 def test_a_draw_that_leaves_a_node_empty_is_repeated_till_it_is_an_error(monkeypatch):
     labels = np.arange(40) % 2
-
     assert all(part.size for part in partition("dirichlet(0.3)", labels, 8, seed=0))
     with pytest.raises(ValueError, match=r"partition = 'dirichlet\(0.001\)': .* \(last of 1000 draws\)"):
         partition("dirichlet(0.001)", np.zeros(50, int), 40, 0)
@@ -158,9 +146,7 @@ def test_a_draw_that_leaves_a_node_empty_is_repeated_till_it_is_an_error(monkeyp
 )
 def test_capped_dirichlet_gives_the_golden_sizes(num_samples, num_classes, alpha, first, least, most):
     labels = np.arange(num_samples) % num_classes
-
     parts = capped_dirichlet(labels, 100, alpha, np.random.RandomState(1234))
-
     sizes = [part.size for part in parts]
     assert (sizes[:5], min(sizes), max(sizes)) == (first, least, most)
     assert np.sort(np.concatenate(parts)).tolist() == list(range(num_samples))
@@ -170,7 +156,6 @@ def test_capped_dirichlet_gives_the_golden_sizes(num_samples, num_classes, alpha
 @given(labels=any_labels(), num_partitions=st.integers(1, 4), seed=any_seed)
 def test_capped_dirichlet_deals_every_sample_once_and_ten_at_least_to_each(labels, num_partitions, seed):
     parts = partition(CAPPED, labels, num_partitions, seed)
-
     assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
     assert all(part.size >= 10 and (np.diff(part) > 0).all() for part in parts)
 
@@ -194,7 +179,6 @@ def test_capped_dirichlet_is_keyed_by_seed_and_survives_an_alpha_that_draws_zero
     for seed in range(20):
         parts = capped_dirichlet(labels, 8, 1e-4, np.random.default_rng(seed))
         assert sum(part.size for part in parts) == labels.size
-
     labels = np.arange(1000) % 10
     first, again, other = (partition(CAPPED, labels, 10, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
@@ -207,9 +191,7 @@ def test_capped_dirichlet_is_keyed_by_seed_and_survives_an_alpha_that_draws_zero
 )
 def test_labels_is_the_papers_non_iid_2(num_classes, k, sizes, holders):
     labels = np.arange(50_000) % num_classes
-
     parts = partition(f"labels({k})", labels, 100, seed=0)
-
     held = [frozenset(labels[part]) for part in parts]
     assert {part.size for part in parts} <= sizes
     assert {sum(label in classes for classes in held) for label in range(num_classes)} == {holders}
@@ -222,7 +204,6 @@ def test_a_ring_deals_every_sample_once_to_holders_of_consecutive_classes(labels
     classes = np.unique(labels)
     assume(k <= classes.size)
     parts = partition(f"ring({k})", labels, classes.size - k + 1 + more, seed)
-
     assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
     for i, part in enumerate(parts):
         assert set(labels[part]) <= {classes[(i + j) % classes.size] for j in range(k)}
@@ -230,7 +211,6 @@ def test_a_ring_deals_every_sample_once_to_holders_of_consecutive_classes(labels
 
 def test_a_ring_of_as_many_partitions_as_classes_has_half_of_two_classes_each_or_one():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
-
     for i, part in enumerate(partition("ring(2)", labels, 10, seed=0)):
         assert np.bincount(labels[part], minlength=10)[[i, (i + 1) % 10]].tolist() == [30, 30]
     parts = partition("ring(1)", labels, 10, seed=3)

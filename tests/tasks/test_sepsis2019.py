@@ -44,7 +44,6 @@ def sepsis(tmp_path: Path) -> Path:
 
 def test_each_septic_patient_has_a_control_of_its_hospital_at_the_same_hour_each_time(sepsis):
     table, again = read_sepsis2019(sepsis), read_sepsis2019(sepsis)
-
     assert table.ids.tolist() == again.ids.tolist()
     assert len(set(table.ids)) == 6
     cases, controls = np.flatnonzero(table.labels == 1), np.flatnonzero(table.labels == 0)
@@ -62,7 +61,6 @@ def test_each_septic_patient_has_a_control_of_its_hospital_at_the_same_hour_each
 def test_at_most_the_last_48_hours_before_the_first_labelled_are_seen_of_each_party_s_features(sepsis):
     table = read_sepsis2019(sepsis)
     hours = dict(zip(table.ids.tolist(), table.device[..., 0], strict=True))
-
     assert [hours[f"set_{case}"][-1] for case in ("A/case10", "A/case60", "B/case20")] == [9, 59, 19]
     assert hours["set_A/case60"].tolist() == list(range(12, 60))
     # Shorter stays begin later.
@@ -131,7 +129,6 @@ def hours_of(table: Table) -> dict[str, list[int]]:
 
 def test_every_eighth_hour_of_a_stay_is_a_sample_whether_it_ends_in_a_sepsis_or_not(stays, windows):
     found = hours_of(windows)
-
     assert len({min(hours) for hours in found.values()}) > 4
     for path in stays.glob("set_*/*.psv"):
         person = f"{path.parent.name}/{path.stem}"
@@ -180,9 +177,7 @@ def test_neither_what_follows_an_hour_nor_a_stay_s_length_moves_its_features(sta
     for path in tmp_path.glob("longer/set_*/*.psv"):
         lines = path.read_text().splitlines()
         path.write_text("\n".join([*lines, *[lines[-1]] * 8]) + "\n")
-
     changed, longer = (read_sepsis2019_windows(tmp_path / name) for name in ("changed", "longer"))
-
     assert changed.ids.tolist() == windows.ids.tolist()
     early = np.array([int(name.partition("@")[2]) < 10 for name in windows.ids])
     assert 0 < early.sum() < len(early)
@@ -216,7 +211,6 @@ def test_no_patient_is_in_both_parts_and_each_hospital_gives_a_fifth_of_both_kin
 
 def test_the_set_has_its_people_sites_and_payoffs_and_finite_features(stays):
     data = load_vertical("sepsis2019-windows", stays)
-
     assert data.people_train.shape == data.sites_train.shape == data.y_train.shape
     assert data.payoffs_test.shape == (len(data.y_test), 2)
     assert not set(data.people_train) & {name.partition("@")[0] for name in data.ids_test}
@@ -253,12 +247,10 @@ def test_files_are_parsed_once_unless_they_changed_or_what_was_kept_is_damaged(t
         again = read_sepsis2019_windows(tmp_path)
     assert np.array_equal(first.hospital, again.hospital, equal_nan=True)
     assert first.ids.tolist() == again.ids.tolist()
-
     (kept,) = tmp_path.glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
     assert read_sepsis2019_windows(tmp_path).ids.tolist() == first.ids.tolist()
     assert kept.stat().st_size > 100
-
     write_stay(tmp_path / "set_A/p999.psv", 40)
     assert len(read_sepsis2019_windows(tmp_path).ids) > len(first.ids)
 
@@ -268,7 +260,6 @@ def test_who_may_not_read_the_files_may_not_read_what_was_kept_of_them(tmp_path)
     for path in tmp_path.glob("set_*/*.psv"):
         path.chmod(0o640)
     read_sepsis2019_windows(tmp_path)
-
     (kept,) = tmp_path.glob("*.npz")
     assert kept.stat().st_mode & 0o777 == 0o640
 
@@ -279,9 +270,7 @@ def test_where_the_data_folder_takes_no_file_another_place_does(tmp_path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     keep = sepsis2019._keep
     monkeypatch.setattr(sepsis2019, "_keep", lambda *a: a[1].parent != data and keep(*a))
-
     read_sepsis2019_windows(data)
-
     assert len(list((cache / "hedgerow").glob("sepsis2019-*.npz"))) == 1
     assert not list(data.glob("*.npz"))
 
@@ -295,7 +284,6 @@ def test_a_cell_that_is_no_number_is_named(tmp_path, cell, problem):
     path = tmp_path / "set_A/p000.psv"
     head, *lines = path.read_text().splitlines()
     path.write_text("\n".join([head, lines[0].replace("|60|", f"|{cell}|", 1), *lines[1:]]) + "\n")
-
     with warnings.catch_warnings(), pytest.raises(ValueError, match=problem):
         read_sepsis2019_windows(tmp_path)
 

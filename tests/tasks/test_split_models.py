@@ -54,7 +54,6 @@ def sizes(model):
 def test_a_model_has_the_sizes_that_are_planned_with(arguments, parameters, encodings, logits):
     model = split_model(*arguments, seed=0)
     x1, x2 = (torch.ones(3, *shape) for shape in arguments[1:3])
-
     found = (model.hospital_encoding, model.device_encoding)
     assert parameters in (None, sizes(model))
     assert encodings in (None, found)
@@ -72,7 +71,6 @@ def test_an_encoding_of_a_table_is_shorter_than_its_features():
 def test_the_same_seed_gives_the_same_bits_and_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
     one, two, other = (split_model("lstm", (4, 1), (4, 1), 2, seed=seed).state_dict() for seed in (1, 1, 2))
-
     assert all(torch.equal(one[key], two[key]) for key in one)
     assert not torch.equal(one["device.weight_hh_l0"], other["device.weight_hh_l0"])
     assert not torch.equal(one["device.weight_hh_l0"], one["hospital.weight_hh_l0"])
@@ -91,7 +89,6 @@ def test_the_lstm_and_its_gradients_are_torchs():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(7, 11, 3, dtype=torch.float64, generator=generator).requires_grad_()
     weight = torch.randn(7, 5, dtype=torch.float64, generator=generator)
-
     outputs = own(x), torchs(x)[1][0][0]
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-14)
     found = torch.autograd.grad((outputs[0] * weight).sum(), [x, *own.parameters()])
@@ -105,10 +102,8 @@ def test_a_stack_of_lstms_is_the_loop():
     stack = {key: torch.stack([s * p.detach() for s in (1, 2, 3)]) for key, p in own.named_parameters()}
     leaves = {key: value.requires_grad_() for key, value in stack.items()}
     x = torch.randn(3, 2, 11, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
     out = vmap(lambda p, x: functional_call(own, p, (x,)))(leaves, x)
     gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
-
     for member in range(3):
         one = {key: value[member].detach().requires_grad_() for key, value in stack.items()}
         alone = functional_call(own, one, (x[member],))

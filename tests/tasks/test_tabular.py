@@ -40,7 +40,6 @@ def column(table: tabular.Table, feature: str) -> np.ndarray:
 
 def test_breast_cancer_needs_no_files():
     table = tabular.read_breast_cancer(Path("nowhere"))
-
     assert table.hospital.shape == table.device.shape == (569, 15)
     assert not set(table.hospital_features) & set(table.device_features)
     assert table.classes == ("malignant", "benign")
@@ -50,9 +49,7 @@ def test_a_heartbeat_is_cut_into_its_first_and_its_last_half(tmp_path):
     rows = np.column_stack([[1, 5], np.arange(280).reshape(2, 140)])
     np.savetxt(tmp_path / "ECG5000_TRAIN.tsv", rows, delimiter="\t")
     np.savetxt(tmp_path / "ECG5000_TEST.tsv", rows[:1], delimiter="\t")
-
     table = tabular.read_ecg5000(tmp_path)
-
     assert table.hospital.shape == table.device.shape == (3, 70, 1)
     assert table.hospital[1, :, 0].tolist() == list(range(140, 210))
     assert table.device[1, :, 0].tolist() == list(range(210, 280))
@@ -70,7 +67,6 @@ def test_a_heartbeat_is_cut_into_its_first_and_its_last_half(tmp_path):
 def test_a_bad_heartbeat_file_is_named_with_what_is_valid(tmp_path, rows, message):
     for part in ("TRAIN", "TEST"):
         np.savetxt(tmp_path / f"ECG5000_{part}.tsv", rows, delimiter="\t")
-
     with pytest.raises(ValueError, match=f"ECG5000_TRAIN.tsv: .*{message}"):
         tabular.read_ecg5000(tmp_path)
 
@@ -85,9 +81,7 @@ def test_a_second_of_eeg_is_cut_into_89_and_89_and_a_recording_is_one_person_wit
     numbers = ",".join(map(str, range(178)))
     rows = [f"X{second}.V1.791,{numbers},{label}" for second, label in ((21, 4), (2, 4), (2, 1))]
     esr_file(tmp_path, rows)
-
     table = tabular.read_esr(tmp_path)
-
     assert table.hospital[0, :, 0].tolist() == list(range(89))
     assert table.device[0, :, 0].tolist() == list(range(89, 178))
     assert table.labels.tolist() == [3, 3, 0]
@@ -105,7 +99,6 @@ def test_a_second_of_eeg_is_cut_into_89_and_89_and_a_recording_is_one_person_wit
 )
 def test_a_bad_file_of_eeg_is_named_with_what_is_valid(tmp_path, rows, message):
     esr_file(tmp_path, rows)
-
     with pytest.raises(ValueError, match=f"data.csv: .*{message}"):
         tabular.read_esr(tmp_path)
 
@@ -118,9 +111,7 @@ def test_support2_has_vital_signs_on_the_device_and_laboratory_values_at_the_hos
     # Who has no vital sign at all is left out.
     rows.append("3,1,,,,,17,98,,,,,,,,9")
     (tmp_path / "support2.csv").write_text("\n".join([SUPPORT2_HEADER, *rows]))
-
     table = tabular.read_support2(tmp_path)
-
     assert table.ids.tolist() == ["1", "2"]
     assert table.device.tolist()[0] == [97, 69, 22, 36]
     assert table.hospital[1, [0, 1, 9]].tolist() == [17, 98, 9]
@@ -134,7 +125,6 @@ def test_support2_has_vital_signs_on_the_device_and_laboratory_values_at_the_hos
 
 def test_a_mimic_stay_is_48_hours_of_the_last_value_of_each_and_when_it_was_measured(mimic):
     table = tabular.read_mimic3(mimic)
-
     assert table.hospital.shape == table.device.shape == (3, 48, 38)
     assert table.labels.tolist() == [1, 0, 0]
     assert table.test.tolist() == [False, False, True]
@@ -151,7 +141,6 @@ def test_a_mimic_stay_is_48_hours_of_the_last_value_of_each_and_when_it_was_meas
 def test_a_mimic_category_is_one_column_of_its_variable_and_a_flag_as_masks_are(mimic):
     table = tabular.read_mimic3(mimic)
     total = [name for name in (*table.hospital_features, *table.device_features) if "total = " in name]
-
     assert column(table, "Glascow coma scale total = 9")[0].tolist() == [1] * 48
     assert sum(column(table, name) for name in total).tolist() == [[1] * 48] * 3
     assert len(table.flags) == 76 - 12

@@ -96,7 +96,6 @@ def write_organs(path: Path, **changed: np.ndarray) -> dict[str, np.ndarray]:
 
 def test_the_default_set_gives_a_fifth_of_each_class_to_the_test_set_and_is_scaled_by_the_rest():
     data = load_vertical("breast-cancer")
-
     assert load_vertical("breast-cancer") is data
     assert data.hospital_train.shape == data.device_train.shape == (456, 15)
     assert len(data.hospital_test) == len(data.device_test) == len(data.y_test) == 113
@@ -112,9 +111,7 @@ def test_no_test_sample_moves_the_training_set(tmp_path):
     write_support2(tmp_path / "one/support2")
     one = load_vertical("support2", tmp_path / "one")
     write_support2(tmp_path / "two/support2", changed={name: 1e6 for name in one.ids_test})
-
     two = load_vertical("support2", tmp_path / "two")
-
     assert np.array_equal(one.hospital_train, two.hospital_train)
     assert np.array_equal(one.device_train, two.device_train)
     assert two.device_test.min() > 1000
@@ -124,9 +121,7 @@ def test_a_missing_value_of_a_table_is_the_training_set_s_median(tmp_path):
     write_support2(tmp_path / "support2")
     cells = [line.split(",") for line in (tmp_path / "support2/support2.csv").read_text().splitlines()[1:]]
     missing = {row[0]: row[3] == "" for row in cells}
-
     data = load_vertical("support2", tmp_path)
-
     train_missing = np.array([missing[name] for name in data.ids_train])
     test_missing = np.array([missing[name] for name in data.ids_test])
     median = np.median(data.device_train[~train_missing, 1])
@@ -139,18 +134,14 @@ def test_a_feature_that_nobody_measured_becomes_zeros(tmp_path):
     path = tmp_path / "support2/support2.csv"
     header, *rows = path.read_text().splitlines()
     path.write_text("\n".join([header, *(",".join([*row.split(",")[:-1], ""]) for row in rows)]))
-
     data = load_vertical("support2", tmp_path)
-
     assert not data.hospital_train[:, -1].any()
     assert not data.hospital_test[:, -1].any()
 
 
 def test_a_series_keeps_its_last_value_and_is_scaled_by_what_a_mask_tells_was_measured(tmp_path):
     write_sepsis(tmp_path / "sepsis2019")
-
     data = load_vertical("sepsis2019", tmp_path)
-
     rate, measured = data.device_train[0, -12:, 0], data.device_train[0, -12:, 8]
     assert measured.tolist() == [0, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
     assert rate[:2].tolist() == [0, 0]
@@ -174,9 +165,7 @@ def test_no_recording_of_eeg_is_in_both_parts(tmp_path):
         for second in range(23)
     ]
     (tmp_path / "data.csv").write_text("\n".join([",".join(["c"] * 180), *rows]))
-
     data = load_vertical("esr", tmp_path)
-
     recordings = [{name.split(".")[2] for name in ids} for ids in (data.ids_train, data.ids_test)]
     assert not recordings[0] & recordings[1]
     assert np.bincount(data.y_train).tolist() == [8 * 23] * 5
@@ -188,9 +177,7 @@ def test_a_flag_of_mimic_is_not_scaled_and_a_person_in_both_of_the_owners_parts_
     good.mkdir()
     bad.mkdir()
     write_mimic(good, train=["1_episode1", "2_episode1"], test=["3_episode1"])
-
     data = load_vertical("mimic3", good)
-
     rate, measured = (data.device_features.index(name) for name in ("Heart Rate", "Heart Rate measured"))
     assert set(data.device_train[..., measured].ravel()) == {0, 1}
     np.testing.assert_allclose(data.device_train[:, 0, rate], [-1, 1], atol=1e-6)
@@ -203,7 +190,6 @@ def test_a_flag_of_mimic_is_not_scaled_and_a_person_in_both_of_the_owners_parts_
 @pytest.mark.parametrize("owner", ["hospital", "device"])
 def test_the_two_parties_pixels_are_disjoint_and_cover_the_image(owner):
     hospital, device = ImageCut(centre_owner=owner).masks(28, 28)
-
     assert not (hospital & device).any()
     assert (hospital | device).all()
     assert sorted([hospital.sum(), device.sum()]) == [300, 484]
@@ -215,7 +201,6 @@ def test_the_two_parties_pixels_are_disjoint_and_cover_the_image(owner):
 
 def test_a_party_s_canvas_is_zero_where_it_sees_nothing():
     data = load_vertical("mnist-5k")
-
     hospital, device = ImageCut().masks(28, 28)
     assert data.hospital_train.shape == data.device_train.shape == (4000, 1, 28, 28)
     assert not data.hospital_train[..., device].any()
@@ -226,9 +211,7 @@ def test_a_party_s_canvas_is_zero_where_it_sees_nothing():
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_full_sets_of_28x28_images_are_cut_as_well(write_idx_set, tmp_path, name):
     x_train, y_train, _, _ = write_idx_set(tmp_path / name)
-
     data = load_vertical(name, tmp_path)
-
     pixels = (data.hospital_train + data.device_train + 1) * 127.5
     np.testing.assert_allclose(pixels[:, 0], x_train, atol=1e-3)
     assert data.y_train.tolist() == y_train.tolist()
@@ -237,9 +220,7 @@ def test_the_full_sets_of_28x28_images_are_cut_as_well(write_idx_set, tmp_path, 
 
 def test_the_two_canvases_of_an_organ_together_are_the_image_and_bad_files_are_named(tmp_path):
     arrays = write_organs(tmp_path / "organamnist.npz")
-
     data = load_vertical("organamnist", tmp_path, ImageCut(size=10, offset=4, centre_owner="device"))
-
     pixels = (data.hospital_test + data.device_test + 1) * 127.5
     np.testing.assert_allclose(pixels[:, 0], arrays["test_images"], atol=1e-3)
     assert data.y_train.tolist() == arrays["train_labels"].ravel().tolist()
@@ -272,7 +253,6 @@ def test_a_set_that_is_not_there_tells_where_it_was_looked_for_and_how_to_say_wh
 
 def test_a_user_s_own_set_plugs_in_by_import_path_and_must_be_a_vertical_one(write_module, tmp_path):
     write_module("own_vertical", OWN_DATA)
-
     assert load_vertical("own_vertical:load", tmp_path).name == f"own at {tmp_path}"
     with pytest.raises(ValueError, match="returned a list; valid is a VerticalDataset"):
         load_vertical("own_vertical:wrong")

@@ -20,9 +20,7 @@ def drawn(size: int, count: int, seed: int) -> np.ndarray:
 def test_indices_come_back_in_as_many_bytes_as_were_announced(data, size: int, seed: int) -> None:
     count = data.draw(st.integers(0, size))
     indices = drawn(size, count, seed)
-
     coded = encode_indices(indices, size)
-
     assert coded.size == -(-index_bits(size, count) // 8)
     assert np.array_equal(decode_indices(coded, count, size), indices)
 

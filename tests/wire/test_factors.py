@@ -101,7 +101,6 @@ def test_a_ratio_gives_a_layer_its_golden_sizes(shape, rho, r, r_f, kronecker, k
         for variant, layer in plain.items()
     }
     blocks, side, reachable, count = kronecker
-
     assert found == {
         **dict.fromkeys(("mud", "mud+aad", "lmt"), r), "mud+f": r_f, "para": para,
         **dict.fromkeys(("mud+bkd", "mud+bkd+aad"), (blocks, side, count)), "mud+bkd+f": kronecker_f,
@@ -163,9 +162,7 @@ def test_golden_g3_decoupled_factors_average_as_updates_do():
     layer, weights = matrix_layer(3, 2, "mud+aad"), (0.25, 0.75)
     frozen = {"U~": column(3, 0, 1), "V~": row(1, -2)}
     clients = [{"U": column(1, 0, 2), "V": row(1, 1)}, {"U": column(0, -1, 4), "V": row(0, 2)}]
-
     first, second = (layer.delta(client, frozen) for client in clients)
-
     expected = tensor([1, 4.75], [-0.75, 1.5], [3.75, -5.25])
     assert torch.equal(first, tensor([4, 1], [0, 0], [3, -3]))
     assert torch.equal(second, tensor([0, 6], [-1, 2], [4, -6]))
@@ -181,11 +178,9 @@ def test_golden_g4_decoupled_blocks_average_as_updates_do_and_plain_ones_do_not(
         {"U": block([[0, 1], [0, 0]]), "V": block([[1, 0], [0, 0]])},
         {"U": block([[2, 0], [0, 0]]), "V": block([[0, 0], [0, 3]])},
     ]
-
     expected = tensor([1.5, 1, 0.5, 0.5], [0, 2.5, 0, 0.5], [1, 0, 0.5, 0], [0, 3, 0, 1.5])
     assert torch.equal(layer.delta(mean(weights, clients), frozen), expected)
     assert torch.equal(sum(0.5 * layer.delta(client, frozen) for client in clients), expected)
-
     plain = replace(layer, variant="mud+bkd")
     bias = sum(0.5 * plain.delta(client, {}) for client in clients) - plain.delta(mean(weights, clients), {})
     assert torch.linalg.norm(bias).item() == pytest.approx(1.767767, abs=1e-6)
@@ -202,7 +197,6 @@ TILED = tensor([0, 1, 0, 2, 2, 3, 0], [0, 1, 1, 2, 2, 4, 5], [0, 0, 0, 3, 0, 4, 
 def test_golden_g5_the_layouts_place_the_same_blocks_differently():
     two = {name: blocks[:2] for name, blocks in FOUR_BLOCKS.items()}
     tiled = kronecker_layer(4, 7, blocks=4, grid=2)
-
     assert torch.equal(kronecker_layer(4, 7, blocks=2).delta(two, {}), FLAT)
     assert torch.equal(kronecker_layer(4, 7, blocks=4).delta(FOUR_BLOCKS, {}), FLAT)
     assert torch.equal(tiled.delta(FOUR_BLOCKS, {}), TILED)
@@ -215,10 +209,8 @@ def test_golden_g5_the_layouts_place_the_same_blocks_differently():
 def test_golden_g6_what_exceeds_the_weight_is_cut_off_and_has_no_gradient():
     layer = kronecker_layer(3, 5)
     factors = {"U": block([[1, 2], [3, 4]]), "V": block([[5, 6], [7, 8]]).requires_grad_()}
-
     delta = layer.delta(factors, {})
     delta.sum().backward()
-
     assert torch.equal(delta, tensor([5, 6, 10, 12, 7], [8, 14, 16, 15, 18], [20, 24, 21, 24, 28]))
     assert torch.equal(factors["V"].grad, block([[10, 10], [10, 6]]))
 
@@ -228,9 +220,7 @@ def test_golden_g7_kronecker_gradients_and_a_decoupled_step():
     frozen = {"U~": block([[1, 0], [2, 1]]), "V~": block([[1, 1], [0, 1]])}
     factors = {name: torch.zeros(1, 2, 2, dtype=torch.float64, requires_grad=True) for name in "UV"}
     layer = kronecker_layer(4, 4, "mud+bkd+aad")
-
     layer.delta(factors, frozen).backward(G)
-
     assert torch.equal(factors["V"].grad, block([[30, 34], [46, 50]]))
     assert torch.equal(factors["U"].grad, block([[9, 15], [33, 39]]))
     step = layer.delta({name: -0.01 * factors[name].grad for name in "UV"}, frozen)
@@ -246,9 +236,7 @@ def test_golden_g7_kronecker_gradients_and_a_decoupled_step():
 def test_golden_g9_a_convolution_s_matrix_is_its_buffer_in_row_major_order():
     layer = FactoredLayer("conv", (2, 3, 2, 2), "lmt", rank=4)
     matrix = torch.arange(24, dtype=torch.float64).reshape(4, 6)
-
     weight = layer.delta({"U": torch.eye(4, dtype=torch.float64), "V": matrix}, {})
-
     assert torch.equal(weight, torch.arange(24, dtype=torch.float64).reshape(2, 3, 2, 2))
 
 
@@ -282,7 +270,6 @@ def test_the_update_is_the_one_written_out_block_by_block_within_its_rank_bound(
     generator = seeded(seed)
     trainable, frozen = normal(layer.trainable, generator), normal(layer.frozen, generator)
     update = layer.delta(trainable, frozen)
-
     assert torch.allclose(update, by_hand(layer, trainable, frozen), rtol=1e-12, atol=1e-12)
     assert torch.linalg.matrix_rank(update.reshape(layer.m, layer.n)) <= layer.rank_bound()
 
@@ -295,9 +282,7 @@ def test_a_mean_of_decoupled_or_freezing_factors_is_the_mean_of_their_updates(la
     every = [normal(layer.trainable, generator) for _ in range(clients)]
     weights = torch.rand(clients, generator=generator, dtype=torch.float64)
     weights /= weights.sum()
-
     wanted = sum(p * layer.delta(one, frozen) for p, one in zip(weights, every, strict=True))
-
     assert torch.allclose(layer.delta(mean(weights, every), frozen), wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -318,7 +303,6 @@ def test_the_bias_of_plain_factors_is_their_covariance_and_nil_where_clients_agr
     covariance = weighted(
         layer.delta({name: one[name] - average[name] for name in one}, {}) for one in clients
     )
-
     assert torch.allclose(bias, covariance, rtol=1e-12, atol=1e-12)
     assert not agree or bias.abs().max() < 1e-12
 
@@ -356,31 +340,14 @@ def test_blocks_that_cannot_be_reached_have_no_gradient_and_a_tight_layer_has_th
     generator = seeded(seed)
     trainable = {k: x.requires_grad_() for k, x in normal(layer.trainable, generator).items()}
     frozen, tight = normal(layer.frozen, generator), replace(layer, blocks=layer.reachable)
-
     update = layer.delta(trainable, frozen)
     update.sum().backward()
-
     for factor in trainable.values():
         assert not factor.grad[layer.reachable :].any()
         assert factor.grad[: layer.reachable].flatten(1).any(dim=1).all()
     reached = [{k: x[: layer.reachable] for k, x in part.items()} for part in (trainable, frozen)]
     assert tight.reachable == tight.blocks
     assert torch.equal(tight.delta(*reached), update)
-
-
-def test_decoupled_factors_of_full_rank_with_the_identity_frozen_are_dense_training():
-    layer = matrix_layer(5, 3, "mud+aad", rank=3)
-    frozen = {"U~": torch.zeros(5, 3, dtype=torch.float64), "V~": torch.eye(3, dtype=torch.float64)}
-    U = torch.randn(5, 3, dtype=torch.float64, generator=seeded(0)).requires_grad_()
-    V = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
-    G = torch.randn(5, 3, dtype=torch.float64, generator=seeded(1))
-
-    delta = layer.delta({"U": U, "V": V}, frozen)
-    delta.backward(G)
-
-    assert torch.equal(delta, U)
-    assert torch.equal(U.grad, G)
-    assert not V.grad.any()
 
 
 def test_forms_attain_their_rank_bounds_and_merges_add_rank_after_rank_until_it_is_full():
@@ -397,7 +364,6 @@ def test_forms_attain_their_rank_bounds_and_merges_add_rank_after_rank_until_it_
         update = layer.delta(normal(layer.trainable, generator), normal(layer.frozen, generator))
         assert torch.linalg.matrix_rank(update.reshape(layer.m, layer.n)) == rank == layer.rank_bound()
     assert matrix_layer(20, 24, "para", rank=4).count == 352
-
     layer, total, ranks = matrix_layer(30, 20, rank=3), torch.zeros(30, 20, dtype=torch.float64), []
     for _ in range(8):
         total = total + layer.delta(normal(layer.trainable, generator), {})
@@ -411,10 +377,8 @@ def test_forms_attain_their_rank_bounds_and_merges_add_rank_after_rank_until_it_
 def test_a_leading_axis_holds_one_node_an_entry(layer, seed):
     generator = seeded(seed)
     trainable, frozen = normal(layer.trainable, generator, 3), normal(layer.frozen, generator)
-
     stacked = layer.delta(trainable, frozen)
     mapped = torch.vmap(lambda one: layer.delta(one, frozen))(trainable)
-
     assert stacked.shape == mapped.shape == (3, *layer.shape)
     for node in range(3):
         one = layer.delta({name: value[node] for name, value in trainable.items()}, frozen)
@@ -435,7 +399,6 @@ def test_a_leading_axis_holds_one_node_an_entry(layer, seed):
 )
 def test_golden_g10_random_factors(reset_index, name, expected):
     drawn = uniform((2, 3), 0.1, run_seed=1234, reset_index=reset_index, layer=0, name=name)
-
     assert drawn.dtype == torch.float32
     assert drawn.flatten().tolist() == pytest.approx(expected, abs=5e-9)
 
@@ -447,7 +410,6 @@ def test_runs_resets_layers_and_roles_have_streams_of_their_own():
         for other in ({}, {"run_seed": 2}, {"reset_index": 3}, {"layer": 4}, {"name": "V"})
     ]
     drawn += [uniform((50,), 1.0, **(base | {"name": name})) for name in ("X2", "Y2")]
-
     correlation = torch.corrcoef(torch.stack(drawn)) - torch.eye(len(drawn))
     assert correlation.abs().max() < 0.5
 
@@ -456,7 +418,6 @@ def test_runs_resets_layers_and_roles_have_streams_of_their_own():
 @given(a=st.floats(1e-3, 10), seed=seeds)
 def test_random_factors_are_uniform_within_a(a, seed):
     drawn = uniform((20, 100), a, run_seed=seed, reset_index=0, layer=0, name="U")
-
     assert drawn.abs().max() <= a * (1 + 1e-6)
     assert drawn.square().mean().item() == pytest.approx(a * a / 3, rel=0.15)
 
@@ -469,10 +430,8 @@ def test_random_factors_are_uniform_within_a(a, seed):
 def test_the_exact_product_rounds_after_every_operation_in_order(batch, m, k, n, seed):
     left = torch.randn(batch, m, k, generator=seeded(seed))
     right = torch.randn(batch, k, n, generator=seeded(seed + 1))
-
     expected = np.zeros((batch, m, n), np.float32)
     for i in range(k):
         term = left.numpy()[:, :, i : i + 1] * right.numpy()[:, i : i + 1]
         expected = term if i == 0 else expected + term
-
     assert np.array_equal(exact_product(left, right).numpy(), expected)

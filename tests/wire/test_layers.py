@@ -12,7 +12,6 @@ def test_layers_are_the_linear_and_convolutional_weights_in_module_order():
         nn.Conv2d(4, 6, (3, 5), groups=2), nn.Sequential(nn.ReLU(), nn.Linear(7, 5)), nn.Linear(5, 2)
     )
     keys = {"0.weight": (6, 2, 3, 5), "1.1.weight": (5, 7), "2.weight": (2, 5)}
-
     assert layers_of(model) == tuple(LayerShape(key, shape) for key, shape in keys.items())
     assert not_compressible(model) == {}
     assert layers_of(nn.Linear(3, 2)) == (LayerShape("weight", (2, 3)),)
@@ -24,7 +23,6 @@ def test_layers_are_the_linear_and_convolutional_weights_in_module_order():
 )
 def test_a_convolution_is_a_matrix_of_outputs_by_height_and_inputs_by_width(shape, m, n):
     layer = LayerShape("conv", shape)
-
     assert (layer.m, layer.n, layer.size) == (m, n, torch.zeros(shape).numel())
 
 
@@ -45,7 +43,6 @@ def test_what_else_has_parameters_is_named_with_its_reason():
             "relu": nn.ReLU(),
         }
     )
-
     assert [layer.key for layer in layers_of(model)] == ["shared.weight"]
     assert not_compressible(model) == {
         "norm": "BatchNorm2d is neither Linear nor Conv2d",

@@ -108,22 +108,6 @@ def test_the_consistent_expansion_inverts_companding(v, exponent):
     assert relative(expand(x / np.linalg.norm(x), np.linalg.norm(w)), w) < 1e-11
 
 
-def test_the_root_search_agrees_with_bisection():
-    rng = np.random.default_rng(0)
-    for norm in (1e-6, 0.1, 4.3, 1e3, 1e9):
-        v = rng.standard_normal(10)
-        v /= np.linalg.norm(v)
-        low, high = 0.0, 1.0
-        while np.linalg.norm(np.expm1(high * np.abs(v))) < norm:
-            high *= 2
-        for _ in range(200):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if np.linalg.norm(np.expm1(middle * np.abs(v))) < norm else (low, middle)
-            )
-        assert relative(expand(v, norm), np.sign(v) * np.expm1(high * np.abs(v))) < 1e-12
-
-
 def test_expansions_of_a_stack_are_those_of_its_rows():
     rng = np.random.default_rng(0)
     v = rng.standard_normal((5, 10))

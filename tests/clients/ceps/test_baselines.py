@@ -12,12 +12,8 @@ from tests.oracles import decentralised as oracle
 
 from hedgerow.clients import (
     LinearRegression,
-    Memory,
-    Node,
-    Place,
     Privacy,
     Problem,
-    ceps_client,
     decentralised_client,
     gaussian_variance,
     noised,
@@ -221,18 +217,6 @@ def test_beer_is_its_matrix_loop(codec: str) -> None:
             assert np.array_equal(found.arrays(i)[f"u-{j}"], found.arrays(j)["u"])
 
 
-def test_beer_without_compression_and_with_gamma_1_is_gradient_tracking() -> None:
-    models = federation("beer", **{"local-steps": 1, "step-gamma": 1.0}).run_until(12)
-    # Of the first step each node knows its own gradient alone; from then on what was sent is what is.
-    x = -ETA * gradients(zeros())
-    y = old = gradients(x)
-    for _ in range(10):
-        x = W @ x - ETA * y
-        new = gradients(x)
-        y, old = W @ y + new - old, new
-    np.testing.assert_allclose(models, x, atol=1e-12)
-
-
 def test_beers_trackers_sum_to_the_noisy_gradients_whatever_is_left_out() -> None:
     found = federation("beer", codec="sparse32", s=2, privacy="sound", **{"local-steps": 1})
     found.run_until(9)
@@ -368,17 +352,6 @@ def test_what_is_lost_scales_model_and_weight_alike() -> None:
     np.testing.assert_allclose(models, np.tile(best, (M, 1)), atol=1e-3)
 
 
-def test_models_that_agree_agree_whatever_is_lost() -> None:
-    method, model = BASELINES["sgp"], np.array([1.5, -2.0, 0.25, 3.0, 0.5, -1.0])
-    config = ConfigRecord({**SETTINGS, "method": "sgp", **row(P, 2)})
-    node = Node(Place.of(config, 2), PROBLEMS[2], config, root=0)
-    memory = Memory({"x": 0.7 * model, "z": 0.7 * model}, K, {"push-weight": 0.7})
-    for there in ((), (0,), (1,), (0, 1)):
-        received = {j: np.append(model, 1.0) * (j + 0.3) for j in there}
-        after, _ = method.update(node, memory, received, node.mixing)
-        np.testing.assert_allclose(method.look(node, after, K + 1)[1], model, rtol=1e-15)
-
-
 def heard(node: int, *senders: int, told: Callable[[Array], Array] = lambda message: message) -> Any:
     """Return the metrics of a node that hears these, the first as ``told`` has it, and the federation."""
     found = pushing()
@@ -409,13 +382,6 @@ def test_a_node_that_hears_none_but_a_liar_goes_on_with_what_it_has() -> None:
 def test_a_model_is_compared_with_others_by_what_it_is_and_not_by_its_weight() -> None:
     # A thousandth of the weight is an honest message, and so is its thousandth of the model.
     assert heard(2, 1, 0, told=lambda message: message / 1000)[0]["rejected"] == 0
-
-
-def test_a_state_without_weight_has_no_model() -> None:
-    config = ConfigRecord({**SETTINGS, "method": "sgp", **row(P, 2)})
-    node = Node(Place.of(config, 2), PROBLEMS[2], config, root=0)
-    with pytest.raises(ValueError, match=r"push-weight is 0.0 in the state; valid is a finite number > 0"):
-        BASELINES["sgp"].look(node, Memory({"x": np.zeros(N)}, K, {"push-weight": 0.0}), K)
 
 
 def test_sgp_adds_noise_to_each_gradient_and_clips_its_records() -> None:
@@ -526,12 +492,6 @@ def test_noise_is_on_every_gradient(method: str) -> None:
     quiet = federation(method, **METHODS[method]).run_until(8)
     noisy = federation(method, privacy="paper", **METHODS[method]).run_until(8)
     assert not np.array_equal(quiet, noisy)
-
-
-def test_ceps_client_answers_for_the_baselines_too() -> None:
-    configs = [{**SETTINGS, "method": "d-psgd", **row(W, i)} for i in range(M)]
-    found = Federation(ceps_client, PROBLEMS, configs).run_until(8)
-    assert np.array_equal(found, federation("d-psgd").run_until(8))
 
 
 def test_who_does_not_answer_leaves_its_weight_to_the_node() -> None:

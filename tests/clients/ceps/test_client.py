@@ -115,12 +115,6 @@ def test_the_papers_sigma_gives_the_loop_with_that_sigma_and_bits_divide_by_the_
     assert by_bits.counts(3)["sigma"] == penalty(problems[3].largest_eigenvalue, M, 0.5, 200)
 
 
-def test_the_lossless_sparse_code_is_the_dense_one_and_the_narrow_one_is_close() -> None:
-    dense, wide, narrow = (federation(codec=c).run_until(30) for c in ("dense64", "sparse64", "sparse32"))
-    assert np.array_equal(wide, dense)
-    np.testing.assert_allclose(narrow, dense, atol=1e-6)
-
-
 @pytest.mark.parametrize("owner", ["sender", "receiver"])
 def test_one_bit_messages_lead_near_the_exact_ones(owner: str) -> None:
     found = federation(codec="1bcs", d=600, **{"phi-owner": owner})
@@ -204,12 +198,6 @@ def test_without_sparsity_on_a_complete_graph_the_mean_descends_the_gradient() -
         np.testing.assert_allclose(found.run_until(a * kappa + 1).mean(axis=0), mean, atol=1e-12)
 
 
-def test_nodes_with_one_objective_agree_after_their_first_communication() -> None:
-    found = federation(squares(5, 1, N, S) * M, **{"kappa-low": 3, "kappa-high": 3})
-    models = found.run_until(10)
-    np.testing.assert_allclose(models, np.tile(models[0], (M, 1)), atol=1e-13)
-
-
 def test_the_data_are_read_once_at_first_and_once_a_communication_and_missed_ones_are_counted() -> None:
     found, K = federation(), 41
     found.run_until(K)
@@ -258,16 +246,6 @@ def test_the_truths_support_is_found_and_the_objective_is_that_of_the_truth(code
     assert np.mean([np.array_equal(w != 0, truth != 0) for w in models]) >= 0.95
     assert np.mean([p.value(mean) for p in problems]) <= 1.01 * np.mean([p.value(truth) for p in problems])
     assert np.linalg.norm(mean - truth) <= 0.02 * np.linalg.norm(truth)
-
-
-def test_a_node_without_neighbours_does_iterative_hard_thresholding() -> None:
-    (problem,) = squares(2, 1, N, S)
-    config = {**SETTINGS, "num-nodes": 1, "kappa-low": 3, "kappa-high": 3, "neighbours": []}
-    found = Federation(ceps_client, [problem], [config], strict=True)
-    w = found.run_until(3)[0]
-    for a in range(1, 6):
-        w = oracle.keep_largest(w - problem.gradient(w) / 2.0, S)
-        np.testing.assert_allclose(found.run_until(3 * a + 1)[0], w, atol=1e-12)
 
 
 # What goes wrong

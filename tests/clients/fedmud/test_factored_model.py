@@ -202,17 +202,6 @@ def test_every_layer_learns_and_bases_and_frozen_factors_stay(variant: str) -> N
     assert all(not torch.equal(dense[layer.key], base[layer.key]) for layer in wrapped.plan.layers)
 
 
-@pytest.mark.parametrize("variant", ["mud", "mud+bkd"])
-def test_the_drawn_factor_moves_from_the_second_step_on(variant: str) -> None:
-    wrapped = wrap(third_party(), variant=variant, ratio=0.3)
-    before = {k: v.clone() for k, v in wrapped.factors_of().items() if k.endswith(":U")}
-    one = wrapped.factors_of(train(wrapped, steps=1).state)
-    assert all(torch.equal(one[key], value) for key, value in before.items())
-    wrapped.reset(0, 0)
-    two = wrapped.factors_of(train(wrapped, steps=2).state)
-    assert not any(torch.equal(two[key], value) for key, value in before.items())
-
-
 # Degenerations.
 
 

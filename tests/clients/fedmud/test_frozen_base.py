@@ -115,14 +115,6 @@ def test_whoever_missed_any_resets_holds_what_one_who_never_left_holds(
             held = version
 
 
-def test_adding_the_sum_of_the_updates_at_once_would_not_be_the_same() -> None:
-    plan = PLANS["mud"]
-    bases, zero = server_bases(plan), {key: torch.zeros_like(v) for key, v in first_base().items()}
-    updates = [plan.merge(zero, factors(plan, v), plan.frozen(RUN_SEED, v)) for v in range(ROUNDS)]
-    at_once = {key: bases[0][key] + sum(update[key] for update in updates) for key in bases[0]}
-    assert not same(at_once, bases[-1])
-
-
 @pytest.mark.parametrize(
     ("held", "version", "first"), [(5, 8, 2), (3, 6, 3), (4, 4, 4), (7, 2, None)],
     ids=["has some updates", "has none", "is at the version", "is sent the base"],

@@ -121,10 +121,8 @@ def test_a_network_follows_the_oracle(method: str, layout: str) -> None:
     grouping: Any = oracle.pairs(groups, choose) if method == "jfl" else groups
     within = None if method == "jfl" else choose
     expected = oracle.run(model, start, grouping, P=4, Q=2, T=12, eta=shrinking, choose=within).final
-
     options: dict[str, Any] = {"eta": (0.5, 4), "layout": layout, "pairs": method == "jfl", "strict": True}
     final = tanh_federation(1, **options).run(4, 2, 12, choose)
-
     assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
 
 
@@ -139,21 +137,17 @@ def test_a_compressed_network_follows_the_oracle(layout: str) -> None:
     expected = oracle.run(
         model, start, groups, P=4, Q=2, T=8, eta=shrinking, choose=choose, squeeze=squeeze
     ).final
-
     federation = tanh_federation(2, eta=(0.5, 4), layout=layout, exchange={"compress": True}, strict=True)
     final = federation.run(4, 2, 8, choose)
-
     assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_both_layouts_give_the_same_bits(pairs: bool) -> None:
     choose = oracle.draw(3, 0.5, [8, 4, 12])
-
     devices, edges = (
         tanh_federation(3, layout=layout, pairs=pairs, eta=0.3).run(4, 2, 8, choose) for layout in LAYOUTS
     )
-
     assert all(np.array_equal(devices[key], edges[key]) for key in devices)
 
 
@@ -164,7 +158,6 @@ def test_a_stack_is_the_loop(layout: str, pairs: bool) -> None:
         tanh_federation(4, layout=layout, pairs=pairs, one_by_one=one_by_one).run(2, 1, 2)
         for one_by_one in (False, True)
     )
-
     assert flat(stack) == pytest.approx(flat(loop), abs=1e-12, rel=0)
 
 
@@ -183,7 +176,6 @@ def test_a_device_does_not_depend_on_the_others_of_its_batch() -> None:
     rng = np.random.default_rng(0)
     head, zeta1 = federation.theta["head"], rng.normal(size=(8, 3))
     alone = [one_device(federation, federation.node(0, n), head, zeta1[[n]]) for n in range(8)]
-
     nodes = [federation.node(0, n) for n in range(8)]
     federation.ask(
         "train.exchange",
@@ -194,29 +186,8 @@ def test_a_device_does_not_depend_on_the_others_of_its_batch() -> None:
         for n, node in reversed(list(enumerate(nodes)))
     }
     together = federation.ask("train.update", contents)
-
     for n, node in enumerate(nodes):
         assert np.array_equal(got(together[node])["device"], alone[n])
-
-
-def test_after_the_first_interval_the_devices_are_the_same_for_every_grouping() -> None:
-    # I7: they do not see the hospital's local steps.
-    finals = [toy(method).run(2, 2, 2)["device"] for method in ("hsgd", "jfl", "tdcd")]
-    assert finals[0] == pytest.approx(finals[1], abs=1e-15)
-    assert finals[0] == pytest.approx(finals[2], abs=1e-15)
-
-
-def test_one_step_of_all_devices_is_a_step_of_the_mean_gradient() -> None:
-    # I8.
-    model, start, groups = network(6)
-    g = groups[0]
-    Z1 = model.encode1(start.hospital, g.x1)
-    gradient = model.device(start.head, Z1, start.device, g.x2, g.y)
-
-    federation = tanh_federation(6, eta=0.2)
-    federation.run(1, 1, 1)
-
-    assert federation.trace[0]["average"][0] == pytest.approx(start.device - 0.2 * gradient, abs=1e-12)
 
 
 def test_without_a_rate_nothing_moves_and_the_regulariser_alone_moves_what_the_head_ignores() -> None:
@@ -239,7 +210,6 @@ def test_nodes_keep_their_model_its_iteration_and_batch_within_a_round_and_nothi
         federation = tanh_federation(layout=layout)
         federation.run(4, 2, 4)
         assert not any(len(own.state) for own in federation.contexts)
-
     federation = tanh_federation()
     node = federation.node(0, 0)
     federation.ask("train.exchange", {node: sent({"device": federation.theta["device"]}, t=0)})
@@ -249,7 +219,6 @@ def test_nodes_keep_their_model_its_iteration_and_batch_within_a_round_and_nothi
     content = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
     federation.ask("train.update", {node: content})
     assert not federation.contexts[node].state
-
     blocks = {key: federation.theta[key] for key in ("head", "hospital")}
     federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-1", "0-2"])})
     content = sent({"zeta2": np.zeros((2, 2))}, t=4, steps=2, eta0=0.1, ids=["0-1", "0-2"])
@@ -302,13 +271,11 @@ def test_without_the_model_of_its_iteration_or_its_people_a_node_refuses_to_go_o
     federation = tanh_federation()
     update = sent({"zeta2": np.zeros((1, 2))}, t=2, steps=2, eta0=0.1, ids=["0-0"])
     blocks = {key: federation.theta[key] for key in ("head", "hospital")}
-
     for kind, content in (("train.exchange", sent({}, t=2, ids=["0-0"])), ("train.update", update)):
         answer = ask_one(federation, kind, 0, content)
         assert isinstance(answer, ValueError)
         assert "t is 2 in the message's config" in str(answer)
         assert "holds none" in str(answer)
-
     federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-0"])})
     assert "holds that of iteration 4" in str(ask_one(federation, "train.update", 0, update))
     stranger = sent({"zeta2": np.zeros((1, 2))}, t=4, steps=1, eta0=0.1, ids=["0-2"])

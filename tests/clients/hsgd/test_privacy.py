@@ -34,10 +34,8 @@ def test_no_reply_and_no_state_has_a_feature_or_a_label_in_its_bytes(layout: str
     nodes.ask("query.whoami", {i: RecordDict() for i in range(len(nodes.parties))})
     nodes.ask("query.pair", {i: sent({}, seed=0) for i in range(len(nodes.parties))})
     nodes.run(2, 1, 4)
-
     told = b"".join(recorddict_to_proto(answer).SerializeToString() for _, _, answer in nodes.log)
     held = b"".join(recorddict_to_proto(own.state).SerializeToString() for own in nodes.contexts)
-
     labels = {value for group in groups for value in group[2] if value}
     features = {value for group in groups for part in group[:2] for value in part.ravel()}
     for value in features | labels:

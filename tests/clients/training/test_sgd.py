@@ -36,9 +36,7 @@ def _small() -> nn.Module:
 def test_all_modes_agree_and_neither_chunks_nor_neighbours_change_a_bit_of_a_stack(name):
     model = build_model(name, IMAGES, 10, 0)
     works = ragged_works(model, LENGTHS)
-
     loop, stack = (local_sgd(model, works, mode=mode) for mode in ("loop", "stack"))
-
     worst = max(
         (a.state[k] - b.state[k]).abs().max() for a, b in zip(loop, stack, strict=True) for k in a.state
     )
@@ -53,11 +51,9 @@ def test_the_step_is_that_of_sgd_with_the_proximal_term(mode):
     model = _small()
     (work,) = ragged_works(model, [(5, 5, 3)])
     mu = 0.7
-
     (trained,) = local_sgd(
         model, [work], mode=mode, correction=lambda w, w0: {k: mu * (w[k] - w0[k]) for k in w}
     )
-
     w, b = (work.start[key].double() for key in ("linear.weight", "linear.bias"))
     w0, b0 = w, b
     for batch in work.batches:
@@ -74,9 +70,7 @@ def test_no_step_returns_the_start_and_results_share_nothing_with_it(mode):
     model = _small()
     works = ragged_works(model, [(3, 3), (3,), ()])
     before = [{key: value.clone() for key, value in work.start.items()} for work in works]
-
     found = local_sgd(model, works, mode=mode)
-
     assert found[2].mean_loss == 0
     assert all(torch.equal(found[2].state[key], works[2].start[key]) for key in works[2].start)
     for trained in found:
@@ -90,7 +84,6 @@ def test_frozen_parameters_stay(mode):
     model = build_model("mlp", IMAGES, 10, 0)
     model.linear1.requires_grad_(False)
     works = ragged_works(model, [(3, 3), (3,)])
-
     for work, trained in zip(works, local_sgd(model, works, mode=mode), strict=True):
         assert torch.equal(trained.state["linear1.weight"], work.start["linear1.weight"])
         assert not torch.equal(trained.state["linear2.weight"], work.start["linear2.weight"])
@@ -100,9 +93,7 @@ def test_frozen_parameters_stay(mode):
 def test_nothing_global_is_changed(mode):
     model = build_model("lenet", IMAGES, 10, 0)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-
     local_sgd(model, ragged_works(model, LENGTHS), mode=mode)
-
     seen = []
     fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     fresh.start()
@@ -130,7 +121,6 @@ REFUSED = {
 def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reason):
     model = torch_seeded(REFUSED[reason])
     works = _work_of(model, [(4, 4), (4,)])
-
     assert reason in stackable(model)
     with pytest.raises(ValueError, match=f"(?s)mode='stack'.*{reason}.*valid here: 'loop'"):
         local_sgd(model, works, mode="stack")
@@ -151,9 +141,7 @@ class Noisy(nn.Module):
 def test_a_model_that_draws_loops_in_the_order_of_the_nodes():
     model = torch_seeded(Noisy)
     works = _work_of(model, LENGTHS)
-
     runs = [torch_seeded(lambda: local_sgd(model, works)) for _ in range(3)]
-
     assert _same_bits(runs[1], runs[0])
     assert _same_bits(runs[2], runs[0])
 
@@ -176,9 +164,7 @@ class Viewing(nn.Module):
 def test_a_model_may_rely_on_the_layout_of_its_feature_maps(mode, nodes):
     model = torch_seeded(Viewing)
     works = ragged_works(model, [(4, 4)] * nodes)
-
     trained = local_sgd(model, works, mode=mode)
-
     assert all(torch.isfinite(each.state["conv.weight"]).all() for each in trained)
     assert not any(
         torch.equal(each.state["conv.weight"], work.start["conv.weight"])
@@ -190,7 +176,6 @@ def test_a_model_may_rely_on_the_layout_of_its_feature_maps(mode, nodes):
 def test_auto_loops_networks_that_lie_channels_last(name, shape):
     model = build_model(name, shape, 10, 0)
     works = ragged_works(model, LENGTHS, shape)
-
     assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
 
 
@@ -209,7 +194,6 @@ class Branching(nn.Module):
 def test_auto_loops_where_vmap_cannot_take_the_forward_pass():
     model = torch_seeded(Branching)
     works = _work_of(model, LENGTHS)
-
     assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
     with pytest.raises(RuntimeError, match="vmap"):
         local_sgd(model, works, mode="stack")
@@ -221,7 +205,6 @@ def test_a_start_that_does_not_fit_names_the_node_and_what_is_wrong(mode):
     good, bad = ragged_works(model, [(2,), (2,)])
     start = {"linear.weight": bad.start["linear.weight"][:, :5], "other": torch.zeros(1)}
     bad = LocalWork(start, bad.x, bad.y, bad.batches, bad.lr)
-
     with pytest.raises(
         ValueError, match=r"works\[1\].start has linear.weight: \(10, 5\), linear.bias: missing, other"
     ):
