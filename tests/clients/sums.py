@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
-from tests.clients.contexts import context
+from tests.clients.contexts import answered, context
 from tests.strategies.summing import app
 
 import hedgerow.clients.links
@@ -18,7 +18,6 @@ from hedgerow.wire import (
     MASKED_SUM,
     SUM_KEYS,
     SUM_SHARES,
-    Call,
     default_neighbours,
     survivors_needed,
     to_record,
@@ -42,12 +41,7 @@ class Nodes:
         self.keys = [one[MASKED_SUM]["introduction"] for one in told]
 
     def ask(self, node: int, kind: str, content: RecordDict) -> RecordDict:
-        handler = self.client.batch_handler(kind)
-        assert handler is not None
-        (answer,) = handler([Call(content, self.contexts[node], kind)])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return answered(self.client, kind, self.contexts[node], content)
 
     def plan(self, members: list[int] | None = None, **parts: Any) -> SumPlan:
         members = list(range(len(self.contexts))) if members is None else members

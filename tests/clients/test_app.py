@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from tests.clients.contexts import context
 
 from hedgerow.clients import BatchClientApp, each, introduce, introduced, whoami
 from hedgerow.wire import Batched, Call
@@ -16,10 +17,7 @@ SUPERLINK = 1
 
 
 def context_of(partition_id: int, **node_config: str) -> Context:
-    config = {"partition-id": partition_id, "num-partitions": 3, **node_config}
-    return Context(
-        run_id=1, node_id=100 + partition_id, node_config=config, state=RecordDict(), run_config={}
-    )
+    return context(partition_id, num_partitions=3, **node_config)
 
 
 def calls(*values: int, message_type: str = "train") -> list[Call]:

@@ -34,7 +34,6 @@ from hedgerow.wire import (
     NODE_RECORD,
     RESTORE,
     STATE,
-    Call,
     encode_indices,
     finite_views,
     parse_codec,
@@ -51,12 +50,7 @@ def context(state: RecordDict | None = None) -> Context:
 
 
 def answered(app: BatchClientApp, kind: str, content: RecordDict, own: Context) -> RecordDict:
-    handler = app.batch_handler(kind)
-    assert handler is not None
-    (answer,) = handler([Call(content, own, kind)])
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return contexts.answered(app, kind, own, content)
 
 
 def is_answer(answer: RecordDict) -> bool:

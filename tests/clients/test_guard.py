@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.ceps.federation import squares
 
 import hedgerow.clients.policy
@@ -85,8 +86,7 @@ LEARN: Mapping[str, Any] = {
 
 
 def node(run_id: int = 1, run_config: Mapping[str, Any] | None = None, **node_config: Any) -> Context:
-    config = {"partition-id": 0, **{key.replace("_", "-"): value for key, value in node_config.items()}}
-    return Context(run_id, 77, config, RecordDict(), dict(run_config or {}))
+    return contexts.context(0, run_id, run_config=run_config, **node_config)
 
 
 @pytest.fixture
@@ -107,10 +107,7 @@ def policy(folder: Path, text: str) -> str:
 def told(
     app: BatchClientApp, kind: str, content: Mapping[str, Any], context: Context
 ) -> RecordDict | Exception:
-    handler = app.batch_handler(kind)
-    assert handler is not None
-    (answer,) = handler([Call(RecordDict({**content}), context, kind)])
-    return answer
+    return contexts.answer(app, kind, context, RecordDict({**content}))
 
 
 def refused(answer: RecordDict | Exception) -> str:

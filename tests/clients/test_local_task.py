@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context
+from tests.clients.contexts import context
 
 from hedgerow.clients import local_task, resolve_device
 from hedgerow.tasks import build_model, federated
@@ -24,13 +25,7 @@ RUN: dict[str, Any] = {
 def context_of(
     partition_id: int, node: dict[str, Any] | None = None, run: dict[str, Any] | None = None
 ) -> Context:
-    return Context(
-        run_id=1,
-        node_id=100 + partition_id,
-        node_config={"partition-id": partition_id, "num-partitions": 4, **(node or {})},
-        state=RecordDict(),
-        run_config=RUN if run is None else run,
-    )
+    return context(partition_id, run_config=RUN if run is None else run, num_partitions=4, **(node or {}))
 
 
 def test_nodes_share_out_one_copy_of_the_training_set_by_the_seed_and_one_model() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from tests.clients.contexts import answer
 from tests.clients.sums import APP, N, Nodes, devices, instruction
 from tests.strategies.summing import app
 
@@ -245,10 +246,8 @@ def test_what_is_no_update_does_not_leave(learnt: Any, nodes: Nodes) -> None:
         metrics = MetricRecord({"num-examples": 3, "num-steps": 1})
         return RecordDict({"arrays": ArrayRecord(to_record({"w": learnt})), "metrics": metrics})
 
-    handler = app(train).batch_handler("train")
-    assert handler is not None
-    (answer,) = handler([Call(instruction(nodes.plan()), nodes.contexts[0], "train")])
-    assert isinstance(answer, Exception)
+    found = answer(app(train), "train", nodes.contexts[0], instruction(nodes.plan()))
+    assert isinstance(found, Exception)
 
 
 def test_nodes_of_one_call_fail_alone(nodes: Nodes) -> None:

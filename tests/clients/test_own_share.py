@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
+from tests.clients import contexts
 
 from hedgerow.clients import local_task, sd_feel_client
 from hedgerow.clients.own_share import own_share
@@ -24,22 +25,12 @@ def data(tmp_path: Path) -> Path:
 
 def context(data: Path, node: dict[str, Any] | None = None, **run: Any) -> Context:
     config = {"partition": "own", "standardise": "none", "holdout": 0.25, "seed": 1, "model": "logistic"}
-    return Context(
-        run_id=7,
-        node_id=1,
-        node_config={"partition-id": 0, "data": str(data), **(node or {})},
-        state=RecordDict(),
-        run_config={**config, **run},
-    )
+    own = {"partition-id": 0, "data": str(data), **(node or {})}
+    return contexts.context(0, 7, run_config={**config, **run}, **own)
 
 
 def ask(message_type: str, own: Context, **records: ConfigRecord) -> RecordDict:
-    handler = sd_feel_client().batch_handler(message_type)
-    assert handler is not None
-    (answer,) = handler([Call(RecordDict({**records}), own, message_type)])
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return contexts.answered(sd_feel_client(), message_type, own, RecordDict({**records}))
 
 
 def test_every_sample_is_learnt_from_or_held_out_by_the_seed_and_the_nodes_name(data: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.ceps.federation import squares
 from tests.clients.sums import Nodes
 
@@ -83,10 +84,7 @@ def node(folder: Path, policy: str, **config: Any) -> Context:
 
 
 def answer(app: BatchClientApp, kind: str, context: Context, **records: Any) -> RecordDict | Exception:
-    handler = app.batch_handler(kind)
-    assert handler is not None
-    (told,) = handler([Call(RecordDict(records), context, kind)])
-    return told
+    return contexts.answer(app, kind, context, RecordDict(records))
 
 
 def is_covered(told: RecordDict | Exception) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from tests.clients.ceps.federation import Federation, squares
 from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
-from tests.clients.contexts import context
+from tests.clients.contexts import answered, context
 from tests.oracles import ceps as oracle
 
 from hedgerow.clients import LinearRegression, Privacy, ceps_client, gaussian_variance, noised
@@ -425,9 +425,7 @@ def test_sound_noise_is_of_the_seed_only_where_a_simulation_asks_and_its_node_do
     ],
 )
 def test_bad_settings_are_refused_by_name(changes: dict[str, Any], text: str) -> None:
-    handler = ceps_client(lambda own: quadratic(T[0])).batch_handler("query.hello")
-    assert handler is not None
+    app = ceps_client(lambda own: quadratic(T[0]))
     config = ConfigRecord({**SETTINGS, "neighbours": [1, 2], **changes})
-    (answer,) = handler([Call(RecordDict({"config": config}), context(0), "query.hello")])
     with pytest.raises(ValueError, match=text):
-        raise answer  # type: ignore[misc]
+        answered(app, "query.hello", context(0), RecordDict({"config": config}))

@@ -1,10 +1,10 @@
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.hsgd.federation import (
     Federation,
     context,
@@ -261,10 +261,7 @@ def test_a_device_that_is_lost_after_the_exchange_leaves_the_batch(layout: str, 
 
 
 def ask_one(federation: Federation, kind: str, node: int, content: RecordDict) -> RecordDict | Exception:
-    handler = federation.app.batch_handler(kind)
-    assert handler is not None
-    (answer,) = handler([Call(content, federation.contexts[node], kind)])
-    return answer
+    return contexts.answer(federation.app, kind, federation.contexts[node], content)
 
 
 def test_without_the_model_of_its_iteration_or_its_people_a_node_refuses_to_go_on() -> None:
@@ -407,8 +404,5 @@ def test_a_models_dtype_travels() -> None:
     party = Party("device", 0, ["a"], torch.ones(1, 4), torch.zeros(1, dtype=torch.int64), model)
     app = hsgd_client(lambda _: party)
     theta = np.zeros(block_size(model.device), np.float32)
-    own = context(0)
-    handler: Callable[[Sequence[Call]], Sequence[Any]] | None = app.batch_handler("train.exchange")
-    assert handler is not None
-    (answer,) = handler([Call(sent({"device": theta}, t=0), own, "train.exchange")])
+    answer = contexts.answered(app, "train.exchange", context(0), sent({"device": theta}, t=0))
     assert view(answer.array_records["arrays"]["zeta2"]).dtype == np.float32
