@@ -43,7 +43,6 @@ from hedgerow.strategies.router import NODE_TO_NODE, Router
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
 from hedgerow.strategies.sd_feel import (
-    EdgeMonitor,
     EdgeServerSDFeel,
     FedAvg,
     Feel,
@@ -91,7 +90,6 @@ __all__ = [
     "DFedSAM",
     "Diminishing",
     "DivergenceError",
-    "EdgeMonitor",
     "EdgeServerSDFeel",
     "EmbeddingNoise",
     "ErrorFeedback",

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_MONITOR", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"]
+__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"]
 
 HUB_TO_NODE = "hub->node"
 NODE_TO_HUB = "node->hub"
 # What orchestrators send each other directly, all of it.
 PEER_TO_PEER = "peer->peer"
-# And what they tell a process that observes them, which training needs nothing of.
-PEER_TO_MONITOR = "peer->monitor"
-_REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, PEER_TO_MONITOR)
+_REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER)
 
 
 @dataclass(frozen=True, slots=True)
