@@ -169,9 +169,8 @@ class Method(FederatedStrategy, Generic[S]):
 
         They must where the grid does not answer otherwise, or a subclass has other ways with messages.
         """
-        own = type(self)
         hooks = ("configure_train", "aggregate_train", "train_metrics")
-        if any(getattr(own, hook) is not getattr(Method, hook) for hook in hooks):
+        if any(getattr(getattr(self, hook), "__func__", None) is not getattr(Method, hook) for hook in hooks):
             return list(self.configure_train(server_round, arrays, config, grid))
         self._go_on_from(server_round, arrays)
         self._to_training(server_round, arrays, config, grid)

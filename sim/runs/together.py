@@ -47,9 +47,9 @@ def evaluate_together(parts: Sequence[Part]) -> list[dict[str, Any]]:
         raise ValueError(f"{parts[0].folder} and the others hold no {MODELS}: nothing to measure")
     records = []
     for number in sorted(kept):
-        files = {part: part.folder / MODELS / f"{number:06d}.npz" for part in parts}
-        there = {part: file for part, file in files.items() if file.is_file()}
-        arrays = [to_record(load_arrays(file)) for file in there.values()]
+        name = f"{number:06d}.npz"
+        there = [part for part in parts if (part.folder / MODELS / name).is_file()]
+        arrays = [to_record(load_arrays(part.folder / MODELS / name)) for part in there]
         models = np.stack([layout.flatten(one, np.result_type(np.float32, *floats)) for one in arrays])
         u, told = made.together(models, [_size(part, number) for part in there])
         record = {

@@ -109,7 +109,7 @@ def emulated(nodes: int, servers: int, config: str, out: Path) -> list[dict[str,
     _, found = load_newest(folder / "checkpoint")
     state = found.state["parts"]["strategy"]
     layout, models = state["layout"], []
-    for vector in np.asarray(state["models"]):
+    for vector in np.asarray(state["method"]["servers"]):
         parts, at = {}, 0
         for key, shape in zip(layout["keys"], layout["shapes"], strict=True):
             size = int(np.prod(shape))
