@@ -215,19 +215,12 @@ def test_batches_of_other_lengths_are_never_padded_where_statistics_are_of_a_bat
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.Conv2d(4, 4, 3, dilation=2),
-        nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-        nn.MaxPool2d(2, return_indices=True),
-        nn.LPPool2d(2, 2),
-        nn.GroupNorm(2, 4),
-        nn.Linear(4, 4),
-        nn.Flatten(2),
-        nn.Dropout(0.5),
+        nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.MaxPool2d(2, return_indices=True),
+        nn.LPPool2d(2, 2), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Flatten(2), nn.Dropout(0.5),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_the_stacked_layers_do_not_know_has_none(layer):
     assert stacked_layers(nn.Sequential(layer), 3) is None
 
