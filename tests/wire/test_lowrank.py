@@ -311,21 +311,6 @@ def test_gradients_reach_every_trainable_factor_and_no_frozen_one(variant):
 # Randomness.
 
 
-@pytest.mark.parametrize("variant", VARIANTS[:-1])
-def test_layers_resets_and_runs_have_random_factors_of_their_own(variant):
-    plan = small(variant)
-
-    def random(run_seed, reset_index):
-        every = plan.init(run_seed, reset_index) | plan.frozen(run_seed, reset_index)
-        return [value.flatten()[:20] for value in every.values() if value.any()]
-
-    streams = random(0, 0) + random(0, 1) + random(1, 0)
-    assert streams
-    for i, one in enumerate(streams):
-        for other in streams[i + 1 :]:
-            assert not torch.equal(one[: other.numel()], other[: one.numel()])
-
-
 def test_only_what_the_variant_draws_is_not_zero_at_a_reset():
     nonzero = {
         variant: {key.partition(":")[2] for key, value in small(variant).init(0, 0).items() if value.any()}

@@ -397,16 +397,12 @@ def test_what_cannot_be_sent_is_refused(bad):
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"", "wrong size"),
-        (bytes(9), "wrong size"),
-        (bytes(11), "wrong size"),
+        (b"", "wrong size"), (bytes(9), "wrong size"), (bytes(11), "wrong size"),
         (struct.pack("<dBB", math.nan, 0, 0), "non-finite"),
-        (struct.pack("<dBB", math.inf, 0, 0), "non-finite"),
-        (struct.pack("<dBB", -1, 0, 0), "bad norm"),
-        (struct.pack("<dBB", 1e200, 0, 0), "bad norm"),
-        (struct.pack("<dBB", 1, 0, 1), "bad padding"),
+        (struct.pack("<dBB", math.inf, 0, 0), "non-finite"), (struct.pack("<dBB", -1, 0, 0), "bad norm"),
+        (struct.pack("<dBB", 1e200, 0, 0), "bad norm"), (struct.pack("<dBB", 1, 0, 1), "bad padding"),
     ],
-)
+)  # fmt: skip
 def test_malformed_bytes_are_named(payload, reason):
     with pytest.raises(PayloadError) as caught:
         OneBit(2, 12).decode(payload, 20, (1,))

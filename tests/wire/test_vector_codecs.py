@@ -47,16 +47,12 @@ def test_codecs_round_to_the_nearest_of_their_width(name, dtype, w):
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
-        ("1bcs", (564, 10_064, 10_543)),
-        ("dense64", (64_000, 640_000, 1_341_312)),
-        ("dense32", (32_000, 320_000, 670_656)),
-        ("sparse64", (740, 7_800, 7_900)),
-        ("sparse32", (420, 4_600, 4_700)),
-        ("sparse16", (260, 3_000, 3_100)),
-        ("quantised8", (8_032, 80_032, 167_696)),
-        ("quantised4", (4_032, 40_032, 83_864)),
+        ("1bcs", (564, 10_064, 10_543)), ("dense64", (64_000, 640_000, 1_341_312)),
+        ("dense32", (32_000, 320_000, 670_656)), ("sparse64", (740, 7_800, 7_900)),
+        ("sparse32", (420, 4_600, 4_700)), ("sparse16", (260, 3_000, 3_100)),
+        ("quantised8", (8_032, 80_032, 167_696)), ("quantised4", (4_032, 40_032, 83_864)),
     ],
-)
+)  # fmt: skip
 def test_the_information_bits_are_those_of_the_table(name, bits):
     sizes = ((1000, 10, 500), (10_000, 100, 10_000), (20_958, 100, 10_479))
     assert tuple(codec_of(name, s=s, d=d).bits(n, s) for n, s, d in sizes) == bits

@@ -31,7 +31,6 @@ from hedgerow.clients.training.epochs import epoch_batches
 from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud import CompressedLayers
-from hedgerow.tasks import build_model
 from hedgerow.wire import Call, Factorisation, to_record, to_state_dict
 
 NODES, CLASSES = 6, 3
@@ -511,27 +510,6 @@ def test_a_node_without_a_base_says_so(method: str) -> None:
     through_the_wire(reply, "reply")
 
 
-@pytest.mark.parametrize("variant", ["mud+aad", "lmt"])
-def test_a_stack_of_nodes_learns_what_a_loop_learns(variant: str) -> None:
-    model = perceptron()
-    calls = [message(model, context(i), variant=variant) for i in range(4)]
-    for a, b in zip(answers(model, calls, "loop"), answers(model, calls, "stack"), strict=True):
-        left, right = to_state_dict(a["arrays"]), to_state_dict(b["arrays"])
-        assert left.keys() == right.keys()
-        assert max(float((left[key] - right[key]).abs().max()) for key in left) < 1e-6
-
-
-def test_it_introduces_itself_and_evaluates_dense_models() -> None:
-    model = third_party()
-    app = fedmud_client(task_of(model))
-    handlers = {kind: app.batch_handler(kind) for kind in ("query.whoami", "evaluate")}
-    dense = RecordDict({"arrays": to_record(copy.deepcopy(model.state_dict()))})
-    (me,) = handlers["query.whoami"]([Call(RecordDict(), context(3), "query.whoami")])  # type: ignore[misc]
-    (result,) = handlers["evaluate"]([Call(dense, context(3), "evaluate")])  # type: ignore[misc]
-    assert (me["whoami"]["partition-id"], me["whoami"]["num-examples"]) == (3, samples(3))  # type: ignore[index]
-    assert result["metrics"]["num-examples"] == samples(3)  # type: ignore[index]
-
-
 # Errors: one clear message, of that node alone.
 
 
@@ -592,22 +570,3 @@ def test_factors_of_another_plan_and_arrays_of_another_model_are_refused() -> No
     first, second = answers(model, [one, other])
     assert "factor 3.weight:U is missing; valid are" in str(first)
     assert "the message's arrays are" in str(second)
-
-
-def test_a_user_of_the_defaults_trains_the_run_configs_task() -> None:
-    run_config = {
-        "dataset": "mnist-5k",
-        "partition": "iid",
-        "num-clients": 40,
-        "model": "mlp",
-        "seed": 1,
-        "device": "cpu",
-    }
-    own = Context(1, 1, {"partition-id": 0}, RecordDict(), run_config)
-    model = build_model("mlp", (1, 28, 28), 10, 1)
-    sent = message(model, own, skip_back=0, ratio=0.2)
-    handler = fedmud_client().batch_handler("train")
-    assert handler is not None
-    (reply,) = handler([sent])
-    assert isinstance(reply, RecordDict), reply
-    assert any(key.endswith(":U") for key in reply["arrays"])

@@ -134,7 +134,7 @@ def first_update(task: BinarisedWork) -> Tensor:
 
 
 def test_warm_up_sets_alpha_to_the_mean_magnitude_and_signs_are_unbiased_for_an_update_within_it() -> None:
-    update, n = first_update(work(2)), 100
+    update, n = first_update(work(2)), 200
     draws = torch.stack([decoded(train_binarised(model(), work(2, seed=i), WarmUpAlone())) for i in range(n)])
     alpha = float(draws.abs().max())
     assert alpha == pytest.approx(min(max(float(update.abs().mean()), 5e-4), 5e-2), rel=1e-6)

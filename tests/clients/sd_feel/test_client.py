@@ -175,19 +175,12 @@ def test_num_examples_is_the_size_of_the_part_not_the_samples_processed(steps: i
 @pytest.mark.parametrize(
     "bad",
     [
-        {"local-steps": None},
-        {"local-steps": 0},
-        {"local-steps": 1.5},
-        {"first-step": -1},
-        {"learning-rate": "fast"},
-        {"learning-rate": 0.0},
-        {"learning-rate": float("nan")},
-        {"batch-size": 0},
-        {"batch-size": True},
-        {"seed": -1},
+        {"local-steps": None}, {"local-steps": 0}, {"local-steps": 1.5}, {"first-step": -1},
+        {"learning-rate": "fast"}, {"learning-rate": 0.0}, {"learning-rate": float("nan")},
+        {"batch-size": 0}, {"batch-size": True}, {"seed": -1},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_node_with_a_bad_config_fails_alone_and_names_it(bad: dict[str, Any]) -> None:
     first, second, third = answers([call(0), call(1, **bad), call(2)])
     (key, value) = next(iter(bad.items()))

@@ -98,22 +98,14 @@ def test_the_order_of_records_does_not_move_a_bit() -> None:
 @pytest.mark.parametrize(
     ("models", "weights"),
     [
-        ({}, {}),
-        ({"0": [1.0]}, {}),
-        ({"0": [1.0]}, {"0": 0.0}),
-        ({"0": [1.0]}, {"0": -1.0}),
-        ({"0": [1.0]}, {"0": float("nan")}),
-        ({"0": [1.0]}, {"0": float("inf")}),
-        ({"0": [1.0]}, {"0": [1.0]}),
-        ({"0": [1.0]}, {"0": 1.0, "1": 1.0}),
-        ({"0": [1.0], "1": [1.0, 2.0, 3.0]}, {"0": 1.0, "1": 1.0}),
-        ({"0": [float("nan")]}, {"0": 1.0}),
-        ({"0": [[1.0]]}, {"0": 1.0}),
-        ({"0": [1]}, {"0": 1.0}),
-        ({"a": [1.0]}, {"a": 1.0}),
+        ({}, {}), ({"0": [1.0]}, {}), ({"0": [1.0]}, {"0": 0.0}), ({"0": [1.0]}, {"0": -1.0}),
+        ({"0": [1.0]}, {"0": float("nan")}), ({"0": [1.0]}, {"0": float("inf")}),
+        ({"0": [1.0]}, {"0": [1.0]}), ({"0": [1.0]}, {"0": 1.0, "1": 1.0}),
+        ({"0": [1.0], "1": [1.0, 2.0, 3.0]}, {"0": 1.0, "1": 1.0}), ({"0": [float("nan")]}, {"0": 1.0}),
+        ({"0": [[1.0]]}, {"0": 1.0}), ({"0": [1]}, {"0": 1.0}), ({"a": [1.0]}, {"a": 1.0}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_bundle_that_is_none_is_refused_and_the_state_stays(models: Vectors, weights: Any) -> None:
     node = context()
     intra(node, {"0": [7.0]}, {"0": 1.0}, token=5)
@@ -214,30 +206,16 @@ def test_a_node_without_the_model_to_go_on_from_says_so_and_keeps_what_it_has(ca
 @pytest.mark.parametrize(
     "bad",
     [
-        {"server": -1},
-        {"server": 3},
-        {"token": 0},
-        {"aggregation": "krum(0)"},
-        {"aggregation": "clipped(0)"},
-        {"aggregation": 2},
-        {"dtype": "int64"},
-        {"dtype": "float16"},
-        {"columns": 3},
-        {"columns": [0]},
-        {"columns": [1, 0]},
-        {"columns": [-1, 1]},
-        {"columns": [0, 3]},
-        {"columns": ["a", "b"]},
-        {"weights": {"0": 1.0}},
-        {"weights": {**COLUMN, "3": 1.0}},
-        {"weights": {**COLUMN, "0": float("inf")}},
-        {"models": {"0": [1.0, 2.0], "2": [1.0]}},
-        {"models": {"0": [1.0, float("nan")], "2": [1.0, 2.0]}},
-        {"models": {"0": [1, 2], "2": [1, 2]}},
+        {"server": -1}, {"server": 3}, {"token": 0}, {"aggregation": "krum(0)"},
+        {"aggregation": "clipped(0)"}, {"aggregation": 2}, {"dtype": "int64"}, {"dtype": "float16"},
+        {"columns": 3}, {"columns": [0]}, {"columns": [1, 0]}, {"columns": [-1, 1]}, {"columns": [0, 3]},
+        {"columns": ["a", "b"]}, {"weights": {"0": 1.0}}, {"weights": {**COLUMN, "3": 1.0}},
+        {"weights": {**COLUMN, "0": float("inf")}}, {"models": {"0": [1.0, 2.0], "2": [1.0]}},
+        {"models": {"0": [1.0, float("nan")], "2": [1.0, 2.0]}}, {"models": {"0": [1, 2], "2": [1, 2]}},
         {"models": {"0": [3e38, 0], "2": [3e38, 0]}, "weights": {"0": 3.0, "1": 1.0, "2": 3.0}},
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 def test_a_step_that_is_none_is_refused_and_the_state_stays(bad: dict[str, Any]) -> None:
     node = context()

@@ -378,13 +378,6 @@ def test_metrics_tell_of_the_part_the_loss_and_the_drift(config: Any) -> None:
     assert set(metrics) == {"num-examples", "train-loss", "drift-norm", *extra}
 
 
-@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
-def test_the_training_mode_does_not_change_what_is_learnt(config: Any) -> None:
-    calls = [node(i, config) for i in range(4)]
-    for loop, stack in zip(answers(calls, "loop"), answers(calls, "stack"), strict=True):
-        assert_close(loop, stack)
-
-
 def test_nodes_with_different_operators_steps_and_compressors_are_answered_in_one_call() -> None:
     calls = [node(0), node(1, PROX), node(2, local_step=0.5, local_iters=4), node(3, PROX, local_step=0.3)]
     for together, one in zip(answers(calls), calls, strict=True):
@@ -436,42 +429,6 @@ def test_a_compressor_sends_the_code_of_the_models_change(config: Any, compresso
         "memory-lost",
     }
     assert reply["metrics"]["drift-norm"] == pytest.approx(reply["metrics"]["message-norm"], rel=1e-6)
-
-
-def test_the_memory_of_each_node_is_its_own_and_survives_the_round() -> None:
-    sent = {"compressor": "topk(1)", "error_feedback": True}
-    calls = [node(i, **sent) for i in range(3)]
-    answers(calls)
-    later = [
-        Call(node(i, **sent, round_index=1, acknowledged=0).content, calls[i].context, "train")
-        for i in range(3)
-    ]
-    first = answers([node(i, **sent, round_index=1) for i in range(3)])
-    norms = []
-    for with_memory, without in zip(answers(later), first, strict=True):
-        assert isinstance(with_memory, RecordDict)
-        assert isinstance(without, RecordDict)
-        assert with_memory["metrics"]["message-norm"] != without["metrics"]["message-norm"]
-        assert with_memory["metrics"]["memory-lost"] == 0
-        norms.append(with_memory["metrics"]["memory-norm"])
-    assert len(set(norms)) == 3
-
-
-def test_running_statistics_travel_as_they_are_beside_the_payload() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    start = {key: value.clone() for key, value in model.state_dict().items()}
-    handler = similarity_free_client(lambda own: LocalTask(model, X, Y, np.arange(12))).batch_handler("train")
-    assert handler is not None
-    config = {**GRADIENT, "compressor": "topk(2)"}
-    dense, packed = handler([call(start, GRADIENT, context(0)), call(start, config, context(0))])
-    assert isinstance(packed, RecordDict)
-    vector, beside = unpack_update(parse_compressor("topk(2)"), Layout.of(to_record(start)), packed["update"])
-    assert np.count_nonzero(vector) == 2
-    assert set(beside) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
-    for key, value in beside.items():
-        np.testing.assert_array_equal(value, state(dense)[key].numpy())
 
 
 # Probes, evaluation, introductions

@@ -21,19 +21,20 @@ from hedgerow.tasks.resnet import ResNet
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-class StackEqualsLoop:
-    """One model; every form of the stack is held against the loop, and all failures are told at once."""
+def check(model, works: Sequence[LocalWork], stacked: Sequence[Trained], correction=None) -> None:
+    """Hold a stack against the loop; all failures are told at once."""
+    model = model.to(next(iter(works[0].start.values())).dtype)
+    failures = []
+    for node, (work, ours) in enumerate(zip(works, stacked, strict=True)):
+        failures += _differences(f"node {node}", train_one(model, work, correction=correction), ours)
+    assert not failures, "\n".join(failures)
 
-    def model(self) -> nn.Module:
-        raise NotImplementedError
 
-    def check(self, works: Sequence[LocalWork], stacked: Sequence[Trained], correction=None) -> None:
-        model = self.model().to(next(iter(works[0].start.values())).dtype)
-        failures = []
-        for node, (work, ours) in enumerate(zip(works, stacked, strict=True)):
-            oracle = train_one(model, work, correction=correction)
-            failures += _differences(f"node {node}", oracle, ours)
-        assert not failures, "\n".join(failures)
+def layers_of(model: nn.Module, form: str):
+    layers = stacked_layers(model, 3) if form == "layers" else None
+    if form == "layers" and layers is None:
+        pytest.skip("has no stacked layers")
+    return layers
 
 
 def _differences(where: str, oracle: Trained, ours: Trained) -> list[str]:
@@ -109,33 +110,24 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-class TestAStackEqualsTheLoop(StackEqualsLoop):
-    @pytest.fixture(autouse=True)
-    def _name(self, name):
-        self.name = name
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("form", ["layers", "vmap"])
+def test_a_stack_of_padded_batches_and_different_steps_and_rates_equals_the_loop(name, dtype, form):
+    model = CASES[name]().to(dtype)
+    works = ragged_works(model, [(4, 7, 2, 1, 5), (3, 3), (6,), ()])
+    check(CASES[name](), works, train_stack(model, works, layers=layers_of(model, form)))
 
-    def model(self) -> nn.Module:
-        return CASES[self.name]()
 
-    @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-    @pytest.mark.parametrize("form", ["layers", "vmap"])
-    def test_on_padded_batches_and_different_steps_and_rates(self, dtype, form):
-        model = self.model().to(dtype)
-        layers = stacked_layers(model, 3) if form == "layers" else None
-        if form == "layers" and layers is None:
-            pytest.skip("has no stacked layers")
-        works = ragged_works(model, [(4, 7, 2, 1, 5), (3, 3), (6,), ()])
-        self.check(works, train_stack(model, works, layers=layers))
+@pytest.mark.parametrize("name", CASES)
+def test_a_stack_with_a_correction_of_the_gradients_equals_the_loop(name):
+    model = CASES[name]()
+    works = ragged_works(model, [(4, 4, 4), (2, 2)])
 
-    def test_with_a_correction_of_the_gradients(self):
-        model = self.model()
-        works = ragged_works(model, [(4, 4, 4), (2, 2)])
+    def proximal(w, w0):
+        return {name: 0.5 * (w[name] - w0[name]) for name in w}
 
-        def proximal(w, w0):
-            return {name: 0.5 * (w[name] - w0[name]) for name in w}
-
-        stacked = train_stack(model, works, correction=proximal, layers=stacked_layers(model, 3))
-        self.check(works, stacked, proximal)
+    stacked = train_stack(model, works, correction=proximal, layers=stacked_layers(model, 3))
+    check(CASES[name](), works, stacked, proximal)
 
 
 def _normalised_features() -> nn.Module:
@@ -157,37 +149,23 @@ NORMALISED = {
 
 
 @pytest.mark.parametrize("name", NORMALISED)
-class TestAStackWithBatchStatisticsEqualsTheLoop(StackEqualsLoop):
-    """Also its buffers: running means and variances, and how many batches a node has seen."""
+@pytest.mark.parametrize("form", ["layers", "vmap"])
+def test_a_stack_with_batch_statistics_equals_the_loop_and_counts_the_batches_of_each_node(name, form):
+    model = NORMALISED[name]().double()
+    works = ragged_works(model, [(5, 7, 5), (5, 7), (5,), ()])
+    works[1] = LocalWork(works[0].start, works[1].x, works[1].y, works[1].batches, 0.05)
+    trained = train_stack(model, works, layers=layers_of(model, form))
+    check(NORMALISED[name](), works, trained)
+    seen = [key for key in works[0].start if key.endswith("num_batches_tracked")]
+    assert seen
+    assert all(int(trained[0].state[key]) - int(works[0].start[key]) == 3 for key in seen)
 
-    @pytest.fixture(autouse=True)
-    def _name(self, name):
-        self.name = name
 
-    def model(self) -> nn.Module:
-        return NORMALISED[self.name]()
-
-    @pytest.mark.parametrize("form", ["layers", "vmap"])
-    def test_of_nodes_with_other_numbers_of_steps(self, form):
-        model = self.model().double()
-        layers = stacked_layers(model, 3) if form == "layers" else None
-        if form == "layers" and layers is None:
-            pytest.skip("has no stacked layers")
-        works = ragged_works(model, [(5, 7, 5), (5, 7), (5,), ()])
-        works[1] = LocalWork(works[0].start, works[1].x, works[1].y, works[1].batches, 0.05)
-        trained = train_stack(model, works, layers=layers)
-        self.check(works, trained)
-        counts = [v for k, v in trained[0].state.items() if k.endswith("num_batches_tracked")]
-        assert counts
-        start = [v for k, v in works[0].start.items() if k.endswith("num_batches_tracked")]
-        assert [int(count) - int(first) for count, first in zip(counts, start, strict=True)] == [3] * len(
-            counts
-        )
-
-    def test_of_nodes_in_groups_of_equal_batches(self):
-        model = self.model().double()
-        works = ragged_works(model, [(4, 4), (6, 2), (4,), (6, 2, 3), ()])
-        self.check(works, train_stacks(model, works, max_nodes=3))
+@pytest.mark.parametrize("name", NORMALISED)
+def test_stacks_of_nodes_in_groups_of_equal_batches_equal_the_loop(name):
+    model = NORMALISED[name]().double()
+    works = ragged_works(model, [(4, 4), (6, 2), (4,), (6, 2, 3), ()])
+    check(NORMALISED[name](), works, train_stacks(model, works, max_nodes=3))
 
 
 def test_nodes_share_what_stays_and_get_a_copy_back():
@@ -215,19 +193,12 @@ def test_batches_of_other_lengths_are_never_padded_where_statistics_are_of_a_bat
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.Conv2d(4, 4, 3, dilation=2),
-        nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-        nn.MaxPool2d(2, return_indices=True),
-        nn.LPPool2d(2, 2),
-        nn.GroupNorm(2, 4),
-        nn.Linear(4, 4),
-        nn.Flatten(2),
-        nn.Dropout(0.5),
+        nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.MaxPool2d(2, return_indices=True),
+        nn.LPPool2d(2, 2), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Flatten(2), nn.Dropout(0.5),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_the_stacked_layers_do_not_know_has_none(layer):
     assert stacked_layers(nn.Sequential(layer), 3) is None
 
