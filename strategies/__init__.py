@@ -25,6 +25,8 @@ from hedgerow.strategies.exchange import (
     RoundFailedError,
     Row,
     Steps,
+    Together,
+    together,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
@@ -148,6 +150,7 @@ __all__ = [
     "Steps",
     "Stragglers",
     "SumNoise",
+    "Together",
     "TooFewRepliesError",
     "UploadNoise",
     "WeightedMean",
@@ -159,4 +162,5 @@ __all__ = [
     "only_arrays",
     "parse_schedule",
     "push_weights",
+    "together",
 ]

@@ -430,9 +430,10 @@ class Federation:
         offline: int = 0,
         message_type: str = MessageType.TRAIN,
         quorum: int | None = None,
+        group: str = "",
     ) -> list[Message]:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
-        group = str(server_round)
+        group = f"{server_round}-{group}" if group else str(server_round)
         self.begin_bounds(server_round)
         self.fell_back = 0
         self.trained_loss = None
