@@ -31,7 +31,15 @@ from hedgerow.strategies.exchange import (
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
-from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
+from hedgerow.strategies.hsgd import (
+    HSGD,
+    Adaptive,
+    EmbeddingNoise,
+    ModelledSystem,
+    PairingError,
+    Probing,
+    UploadNoise,
+)
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method, Run
 from hedgerow.strategies.own_data import OwnNodes
@@ -116,6 +124,7 @@ __all__ = [
     "Mean",
     "Method",
     "Mixing",
+    "ModelledSystem",
     "Models",
     "Monitor",
     "Moved",
