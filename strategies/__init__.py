@@ -25,11 +25,21 @@ from hedgerow.strategies.exchange import (
     RoundFailedError,
     Row,
     Steps,
+    Together,
+    together,
 )
 from hedgerow.strategies.federation import Federation, only_arrays
 from hedgerow.strategies.fedmud import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.gossip import DivergenceError, Gossip, GossipMethod, Monitor, PayloadSizes, Site
-from hedgerow.strategies.hsgd import HSGD, Adaptive, EmbeddingNoise, PairingError, Probing, UploadNoise
+from hedgerow.strategies.hsgd import (
+    HSGD,
+    Adaptive,
+    EmbeddingNoise,
+    ModelledSystem,
+    PairingError,
+    Probing,
+    UploadNoise,
+)
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.own_data import OwnNodes
@@ -113,6 +123,7 @@ __all__ = [
     "Mean",
     "Method",
     "Mixing",
+    "ModelledSystem",
     "Models",
     "Monitor",
     "Moved",
@@ -147,6 +158,7 @@ __all__ = [
     "Steps",
     "Stragglers",
     "SumNoise",
+    "Together",
     "TooFewRepliesError",
     "UploadNoise",
     "WeightedMean",
@@ -158,4 +170,5 @@ __all__ = [
     "only_arrays",
     "parse_schedule",
     "push_weights",
+    "together",
 ]

@@ -36,7 +36,9 @@ __all__ = [
     "RoundFailedError",
     "Row",
     "Steps",
+    "Together",
     "answered",
+    "together",
 ]
 
 Vector = NDArray[Any]
@@ -56,8 +58,8 @@ class Ask:
     config : Mapping[str, Any]
         What they are told beside what the whole exchange is told.
     own : Mapping[str, Mapping[int, Any]]
-        What each is told alone: by key, its value for each node that is told; an ArrayRecord is a record of
-        the instruction, all else stands in its config.
+        What each is told alone: by key, its value for each node that is told; an ArrayRecord or ConfigRecord
+        is a record of the instruction, all else stands in its config.
     records : Mapping[str, ArrayRecord or ConfigRecord]
         Further records of the instruction.
     arrays : ArrayRecord or None (default: None)
@@ -176,6 +178,8 @@ class Exchange:
         Whether it is traffic.
     beside : bool (default: False)
         Whether it goes over the grid whatever its kind is.
+    unbooked : tuple of str (default: ())
+        Records of its instructions that are no traffic.
     """
 
     kind: str
@@ -191,6 +195,12 @@ class Exchange:
     done: Callable[[], bool] | None = None
     booked: bool = True
     beside: bool = False
+    unbooked: tuple[str, ...] = ()
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Return what is made at once: this one alone."""
+        return (self,)
 
     @property
     def trains(self) -> bool:
@@ -292,4 +302,50 @@ def answered(federation: Federation, grid: Grid, server_round: int, question: Qu
 
 Replies = Iterator[Columns]
 # Yields exchanges and questions, is sent their replies, and returns a T.
-Steps = Generator[Exchange | Question, Any, T]
+Steps = Generator["Exchange | Question | Together", Any, T]
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Exchanges of one kind with different nodes, which are made at once: all are sent before any is read.
+
+    Messages go out pool by pool. The report of all that a round makes so is ``Run.whole``.
+    """
+
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def kind(self) -> str:
+        """Flower's message type."""
+        return self.exchanges[0].kind
+
+    @property
+    def trains(self) -> bool:
+        """Whether one of them is of the category ``train``, and not beside."""
+        return any(exchange.trains for exchange in self.exchanges)
+
+    def of(self, node: int) -> Exchange:
+        """Return the exchange that a node is asked in."""
+        return next(exchange for exchange in self.exchanges if node in exchange.asked)
+
+
+def together(*steps: Steps[Any]) -> Steps[tuple[Any, ...]]:
+    """Make the exchanges of several steps at once; return what comes of each.
+
+    Replies are handed to one after the other, in this order. Questions are asked one by one.
+    """
+    results: list[Any] = [None] * len(steps)
+    replies: dict[int, Any] = dict.fromkeys(range(len(steps)))
+    while replies:
+        asked: dict[int, Exchange] = {}
+        for at, sent in replies.items():
+            try:
+                step = steps[at].send(sent)
+                while not isinstance(step, Exchange):
+                    step = steps[at].send((yield step))
+                asked[at] = step
+            except StopIteration as end:
+                results[at] = end.value
+        came = (yield Together(tuple(asked.values()))) if asked else ()
+        replies = dict(zip(asked, came, strict=True))
+    return tuple(results)

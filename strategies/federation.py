@@ -432,12 +432,18 @@ class Federation:
         offline: int = 0,
         message_type: str = MessageType.TRAIN,
         quorum: int | None = None,
+        group: str = "",
     ) -> list[Message]:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
+        group = f"{server_round}-{group}" if group else str(server_round)
         self.open_exchange(
-            server_round, [node for node, _ in contents], check, offline=offline, quorum=quorum
+            server_round,
+            [node for node, _ in contents],
+            check,
+            offline=offline,
+            quorum=quorum,
+            group=group,
         )
-        group = str(server_round)
         return [
             Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
             for node, content in contents
@@ -451,12 +457,13 @@ class Federation:
         *,
         offline: int = 0,
         quorum: int | None = None,
+        group: str = "",
     ) -> Inbox:
         """Open a round's training exchange, whose replies the inbox that it returns takes."""
         self.begin_bounds(server_round)
         self.fell_back = 0
         self.trained_loss = None
-        self._exchange = Inbox(nodes, str(server_round), check, quorum)
+        self._exchange = Inbox(nodes, group or str(server_round), check, quorum)
         if offline:
             self._exchange.report.rejected["offline"] = offline
         self._exchange.report.rejected += self.left_out(server_round)

@@ -6,7 +6,7 @@ One place sends, checks, books and judges. What is no algorithm is an aggregator
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from logging import INFO
@@ -19,11 +19,11 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
 from hedgerow.strategies.exchange import (
-    Columns,
     Exchange,
     Question,
     RoundFailedError,
     Steps,
+    Together,
     Vector,
 )
 from hedgerow.strategies.federation import Federation
@@ -116,7 +116,7 @@ class Method(FederatedStrategy, Generic[S]):
     def _forget(self) -> None:
         self.state: S | None = None
         # The round at hand, until it ends: its steps, and its training exchange.
-        self._at_hand: tuple[Run, Steps[S], Exchange] | None = None
+        self._at_hand: tuple[Run, Steps[S], Exchange | Together] | None = None
         for part in self.parts:
             part.forget()
         if self.sums is not None:
@@ -176,8 +176,8 @@ class Method(FederatedStrategy, Generic[S]):
         self._to_training(server_round, arrays, config, grid)
         if self._at_hand is None:
             return []
-        run, steps, exchange = self._at_hand
-        columns = at_once(run, exchange)
+        run, steps, made = self._at_hand
+        columns = None if isinstance(made, Together) else at_once(run, made)
         if columns is None:
             return self._messages()
         self._at_hand = None
@@ -214,10 +214,12 @@ class Method(FederatedStrategy, Generic[S]):
         run, _, step = self._at_hand
         contents, offline = run.to_send(step)
         messages = self.federation.instruct(
-            run.round, contents, run.reader(step), offline=offline, message_type=step.kind
-        )
+            run.round, contents, run.reader(step), offline=offline, message_type=step.kind,
+            group=run.group(step),
+        )  # fmt: skip
         nodes = [node for node, _ in contents]
-        return [*messages, *(m for part in self.parts for m in part.beside(step, nodes, run))]
+        besides = [(part, exchange) for part in self.parts for exchange in step.exchanges]
+        return [*messages, *(m for part, exchange in besides for m in part.beside(exchange, nodes, run))]
 
     def _made(self, state: S, run: Run) -> Steps[S]:
         for part in self.parts:
@@ -230,17 +232,21 @@ class Method(FederatedStrategy, Generic[S]):
         """Go on to the end of the round; None, and the state of before, if too few replies came."""
         if self._at_hand is None:
             return None, None
-        (run, steps, exchange), self._at_hand = self._at_hand, None
+        (run, steps, made), self._at_hand = self._at_hand, None
         for part in self.parts:
-            replies = part.arrived(replies, exchange, run)
-        return self._finished(run, steps, run.columns(exchange, self.federation.accept(replies)))
+            for exchange in made.exchanges:
+                replies = part.arrived(replies, exchange, run)
+        accepted = self.federation.accept(replies)
+        if isinstance(made, Together):
+            return self._finished(run, steps, run.read_together(made, list(accepted), self.federation.report))
+        return self._finished(run, steps, run.columns(made, accepted))
 
     def _finished(
-        self, run: Run, steps: Steps[S], columns: Iterator[Columns]
+        self, run: Run, steps: Steps[S], replies: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Go on from the training exchange to the end of the round."""
         try:
-            step = send(steps, columns)
+            step = send(steps, replies)
             while True:
                 step = send(steps, run.answered(step))
         except RoundFailedError:

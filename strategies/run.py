@@ -21,6 +21,7 @@ from hedgerow.strategies.exchange import (
     RoundFailedError,
     Row,
     Steps,
+    Together,
     Vector,
     answered,
 )
@@ -68,6 +69,9 @@ class Run:
     model: Callable[[], Vector] | None = None
     # What the last exchange over the grid sent, got and lost: all of it once its replies are read.
     report: ExchangeReport = field(default_factory=ExchangeReport)
+    # What all that was made together sent, got and lost, and how often that was.
+    whole: ExchangeReport = field(default_factory=ExchangeReport)
+    waves: int = 0
     # The nodes whose learning the round has absorbed, and the metrics that they told.
     absorbed: list[int] = field(default_factory=list)
     contents: list[RecordDict] = field(default_factory=list)
@@ -131,40 +135,82 @@ class Run:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def answered(self, step: Exchange | Question) -> Iterator[Any]:
-        """Make an exchange over the grid, or a question; yield its valid replies, booked."""
+    def answered(self, step: Exchange | Question | Together) -> Any:
+        """Make an exchange over the grid, or a question; return its valid replies, booked as they are read.
+
+        Of what is made together, the replies to each.
+        """
         assert self.grid is not None
         if isinstance(step, Question):
-            yield from answered(self.federation, self.grid, self.round, step)
-            return
-        contents, _ = self.to_send(step)
-        kind, group, ttl = step.kind, f"{self.round}-{step.group}", self.federation.timeout
+            return answered(self.federation, self.grid, self.round, step)
+        contents, offline = self.to_send(step)
+        first, ttl = step.exchanges[0], self.federation.timeout
+        group = f"{self.round}-{self.group(step)}"
         inbox = Inbox([node for node, _ in contents], group, self.reader(step))
         self.report = inbox.report
-        messages = [Message(content, to.node_id, kind, ttl=ttl, group_id=group) for to, content in contents]
-        came = collect(self.grid, messages, min(ttl, step.timeout)) if messages else ()
-        yield from self.columns(step, inbox.accept(_until(came, step.done)))
+        messages = [
+            Message(content, to.node_id, step.kind, ttl=ttl, group_id=group) for to, content in contents
+        ]
+        came = collect(self.grid, messages, min(ttl, first.timeout)) if messages else ()
+        replies = inbox.accept(_until(came, first.done))
+        if not isinstance(step, Together):
+            return self.columns(step, replies)
+        if offline:
+            inbox.report.rejected["offline"] = offline
+        held = list(replies)
+        self.federation.judge(inbox)
+        return self.read_together(step, held, inbox.report)
 
-    def to_send(self, exchange: Exchange) -> tuple[list[tuple[Node, RecordDict]], int]:
+    def group(self, step: Exchange | Together) -> str:
+        """Return what sets the messages of an exchange apart from the round's others."""
+        return str(self.waves) if isinstance(step, Together) else step.group
+
+    def read_together(
+        self, step: Together, replies: Sequence[Reply], report: ExchangeReport
+    ) -> tuple[Replies, ...]:
+        """Return the valid replies to each of some exchanges, booked, and add up what became of all."""
+        self.whole.sent += report.sent
+        self.whole.accepted += report.accepted
+        self.whole.rejected += report.rejected
+        self.whole.errors |= report.errors
+        of = {id(exchange): list[Reply]() for exchange in step.exchanges}
+        for reply in replies:
+            of[id(step.of(reply.node.partition_id))].append(reply)
+        return tuple(self.columns(exchange, of[id(exchange)]) for exchange in step.exchanges)
+
+    def _sent_together(self, step: Together) -> tuple[list[tuple[Node, RecordDict]], int]:
+        assert self.grid is not None
+        roster = self.federation.gather(self.grid)
+        self.waves += 1
+        asked = [(ask.pool, i, one) for one in step.exchanges for i, ask in one.asked.items()]
+        if len(step.exchanges) > 1:
+            asked.sort(key=lambda row: row[0])
+        contents, known = [], dict[Any, tuple[RecordDict, tuple[int, int]]]()
+        for _, at, exchange in asked:
+            if roster.nodes[at].node_id not in roster.online:
+                continue
+            content, (_, size) = self._content(exchange, at, known)
+            contents.append((roster.nodes[at], content))
+            if exchange.booked:
+                self.federation.ledger.book(
+                    self.round, HUB_TO_NODE, 0, at, exchange.asked[at].bits or 0, size
+                )
+        return contents, len(asked) - len(contents)
+
+    def to_send(self, exchange: Exchange | Together) -> tuple[list[tuple[Node, RecordDict]], int]:
         """Return the contents of an exchange's messages, booked, and how many of its nodes are not there."""
+        if isinstance(exchange, Together):
+            return self._sent_together(exchange)
         if exchange.trains:
             nodes, away = self.federation.there(list(exchange.asked))
         else:
             nodes, away = [self.federation.node(i) for i in exchange.asked], 0
         contents, ledger = [], self.federation.ledger
-        # Nodes that are told the same share one content.
         known: dict[Any, tuple[RecordDict, tuple[int, int]]] = {}
         for node in nodes:
             at = node.partition_id
             ask = exchange.asked[at]
-            own = [values.get(at) for values in ask.own.values()]
-            alike = ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
-            if alike not in known:
-                content = self.instruction(exchange, at)
-                told = content[self.federation.settings.configrecord_key]
-                size = sum(payload_bytes(record) for record in content.values() if record is not told)
-                known[alike] = content, (size, payload_bytes(content))
-            content, sizes = known[alike]
+            content, sizes = self._content(exchange, at, known)
             contents.append((node, content))
             bits = self.federation.model_bits if ask.bits is None else ask.bits
             if exchange.links[0]:
@@ -173,11 +219,26 @@ class Run:
                 ledger.book(self.round, HUB_TO_NODE, 0, at, bits, sizes[1])
         return contents, exchange.offline + away
 
+    def _content(
+        self, exchange: Exchange, at: int, known: dict[Any, tuple[RecordDict, tuple[int, int]]]
+    ) -> tuple[RecordDict, tuple[int, int]]:
+        """Return what a node is sent, and the bytes of it: nodes that are told the same share one content."""
+        ask = exchange.asked[at]
+        own = [values.get(at) for values in ask.own.values()]
+        alike = id(exchange), ask.pool, *(v if isinstance(v, str | int | float) else id(v) for v in own)
+        if alike not in known:
+            content = self.instruction(exchange, at)
+            booked = RecordDict({k: v for k, v in content.items() if k not in exchange.unbooked})
+            told = content[self.federation.settings.configrecord_key]
+            size = sum(payload_bytes(record) for record in booked.values() if record is not told)
+            known[alike] = content, (size, payload_bytes(booked))
+        return known[alike]
+
     def instruction(self, exchange: Exchange, node: int) -> RecordDict:
         """Return what an exchange sends a node; all that are sent a model share its arrays."""
         ask, settings = exchange.asked[node], self.federation.settings
         own = {key: values[node] for key, values in ask.own.items() if node in values}
-        records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord)}
+        records = {key: value for key, value in own.items() if isinstance(value, ArrayRecord | ConfigRecord)}
         told = {key: value for key, value in own.items() if key not in records}
         arrays = ask.arrays
         if arrays is None and ask.model is not None:
@@ -188,8 +249,10 @@ class Run:
         config = ConfigRecord({**exchange.config, **ask.config, **told})
         return RecordDict({**model, **ask.records, **records, settings.configrecord_key: config})
 
-    def reader(self, exchange: Exchange) -> Callable[[Node, RecordDict], Any]:
+    def reader(self, exchange: Exchange | Together) -> Callable[[Node, RecordDict], Any]:
         """Return what reads the replies to an exchange."""
+        if isinstance(exchange, Together):
+            return lambda node, content: read(self, exchange.of(node.partition_id), node, content)
         # What is read is kept longer than what was sent must be.
         kept = exchange if exchange.reads is None else replace(exchange, asks=())
         return partial(read, self, kept)
@@ -263,12 +326,13 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learn
     return Learnt(row.vector, claimed, row.bits)
 
 
-def send(steps: Steps[T], replies: Iterator[Any]) -> Exchange | Question:
+def send(steps: Steps[T], replies: Any) -> Exchange | Question | Together:
     """Go on with a generator, given the replies to what it yielded; return what it yields next."""
     try:
         return steps.send(replies)
-    finally:
-        deque(replies, maxlen=0)  # What a round does not read is checked and booked all the same.
+    finally:  # What a round does not read is checked and booked all the same.
+        for one in replies if isinstance(replies, tuple) else (replies,):
+            deque(one, maxlen=0)
 
 
 def _until(messages: Iterable[Message], done: Callable[[], bool] | None) -> Iterator[Message]:

@@ -522,6 +522,11 @@ class SecureSums:
 
     # As an aggregator.
 
+    def counted(self, run: Any, pool: int, update: SummedUpdate) -> None:
+        """Take note of a sum that counts."""
+        run.absorbed += update.survivors
+        run.contents.append(update.metrics)
+
     def weight(self, run: Any, node: int, claimed: float) -> float:
         """Return what a node counts."""
         return float(run.size(node, claimed)) if self.weighted_by else 1.0
@@ -567,8 +572,7 @@ class SecureSums:
                 self.lose(update, error.reason)
                 continue
             means[pool] = _SumMean(update.survivors, update.weight, start, change)
-            run.absorbed += update.survivors
-            run.contents.append(update.metrics)
+            self.counted(run, pool, update)
         run.told.update(self.metrics())
         if not self.enough():
             raise RoundFailedError

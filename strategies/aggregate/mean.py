@@ -10,14 +10,14 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
-from hedgerow.strategies.exchange import Exchange, Steps, Vector
+from hedgerow.strategies.exchange import Ask, Columns, Exchange, Steps, Vector
 from hedgerow.strategies.inbox import Reply
 from hedgerow.wire.records import only_record
 
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "WeightedMean"]
+__all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "WeightedMean", "means_of"]
 
 
 class Mean(Protocol):
@@ -161,3 +161,36 @@ class MeanByMetric(WeightedMean):
         examples = self.weight(run, node, claimed)
         told = [only_record(reply.content, MetricRecord, "bad metrics")[self.metric] for reply in replies]
         return min([examples, *map(float, told)])  # type: ignore[arg-type]
+
+
+def means_of(
+    aggregator: Aggregator,
+    pools: Mapping[int, tuple[Vector, Mapping[int, Vector]]],
+    run: Run,
+    claimed: Mapping[int, float] | None = None,
+) -> Steps[Mapping[int, Mean]]:
+    """Return an aggregator's means of rows that are there.
+
+    Parameters
+    ----------
+    aggregator : Aggregator
+        One that is not of secure sums.
+    pools : Mapping[int, tuple of NDArray and Mapping[int, NDArray]]
+        By pool, the model that its members were sent (M,), and each member's row (M,).
+    run : Run
+        The try of the round.
+    claimed : Mapping[int, float] or None (default: None)
+        The examples that each member claims to have; None for 1 each.
+    """
+    asks = [Ask(list(rows), sent, pool=pool) for pool, (sent, rows) in pools.items()]
+    of = [(i, pool, row) for pool, (_, rows) in pools.items() for i, row in rows.items()]
+    steps = aggregator.means(Exchange("", asks), run)
+    next(steps)
+    nodes, numbers, rows = zip(*of, strict=True) if of else ((), (), ())
+    sizes = [1.0 if claimed is None else claimed[i] for i in nodes]
+    try:
+        step = steps.send(iter([Columns(nodes, numbers, rows, sizes, [])]))
+        while True:
+            step = steps.send((yield step))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

@@ -6,5 +6,15 @@ from hedgerow.strategies.hsgd.noise import EmbeddingNoise, UploadNoise
 from hedgerow.strategies.hsgd.own import OwnData
 from hedgerow.strategies.hsgd.probes import Probing
 from hedgerow.strategies.hsgd.strategy import HSGD
+from hedgerow.strategies.hsgd.system import ModelledSystem
 
-__all__ = ["HSGD", "Adaptive", "EmbeddingNoise", "OwnData", "PairingError", "Probing", "UploadNoise"]
+__all__ = [
+    "HSGD",
+    "Adaptive",
+    "EmbeddingNoise",
+    "ModelledSystem",
+    "OwnData",
+    "PairingError",
+    "Probing",
+    "UploadNoise",
+]

@@ -5,14 +5,29 @@ E-health with Horizontal and Vertical Data Partitioning": Strategy 2 for P = Q, 
 Differs: the constants are estimated anew in the run, where the paper takes those of a pre-training.
 """
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from logging import INFO, WARNING
+from typing import Any, Literal, NamedTuple
 
-from hedgerow.strategies.hsgd.probes import Probing, Seen
-from hedgerow.strategies.hsgd.theory import choose_eta, choose_same_interval, eta_max, interval_max
+from flwr.common import log
+
+from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.hsgd.probes import LostProbeError, Probing, Seen
+from hedgerow.strategies.hsgd.theory import (
+    choose_eta,
+    choose_same_interval,
+    eta_max,
+    halved_eta,
+    interval_max,
+)
+from hedgerow.strategies.parts import Part
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least
+from hedgerow.wire.printable import shown
 
-__all__ = ["Adaptive", "Choice"]
+__all__ = ["Adaptive", "Choice", "Pace", "Pacer"]
 
 
 class Choice(NamedTuple):
@@ -88,3 +103,86 @@ class Adaptive:
         if self.eta == "strategy3" and seen.gradient2 > 0:
             eta = choose_eta(known, P=P, Q=P, gradient2=seen.gradient2)
         return Choice(P, P, eta)
+
+
+class Pace(NamedTuple):
+    """Intervals and learning rate in use: eta of iteration t is eta0, halved every ``period`` > 0."""
+
+    P: int
+    Q: int
+    eta0: float
+    period: int
+
+    def eta(self, t: int) -> float:
+        """Return the learning rate of iteration t."""
+        return halved_eta(t, eta0=self.eta0, period=self.period) if self.period else self.eta0
+
+
+class Pacer(Part):
+    """Chooses P, Q and eta anew where that is due.
+
+    Parameters
+    ----------
+    asked : Pace
+        As the user has it.
+    adaptive : Adaptive or None
+        When, and by what rule; None for never.
+    iterations : Callable[[], int]
+        Returns t.
+    estimate : Callable[[Adaptive, float, Run], Steps[Seen]]
+        Estimates, given the learning rate of t. It may fail, and then nothing changes.
+    """
+
+    name = "pace"
+
+    def __init__(
+        self,
+        asked: Pace,
+        adaptive: Adaptive | None,
+        iterations: Callable[[], int],
+        estimate: Callable[[Adaptive, float, Run], Steps[Seen]],
+    ) -> None:
+        self._asked, self._adaptive, self._iterations, self._estimate = asked, adaptive, iterations, estimate
+        self.forget()
+
+    def forget(self) -> None:
+        """Go by what was asked for."""
+        self.pace = self._asked
+        self.seen: Seen | None = None
+        self._planned = 0
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Estimate the constants where that is due, and choose by them."""
+        adaptive, server_round, t = self._adaptive, run.round, self._iterations()
+        if adaptive is None or not adaptive.due(server_round - 1) or self._planned == server_round:
+            return
+        asked = self._asked
+        try:
+            self.seen = seen = yield from self._estimate(adaptive, asked.eta(t), run)
+        except (LostProbeError, ValueError) as error:
+            log(
+                WARNING, "No estimate before round %d, P, Q and eta stay: %s", server_round, shown(error, 300)
+            )
+            return
+        self._planned = server_round
+        log(INFO, "Estimates: rho = %g, delta = %g, F0 = %g", seen.known.rho, seen.known.delta, seen.known.F0)
+        if adaptive.apply:
+            P, Q, eta = adaptive.choose(seen, eta=asked.eta(t), done=t)
+            halved = asked.period if adaptive.eta == "keep" else 0
+            self.pace = Pace(P, Q, math.ldexp(eta, t // halved) if halved else eta, halved)
+            log(INFO, "Chosen: P = Q = %d, eta = %g", P, eta)
+
+    def ended(self, run: Run) -> None:
+        """Tell the estimates, of the round before which they were made."""
+        if self.seen is not None and self._planned == run.round:
+            run.told |= self.seen.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was chosen and why, for a checkpoint."""
+        return {"pace": list(self.pace), "seen": None if self.seen is None else self.seen.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        P, Q, eta0, period = state["pace"]
+        self.pace = Pace(int(P), int(Q), float(eta0), int(period))
+        self.seen = None if state["seen"] is None else Seen.restored(state["seen"])

@@ -17,12 +17,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.hsgd.aggregators import Theta
+from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Schema, Vector, instruction
-from hedgerow.strategies.hsgd.sealing import SealedLinks, refusals
-from hedgerow.strategies.hsgd.waves import Waves
-from hedgerow.strategies.inbox import Reply, checked_metrics
+from hedgerow.strategies.hsgd.links import Links
+from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Encodings, Schema, instruction
+from hedgerow.strategies.hsgd.theta import Theta
+from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.wire.message_types import ENCODE, SCORE
 from hedgerow.wire.records import PayloadError, view
 
@@ -32,8 +32,6 @@ Counts = NDArray[np.float64]
 
 BINS = 1000
 CALIBRATION_BINS = 15
-# What sealed encodings of evaluated people are called.
-_SHARES = "evaluated-zeta2"
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,19 @@ class Scores:
 
 
 def evaluate_groups(
-    waves: Waves,
+    talk: Conversation,
     grid: Grid,
     groups: Mapping[int, Group],
     models: Mapping[int, Theta],
     schema: Schema,
     config: Mapping[str, Any],
-    links: SealedLinks | None = None,
+    links: Links,
 ) -> dict[int, Scores]:
     """Return what the hospitals of these groups tell of their people under these models, by group.
 
     Parameters
     ----------
-    waves : Waves
+    talk : Conversation
         Makes the two exchanges.
     grid : Grid
         Over which.
@@ -84,108 +82,54 @@ def evaluate_groups(
         What encodings are.
     config : Mapping[str, Any]
         ``t``, and what an exchange tells of noise.
-    links : SealedLinks or None (default: None)
-        On which devices tell encodings to their hospital; None where the server reads along.
+    links : Links
+        On which devices tell encodings to their hospital.
     """
-    if links is not None:
-        return _evaluate_sealed(waves, grid, groups, models, schema, config, links)
-    asked: dict[int, list[str]] = {}
-    contents = []
-    for m, group in sorted(groups.items()):
-        for person in group.ids:
-            asked.setdefault(group.hosts[person], []).append(person)
-        contents += [
-            (host, instruction(ConfigRecord({**config, "ids": asked[host]}), device=models[m].device))
-            for host in sorted(set(group.hosts.values()))
-        ]
-    replies = waves.ask(
-        grid, ENCODE, contents, lambda i, content: schema.device_exchange(content, len(asked[i]))
-    )
-    rows: dict[tuple[int, str], Vector] = {}
-    for reply in replies:
-        host = reply.node.partition_id
-        rows |= {(host, person): row for person, row in zip(asked[host], reply.value, strict=True)}
-    contents, counted = [], {}
-    for m, group in sorted(groups.items()):
-        there = [person for person in group.ids if (group.hosts[person], person) in rows]
-        if not there:
-            continue
-        zeta2 = np.stack([rows[group.hosts[person], person] for person in there])
-        told = ConfigRecord({**config, "ids": there, "bins": BINS})
-        model = models[m]
-        contents.append(
-            (group.hospital, instruction(told, head=model.head, hospital=model.hospital, zeta2=zeta2))
-        )
-        counted[group.hospital] = m, len(there)
-    answers = waves.ask(grid, SCORE, contents, lambda i, content: _scores(content, counted[i][1]))
-    return _told(waves, answers, {host: m for host, (m, _) in counted.items()}, len(groups))
-
-
-def _told(waves: Waves, answers: Sequence[Reply], groups: Mapping[int, int], asked: int) -> dict[int, Scores]:
-    if len(answers) < asked:
-        lost = dict(Counter(waves.report.rejected))
-        log(WARNING, "Evaluation: %d of %d hospitals told scores; lost: %s", len(answers), asked, lost)
-    return {groups[one.node.partition_id]: one.value for one in answers}
-
-
-def _evaluate_sealed(
-    waves: Waves,
-    grid: Grid,
-    groups: Mapping[int, Group],
-    models: Mapping[int, Theta],
-    schema: Schema,
-    config: Mapping[str, Any],
-    links: SealedLinks,
-) -> dict[int, Scores]:
-    """Return the same of encodings that the server only relays."""
     asked: dict[int, list[str]] = {}
     hospitals: dict[int, int] = {}
     contents = []
     for m, group in sorted(groups.items()):
-        if group.hospital not in links.names:
-            continue
-        for person in group.ids:
-            if group.hosts[person] in links.names:
-                asked.setdefault(group.hosts[person], []).append(person)
-        for host in sorted(set(group.hosts.values()) & asked.keys()):
+        hosts = sorted({i for i in group.hosts.values() if links.takes_part(i)})
+        for host in hosts if links.takes_part(group.hospital) else ():
+            asked[host] = [person for person in group.ids if group.hosts[person] == host]
             hospitals[host] = group.hospital
             told = ConfigRecord({**config, "ids": asked[host], **links.config([group.hospital])})
-            contents.append(
-                (host, _with(links, host, [group.hospital], instruction(told, device=models[m].device)))
-            )
+            content = instruction(told, device=models[m].device)
+            contents.append((host, _with(links, host, [group.hospital], content)))
 
-    def check(i: int, content: RecordDict) -> list[bytes]:
-        rest, refused = refusals(content)
+    def check(i: int, content: RecordDict) -> Encodings:
+        rest, refused = links.refusals(content)
         links.met(i, [hospitals[i]], refused)
-        return schema.device_share(rest, len(asked[i]), _SHARES)
+        return links.evaluated(schema, rest, len(asked[i]))
 
-    shares = {r.node.partition_id: r.value[0] for r in waves.ask(grid, ENCODE, contents, check)}
+    shares = {one.node.partition_id: one.value for one in talk.ask(grid, ENCODE, contents, check)}
     contents, counted, hosts_of = [], {}, {}
     for m, group in sorted(groups.items()):
-        there = [person for person in group.ids if shares.get(group.hosts[person])]
+        there = [p for p in group.ids if len(shares.get(i := group.hosts[p], ())) and len(shares[i][0])]
         if not there:
             continue
         hosts = list(dict.fromkeys(group.hosts[person] for person in there))
         told = ConfigRecord({**config, "ids": there, "bins": BINS, **links.config(hosts)})
-        parts: dict[str, Any] = {
-            "head": models[m].head,
-            "hospital": models[m].hospital,
-            _SHARES: [shares[i] for i in hosts],
-        }
-        contents.append((group.hospital, _with(links, group.hospital, hosts, instruction(told, **parts))))
+        rows = {p: (i, asked[i].index(p)) for i in hosts for p in asked[i]}
+        parts = links.for_scores(shares, hosts, [rows[person] for person in there])
+        content = instruction(told, head=models[m].head, hospital=models[m].hospital, **parts)
+        contents.append((group.hospital, _with(links, group.hospital, hosts, content)))
         counted[group.hospital], hosts_of[group.hospital] = (m, len(there)), hosts
 
     def check_scores(i: int, content: RecordDict) -> Scores:
-        rest, refused = refusals(content)
+        rest, refused = links.refusals(content)
         strangers = links.met(i, hosts_of[i], refused)
         links.count_unopened(refused)
         return _scores(rest, counted[i][1] - sum(len(asked[host]) for host in strangers))
 
-    answers = waves.ask(grid, SCORE, contents, check_scores)
-    return _told(waves, answers, {host: m for host, (m, _) in counted.items()}, len(groups))
+    answers = talk.ask(grid, SCORE, contents, check_scores)
+    if len(answers) < len(groups):
+        lost = dict(+Counter(talk.report.rejected))
+        log(WARNING, "Evaluation: %d of %d hospitals told scores; lost: %s", len(answers), len(groups), lost)
+    return {counted[one.node.partition_id][0]: one.value for one in answers}
 
 
-def _with(links: SealedLinks, i: int, peers: Sequence[int], content: RecordDict) -> RecordDict:
+def _with(links: Links, i: int, peers: Sequence[int], content: RecordDict) -> RecordDict:
     if (new := links.introduce(i, peers)) is not None:
         content[INTRODUCTIONS] = new
     return content

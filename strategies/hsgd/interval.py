@@ -1,26 +1,24 @@
-"""One local interval of HSGD over messages: the exchange of encodings, then Q steps on both sides.
+"""One local interval of HSGD over messages: what parties are asked, what they tell, and who is out of it.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
-E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 10 to 26.
-Differs: parties can fail. A device that is silent before the swap is not in the batch; one that is silent
-after it is not in the average; where all are, theta_2 stays. A group whose hospital, whose edge node or all
-of whose devices before the swap are silent sits out this interval: its three blocks stay what they were,
-also where one side has made its steps, which that side then takes back (``since``). Missing the interval
-before a global aggregation, it is not in that: the server knows no head and no hospital's encoder that was
-not uploaded.
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 10 to 26. Who fails costs what
+``algorithm.py`` says. Where a group sits out an interval although one side has made its steps, that side
+takes them back (``since``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 
-from hedgerow.strategies.hsgd.aggregators import Combine, EdgeAggregator, Theta, moved
+from hedgerow.strategies.exchange import Ask, Exchange, Row
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
+from hedgerow.strategies.hsgd.links import Links, Refused
 from hedgerow.strategies.hsgd.messages import (
     INTRODUCTIONS,
     Encodings,
@@ -28,17 +26,20 @@ from hedgerow.strategies.hsgd.messages import (
     Schema,
     SealedForAll,
     Vector,
-    instruction,
+    picked,
+    records,
 )
-from hedgerow.strategies.hsgd.sealing import Refused, SealedLinks, refusals
-from hedgerow.strategies.inbox import Reply
+from hedgerow.strategies.hsgd.noise import Exposure
+from hedgerow.strategies.hsgd.theta import Theta
+from hedgerow.strategies.inbox import Node
+from hedgerow.wire.message_types import EXCHANGE, UPDATE
 from hedgerow.wire.records import PayloadError, records_of
-from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 
-__all__ = ["GroupRound", "LocalInterval", "Terms"]
+__all__ = ["Interval", "Local", "Terms"]
 
 Scalar = bool | int | float | str
-Contents = list[tuple[int, RecordDict]]
+# Raises PayloadError where what a party made of what it was sent, a block of the model by name, is too far.
+Hold = Callable[[Vector, Vector, str], None]
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,8 @@ class Terms:
         What an exchange tells of noise on encodings.
     uploads_noise : Mapping[str, Scalar]
         What all messages tell of noise on uploads.
-    links : SealedLinks or None
-        The links on which hospital and devices talk past the server; None where it reads along.
     summed : bool
-        Whether parties keep what their steps make until it goes into a sum, see ``sums.py``.
-    extra : Mapping[str, Any]
-        The train config of the run.
+        Whether parties keep what their steps make until it goes into a sum.
     """
 
     t: int
@@ -80,24 +77,24 @@ class Terms:
     mu: float = 0.0
     noise: Mapping[str, Scalar] = field(default_factory=dict)
     uploads_noise: Mapping[str, Scalar] = field(default_factory=dict)
-    links: SealedLinks | None = None
     summed: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def exchange(self, **more: Scalar | list[str]) -> ConfigRecord:
-        """Return the config of an exchange."""
-        return ConfigRecord({**self.extra, "t": self.t, **self.noise, **self.uploads_noise, **more})
+    @property
+    def exchange(self) -> dict[str, Scalar]:
+        """What all are told in an exchange."""
+        return {"t": self.t, **self.noise, **self.uploads_noise}
 
-    def update(self, **more: Scalar | list[str]) -> ConfigRecord:
-        """Return the config of an update."""
+    @property
+    def update(self) -> dict[str, Scalar]:
+        """What all are told in an update."""
         schedule = {"eta0": self.eta0, "eta-period": self.eta_period, "mu": self.mu}
-        told = {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise}
-        return ConfigRecord({**self.extra, **told, **({"summed": True} if self.summed else {}), **more})
+        summed = {"summed": True} if self.summed else {}
+        return {"t": self.t, "steps": self.steps, **schedule, **self.uploads_noise, **summed}
 
-    def upload(self) -> ConfigRecord:
-        """Return the config of an upload within sums, the same for all members."""
-        told = {"t": self.t + self.steps, "sealed": True, **self.uploads_noise}
-        return ConfigRecord({**self.extra, **told})
+    @property
+    def upload(self) -> dict[str, Scalar]:
+        """What all members of a sum are told."""
+        return {"t": self.t + self.steps, "sealed": True, **self.uploads_noise}
 
     @property
     def told(self) -> bool:
@@ -105,8 +102,9 @@ class Terms:
         return self.uploads and not self.summed
 
 
-class GroupRound:
-    """A group in one round: what it started from, how far it came, and why it is out of an interval.
+@dataclass(frozen=True, eq=False)
+class Local:
+    """A group in a round.
 
     Parameters
     ----------
@@ -114,59 +112,61 @@ class GroupRound:
         The group.
     start : Theta
         The model at the round's start.
-    pairs : bool (default: False)
-        Whether every pair has its own model.
-    combine : Combine or None (default: None)
-        The rule in place of means of devices, and of the pairs' models at the hospital.
+    ids : tuple of str
+        A_m of the interval at hand, less those who were silent.
+    own : Mapping[str, NDArray]
+        theta_{2,m,n} of the devices that trained; of JFL in the round.
+    at : int or None
+        The iteration that its model was made for; None for that of the round's start.
+    lost : str
+        Why it sits out the interval at hand; empty if it does not.
+    missed : int
+        Intervals that it sat out.
+    trained : tuple of int
+        The nodes of the last interval's devices whose steps count.
+    loss : float or None
+        As the hospital told it last.
+    uploaded : NDArray or None
+        Head and hospital's encoder as one vector (n0 + n1,), of JFL's pairs a row each, once they are told.
+    averaged : NDArray or None
+        theta_{2,m} where it has moved in the round, (n2,).
     """
 
-    def __init__(
-        self, group: Group, start: Theta, pairs: bool = False, combine: Combine | None = None
-    ) -> None:
-        self.group = group
-        self.start = start
-        self.edge = EdgeAggregator(group, start.device, pairs, combine)
-        # Why it sits out the interval at hand.
-        self.lost = ""
-        # The iteration that its model was made for; None for that of the round's start.
-        self.stands_at: int | None = None
-        self.missed = 0  # intervals
-        self.loss: float | None = None
-        # The nodes of the last interval's devices whose steps count.
-        self.trained: list[int] = []
-        self._combine = combine
-        self._uploaded: tuple[Vector, Vector] | None = None
+    group: Group
+    start: Theta
+    ids: tuple[str, ...] = ()
+    own: Mapping[str, Vector] = field(default_factory=dict)
+    at: int | None = None
+    lost: str = ""
+    missed: int = 0
+    trained: tuple[int, ...] = ()
+    loss: float | None = None
+    uploaded: Vector | None = None
+    averaged: Vector | None = None
 
     @property
-    def ids(self) -> list[str]:
-        """A_m of the interval at hand, less those who were silent."""
-        return self.edge.ids
+    def device(self) -> Vector:
+        """theta_{2,m}, (n2,)."""
+        return self.start.device if self.averaged is None else self.averaged
 
-    def upload(self, head: Vector, hospital: Vector) -> None:
-        """Take what the hospital uploads, of JFL a row a pair, for which its mean over pairs is taken."""
-        if head.ndim == 2 and self._combine is not None:
-            whole = np.concatenate([head, hospital], axis=1)
-            start = np.concatenate([self.start.head, self.start.hospital])
-            both = moved(self._combine, start, list(whole))
-            head, hospital = both[: head.shape[1]], both[head.shape[1] :]
-        elif head.ndim == 2:
-            head, hospital = (_row_mean(block) for block in (head, hospital))
-        self._uploaded = head, hospital
+    @property
+    def hosts(self) -> dict[int, list[str]]:
+        """The nodes that host this interval's devices, and whose."""
+        if self.group.hosted:
+            return {self.group.hosts[self.ids[0]]: list(self.ids)}
+        return {self.group.hosts[person]: [person] for person in self.ids}
+
+    def device_of(self, person: str) -> Vector:
+        """Return theta_2 that a person's device has come to."""
+        return self.own.get(person, self.device)
 
     @property
     def model(self) -> Theta | None:
         """The group's model at the end of the round; None if it missed the last interval."""
-        if self.lost or self._uploaded is None:
+        if self.lost or self.uploaded is None:
             return None
-        return Theta(*self._uploaded, self.edge.model())
-
-
-def _row_mean(rows: Vector) -> Vector:
-    total = np.zeros(rows.shape[1:])
-    for row in rows:
-        total += row
-    mean: Vector = (total / len(rows)).astype(rows.dtype)
-    return mean
+        head = len(self.start.head)
+        return Theta(self.uploaded[:head], self.uploaded[head:], self.device)
 
 
 class Exchanged(NamedTuple):
@@ -178,352 +178,362 @@ class Exchanged(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """What a party made of its steps, and whose encodings it refused."""
+    """What a party made of its steps, its metrics, and whose encodings it refused."""
 
-    hospital: bool
     loss: float | None
-    blocks: tuple[Vector, ...]
+    blocks: Vector
+    metrics: RecordDict
     refused: Mapping[str, Sequence[str]]
 
 
-class LocalInterval:
+@dataclass
+class _Swap:
+    """What a group's edge relays: the hospital's head and zeta_1, a row a person, and zeta_2 by person."""
+
+    head: Heads | None = None
+    zeta1: Encodings | None = None
+    zeta2: dict[str, Encodings] = field(default_factory=dict)
+
+
+@dataclass
+class Interval:
     """The two waves of messages of one local interval.
 
     Parameters
     ----------
-    runs : Sequence[GroupRound]
-        The groups, also those that sat out the interval before.
     terms : Terms
         What the parties are told.
     schema : Schema
         What a valid reply is.
+    links : Links
+        Whether hospital and devices talk past the server.
     books : Books
         Where transfers go.
-    server_round : int
+    round : int
         Under which round they are booked.
-    hold : Callable[[Vector, Vector, str], None] or None (default: None)
-        Raises PayloadError where what a party made of what it was sent, a block of the model by name, is out
-        of bounds. None for no bounds.
+    exposure : Exposure
+        Counts what is asked for of each person.
+    hold : Hold or None (default: None)
+        None for no bounds.
+    contents : list of RecordDict
+        Takes the metrics that hospitals tell.
+    beside : bool (default: False)
+        Whether it is no part of the round's training.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[GroupRound],
-        terms: Terms,
-        schema: Schema,
-        books: Books,
-        server_round: int,
-        hold: Callable[[Vector, Vector, str], None] | None = None,
-    ) -> None:
-        self._hold = hold or (lambda made, sent, part: None)
-        self.runs = list(runs)
-        for run in self.runs:
-            run.lost = ""
-        self.terms = terms
-        self.schema = schema
-        self._books = books
-        self.server_round = server_round
-        self._of = {partition: run for run in self.runs for partition in run.group.partitions}
+    terms: Terms
+    schema: Schema
+    links: Links
+    books: Books
+    round: int
+    exposure: Exposure
+    hold: Hold | None = None
+    contents: list[RecordDict] = field(default_factory=list)
+    beside: bool = False
+
+    def __post_init__(self) -> None:
+        self._before: dict[int, Local] = {}
+        self._of: dict[int, Local] = {}
+        # The people that each party was asked of.
         self._asked: dict[int, list[str]] = {}
-        self.contents: list[RecordDict] = []
+        self._swaps: dict[int, _Swap] = {}
 
-    # Wave 1.
+    @cached_property
+    def common(self) -> dict[str, Any]:
+        """What hospitals and edges are told in an exchange beside their people."""
+        grouping = "pairs" if self.schema.pairs else "group"
+        return {"grouping": grouping, "compress": self.schema.compressed}
 
-    def exchange(self) -> Contents:
-        """Return who is asked for encodings, and with what."""
-        for run in self.runs:
-            self._choose_named(run)
-        contents = [content for run in self.runs if not run.lost for content in self._exchange_of(run)]
-        return [(partition, self._introduced(partition, content)) for partition, content in contents]
+    # Wave 1: encodings.
 
-    def _choose_named(self, run: GroupRound) -> None:
-        """Leave out whose party told no introduction, where links are sealed."""
-        if self.terms.links is None:
-            return
-        names, group = self.terms.links.names, run.group
-        there = [person for person in run.ids if group.hosts[person] in names]
-        if not there or group.hospital not in names:
-            self._lose(run, "not introduced")
-        elif len(there) < len(run.ids):
-            run.edge.choose(there)
+    def begin(self, groups: Iterable[Local]) -> list[Local]:
+        """Begin with A_m of each group; whose party told no introduction is out of it."""
+        groups = [replace(one, lost="") for one in groups]
+        self._before = {one.group.number: one for one in groups}
+        self.exposure.exchange(groups, starts=self.terms.starts)
+        named = [self._named(one) for one in groups]
+        self._note(named)
+        return named
 
-    def _peers(self, run: GroupRound, partition: int) -> list[int]:
+    def _named(self, one: Local) -> Local:
+        group = one.group
+        there = tuple(p for p in one.ids if self.links.takes_part(group.hosts[p]))
+        if not there or not self.links.takes_part(group.hospital):
+            return self._lost(one, "not introduced")
+        return replace(one, ids=there)
+
+    def _note(self, groups: Sequence[Local]) -> None:
+        self._of = {i: one for one in groups for i in one.group.partitions}
+
+    def encode_at_hospitals(self, groups: Sequence[Local]) -> Exchange:
+        """Ask hospitals for head and zeta_1."""
+        asks = []
+        for one in _left(groups):
+            m, starts = one.group.number, one.at is None
+            blocks = {"head": one.start.head, "hospital": one.start.hospital} if starts else {}
+            asks.append(self._ask(one, one.group.hospital, self._told_of(one), blocks))
+            if starts:
+                self.books.from_cloud(self.round, m)
+            if starts or not self._keeps_models(one.group):
+                self.books.model_to_devices(self.round, m, len(one.ids))
+        return self._exchange(EXCHANGE, asks, self.terms.exchange)
+
+    def encode_at_devices(self, groups: Sequence[Local]) -> Exchange:
+        """Ask devices, or edges for theirs, for zeta_2."""
+        asks = []
+        for one in _left(groups):
+            if one.group.hosted:
+                blocks = {"device": one.device} if one.at is None else {}
+                asks.append(self._ask(one, next(iter(one.hosts)), self._told_of(one), blocks))
+                continue
+            told = {"compress": self.schema.compressed, **self.links.config([one.group.hospital])}
+            own: dict[str, dict[int, Any]] = {}
+            models: dict[int, Mapping[str, Any]] = {}
+            for i, (person,) in one.hosts.items():
+                self._asked[i] = [person]
+                # Devices that start from one model are sent one and the same record.
+                model = one.device_of(person)
+                models.setdefault(id(model), records(device=model))
+                for key, record in models[id(model)].items():
+                    own.setdefault(key, {})[i] = record
+            asks.append(Ask(list(one.hosts), None, told, own, pool=one.group.number))
+        return self._exchange(EXCHANGE, asks, self.terms.exchange)
+
+    def _told_of(self, one: Local) -> dict[str, Any]:
+        since = {} if one.at in (None, self.terms.t) else {"since": one.at}
+        return {"ids": list(one.ids), **self.common, **since}
+
+    def _ask(self, one: Local, i: int, told: Mapping[str, Any], blocks: Mapping[str, Any]) -> Ask:
+        """Return what one node of a group is asked."""
+        self._asked[i] = list(one.ids)
+        told = {**told, **self.links.config(self._peers(one, i))}
+        own = {key: {i: record} for key, record in records(**blocks).items()}
+        return Ask([i], None, told, own, pool=one.group.number)
+
+    def _exchange(self, kind: str, asks: Sequence[Ask], told: Mapping[str, Any]) -> Exchange:
+        if kind == EXCHANGE:
+            asks = [self._introduced(ask) for ask in asks]
+        reads = self.check_exchange if kind == EXCHANGE else self.check_update
+        return Exchange(kind, asks, told, reads=reads, unbooked=(INTRODUCTIONS,), beside=self.beside)
+
+    def _introduced(self, ask: Ask) -> Ask:
+        """Return an ask with the introductions of peers that are new to each party."""
+        new = {i: self.links.introduce(i, self._peers(self._of[i], i)) for i in ask.nodes}
+        lacking = {i: record for i, record in new.items() if record is not None}
+        return replace(ask, own={**ask.own, INTRODUCTIONS: lacking}) if lacking else ask
+
+    def _peers(self, one: Local, partition: int) -> list[int]:
         """Return whom a party talks with: one for each of a hospital's people, or one for all."""
-        group = run.group
+        group = one.group
         if partition != group.hospital:
             return [group.hospital]
-        return [group.hosts[person] for person in (run.ids[:1] if group.hosted else run.ids)]
+        return [group.hosts[person] for person in (one.ids[:1] if group.hosted else one.ids)]
 
-    def _linked(self, run: GroupRound, partition: int) -> dict[str, Any]:
-        """Return the keys of a config that say whom a party talks with past the server."""
-        links = self.terms.links
-        return {} if links is None else links.config(self._peers(run, partition))
-
-    def _introduced(self, partition: int, content: RecordDict) -> RecordDict:
-        """Return a content with the introductions of peers that are new to a party."""
-        links = self.terms.links
-        if (
-            links is None
-            or (new := links.introduce(partition, self._peers(self._of[partition], partition))) is None
-        ):
-            return content
-        return RecordDict({**content, INTRODUCTIONS: new})
-
-    def _exchange_of(self, run: GroupRound) -> Iterator[tuple[int, RecordDict]]:
-        group, edge, terms = run.group, run.edge, self.terms
-        grouping = "pairs" if self.schema.pairs else "group"
-        compress = self.schema.compressed
-        common: dict[str, Any] = {"ids": list(run.ids), "grouping": grouping, "compress": compress}
-        starts = run.stands_at is None
-        start = {"head": run.start.head, "hospital": run.start.hospital} if starts else {}
-        if not starts and run.stands_at != terms.t:
-            common["since"] = run.stands_at
-        self._asked[group.hospital] = list(run.ids)
-        yield (
-            group.hospital,
-            instruction(terms.exchange(**common, **self._linked(run, group.hospital)), **start),
-        )
-        if starts:
-            self._books.from_cloud(self.server_round, group.number)
-        if starts or not self._keeps_models(group):
-            self._books.model_to_devices(self.server_round, group.number, len(run.ids))
-        asked = edge.asked()
-        self._asked.update(asked)
-        if group.hosted:
-            ((partition, ids),) = asked.items()
-            model = {"device": edge.model_for(ids)} if starts else {}
-            yield partition, instruction(terms.exchange(**common, **self._linked(run, partition)), **model)
-            return
-        shared: dict[int, RecordDict] = {}
-        for partition, ids in asked.items():
-            # Devices that start from one model are sent one and the same content.
-            theta_2 = edge.model_for(ids)
-            if id(theta_2) not in shared:
-                config = terms.exchange(compress=compress, **self._linked(run, partition))
-                shared[id(theta_2)] = instruction(config, device=theta_2)
-            yield partition, shared[id(theta_2)]
-
-    def check_exchange(self, partition: int, content: RecordDict) -> Exchanged:
+    def check_exchange(self, node: Node, content: RecordDict) -> Row:
         """Return what a party tells its peers; PayloadError for other replies."""
-        if self.terms.links is None:
-            return Exchanged(*self._check_plain(partition, content))
-        run, count = self._of[partition], len(self._asked[partition])
-        content, refused = refusals(content)
-        if partition != run.group.hospital:
-            share = self.schema.device_share(content, count)
-            return Exchanged(None, SealedForAll(share) if run.group.hosted else share, refused)
-        peers = 1 if run.group.hosted else count
-        head, shares = self.schema.hospital_shares(content, count, peers)
-        return Exchanged(head, SealedForAll(shares) if run.group.hosted else shares, refused)
+        at = node.partition_id
+        one, count = self._of[at], len(self._asked[at])
+        content, refused = self.links.refusals(content)
+        if at != one.group.hospital:
+            rows = self.links.of_device(self.schema, content, count, one.group.hosted)
+            return Row(Exchanged(None, rows, refused), 0)
+        head, zeta1 = self.links.of_hospital(self.schema, content, count, one.group.hosted)
+        if isinstance(head, np.ndarray) and self.hold is not None:
+            # Of a round's first exchange it is the head that was sent, whose change would be usual.
+            self.hold(head, one.start.head, "first head" if one.at is None else "head in a round")
+        return Row(Exchanged(head, zeta1, refused), 0)
 
-    def _check_plain(self, partition: int, content: RecordDict) -> tuple[Heads | None, Encodings]:
-        count = len(self._asked[partition])
-        if partition == self._of[partition].group.hospital:
-            head, zeta1 = self.schema.hospital_exchange(content, count)
-            if isinstance(head, np.ndarray):
-                # Of a round's first exchange it is the head that was sent, whose change would be usual.
-                run = self._of[partition]
-                self._hold(head, run.start.head, "first head" if run.stands_at is None else "head in a round")
-            return head, zeta1
-        return None, self.schema.device_exchange(content, count)
-
-    def exchanged(self, replies: Sequence[Reply]) -> None:
-        """Take the replies: hand them to the edges, and settle who is in the batch."""
+    def swapped(self, groups: Sequence[Local], told: Iterable[tuple[int, Exchanged]]) -> list[Local]:
+        """Take the replies, and settle who is in the batch: those who were heard."""
+        self._swaps = {one.group.number: _Swap() for one in groups}
         withheld: set[tuple[int, str]] = set()
-        for reply in replies:
-            partition, told = reply.node.partition_id, reply.value
-            run = self._of[partition]
-            ids = self._asked[partition]
-            withheld.update(self._withheld(run, partition, told))
-            if told.head is not None:
-                run.edge.take_hospital(told.head, told.rows)
-                seals = self._seals(run, hospital=True, edge=True)
-                self._books.head_and_encodings_to_edge(self.server_round, run.group.number, len(ids), seals)
+        for at, reply in told:
+            one, ids = self._of[at], self._asked[at]
+            m, hosted = one.group.number, one.group.hosted
+            withheld |= {(m, person) for person in self._withheld(one, at, reply)}
+            if reply.head is not None:
+                self._swaps[m].head, self._swaps[m].zeta1 = reply.head, reply.rows
+                seals = self.links.seals(self.schema, len(one.ids), hosted, hospital=True, edge=True)
+                self.books.head_and_encodings_to_edge(self.round, m, len(ids), seals)
             else:
-                run.edge.take_device_encodings(ids, told.rows)
-                seals = self._seals(run, ids, hospital=False, edge=False)
-                self._books.encodings_to_edge(self.server_round, run.group.number, len(ids), seals)
-        for run in self.runs:
-            if run.lost:
-                continue
-            run.edge.keep([p for p in run.ids if (run.group.number, p) not in withheld])
-            if not run.edge.swappable:
-                self._lose(run, "no encodings")
+                for row, person in enumerate(ids):
+                    self._swaps[m].zeta2[person] = picked(reply.rows, [row])
+                seals = self.links.seals(self.schema, len(ids), hosted, hospital=False, edge=False)
+                self.books.encodings_to_edge(self.round, m, len(ids), seals)
+        settled = [one if one.lost else self._heard(one, withheld) for one in groups]
+        self._note(settled)
+        return settled
 
-    def _withheld(self, run: GroupRound, partition: int, told: Exchanged) -> list[tuple[int, str]]:
+    def _heard(self, one: Local, withheld: set[tuple[int, str]]) -> Local:
+        m = one.group.number
+        swap, asked = self._swaps[m], self._asked[one.group.hospital]
+        there = [r for r, p in enumerate(one.ids) if p in swap.zeta2 and (m, p) not in withheld]
+        ids = tuple(one.ids[row] for row in there)
+        if swap.zeta1 is None or not there:
+            return self._lost(replace(one, ids=ids or tuple(asked)), "no encodings")
+        if len(there) < len(one.ids):
+            swap.zeta1 = picked(swap.zeta1, there)
+            if self.schema.pairs and isinstance(swap.head, np.ndarray):
+                swap.head = swap.head[there]
+        return replace(one, ids=ids)
+
+    def _withheld(self, one: Local, at: int, told: Exchanged) -> list[str]:
         """Return the people of whom a party sealed nothing for the other side, which are out of the batch."""
-        links, ids = self.terms.links, self._asked[partition]
-        if links is None:
-            return []
-        links.met(partition, self._peers(run, partition), told.refused)
-        empty = [row for row, share in enumerate(told.rows) if not len(share)]
-        links.withheld += len(empty)
-        those = ids if empty and len(told.rows) == 1 else [ids[row] for row in empty]
-        return [(run.group.number, person) for person in those]
+        ids = self._asked[at]
+        self.links.met(at, self._peers(one, at), told.refused)
+        empty = self.links.empty(told.rows)
+        return ids if empty and len(told.rows) == 1 else [ids[row] for row in empty]
 
-    def _seals(self, run: GroupRound, ids: Sequence[str] | None = None, *, hospital: bool, edge: bool) -> int:
-        """Return the bytes that sealing adds to a hospital's or its devices' share, on an edge's link or not.
+    # Wave 2: steps.
 
-        Devices that an edge hosts seal nothing on their way to it.
-        """
-        if self.terms.links is None or (run.group.hosted and not edge):
-            return 0
-        shares = 1 if run.group.hosted else len(run.ids if ids is None else ids)
-        if not hospital:
-            return shares * SEAL_BYTES
-        if self.schema.pairs:
-            return shares * SEAL_BYTES
-        heads = 1 if edge else shares
-        return shares * (SEAL_BYTES + HEAD_KEY_BYTES) + heads * SEAL_BYTES
+    def step_at_hospitals(self, groups: Sequence[Local]) -> Exchange:
+        """Have hospitals make Q steps with the batch's zeta_2."""
+        asks = []
+        for one in _left(groups):
+            m, a, swap = one.group.number, len(one.ids), self._swaps[one.group.number]
+            self.exposure.update(one, pairs=self.schema.pairs, ends=self.terms.uploads)
+            seals = self.links.seals(self.schema, a, one.group.hosted, hospital=False, edge=True)
+            self.books.encodings_to_hospital(self.round, m, a, seals)
+            told = {"ids": list(one.ids), "upload": self.terms.told, **self.links.coding(self.schema)}
+            asks.append(self._ask(one, one.group.hospital, told, {"zeta2": _joined(swap.zeta2, one.ids)}))
+            seals = self.links.seals(self.schema, a, one.group.hosted, hospital=True, edge=False)
+            self.books.head_and_encodings_to_devices(self.round, m, a, seals)
+        return self._exchange(UPDATE, asks, self.terms.update)
 
-    # Wave 2.
+    def step_at_devices(self, groups: Sequence[Local]) -> Exchange:
+        """Have devices make Q steps with the head and their own row of zeta_1."""
+        asks = []
+        for one in _left(groups):
+            told = {**self.links.coding(self.schema), **self.links.config([one.group.hospital])}
+            own: dict[str, dict[int, Any]] = {}
+            batch = {"ids": list(one.ids), "upload": self.terms.told} if one.group.hosted else {}
+            for i, ids in one.hosts.items():
+                self._asked[i] = ids
+                head, zeta1 = self._for_devices(one, ids)
+                sealed_within = isinstance(head, bytes) and not head
+                blocks = {**({} if sealed_within else {"head": head}), "zeta1": zeta1}
+                for key, record in records(**blocks).items():
+                    own.setdefault(key, {})[i] = record
+            asks.append(Ask(list(one.hosts), None, {**batch, **told}, own, pool=one.group.number))
+        return self._exchange(UPDATE, asks, self.terms.update)
 
-    def update(self) -> Contents:
-        """Return who makes local steps, and with what of the other side."""
-        return [content for run in self.runs if not run.lost for content in self._update_of(run)]
+    def _for_devices(self, one: Local, ids: Sequence[str]) -> tuple[Heads, Encodings]:
+        """Return the head and these people's rows of zeta_1, and no one else's."""
+        swap, group = self._swaps[one.group.number], one.group
+        assert swap.head is not None
+        assert swap.zeta1 is not None
+        rows = [one.ids.index(person) for person in ids]
+        if not self.schema.pairs or isinstance(swap.head, bytes):
+            return swap.head, picked(swap.zeta1, rows)
+        return swap.head[rows if group.hosted else rows[0]], picked(swap.zeta1, rows)
 
-    def _update_of(self, run: GroupRound) -> Iterator[tuple[int, RecordDict]]:
-        group, edge, terms = run.group, run.edge, self.terms
-        a = len(run.ids)
-        batch: dict[str, Any] = {"ids": list(run.ids), "upload": terms.told}
-        self._books.encodings_to_hospital(
-            self.server_round, group.number, a, self._seals(run, hospital=False, edge=True)
-        )
-        self._asked[group.hospital] = list(run.ids)
-        config = terms.update(**batch, **self._coding(run, group.hospital))
-        yield group.hospital, instruction(config, zeta2=edge.for_hospital())
-        self._books.head_and_encodings_to_devices(
-            self.server_round, group.number, a, self._seals(run, hospital=True, edge=False)
-        )
-        for partition, ids in edge.asked().items():
-            self._asked[partition] = ids
-            head, zeta1 = edge.for_devices(ids)
-            config = terms.update(**(batch if group.hosted else {}), **self._coding(run, partition))
-            heads = {} if isinstance(head, bytes) and not head else {"head": head}
-            yield partition, instruction(config, **heads, zeta1=zeta1)
-
-    def _coding(self, run: GroupRound, partition: int) -> dict[str, Any]:
-        """Return the keys of an update's config by which a party opens what it is handed."""
-        if self.terms.links is None:
-            return {}
-        coding = {"compress": self.schema.compressed, "pairs": self.schema.pairs}
-        return {**coding, **self._linked(run, partition)}
-
-    def check_update(self, partition: int, content: RecordDict) -> Updated | Refused:
+    def check_update(self, node: Node, content: RecordDict) -> Row:
         """Return what a party made of its steps; PayloadError for other replies."""
-        if self.terms.links is None:
-            return self._check_updated(partition, content, {})
-        rest, refused = refusals(content)
-        return (
-            Refused(refused) if refused and not len(rest) else self._check_updated(partition, rest, refused)
-        )
+        rest, refused = self.links.refusals(content)
+        if refused and not len(rest):
+            return Row(Refused(refused), 0)
+        return Row(self._check_updated(node.partition_id, rest, refused), 0)
 
-    def _check_updated(
-        self, partition: int, content: RecordDict, refused: Mapping[str, Sequence[str]]
-    ) -> Updated:
-        group, count = self._of[partition].group, len(self._asked[partition])
-        if self.terms.links is not None and partition == group.hospital:
-            count -= len(self._unread(partition, refused))
-        if _told(content) != count:
-            raise PayloadError("bad weight", f"num-examples={_told(content)}, expected {count}")
-        if partition == group.hospital:
-            loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
-            if self.terms.told:
-                start = self._of[partition].start
-                self._hold(head, start.head, "head")
-                self._hold(hospital, start.hospital, "hospital")
-            return Updated(True, loss, (head, hospital), refused)
-        device = self.schema.device_update(content, self._tells_device(group))
-        if device.size:
-            self._hold(device, self._of[partition].edge.model_for(self._asked[partition]), "device")
-        return Updated(False, None, (device,), refused)
+    def _check_updated(self, at: int, content: RecordDict, refused: Mapping[str, Sequence[str]]) -> Updated:
+        one, count = self._of[at], len(self._asked[at])
+        group = one.group
+        metrics = RecordDict({**records_of(content, MetricRecord)})
+        if at == group.hospital:
+            count -= len(self._unread(at, refused))
+        if (told := _told(content)) != count:
+            raise PayloadError("bad weight", f"num-examples={told}, expected {count}")
+        if at != group.hospital:
+            device = self.schema.device_update(content, self._tells_device(group))
+            if device.size and self.hold is not None:
+                self.hold(device, one.device_of(self._asked[at][0]), "device")
+            return Updated(None, device, metrics, refused)
+        loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
+        if self.terms.told and self.hold is not None:
+            self.hold(head, one.start.head, "head")
+            self.hold(hospital, one.start.hospital, "hospital")
+        return Updated(loss, np.concatenate([head, hospital], axis=-1), metrics, refused)
 
-    def _unread(self, partition: int, refused: Mapping[str, Sequence[str]]) -> list[str]:
+    def _unread(self, at: int, refused: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the people whose encodings a hospital of devices could not open."""
-        links, run = self.terms.links, self._of[partition]
-        if links is None or run.group.hosted:
+        one = self._of[at]
+        if one.group.hosted:
             return []
         names = {name for those in refused.values() for name in those}
-        return [p for p in self._asked[partition] if links.names.get(run.group.hosts[p]) in names]
+        return [p for p in self._asked[at] if self.links.named(one.group.hosts[p]) in names]
 
     def _tells_device(self, group: Group) -> bool:
         """Return whether a device, or an edge, tells its model after these steps."""
         return self.terms.told if group.hosted else not self.terms.summed
 
-    def updated(self, replies: Sequence[Reply]) -> None:
-        """Take the replies: average the devices, and note what hospitals upload."""
-        unread = self._read(replies)
-        for run in self.runs:
-            run.trained = []
-        answered = set()
-        for reply in replies:
-            partition, made = reply.node.partition_id, reply.value
-            run = self._of[partition]
-            if isinstance(made, Refused):
-                continue
-            answered.add(partition)
-            if made.hospital:
-                self._note_hospital(run, made.loss, made.blocks)
-                if not self.terms.summed:
-                    self.contents.append(reply.metrics)
-            elif not any((run.group.number, person) in unread for person in self._asked[partition]):
-                self._note_device(run, partition, made)
-        for run in self.runs:
-            if run.lost:
-                continue
-            edge_node = next(iter(run.edge.asked())) if run.group.hosted else run.group.hospital
-            if not {run.group.hospital, edge_node} <= answered:
-                self._lose(run, "no update")
-                continue
-            if gone := [p for p in run.ids if (run.group.number, p) in unread]:
-                run.edge.leave_out(gone)
-            run.edge.aggregate()
-            run.stands_at = self.terms.t + self.terms.steps
-            if self.terms.told:
-                self._books.to_cloud(self.server_round, run.group.number, len(run.ids))
-
-    def _note_device(self, run: GroupRound, partition: int, made: Updated) -> None:
-        """Take what a device, or an edge, made; where it goes into a sum, note that there is something."""
-        run.trained.append(partition)
-        if self._tells_device(run.group):
-            run.edge.take_device_model(self._asked[partition], made.blocks[0])
-        elif not run.group.hosted:
-            return
-        if self.terms.uploads or not self._keeps_models(run.group):
-            counted = self.terms.uploads or not self.schema.pairs
-            self._books.models_to_edge(
-                self.server_round, run.group.number, len(self._asked[partition]), counted
-            )
-
-    def _read(self, replies: Sequence[Reply]) -> set[tuple[int, str]]:
-        """Note what parties could not open, and return the people whose encodings a hospital could not."""
-        links, unread = self.terms.links, set()
-        for reply in replies if links is not None else ():
-            partition, made = reply.node.partition_id, reply.value
-            run, refused = self._of[partition], made.refused
-            assert links is not None
-            links.met(partition, self._peers(run, partition), refused)
-            links.count_unopened(refused)
-            if partition == run.group.hospital:
-                unread |= {(run.group.number, person) for person in self._unread(partition, refused)}
-        return unread
-
     def _keeps_models(self, group: Group) -> bool:
         """Whether devices keep theta_2 from one interval of a round to the next: pairs that an edge hosts."""
         return self.schema.pairs and group.hosted
 
-    def _note_hospital(self, run: GroupRound, loss: float | None, blocks: tuple[Vector, ...]) -> None:
-        run.loss = loss
-        if self.terms.told:
-            run.upload(*blocks)
+    def stepped(self, groups: Sequence[Local], told: Sequence[tuple[int, Updated | Refused]]) -> list[Local]:
+        """Take the replies: what hospitals and edges upload, and each device's model."""
+        unread: set[tuple[int, str]] = set()
+        for at, reply in told:
+            one = self._of[at]
+            self.links.met(at, self._peers(one, at), reply.refused)
+            self.links.count_unopened(reply.refused)
+            if at == one.group.hospital:
+                unread |= {(one.group.number, person) for person in self._unread(at, reply.refused)}
+        made = {at: reply for at, reply in told if isinstance(reply, Updated)}
+        self.contents += [] if self.terms.summed else [
+            reply.metrics for at, reply in made.items() if at == self._of[at].group.hospital
+        ]  # fmt: skip
+        return [one if one.lost else self._trained(one, made, unread) for one in groups]
 
-    def _lose(self, run: GroupRound, reason: str) -> None:
-        """Have a group sit out the interval."""
-        run.lost = reason
-        run.missed += 1
-        run.edge.undo()
-        if not run.ids:  # Of JFL they are those of the round.
-            run.edge.ids = list(self._asked[run.group.hospital])
+    def _trained(self, one: Local, made: Mapping[int, Updated], unread: set[tuple[int, str]]) -> Local:
+        group, m = one.group, one.group.number
+        counts = {
+            at: ids for at, ids in one.hosts.items()
+            if at in made and not any((m, person) in unread for person in ids)
+        }  # fmt: skip
+        own, averaged = dict(one.own), one.averaged
+        for at, ids in sorted(counts.items()):
+            if self._tells_device(group):
+                if group.hosted:
+                    averaged = made[at].blocks
+                else:
+                    own[ids[0]] = made[at].blocks
+            elif not group.hosted:
+                continue
+            if self.terms.uploads or not self._keeps_models(group):
+                counted = self.terms.uploads or not self.schema.pairs
+                self.books.models_to_edge(self.round, m, len(ids), counted)
+        edge_node = next(iter(one.hosts)) if group.hosted else group.hospital
+        if not {group.hospital, edge_node} <= made.keys():
+            return self._lost(one, "no update")
+        left = tuple(person for person in one.ids if (m, person) not in unread)
+        if self.terms.told:
+            self.books.to_cloud(self.round, m, len(left))
+        hospital, gone = made[group.hospital], set(one.ids) - set(left)
+        return replace(
+            one, ids=left, own={person: model for person, model in own.items() if person not in gone},
+            averaged=averaged, trained=tuple(counts), loss=hospital.loss,
+            uploaded=hospital.blocks if self.terms.told else None,
+            at=self.terms.t + self.terms.steps,
+        )  # fmt: skip
+
+    def _lost(self, one: Local, reason: str) -> Local:
+        """Have a group sit out the interval: its model is what it was before."""
+        before = self._before[one.group.number]
+        return replace(before, ids=one.ids or before.ids, lost=reason, missed=one.missed + 1)
+
+
+def _left(groups: Iterable[Local]) -> Iterator[Local]:
+    return (one for one in groups if not one.lost)
+
+
+def _joined(zeta2: Mapping[str, Encodings], ids: Sequence[str]) -> Encodings:
+    """Return zeta_2, a row for each of ``ids``."""
+    rows = [zeta2[person] for person in ids]
+    if isinstance(rows[0], SealedForAll):
+        return rows[0]
+    if isinstance(rows[0], list):
+        return [row[0] for row in rows if isinstance(row, list)]
+    return np.concatenate([row for row in rows if isinstance(row, np.ndarray)])
 
 
 def _told(content: RecordDict) -> Any:

@@ -1,26 +1,43 @@
-"""What stands in place of HSGD's means, (1) of devices and (2) of groups: robust rules, or secure sums.
+"""HSGD's two means, (1) of a group's devices and (2) of groups: of what parties tell, or within sums.
 
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning". Within secure sums parties keep what their steps
+made, and one more exchange, ``train.upload``, gathers it masked: all members of a sum are sent one and the
+same content (the model that they started from, and who is in the sum), as the masks want, which what hospital
+and devices hand each other is not. The loss is a mean within the hospitals' sum.
 What cannot be is refused before a run, or, where only the parties know, before its first round.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from logging import WARNING
-from typing import Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
 
+from hedgerow.strategies.aggregate import Aggregator, Mean, Robust, WeightedMean, means_of
+from hedgerow.strategies.exchange import Ask, Exchange, Models, Steps, together
 from hedgerow.strategies.federation import Federation
-from hedgerow.strategies.hsgd.aggregators import Combine
 from hedgerow.strategies.hsgd.groups import Group, PairingError
-from hedgerow.strategies.hsgd.system import System
-from hedgerow.strategies.secure_sums import SecureSum, parse_secure_sum
+from hedgerow.strategies.hsgd.interval import Hold, Interval, Local
+from hedgerow.strategies.hsgd.system import Variant
+from hedgerow.strategies.hsgd.theta import Theta
+from hedgerow.strategies.inbox import ExchangeReport, Node
+from hedgerow.strategies.run import Run
+from hedgerow.strategies.secure_sums import SecureSum, SecureSums, SummedUpdate, parse_secure_sum
+from hedgerow.strategies.vectors import WeightedMean as RunningMean
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.masked_sums import LEAST_MEMBERS, MAX_MEMBERS
+from hedgerow.wire.message_types import UPLOAD
+from hedgerow.wire.records import payload_bytes, to_record
 from hedgerow.wire.robust_means import Aggregation, parse_aggregation
 
-__all__ = ["MANY_DEVICES", "Means"]
+__all__ = ["MANY_DEVICES", "Averages", "Means", "Summed", "Told", "mean_of_models", "plain"]
+
+Vector = NDArray[Any]
 
 _ALONE = "a sum of fewer tells of each: of a device alone in it, which has one person, it tells the features"
 
@@ -73,13 +90,13 @@ class Means:
     def _robust(self) -> Aggregation | None:
         return next((rule for rule in (self.groups, self.devices) if not rule.is_mean), None)
 
-    def check(self, system: System, num_groups: int | None, *, sealed: bool, adaptive: bool) -> None:
+    def check(self, variant: Variant, num_groups: int | None, *, sealed: bool, adaptive: bool) -> None:
         """Raise ValueError if these means are none of a run of these settings."""
         rule, sums = self._robust, self.sums
         if adaptive and (rule is not None or sums is not None):
             what = "secure_sum is set" if rule is None else f"aggregation is {str(rule)!r}"
             raise ValueError(f"{what}; valid with adaptive are plain means, which its estimates are of")
-        if _one_model(system) and num_groups is not None and num_groups < self.groups.least:
+        if _one_model(variant) and num_groups is not None and num_groups < self.groups.least:
             raise ValueError(
                 f"aggregation is {str(self.groups)!r}, which needs {self.groups.least} groups; num_groups is "
                 f"{num_groups}"
@@ -93,22 +110,22 @@ class Means:
                 "sealed is False; valid with secure_sum is True: heads and encodings that the server reads "
                 "tell what a sum hides"
             )
-        if not _one_model(system):
-            alone = "the one hospital" if system.merged else "a group that is kept apart"
+        if not _one_model(variant):
+            alone = "the one hospital" if variant.merged else "a group that is kept apart"
             raise ValueError(
-                f"secure_sum is set; valid is False in {system.method}: {alone} is alone in its sum"
+                f"secure_sum is set; valid is False in {variant.method}: {alone} is alone in its sum"
             )
         if num_groups is not None and num_groups < sums.min_nodes:
             raise ValueError(_too_few_groups("num_groups", num_groups, sums))
 
-    def check_groups(self, groups: Sequence[tuple[Group, int]], system: System, *, whole: bool) -> None:
+    def check_groups(self, groups: Sequence[tuple[Group, int]], variant: Variant, *, whole: bool) -> None:
         """Warn of groups too small for these means.
 
         Parameters
         ----------
         groups : Sequence of (Group, |A_m|)
             The groups that a run starts with, at least one.
-        system : System
+        variant : Variant
             The run's.
         whole : bool
             Whether a local interval is a global one.
@@ -118,10 +135,10 @@ class Means:
         PairingError
             Where not one is large enough, or there are too few of them.
         """
-        if _one_model(system) and len(groups) < self.groups.least:
+        if _one_model(variant) and len(groups) < self.groups.least:
             log(WARNING, "%d groups are too few for %s: their median is taken.", len(groups), self.groups)
         least = self.devices.least
-        averaged = [(g, a) for g, a in groups if system.pairs or not g.hosted]
+        averaged = [(g, a) for g, a in groups if variant.pairs or not g.hosted]
         small = [g.number for g, a in averaged if a < least]
         if small and len(small) == len(groups):
             raise PairingError(
@@ -135,7 +152,7 @@ class Means:
         if len(groups) < self.sums.min_nodes:
             raise PairingError(_too_few_groups("groups", len(groups), self.sums))
         devices = [(g, a) for g, a in groups if not g.hosted]
-        if devices and system.pairs and not whole:
+        if devices and variant.pairs and not whole:
             raise PairingError(
                 "method is jfl with devices as nodes; valid with secure_sum is local_interval = "
                 "global_interval: between intervals the server hands each device its own model"
@@ -156,11 +173,13 @@ class Means:
                 min(few),
             )
 
-    def combine(self, rule: Aggregation, federation: Federation) -> Combine | None:
-        """Return what a rule makes of updates, the median of too few; None of the mean."""
-        if rule.is_mean:
-            return None
-        return lambda updates: federation.combined(rule, updates, np.ones(len(updates)))
+    def told(self, *, apart: bool = False) -> "Told":
+        """Return the means of models that parties tell; groups that are kept ``apart`` have no rule."""
+        groups: Aggregator = ByPeople() if self.groups.is_mean or apart else Robust(self.groups)
+        devices: Aggregator = (
+            WeightedMean(by_examples=False) if self.devices.is_mean else Robust(self.devices)
+        )
+        return Told(groups, devices)
 
     def __str__(self) -> str:
         if self.sums is not None:
@@ -168,8 +187,8 @@ class Means:
         return f"{self.groups} of groups, {self.devices} of devices"
 
 
-def _one_model(system: System) -> bool:
-    return system.aggregate and not system.merged
+def _one_model(variant: Variant) -> bool:
+    return variant.aggregate and not variant.merged
 
 
 def _too_few_groups(key: str, count: int, sums: SecureSum) -> str:
@@ -177,3 +196,311 @@ def _too_few_groups(key: str, count: int, sums: SecureSum) -> str:
         f"{key} is {count}; valid with secure_sum is {sums.min_nodes} or more: hospitals and edges are in a "
         "sum each, and one of fewer tells of each"
     )
+
+
+# The means of a run.
+
+
+class GroupsMean(NamedTuple):
+    """The mean of groups, and of how many."""
+
+    theta: Theta
+    groups: int
+
+
+class Averages(Protocol):
+    """The two means."""
+
+    def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
+        """Return the groups with theta_{2,m} after the interval, (1)."""
+
+    def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
+        """Return the mean of the groups that are left at the end of a round which began with theta, (2)."""
+
+
+@dataclass(frozen=True)
+class ByPeople(WeightedMean):
+    """The mean by people, as many as each group has."""
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        """Return K_m."""
+        return claimed
+
+
+def plain() -> "Told":
+    """Return plain means."""
+    return Told(ByPeople(), WeightedMean(by_examples=False))
+
+
+def mean_of_models(theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run) -> Steps[Theta]:
+    """Return the mean by people of models by group."""
+    return (yield from _of_models(ByPeople(), theta, models, run))
+
+
+def _of_models(
+    aggregator: Aggregator, theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run
+) -> Steps[Theta]:
+    rows = {m: model.whole for m, (_, model) in sorted(models.items())}
+    people = {m: float(size) for m, (size, _) in models.items()}
+    means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people)
+    return theta.like(means[0].model()) if rows else theta
+
+
+@dataclass(frozen=True)
+class Told:
+    """Means of what parties tell.
+
+    Parameters
+    ----------
+    groups, devices : Aggregator
+        Of groups, and of devices and JFL's pairs.
+    """
+
+    groups: Aggregator
+    devices: Aggregator
+
+    def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
+        """Take the mean of the devices that answered; theta_2 stays where none did."""
+        if interval.schema.pairs:
+            return (yield from self._of_pairs(interval, groups, run))
+        left = [one for one in groups if not one.lost and not one.group.hosted]
+        rows = {one.group.number: (one.device, _by_host(one, one.own)) for one in left if one.own}
+        return _with_devices(groups, (yield from means_of(self.devices, rows, run)))
+
+    def _of_pairs(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
+        """Take the means of JFL's pairs at the end of a round: of hospitals' halves, and of devices'."""
+        if not interval.terms.uploads:
+            return list(groups)
+        left = {one.group.number: one for one in groups if one.uploaded is not None}
+        pairs = {
+            m: (np.concatenate(one.start[:2]), dict(enumerate(one.uploaded))) for m, one in left.items()
+            if one.uploaded is not None
+        }  # fmt: skip
+        halves = yield from means_of(self.devices, pairs, run)
+        rows = {
+            m: (one.device, _by_host(one, {person: one.device_of(person) for person in one.ids}))
+            for m, one in left.items()
+            if not one.group.hosted
+        }
+        groups = _with_devices(groups, (yield from means_of(self.devices, rows, run)))
+        return [
+            one if (half := halves.get(one.group.number)) is None or one.uploaded is None
+            else replace(one, uploaded=half.model().astype(one.uploaded.dtype)) for one in groups
+        ]  # fmt: skip
+
+    def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
+        """Take the mean of the groups that did not miss the last interval."""
+        there = {one.group.number: (one.group.size, one.model) for one in groups}
+        models = {m: (size, model) for m, (size, model) in there.items() if model is not None}
+        return GroupsMean((yield from _of_models(self.groups, theta, models, run)), len(models))
+
+
+def _by_host(one: Local, models: Mapping[str, Vector]) -> dict[int, Vector]:
+    return {one.group.hosts[person]: models[person] for person in one.ids if person in models}
+
+
+def _with_devices(groups: Sequence[Local], means: Mapping[int, Mean]) -> list[Local]:
+    """Return groups with the means of their devices, where there is one."""
+    return [
+        replace(one, averaged=means[m].model().astype(one.device.dtype))
+        if (m := one.group.number) in means and not one.lost
+        else one
+        for one in groups
+    ]
+
+
+# The sums over hospitals and over edges, beside those over the devices of group m >= 0.
+_HOSPITALS, _EDGES = -1, -2
+_LINKS = {_HOSPITALS: ("cloud->hospital", "hospital->cloud"), _EDGES: ("cloud->edge", "edge->cloud")}
+_OF_DEVICES = ("edge->device", "device->edge")
+_NAMES = {_HOSPITALS: "The cloud's mean of hospitals", _EDGES: "The cloud's mean of edges"}
+
+
+@dataclass(frozen=True, eq=False)
+class _Upload(Exchange):
+    """What members of sums are asked; of each pool the blocks that it began with, by name."""
+
+    blocks: Mapping[int, Mapping[str, Vector]] = field(default_factory=dict)
+    hold: Hold = lambda made, sent, part: None
+
+    def check(self, federation: Federation, move: Vector, sent: Vector) -> None:
+        """Note how far each block of a mean is from what was sent."""
+        pool = next(ask.pool for ask in self.asks if ask.model is sent)
+        ends = np.cumsum([len(block) for block in self.blocks[pool].values()])[:-1]
+        for (name, block), part in zip(self.blocks[pool].items(), np.split(sent + move, ends), strict=True):
+            self.hold(part, block, name)
+
+
+class _Blocks(Models):
+    """Nodes add up the blocks that they began with."""
+
+    def bits(self, layout: Any) -> int:
+        """Return 0: the paper's bits are those of what is in the sum, see ``books.py``."""
+        return 0
+
+    def summed(self, model: Vector, layout: Any) -> ArrayRecord:
+        """Return them as one array."""
+        return to_record({"model": model})
+
+
+class Summed(SecureSums):
+    """Means of which the server sees nothing else: the sums of a run, one exchange after the other.
+
+    Where devices have no mean, theta_2 stays. A party that is lost in this exchange alone is not in its own
+    sum; the other half of its group may be.
+
+    Parameters
+    ----------
+    settings : SecureSum
+        The settings; of the metrics the loss is averaged, and no other.
+    federation : Federation
+        Whose nodes they are.
+    losses : bool
+        Whether hospitals tell a loss within their sum.
+    least_devices : int
+        Devices without which there is no sum of a batch's.
+    hold : Callable[[Vector, Vector, str], None]
+        Raises PayloadError where a mean, of what was sent, is out of bounds; the third is the block's name.
+    people : Callable[[], Mapping[int, float]]
+        Returns the most people that a group's hospital and edge may count by.
+    """
+
+    def __init__(
+        self,
+        settings: SecureSum,
+        federation: Federation,
+        losses: bool,
+        least_devices: int,
+        hold: Hold,
+        people: Callable[[], Mapping[int, float]],
+    ) -> None:
+        self._hold, self._least_devices, self._people = hold, least_devices, people
+        told = replace(settings, metrics=("loss",) if losses else ())
+        super().__init__(told, federation, down_link=_OF_DEVICES[0], up_link=_OF_DEVICES[1])
+
+    def forget(self) -> None:
+        """Forget the run."""
+        super().forget()
+        self._run: Run | None = None
+        self._weights: dict[int, float] = {}
+        # Who told something in the exchange at hand, what came of it, and the metrics of each sum.
+        self._told: set[int] = set()
+        self._found: Mapping[int, Mean] = {}
+        self._metrics: dict[int, RecordDict] = {}
+
+    # What is a party's own.
+
+    @property
+    def report(self) -> ExchangeReport:
+        """Of all exchanges of the round."""
+        return self.federation.report if self._run is None else self._run.whole
+
+    def weight_of(self, member: int) -> float:
+        """Return the most that a member counts: 1 of a device, and what others bear out of the rest."""
+        return self._weights[member]
+
+    def least_of(self, group: int) -> int:
+        """Return how many members a sum must have."""
+        return self._least_devices if group >= 0 else self.settings.min_nodes
+
+    def called(self, group: int) -> str:
+        """Return what a log calls a sum."""
+        return _NAMES.get(group, f"Group {group}")
+
+    def book(self, server_round: int, member: int, carried: int, *, down: bool) -> None:
+        """Book on the link between a party and who would average it."""
+        group = self._group_of[member]
+        link = _LINKS.get(group, _OF_DEVICES)[0 if down else 1]
+        m = group if group >= 0 else member
+        self.federation.ledger.book(server_round, link, m, m, 0, carried)
+
+    def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
+        """Begin a round: devices are asked for their keys first."""
+        order = sorted(groups, key=lambda pool: (pool < 0, abs(pool)))
+        return (yield from super().choose(server_round, {pool: groups[pool] for pool in order}))
+
+    def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
+        """Return the plan of a sum, and book what its members are sent of it."""
+        plan = super().plan_for(group, common, start)
+        size = payload_bytes(plan) + sum(payload_bytes(record) for record in common.array_records.values())
+        assert self._run is not None
+        for member in sorted(at for at, of in self._group_of.items() if of == group):
+            self.book(self._run.round, member, size, down=True)
+        return plan
+
+    def checked(self, node: Node, content: RecordDict) -> Any:
+        """Return what a valid reply holds, and note that it came."""
+        masked = super().checked(node, content)
+        self._told.add(node.partition_id)
+        return masked
+
+    def counted(self, run: Run, pool: int, update: SummedUpdate) -> None:
+        """Keep the metrics of a sum: of hospitals they are the round's."""
+        self._metrics[pool] = update.metrics
+
+    def enough(self) -> bool:
+        """Return True: how many groups are left says whether a round counts."""
+        return True
+
+    # The means.
+
+    def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
+        """Have the sums of devices; at the end of a round of hospitals and edges too."""
+        left = [one for one in groups if not one.lost]
+        self._run, self._told, self._metrics = run, set(), {}
+        (self._found,) = yield from together(self.means(run.prepared(self._due(interval, left)), run))
+        for one in left:
+            m, group = one.group.number, one.group
+            if not group.hosted and (count := sum(i in self._told for i in one.trained)):
+                interval.books.models_to_edge(run.round, m, count)
+            if group.hospital in self._told:
+                interval.books.to_cloud(run.round, m, 1)
+        return _with_devices(groups, {m: mean for m, mean in self._found.items() if m >= 0})
+
+    def _due(self, interval: Interval, left: Sequence[Local]) -> _Upload:
+        """Return the sums over what groups hold."""
+        pools: dict[int, tuple[dict[int, float], dict[str, Vector]]] = {}
+        people = self._people() if interval.terms.uploads else {}
+        for one in left:
+            group, m, most = one.group, one.group.number, people.get(one.group.number, float(one.group.size))
+            if not group.hosted and one.trained:
+                pools[m] = dict.fromkeys(one.trained, 1.0), {"device": one.device}
+            if not interval.terms.uploads:
+                continue
+            blocks = {"head": one.start.head, "hospital": one.start.hospital}
+            pools.setdefault(_HOSPITALS, ({}, blocks))[0][group.hospital] = most
+            if group.hosted:
+                pools.setdefault(_EDGES, ({}, {"device": one.start.device}))[0][next(iter(one.hosts))] = most
+        self._weights = {i: weight for weights, _ in pools.values() for i, weight in weights.items()}
+        asks = [
+            Ask(
+                sorted(weights),
+                np.concatenate([*blocks.values()]),
+                arrays=to_record(blocks),
+                pool=pool,
+                bits=0,
+            )
+            for pool, (weights, blocks) in sorted(pools.items())
+        ]
+        blocks_of = {pool: blocks for pool, (_, blocks) in pools.items()}
+        told = interval.terms.upload
+        return _Upload(UPLOAD, asks, told, coding=_Blocks(), blocks=blocks_of, hold=self._hold)
+
+    def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
+        """Return the sums of hospitals and of edges, with the devices' means beside."""
+        yield from ()
+        found = self._found
+        if _HOSPITALS not in found:
+            return GroupsMean(theta, 0)
+        there = [one for one in groups if not one.lost and one.group.hospital in found[_HOSPITALS].nodes]
+        device = RunningMean()
+        for one in there:
+            if not one.group.hosted:
+                device.add(float(one.group.size), one.device)
+        if _EDGES in found:
+            device.add(found[_EDGES].weight, found[_EDGES].model())
+        if device.value is None:
+            return GroupsMean(theta, 0)
+        run.contents.append(self._metrics[_HOSPITALS])
+        whole = np.concatenate([found[_HOSPITALS].model(), device.value])
+        return GroupsMean(theta.like(whole), len(there))

@@ -41,7 +41,7 @@ in the config names the other ends, and a record ``introductions`` has the keys 
 refused is in the record ``refused`` of an answer, by reason; a share that is withheld is empty.
 
 Within secure sums (``summed`` in the config of an update) no answer to an update has a model or a loss: nodes
-keep both for ``train.upload``, which asks a sum's members with one content, see ``sums.py``.
+keep both for ``train.upload``, which asks a sum's members with one content, see ``means.py``.
 
 With ``upload-clip`` and ``upload-noise-multiplier`` in the config of exchange and update, a party clips the
 change of what it uploads, since the server told it, to a norm of ``upload-clip``, adds normal noise of
@@ -79,6 +79,7 @@ __all__ = [
     "introduction",
     "link_introduction",
     "picked",
+    "records",
 ]
 
 ROLES = ("hospital", "device", "edge")
@@ -181,20 +182,21 @@ def told_integer(told: ConfigRecord, key: str, least: int) -> int:
     return number
 
 
-def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> RecordDict:
-    """Return a message's content: its config, and what travels as arrays or as bytes."""
-    content = RecordDict({"config": config})
+def records(**parts: Vector | bytes | list[bytes]) -> dict[str, ArrayRecord | ConfigRecord]:
+    """Return what travels as arrays and as bytes, each in a record of its own."""
     arrays = {key: part for key, part in parts.items() if isinstance(part, np.ndarray)}
-    if arrays:
-        content["arrays"] = to_record(arrays)
-    coded: dict[str, bytes | list[bytes]] = {
+    coded: dict[str, Any] = {
         key: list(part) if isinstance(part, list) else part
         for key, part in parts.items()
-        if not isinstance(part, np.ndarray)
+        if key not in arrays
     }
-    if coded:
-        content["payload"] = ConfigRecord(dict(coded))
-    return content
+    found: dict[str, ArrayRecord | ConfigRecord] = {"arrays": to_record(arrays)} if arrays else {}
+    return {**found, "payload": ConfigRecord(coded)} if coded else found
+
+
+def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> RecordDict:
+    """Return a message's content: its config, and what travels as arrays or as bytes."""
+    return RecordDict({"config": config, **records(**parts)})
 
 
 def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:

@@ -10,12 +10,18 @@ whatever it does with earlier ones. Where anything of a record is told on anothe
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.parts import Part
 from hedgerow.strategies.privacy import LOST_ROUNDS, gaussian_epsilon
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range, one_of, probability
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.hsgd.interval import Local
 
 __all__ = [
     "ENCODINGS",
@@ -84,7 +90,7 @@ class UploadNoise(EmbeddingNoise):
         return {**settings, "noise-source": self.source, "seed": seed}
 
 
-class Exposure:
+class Exposure(Part):
     """How often what is computed of each person's record was asked for, and of how much that is told.
 
     A lost reply counts, for it may have been seen, and so does that of a round which is repeated. What
@@ -92,18 +98,71 @@ class Exposure:
     person's own device, of the hospital or edge that trained on the record; and, since a hospital trains on
     its people between two aggregations and hands the head on, of all devices of the group in later intervals
     of the round.
+
+    Parameters
+    ----------
+    noise : EmbeddingNoise or None (default: None)
+        On encodings; None for none.
+    uploads : UploadNoise or None (default: None)
+        On uploads; None for none.
+    hidden : bool (default: False)
+        Whether encodings and heads are sealed, so that the server does not see them.
+    open_paths : Collection of str (default: empty)
+        Paths on which something is told without noise in any case.
     """
 
-    def __init__(self) -> None:
+    name = "exposure"
+
+    def __init__(
+        self,
+        noise: EmbeddingNoise | None = None,
+        uploads: UploadNoise | None = None,
+        *,
+        hidden: bool = False,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self.noise, self.uploads, self.hidden, self._always = noise, uploads, hidden, open_paths
+        self.forget()
+
+    def forget(self) -> None:
+        """Have counted nothing."""
         self._releases: dict[tuple[int, str], list[int]] = {}
         # Who took part in the round, by group.
         self._there: dict[int, set[str]] = {}
-        self._open: set[str] = set()
+        self._open: set[str] = set(self._always)
         self._resumed = False
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Begin a round."""
+        self.begin_round()
+        yield from ()
 
     def begin_round(self) -> None:
         """Begin a round, to which devices come with what the server told."""
         self._there = {}
+
+    def ended(self, run: Run) -> None:
+        """Tell the account."""
+        if (told := self.told()) is not None:
+            run.told |= told.metrics()
+
+    def told(self) -> "Report | None":
+        """Return what was told of the person of whom most was; None without any noise."""
+        if self.noise is None and self.uploads is None:
+            return None
+        return self.report(self.noise, self.uploads, hidden=self.hidden)
+
+    def exchange(self, groups: Iterable["Local"], *, starts: bool) -> None:
+        """Count an exchange of encodings, and of heads that no aggregation has just made."""
+        for one in groups if self.noise is not None else ():
+            self.count_encodings(one.group.number, one.ids)
+        if not starts and not self.hidden:
+            self.note_open(HEADS)
+
+    def update(self, one: "Local", *, pairs: bool, ends: bool) -> None:
+        """Count what a group is asked to upload."""
+        if self.uploads is not None:
+            self.count_uploads(one.group.number, one.ids, hosted=one.group.hosted, pairs=pairs, ends=ends)
 
     def note_open(self, *paths: str) -> None:
         """Note paths on which something of the records was told without noise."""
@@ -185,7 +244,7 @@ class Exposure:
         """Restore the counts of a checkpoint of a run that goes on."""
         self._resumed = True
         self._releases = {(int(m), str(person)): [int(e), int(u)] for m, person, e, u in state["releases"]}
-        self._open = {str(path) for path in state["open"]}
+        self._open = {*self._always, *(str(path) for path in state["open"])}
 
 
 # Paths on which something of a record is told without noise.

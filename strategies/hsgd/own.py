@@ -18,10 +18,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.matching import Form, Matching, OwnIntroduction, form_of, match
 from hedgerow.strategies.hsgd.parties import Parties
-from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.roster import grid_clock
 from hedgerow.wire.checks import in_range, int_at_least, one_of
@@ -89,7 +89,9 @@ class OwnData:
         in_range("holdout", self.holdout, 0.0, 0.9)
         int_at_least(0, rematch_every=self.rematch_every)
         in_range("specificity", self.specificity, 0.0, 1.0)
-        if self.trained is not None and "own" not in self.trained:
+        if self.trained is not None and not (self.trained.get("parts") or {}).get("members", {}).get(
+            "agreed"
+        ):
             raise ValueError("trained is the state of a run without own data; valid is that of one with it")
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"classes is {self.classes!r}; valid are at least 2 different names, or none")
@@ -382,8 +384,8 @@ class OwnSetup:
                 len(unlabelled[group.number]) if hospital else 0,
             )  # fmt: skip
 
-        waves = Waves(self.federation, self.federation.completed)
-        replies = {r.node.partition_id: r.value for r in waves.ask(grid, POOL, contents, check)}
+        talk = Conversation(self.federation, self.federation.completed)
+        replies = {r.node.partition_id: r.value for r in talk.ask(grid, POOL, contents, check)}
         for group in matching.groups:
             told = replies.get(group.hospital, {}).get("labels", [])
             people = [(group.number, person) for person in unlabelled[group.number]]
@@ -400,7 +402,7 @@ class OwnSetup:
                 side = "hospital" if parties[partition].role == "hospital" else "device"
                 pooled[side].add(value["rows"], value["sum"], value["square"])
         if sums:
-            self._unmask(grid, waves, matching, replies, widths[1], pooled["device"])
+            self._unmask(grid, talk, matching, replies, widths[1], pooled["device"])
         return pooled
 
     def _question(self, features: Sequence[str], sums: bool, ids: list[str], **more: Any) -> RecordDict:
@@ -415,7 +417,7 @@ class OwnSetup:
     def _unmask(
         self,
         grid: Grid,
-        waves: Waves,
+        talk: Conversation,
         matching: Matching,
         replies: Mapping[int, Any],
         width: int,
@@ -442,7 +444,7 @@ class OwnSetup:
             told = content.config_records.get("masks", ConfigRecord()).get("sum")
             return _numbers(told, 2 * width)
 
-        for reply in waves.ask(grid, UNMASK, contents, check):
+        for reply in talk.ask(grid, UNMASK, contents, check):
             values = masked[reply.node.partition_id]
             total = [-mask for mask in reply.value]
             for value in values:
@@ -532,8 +534,8 @@ class OwnSetup:
                 raise PayloadError("bad setup", f"encoding={encoding!r}, expected an integer >= 1")
             return encoding
 
-        waves = Waves(self.federation, self.federation.completed)
-        replies = waves.ask(grid, SETUP, contents, check)
+        talk = Conversation(self.federation, self.federation.completed)
+        replies = talk.ask(grid, SETUP, contents, check)
         if only is None:
             self.encodings = self._lengths(parties, replies, len(asked))
         lengths = {True: self.encodings[0], False: self.encodings[1]}

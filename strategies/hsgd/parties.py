@@ -15,8 +15,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
-from hedgerow.strategies.hsgd.waves import Waves
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.roster import rounds_away
 from hedgerow.wire.message_types import PAIR
@@ -92,7 +92,7 @@ class Parties:
 
     def ask(self, grid: Grid, partitions: Iterable[int], questions: int) -> set[int]:
         """Ask parties who they are, at most so many times; return those that told it validly."""
-        waves = Waves(self._federation, self._federation.completed, booked=False)
+        talk = Conversation(self._federation, self._federation.completed, booked=False)
         waiting = set(partitions)
         content = RecordDict({"config": question(self._federation, self._sealed)})
         timeout = min(self._federation.timeout, self._federation.settings.max_wait)
@@ -101,14 +101,14 @@ class Parties:
             contents = [(i, content) for i in sorted(waiting - told)]
             if not contents:
                 break
-            for reply in waves.ask(grid, PAIR, contents, lambda _, one: self._read(one), timeout):
+            for reply in talk.ask(grid, PAIR, contents, lambda _, one: self._read(one), timeout):
                 told.add(reply.node.partition_id)
                 self._take(reply.node.partition_id, reply.node, reply.value)
         if silent := waiting - told:
             present = self.present(grid)
             for i in silent & present.keys():
                 self.leave_out(i, "left-out-no-introduction", present[i])
-            reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(waves.report.rejected.items()))
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(talk.report.rejected.items()))
             log(
                 WARNING,
                 "%d nodes gave no valid introduction (%s); their own logs say why.",

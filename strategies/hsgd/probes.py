@@ -15,11 +15,11 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hedgerow.strategies.hsgd.aggregators import Theta
-from hedgerow.strategies.hsgd.books import Books
+from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.hsgd.estimates import Estimates, estimate, gradient_variance
 from hedgerow.strategies.hsgd.groups import Group, draw
-from hedgerow.strategies.hsgd.interval import GroupRound, LocalInterval, Terms
+from hedgerow.strategies.hsgd.interval import Local, Terms
+from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose
 
@@ -101,6 +101,10 @@ class Seen:
         return cls(Estimates(**{**known, "assumed": tuple(known["assumed"])}), float(state["gradient2"]))
 
 
+# Makes both exchanges of an interval with some batches, one step from a model.
+Ask = Callable[[Terms, Sequence[Local]], Steps[list[Local]]]
+
+
 class Prober:
     """Makes the exchanges of an estimate.
 
@@ -110,41 +114,33 @@ class Prober:
         All groups.
     counts : Sequence[int]
         |A_m| of each.
-    ask : Callable[[LocalInterval], None]
-        Makes both exchanges of an interval.
-    books : Books
-        Where transfers go, with the schema of a method that compresses nothing and has no pairs.
+    ask : Ask
+        Makes an interval of a method that compresses nothing and has no pairs.
     terms : Terms
-        t, mu, noise and extra of the round at hand.
+        t, mu and noise of the round at hand.
     seed, server_round : int
-        Key the draws and the books.
+        Key the draws.
     """
 
     def __init__(
         self,
         groups: Sequence[Group],
         counts: Sequence[int],
-        ask: Callable[[LocalInterval], None],
-        books: Books,
+        ask: Ask,
         terms: Terms,
         *,
         seed: int,
         server_round: int,
     ) -> None:
-        self._groups = groups
-        self._counts = counts
-        self._ask = ask
-        self._books = books
+        self._groups, self._counts, self._ask, self._seed = groups, counts, ask, seed
         self._t = terms.t
         first = _PROBE_T + server_round * _PROBES_A_ROUND
         self._terms = replace(
             terms, t=first, steps=1, starts=True, uploads=True, eta0=_PROBE_ETA, eta_period=0
         )
-        self._seed = seed
-        self._round = server_round
         self._weights = np.array([group.size for group in groups]) / sum(group.size for group in groups)
 
-    def estimate(self, probing: Probing, start: Theta, eta: float) -> Seen:
+    def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[Seen]:
         """Return what a run of S steps of ``eta`` from ``start`` shows.
 
         Raises
@@ -157,18 +153,16 @@ class Prober:
         fixed = [self._fixed_batch(group, probing.batch) for group in self._groups]
         theta, losses, points, gradients, variances = start, [], [], [], []
         for k in range(probing.steps + 1):
-            runs = self._step(theta, fixed)
-            own = np.stack([_flat(_gradient(run)) for run in runs])  # (groups, params)
+            groups = yield from self._step(theta, fixed)
+            own = np.stack([_gradient(one).whole for one in groups])  # (groups, params)
             whole = self._weights @ own
-            losses.append(float(self._weights @ [run.loss for run in runs]))
-            points.append(_flat(theta))
+            losses.append(float(self._weights @ [one.loss for one in groups]))
+            points.append(theta.whole.astype(np.float64))
             gradients.append(own)
-            variances.append(
-                self._variances(
-                    theta, own, whole, range(k * probing.batches + 1, (k + 1) * probing.batches + 1)
-                )
-            )
-            theta = _moved(theta, eta * whole)
+            numbers = range(k * probing.batches + 1, (k + 1) * probing.batches + 1)
+            variances.append((yield from self._variances(theta, own, whole, numbers)))
+            steps = zip(theta, _blocks(eta * whole, theta), strict=True)
+            theta = Theta(*((block - step).astype(block.dtype) for block, step in steps))
         if any(np.array_equal(one, other) for one, other in pairwise(points)):
             raise LostProbeError("the gradient is zero: the short run stands still")
         known = estimate(
@@ -187,18 +181,16 @@ class Prober:
             return list(group.ids)
         return draw(group, count, seed=self._seed, t=self._t, purpose=Purpose.PROBE)
 
-    def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> list[GroupRound]:
+    def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> Steps[list[Local]]:
         """Return what one step from a point makes of each group."""
-        runs = [GroupRound(group, theta) for group in self._groups]
-        for run, ids in zip(runs, batches, strict=True):
-            run.edge.choose(ids)
+        groups = [Local(group, theta, tuple(ids)) for group, ids in zip(self._groups, batches, strict=True)]
         self._terms = replace(self._terms, t=self._terms.t + 1)
-        self._ask(LocalInterval(runs, self._terms, self._books.schema, self._books, self._round))
-        if lost := [run.group.number for run in runs if run.model is None]:
+        groups = yield from self._ask(self._terms, groups)
+        if lost := [one.group.number for one in groups if one.model is None]:
             raise LostProbeError(f"groups {lost} did not answer")
-        return runs
+        return groups
 
-    def _variances(self, theta: Theta, own: Vector, whole: Vector, numbers: Sequence[int]) -> Vector:
+    def _variances(self, theta: Theta, own: Vector, whole: Vector, numbers: Sequence[int]) -> Steps[Vector]:
         """Return the variance of each block's stochastic gradient, (groups, 3), against the global one."""
         drawn = []
         for number in numbers:
@@ -206,19 +198,19 @@ class Prober:
                 draw(group, count, seed=self._seed, t=self._t, purpose=Purpose.PROBE, number=number)
                 for group, count in zip(self._groups, self._counts, strict=True)
             ]
-            drawn.append(self._step(theta, batches))
+            drawn.append((yield from self._step(theta, batches)))
         blocks = _blocks(whole, theta)
         table = np.empty((len(self._groups), 3))
         for m in range(len(self._groups)):
-            runs = [runs[m] for runs in drawn]
-            steps = [_gradient(run) for run in runs]
+            those = [groups[m] for groups in drawn]
+            steps = [_gradient(one) for one in those]
             table[m, 0] = gradient_variance(np.stack([step.head for step in steps]), blocks.head)
             table[m, 1] = gradient_variance(np.stack([step.hospital for step in steps]), blocks.hospital)
-            table[m, 2] = self._device_variance(m, runs, steps, _blocks(own[m], theta).device, blocks.device)
+            table[m, 2] = self._device_variance(m, those, steps, _blocks(own[m], theta).device, blocks.device)
         return table
 
     def _device_variance(
-        self, m: int, runs: Sequence[GroupRound], steps: Sequence[Theta], own: Vector, whole: Vector
+        self, m: int, drawn: Sequence[Local], steps: Sequence[Theta], own: Vector, whole: Vector
     ) -> float:
         """Return the variance of single devices' gradients.
 
@@ -227,7 +219,7 @@ class Prober:
         """
         group, a = self._groups[m], self._counts[m]
         if not group.hosted:
-            told = [run.edge.device_variance(run.start.device, _PROBE_ETA, whole) for run in runs]
+            told = [device_variance(one, _PROBE_ETA, whole) for one in drawn]
             return sum(total for total, _ in told) / max(1, sum(count for _, count in told))
         offset = float((own - whole) @ (own - whole))
         if a == group.size:
@@ -244,26 +236,19 @@ class Prober:
         )
 
 
-def _gradient(run: GroupRound) -> Theta:
+def device_variance(one: Local, eta: float, gradient: Vector) -> tuple[float, int]:
+    """Return the sum over devices of ||g_n - gradient||^2 after one step of ``eta``, and their number."""
+    start = one.start.device.astype(np.float64)
+    draws = [(start - own) / eta - gradient for own in one.own.values()]
+    return float(sum(draw @ draw for draw in draws)), len(draws)
+
+
+def _gradient(one: Local) -> Theta:
     """Return (start - uploaded) / eta, the stochastic gradient of the batch."""
-    assert run.model is not None
-    return Theta(
-        *(
-            (start.astype(np.float64) - end) / _PROBE_ETA
-            for start, end in zip(run.start, run.model, strict=True)
-        )
-    )
-
-
-def _flat(theta: Theta) -> Vector:
-    flat: Vector = np.concatenate(theta).astype(np.float64)
-    return flat
+    assert one.model is not None
+    ends = zip(one.start, one.model, strict=True)
+    return Theta(*((start.astype(np.float64) - end) / _PROBE_ETA for start, end in ends))
 
 
 def _blocks(flat: Vector, like: Theta) -> Theta:
     return Theta(*np.split(flat, np.cumsum([len(block) for block in like])[:-1]))
-
-
-def _moved(theta: Theta, step: Vector) -> Theta:
-    parts = zip(theta, _blocks(step, theta), strict=True)
-    return Theta(*((block - part).astype(block.dtype) for block, part in parts))

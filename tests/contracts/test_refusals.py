@@ -317,13 +317,14 @@ case("strategies:Privacy", {}, settings=CEPS, only=("epsilon", "delta", "sensiti
     mode=one_of("none", "paper", "sound"), noise_source=one_of("entropy", "seed", None))
 
 case("strategies:HSGD", {}, settings=HSGD,
-    only=("participation", "halving_period", "mu", "compute_seconds"),
+    only=("participation", "halving_period", "mu"),
     names={"global_interval": "P", "local_interval": "Q", "device_aggregation": "aggregation"},
     method=one_of("hsgd", "jfl", "tdcd"), global_interval=COUNT, local_interval=integer(1, 1),
-    learning_rate=NOT_NEGATIVE, num_groups=COUNT | NONE, original_groups=integer(1, 1),
-    raw_bytes=real(0, 0), raw_seconds=real(0, 0), fraction_evaluate=real(0, 0),
+    learning_rate=NOT_NEGATIVE, num_groups=COUNT | NONE, fraction_evaluate=real(0, 0),
     min_sum_devices=integer(3, 255), secure_sum=Range((False,), (1, "yes", None)), aggregation=RULES,
     device_aggregation=RULES | NONE)
+case("strategies:ModelledSystem", {}, compute_seconds=NOT_NEGATIVE, original_groups=COUNT,
+    raw_bytes=NOT_NEGATIVE, raw_seconds=NOT_NEGATIVE)
 NOISE = {"clip": 1.0, "multiplier": 1.0}
 for name in ("EmbeddingNoise", "UploadNoise"):
     case(
@@ -905,7 +906,8 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"fraction_evaluate": 1.0}, "fraction_evaluate"),
         ({"num_clients": 4, "min_available_nodes": 2}, "num_clients is 4; valid is min_available_nodes = 2"),
         ({"method": "jfl", "aggregate": False}, "aggregate is False; valid is True in jfl"),
-        ({"original_groups": 3}, "original_groups is 3; valid is 1"),
+        ({"system": made("strategies:ModelledSystem", original_groups=3)}, "original_groups is 3"),
+        ({"system": made("strategies:ModelledSystem", raw_bytes=1.0)}, "raw_bytes is 1.0"),
         ({"aggregate": False, "adaptive": Adaptive(10)},
             "adaptive is set; valid is None with aggregate=False"),
         ({"upload_noise": UploadNoise(1, 1), "adaptive": Adaptive(10)},

@@ -134,7 +134,7 @@ def test_standardisation_is_that_of_all_training_people_together(tmp_path: Path)
     played = play(files(tmp_path, 12, 2), 1, holdout=0.0)
     data, groups = people(12, 2)
     rows = np.concatenate(groups)
-    agreed = played.strategy._agreed
+    agreed = played.strategy.members.agreed
     assert agreed is not None
     for x, (mean, deviation) in ((data.hospital_train, agreed.hospital), (data.device_train, agreed.device)):
         assert np.array(mean) == pytest.approx(x[rows].astype(float).mean(axis=0), abs=1e-12)
@@ -176,7 +176,7 @@ def test_the_record_has_the_metrics_of_people_held_out(tmp_path: Path) -> None:
     """Against the two halves joined, which no party of the run can do."""
     played = play(files(tmp_path, 60, 2), 2, holdout=0.4, standardise="none")
     data, groups = people(60, 2)
-    held = played.strategy._matching.held_out  # type: ignore[union-attr]
+    held = played.strategy.members.matching.held_out  # type: ignore[union-attr]
     named = {
         MatchKey(SECRET, m).person(data.ids_train[row]): row for m, rows in enumerate(groups) for row in rows
     }

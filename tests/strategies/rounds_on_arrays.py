@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hedgerow.strategies import Ask, Columns, Exchange, Method, Run
+from hedgerow.strategies import Ask, Columns, Exchange, Method, Run, Together
 from hedgerow.wire import Layout
 
 __all__ = ["Work", "rounds", "runs"]
@@ -58,7 +58,8 @@ def _end(steps: Any, work: Work) -> Any:
             exchange = steps.send(replies)
         except StopIteration as end:
             return end.value
-        replies = iter([_columns(exchange, work)])
+        made = [iter([_columns(one, work)]) for one in exchange.exchanges]
+        replies = tuple(made) if isinstance(exchange, Together) else made[0]
 
 
 def _columns(exchange: Exchange, work: Work) -> Columns:

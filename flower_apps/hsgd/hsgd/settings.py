@@ -37,7 +37,7 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
-from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, Probing, UploadNoise
+from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
 from hedgerow.strategies.hsgd import OwnData
 from hedgerow.strategies.hsgd.costs import Method, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
@@ -388,7 +388,14 @@ def num_rounds(values: Mapping[str, Any]) -> int:
 def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCallback] = ()) -> HSGD:
     """Return the strategy that the settings describe."""
     merged = merges(values)
-    raw = {"raw_bytes": values["raw-bytes-per-group"], "raw_seconds": values["raw-seconds"]} if merged else {}
+    system = ModelledSystem(values["compute-seconds"])
+    if merged:
+        system = replace(
+            system,
+            original_groups=values["num-groups"],
+            raw_bytes=values["raw-bytes-per-group"],
+            raw_seconds=values["raw-seconds"],
+        )
     return HSGD(
         method=values["method"],
         global_interval=values["global-interval"],
@@ -399,7 +406,6 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         mu=values["mu"],
         aggregate=merged or values["method"] not in ("tdcd", "c-tdcd"),
         num_groups=1 if merged else values["num-groups"],
-        original_groups=values["num-groups"] if merged else 1,
         noise=_noise(values),
         upload_noise=_upload_noise(values),
         sealed=values["sealed"],
@@ -409,8 +415,7 @@ def build_strategy(values: Mapping[str, Any], *, on_round_end: Sequence[RoundCal
         and SecureSum(values["sum-clip"], values["sum-threshold"], values["sum-min-nodes"]),
         min_sum_devices=max(values["sum-min-devices"], values["sum-min-nodes"]),
         adaptive=_adaptive(values),
-        compute_seconds=values["compute-seconds"],
-        **raw,
+        system=system,
         seed=values["seed"],
         own=_own(values) if is_own(values) else None,
         min_train_nodes=values["min-replies"],

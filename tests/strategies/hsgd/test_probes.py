@@ -12,11 +12,12 @@ from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
 from hedgerow.strategies.hsgd.adaptive import Choice
-from hedgerow.strategies.hsgd.aggregators import EdgeAggregator
 from hedgerow.strategies.hsgd.estimates import Estimates
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.probes import Seen
+from hedgerow.strategies.hsgd.interval import Local
+from hedgerow.strategies.hsgd.probes import Seen, device_variance
 from hedgerow.strategies.hsgd.theory import choose_eta, choose_same_interval, eta_max
+from hedgerow.strategies.hsgd.theta import Theta
 
 
 def observed(parties: Parties, probing: Probing, **options: Any) -> Seen:
@@ -43,10 +44,9 @@ def test_the_largest_variance_of_the_toy_is_golden() -> None:
 
 def test_an_edge_tells_the_golden_variance_of_its_devices() -> None:
     ids = ("a", "b", "c")
-    edge = EdgeAggregator(Group(0, 0, ids, {}, hosted=False), START.device)
-    for one, after in zip(ids, (0.43, 0.4375, 0.38), strict=True):
-        edge.take_device_model([one], np.array([after]))
-    total, count = edge.device_variance(START.device, 0.1, np.array([-0.23125]))
+    own = {one: np.array([after]) for one, after in zip(ids, (0.43, 0.4375, 0.38), strict=True)}
+    group = Local(Group(0, 0, ids, {}, hosted=False), Theta(*START), ids, own)
+    total, count = device_variance(group, 0.1, np.array([-0.23125]))
     assert (total / count, count) == (pytest.approx(0.0704557292, abs=TOLERANCE), 3)
 
 

@@ -27,10 +27,9 @@ from tests.oracles.test_hsgd_oracle import (
 )
 from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 
-import hedgerow.strategies.hsgd.strategy as module
+import hedgerow.strategies.hsgd.algorithm as module
 from hedgerow.sim import flower_identity
-from hedgerow.strategies import HSGD, EmbeddingNoise, UploadNoise
-from hedgerow.strategies.hsgd.aggregators import CloudAggregator
+from hedgerow.strategies import HSGD, EmbeddingNoise, ModelledSystem, UploadNoise
 from hedgerow.strategies.hsgd.costs import Method, Sizes, paper_bytes, round_parts, run_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.hsgd.groups import draw as drawn
@@ -315,7 +314,13 @@ def test_a_merged_group_is_counted_for_each_that_it_was() -> None:
     K = 8
     whole = Group(1.0, *(np.concatenate([g[i] for g in parties.groups])[: 3 * K] for i in (1, 2, 3)))
     merged = Parties(parties.model, [whole], True, parties.lengths, parties.head_length, "float32")
-    strategy = hsgd(merged, 4, 2, method="tdcd", original_groups=3, raw_bytes=1000.0, raw_seconds=7.0)
+    strategy = hsgd(
+        merged,
+        4,
+        2,
+        method="tdcd",
+        system=ModelledSystem(original_groups=3, raw_bytes=1000.0, raw_seconds=7.0),
+    )
     run(strategy, merged, start, 1)
     each = Sizes(*map(len, start), *parties.lengths, K)
     per_group = paper_bytes(each, P=4, Q=2, T=4, method="tdcd", raw_bytes=1000.0)
@@ -340,7 +345,7 @@ def test_the_toys_bytes_are_golden() -> None:
 
 def test_the_clock_is_the_slowest_groups() -> None:
     parties, start = network_parties(9)
-    strategy = hsgd(parties, 4, 2, compute_seconds=0.05)
+    strategy = hsgd(parties, 4, 2, system=ModelledSystem(0.05))
     run(strategy, parties, start, 3)
     seconds = max(
         run_seconds(round_parts(one), P=4, Q=2, T=12, compute_seconds=0.05)
@@ -410,18 +415,6 @@ def test_no_message_carries_a_feature_or_a_label() -> None:
         for array in r.values()
     )
     assert not any(np.float64(canary).tobytes() in sent for canary in canaries)
-
-
-def test_the_cloud_takes_models_and_sizes_alone() -> None:
-    public = {name for name in dir(CloudAggregator) if not name.startswith("_")}
-    assert public == {"add", "value"}
-
-
-def test_the_edges_forget_encodings_with_the_interval() -> None:
-    parties, start = network_parties(13)
-    strategy = hsgd(parties, 2, 2)
-    run(strategy, parties, start, 1)
-    assert not any(one.edge.holds_encodings for one in strategy._runs)
 
 
 def test_noise_is_asked_for_and_accounted_exactly() -> None:

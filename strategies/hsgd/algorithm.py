@@ -1,0 +1,150 @@
+"""HSGD's rounds.
+
+Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
+E-health with Horizontal and Vertical Data Partitioning", Algorithm 1 with (1), (2) and (5) to (7). C-HSGD,
+JFL, TDCD and C-TDCD are groupings and compressions of the same rounds.
+Differs: devices are averaged before groups are, over the set that just trained: (2) needs (1) of that
+iteration, which the printed order has not computed yet. Parties can fail. A device that is silent before the
+swap is not in the batch; one that is silent after it is not in the average; where all are, theta_2 stays. A
+group whose hospital, whose edge node or all of whose devices before the swap are silent sits out this
+interval: its three blocks stay what they were. Missing the interval before a global aggregation, it is not in
+that: the server knows no head and no hospital's encoder that was not uploaded.
+
+Notation: group m has the model theta_m = (theta_0, theta_1, theta_2), which are head, hospital's encoder and
+devices' encoder, and K_m people, of whom A_m take part in a local interval. A round is a global interval of P
+iterations, in P / Q local intervals of two waves of messages with both sides.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from hedgerow.strategies.exchange import Exchange, RoundFailedError, Steps, Vector, together
+from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
+from hedgerow.strategies.hsgd.interval import Interval, Local
+from hedgerow.strategies.hsgd.means import Averages, mean_of_models
+from hedgerow.strategies.hsgd.theta import Blocks, Theta
+from hedgerow.strategies.method import Method
+from hedgerow.strategies.run import Run
+
+if TYPE_CHECKING:
+    from hedgerow.strategies.hsgd.adaptive import Pace
+
+__all__ = ["Algorithm", "State", "local_interval"]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What the cloud knows after a round.
+
+    Parameters
+    ----------
+    theta : Theta
+        The global model, (2); of groups that are kept apart the mean of theirs.
+    t : int (default: 0)
+        Iterations so far.
+    apart : Mapping[int, tuple[int, Theta]] or None (default: None)
+        Of groups that are kept apart, K_m and theta_m of each, as far as they have come.
+    first : Theta or None (default: None)
+        What those start from that have not; None where there is a global model.
+    """
+
+    theta: Theta
+    t: int = 0
+    apart: Mapping[int, tuple[int, Theta]] = field(default_factory=dict)
+    first: Theta | None = None
+
+    def start(self, m: int) -> Theta:
+        """Return what group m starts a round from."""
+        if self.first is None:
+            return self.theta
+        return self.apart[m][1] if m in self.apart else self.first
+
+
+class Algorithm(Method[State]):
+    """Algorithm 1, line by line; ``HSGD`` adds what a user sets."""
+
+    state_class = State
+    groups: Sequence[Group]
+    averages: Averages
+    participation: float
+    aggregate: bool
+    # Whether every drawn pair has a model of its own in a round, JFL.
+    pairs: bool
+
+    @property
+    @abstractmethod
+    def pace(self) -> "Pace":
+        """P, Q and eta in use."""
+
+    @abstractmethod
+    def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
+        """Return what parties are asked in the local interval that starts at t."""
+
+    def begin(self, model: Vector) -> State:
+        """Return theta^0."""
+        theta = Blocks(self.federation.known_layout()).split(model)
+        return State(theta, first=None if self.aggregate else theta)
+
+    def round(self, state: State, run: Run) -> Steps[State]:
+        """Make P iterations in P / Q local intervals, and take the mean over groups."""
+        P, Q = self.pace.P, self.pace.Q
+        groups = [Local(group, state.start(group.number)) for group in self.groups]
+        for t in range(state.t, state.t + P, Q):
+            starts, uploads = t == state.t, t + Q == state.t + P
+            groups = [self.drawn(one, t, starts) for one in groups]  # line 13
+            interval = self.interval(t, run, starts=starts, uploads=uploads)
+            groups = yield from local_interval(interval, groups, self.averages, run)
+        if missed := sum(one.missed for one in groups):
+            run.told["missed-intervals"] = missed
+        return (yield from self.global_aggregation(state, groups, run))
+
+    def drawn(self, one: Local, t: int, starts: bool) -> Local:
+        """Draw A_m; of JFL it stays for the round, less those who were silent."""
+        if self.pairs and not starts:
+            return one
+        count = batch_size(self.participation, one.group.size)
+        ids = draw(one.group, count, seed=self.settings.seed, t=t)
+        return replace(one, ids=tuple(ids), own=one.own if self.pairs else {})
+
+    def global_aggregation(self, state: State, groups: Sequence[Local], run: Run) -> Steps[State]:
+        """Take the mean of the groups that are left by their people, (2)."""
+        mean = yield from self.averages.of_groups(state.theta, groups, run)
+        least = max(1, min(self.settings.min_train_nodes, len(self.groups)))
+        if mean.groups < least:
+            raise RoundFailedError
+        run.told["groups"] = mean.groups
+        t = state.t + self.pace.P
+        if state.first is None:
+            return State(mean.theta, t)
+        # Without a cloud each goes on from its own; those that are not there from what they had.
+        now = {one.group.number: (one.group.size, one.model or one.start) for one in groups}
+        apart = {**state.apart, **now}
+        return State((yield from mean_of_models(state.theta, apart, run)), t, apart, state.first)
+
+    def model(self, state: State) -> Vector:
+        """Return theta."""
+        return Blocks(self.federation.known_layout()).join(state.theta)
+
+
+def local_interval(
+    interval: Interval, groups: Iterable[Local], averages: Averages, run: Run
+) -> Steps[list[Local]]:
+    """Swap encodings, make Q steps on both sides, and average the devices of each group."""
+    groups = interval.begin(groups)
+    hospitals, devices = yield from together(  # lines 14 to 18: head and zeta_1, zeta_2
+        _replies(interval.encode_at_hospitals(groups), run), _replies(interval.encode_at_devices(groups), run)
+    )
+    groups = interval.swapped(groups, [*hospitals, *devices])
+    hospitals, devices = yield from together(  # (5), (6) at hospitals and (7) at devices
+        _replies(interval.step_at_hospitals(groups), run), _replies(interval.step_at_devices(groups), run)
+    )
+    groups = interval.stepped(groups, [*hospitals, *devices])
+    return (yield from averages.of_devices(interval, groups, run))  # (1)
+
+
+def _replies(exchange: Exchange, run: Run) -> Steps[list[tuple[int, Any]]]:
+    """Make an exchange; return who answered, and what."""
+    chunks = yield run.prepared(exchange)
+    return [told for columns in chunks for told in zip(columns.nodes, columns.rows, strict=True)]

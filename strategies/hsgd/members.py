@@ -1,0 +1,255 @@
+"""Who takes part in a run of HSGD: asked before it, and again before each round.
+
+On data of the parties' own people are matched and newcomers taken in; on dealt data those are asked again
+whom others contradicted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, RecordDict
+from flwr.serverapp import Grid
+
+from hedgerow.strategies.exchange import Steps
+from hedgerow.strategies.federation import Federation
+from hedgerow.strategies.hsgd.conversation import Conversation
+from hedgerow.strategies.hsgd.groups import Group, PairingError
+from hedgerow.strategies.hsgd.links import Links
+from hedgerow.strategies.hsgd.matching import Matching
+from hedgerow.strategies.hsgd.messages import introduction
+from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
+from hedgerow.strategies.hsgd.parties import question
+from hedgerow.strategies.hsgd.setup import DealtSetup
+from hedgerow.strategies.hsgd.system import Variant
+from hedgerow.strategies.inbox import ExchangeReport
+from hedgerow.strategies.parts import Part
+from hedgerow.strategies.roster import RAISED
+from hedgerow.strategies.run import Run
+from hedgerow.wire.message_types import PAIR
+
+__all__ = ["Members"]
+
+
+class Members(Part):
+    """The groups of a run.
+
+    Parameters
+    ----------
+    federation : Federation
+        Whose nodes they are.
+    own : OwnData or None
+        How a run on the parties' own data is set up; None for dealt data.
+    num_groups : int or None
+        M; None for as many as there are hospitals.
+    variant : Variant
+        The run's.
+    links : Links
+        Is told who talks with whom.
+    check : Callable[[Matching], None]
+        Raises PairingError where a run cannot start with these groups.
+
+    Attributes
+    ----------
+    groups : list of Group
+        Those of the round.
+    encodings : tuple of two int
+        e1 and e2.
+    matching : Matching or None
+        The last, with the people held out.
+    agreed : Agreed or None
+        What parties with data of their own agreed on.
+    sizes : list of int
+        Of people, by group; 0 of one that sat out so far.
+    counts : Counter of str
+        Who is left out, and who is not matched.
+    report : ExchangeReport
+        What all exchanges of the last try of a round sent, got and lost.
+    """
+
+    name = "members"
+
+    def __init__(
+        self,
+        federation: Federation,
+        own: OwnData | None,
+        num_groups: int | None,
+        variant: Variant,
+        links: Links,
+        check: Callable[[Matching], None],
+    ) -> None:
+        self._federation, self.own, self.num_groups = federation, own, num_groups
+        self._variant, self._links, self._check = variant, links, check
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nobody."""
+        self.groups: list[Group] = []
+        self.encodings = (0, 0)
+        self.matching: Matching | None = None
+        self.agreed: Agreed | None = None
+        self.sizes: list[int] = []
+        self.counts: Counter[str] = Counter()
+        self.report = ExchangeReport()
+        self._setup: OwnSetup | None = None
+        self._dealt: DealtSetup | None = None
+        self._matched_at = 0
+        # By group, the most people that were there.
+        self._most: dict[int, int] = {}
+        # Under which node id, or in which answer, each party told its introduction.
+        self._greeted: dict[int, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was agreed on, and how many people groups have."""
+        agreed = None if self.agreed is None else self.agreed.state_dict()
+        return {"agreed": agreed, "sizes": list(self.sizes)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self.sizes = [int(size) for size in state["sizes"]]
+        self.agreed = None if state["agreed"] is None else Agreed.restored(state["agreed"])
+
+    @property
+    def due(self) -> int:
+        """How many groups there should be in a round."""
+        return len(self.groups) if self._dealt is None else max(len(self.groups), self.num_groups or 0)
+
+    def people(self) -> dict[int, float]:
+        """Return how many people a group's parties may count by: all that were matched, held out or not.
+
+        With dealt data those that nobody else has too, which a party counts: at most as many again.
+        """
+        held = {} if self.matching is None else self.matching.held_out
+        for group in self.groups:
+            m, matched = group.number, group.size + (held[group.number].size if group.number in held else 0)
+            told = self._most.get(m, 0) if self._dealt is None else self._dealt.sizes.get(m, 0)
+            self._most[m] = max(matched, min(told, 2 * matched))
+        return {m: float(most) for m, most in self._most.items()}
+
+    # Before a run.
+
+    def match(self, grid: Grid) -> ArrayRecord | None:
+        """Match the people of parties with data of their own, once; return the model that they build."""
+        own = self.own
+        if own is None or self.matching is not None:
+            return None
+        if own.trained is not None:
+            self.agreed = Agreed.restored(own.trained["parts"]["members"]["agreed"])
+        self._setup = OwnSetup(self._federation, own, self.num_groups, self._links.sealed)
+        matching, self.agreed = self._setup.run(grid, self.agreed)
+        if own.trained is not None:
+            matching.held_out = {group.number: group for group in matching.groups}
+        self._check_merged(matching)
+        if own.trained is None:
+            self._check(matching)
+        self._take_part(matching, self._setup)
+        self._take_links(self._setup, grid)
+        self._links.log()
+        self._matched_at = self._federation.completed
+        form = matching.form
+        return own.build(form.hospital_shape, form.device_shape, len(form.classes))
+
+    def pair(self, grid: Grid) -> None:
+        """Find out who belongs together on dealt data, once."""
+        if self.groups or self.own is not None:
+            return
+        layout = self._federation.known_layout()
+        shapes = zip(layout.keys, layout.shapes, strict=True)
+        widths = {shape[1] for key, shape in shapes if key.startswith("head.") and len(shape) > 1}
+        dealt = DealtSetup(self._federation, self.num_groups, self._links.sealed, widths)
+        matching = dealt.run(grid, {m: size for m, size in enumerate(self.sizes) if size})
+        self._check_merged(matching)
+        self._check(matching)
+        self._dealt = dealt
+        self._heard(dealt, matching, set(dealt.parties.known), grid)
+        self._links.log()
+
+    def _check_merged(self, matching: Matching) -> None:
+        if self._variant.merged and len(matching.groups) > 1:
+            raise PairingError(
+                f"{len(matching.groups)} hospitals; valid is one in {self._variant.method}, or "
+                "aggregate=False"
+            )
+
+    # Before a round.
+
+    def opened(self, run: Run) -> Steps[None]:
+        """Take in who came, let go of who left, and have the keys of those that are new."""
+        raised = {i for i, error in self.report.errors.items() if error.code == RAISED}
+        self.report = run.whole
+        assert run.grid is not None
+        if self._dealt is not None:
+            self._heard(self._dealt, *self._dealt.meet(run.grid), run.grid)
+        if self._setup is not None and self.agreed is not None:
+            self._meet(self._setup, self.agreed, raised, run.grid)
+        self._greet(raised, run.grid)
+        yield from ()
+
+    def ended(self, run: Run) -> None:
+        """Tell who is left out."""
+        run.told["lost-groups"] = self.due - run.told["groups"]
+        run.told |= {reason: number for reason, number in sorted(self.counts.items()) if number}
+
+    def _meet(self, setup: OwnSetup, agreed: Agreed, raised: set[int], grid: Grid) -> None:
+        assert self.own is not None
+        completed, every = self._federation.completed, self.own.rematch_every
+        due = every > 0 and completed - self._matched_at >= every
+        matching = setup.meet(grid, agreed, raised, reread=due)
+        if due:
+            self._matched_at = completed
+        if matching is not None:
+            if self._variant.merged:  # There is one hospital, the first.
+                matching.groups = [group for group in matching.groups if group.number in setup.first]
+            self._take_part(matching, setup)
+        self._take_links(setup, grid)
+        roster = self._federation.gather(grid)
+        missed = len(roster)
+        if self._federation.places is None:  # Nobody is missed who was never there.
+            missed = sum(not node.vacant for node in roster.nodes)
+        if away := missed - len(roster.online):
+            self.report.rejected["offline"] += away
+
+    def _greet(self, raised: set[int], grid: Grid) -> None:
+        """Take the introductions of parties that are new, came under another node id, or forgot theirs."""
+        if not self._links.sealed or self.own is not None:
+            return
+        there = self._federation.gather(grid).node_ids
+        new = [i for i, node_id in there.items() if i in raised or self._greeted.get(i) != node_id]
+        taking_part = {i for group in self.groups for i in group.partitions} if new else set()
+        contents = [i for i in new if i in taking_part]
+        if not contents:
+            return
+        content = RecordDict({"config": question(self._federation, sealed=True)})
+        talk = Conversation(self._federation, self._federation.completed, booked=False)
+        timeout = min(self._federation.timeout, self._federation.settings.max_wait)
+        asked = [(i, content) for i in contents]
+        for reply in talk.ask(grid, PAIR, asked, lambda _, told: introduction(told), timeout):
+            self._links.told(reply.node.partition_id, reply.value.link)
+            self._greeted[reply.node.partition_id] = reply.node.node_id
+
+    def _take_links(self, setup: OwnSetup, grid: Grid) -> None:
+        """Take the introductions of parties with data of their own that told who they are anew."""
+        for i, one in sorted(setup.parties.there(grid).items()) if self._links.sealed else ():
+            if self._greeted.get(i) is not one:
+                self._links.told(i, one.link)
+                self._greeted[i] = one
+
+    def _heard(self, dealt: DealtSetup, matching: Matching | None, told: set[int], grid: Grid) -> None:
+        """Take what parties with dealt data told: their links, and the groups that they make up."""
+        nodes = self._federation.gather(grid).nodes if self._links.sealed else []
+        for i, party in dealt.parties.known.items() if self._links.sealed else ():
+            if i in told:
+                self._links.told(i, party.link)
+                self._greeted[i] = nodes[i].node_id
+        self.counts = dealt.counts
+        if matching is not None:
+            self._take_part(matching, dealt)
+
+    def _take_part(self, matching: Matching, setup: OwnSetup | DealtSetup) -> None:
+        self.matching, self.counts = matching, setup.counts
+        self.groups, self.encodings = matching.groups, setup.encodings
+        self._links.place([*matching.groups, *matching.held_out.values()])
+        if isinstance(setup, DealtSetup):
+            self.sizes = [setup.sizes.get(m, 0) for m in range(max(setup.sizes) + 1)]
+        else:
+            self.sizes = [group.size for group in self.groups]

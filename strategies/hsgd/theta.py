@@ -1,0 +1,70 @@
+"""The three blocks of HSGD's model, and where they stand in its arrays."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hedgerow.wire.records import Layout
+
+__all__ = ["Blocks", "Theta"]
+
+Vector = NDArray[Any]
+
+
+class Theta(NamedTuple):
+    """Head (n0,), hospital's encoder (n1,) and devices' encoder (n2,), as vectors."""
+
+    head: Vector
+    hospital: Vector
+    device: Vector
+
+    @property
+    def whole(self) -> Vector:
+        """The blocks one after the other, (n0 + n1 + n2,)."""
+        joined: Vector = np.concatenate(self)
+        return joined
+
+    def like(self, whole: Vector) -> "Theta":
+        """Return the blocks of such a vector, of this model's lengths and types."""
+        ends = np.cumsum([len(block) for block in self])[:-1]
+        parts = zip(np.split(whole, ends), self, strict=True)
+        return Theta(*(part.astype(block.dtype) for part, block in parts))
+
+
+class Blocks:
+    """Where a model's three blocks stand in its flat vector: keys ``head.*``, ``hospital.*``, ``device.*``.
+
+    Raises
+    ------
+    ValueError
+        If a key belongs to no block, a block is empty, or an array is not of floating point.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        where: dict[str, list[NDArray[np.intp]]] = {name: [] for name in Theta._fields}
+        for (key, part), dtype in zip(layout.slices.items(), layout.dtypes, strict=True):
+            block = key.partition(".")[0]
+            if block not in where:
+                raise ValueError(
+                    f"initial_arrays has the key {key!r}; valid is head.*, hospital.* or device.*"
+                )
+            if np.dtype(dtype).kind != "f":
+                raise ValueError(f"initial_arrays[{key!r}] is {dtype}; valid is a floating-point type")
+            where[block].append(np.arange(part.start, part.stop))
+        for block, parts in where.items():
+            if not parts or not sum(map(len, parts)):
+                raise ValueError(f"initial_arrays has no key {block}.*; valid is at least one with entries")
+        self._where = Theta(*(np.concatenate(parts) for parts in where.values()))
+        self.sizes = tuple(map(len, self._where))
+
+    def split(self, vector: Vector) -> Theta:
+        """Return a flat vector's blocks, each in the order of the keys."""
+        return Theta(*(vector[where] for where in self._where))
+
+    def join(self, theta: Theta) -> Vector:
+        """Return the flat vector of the blocks."""
+        vector = np.empty(sum(self.sizes), np.result_type(*theta))
+        for where, block in zip(self._where, theta, strict=True):
+            vector[where] = block
+        return vector
