@@ -17,7 +17,7 @@ from hedgerow.clients.guard import Reveals, guarded, reveals, reveals_of
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
 from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
 
 __all__ = [
@@ -53,14 +53,20 @@ class BatchClientApp(ClientApp):
         ``query.state`` and ``query.restore``, by which a run's checkpoint holds what nodes keep, are added
         where missing.
 
+    columns : Mapping[str, ColumnHandler] or None (default: None)
+        Message type to what answers it for all nodes of a simulation at once, to the same bits.
+
     Raises
     ------
     ValueError
         If a message type is of no kind that Flower knows.
     """
 
-    def __init__(self, handlers: Mapping[str, BatchHandler]) -> None:
+    def __init__(
+        self, handlers: Mapping[str, BatchHandler], columns: Mapping[str, ColumnHandler] | None = None
+    ) -> None:
         super().__init__()
+        self._columns = dict(columns or {})
         own = {
             STATE: reveals(Reveals.NOTHING, each(tell_state)),
             RESTORE: reveals(Reveals.NOTHING, each(restore_state)),
@@ -85,6 +91,10 @@ class BatchClientApp(ClientApp):
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the handler of a message type; None if there is none."""
         return self._handlers.get(message_type)
+
+    def column_handler(self, message_type: str) -> ColumnHandler | None:
+        """Return what answers a message type in columns; None if nothing does, or a policy is to be asked."""
+        return None if os.environ.get(POLICY_VARIABLE) else self._columns.get(message_type)
 
     def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
         """Return what all nodes would tell of their sizes, see ``hedgerow.wire.calls.TellsSizes``."""

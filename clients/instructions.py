@@ -3,13 +3,15 @@
 Every error is a ``ValueError`` that names the key, its value and what is valid.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.guard import KeyMistake
@@ -23,9 +25,11 @@ __all__ = [
     "flag",
     "local_steps",
     "nonnegative",
+    "only_arrays",
     "only_config",
     "positive",
     "sent_state",
+    "state_rows",
     "string",
     "whole",
 ]
@@ -119,6 +123,24 @@ def sent_state(call: Call, task: LocalTask) -> dict[str, Tensor]:
     return {key: value.to(own[key].dtype) for key, value in sent.items()}
 
 
+def only_arrays(content: RecordDict) -> ArrayRecord:
+    """Return the one ArrayRecord of an instruction; ValueError if it has none, or more than one."""
+    return _only_of(content, ArrayRecord)
+
+
+def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> NDArray[Any]:
+    """Return state dicts as rows (K, M), their values in the order of the keys; float64 where one is."""
+    dtypes = [states[0][key].numpy(force=True).dtype for key in keys]
+    floats = [dtype for dtype in dtypes if dtype.kind == "f"]
+    sizes = [states[0][key].numel() for key in keys]
+    rows = np.empty((len(states), sum(sizes)), np.result_type(np.float32, *floats))
+    ends = np.cumsum(sizes).tolist()
+    for row, state in zip(rows, states, strict=True):
+        for key, size, end in zip(keys, sizes, ends, strict=True):
+            row[end - size : end] = state[key].numpy(force=True).ravel()
+    return rows
+
+
 def _entries(model: nn.Module) -> dict[str, Tensor]:
     """Return the model's state dict for its shapes and dtypes, made once: nodes share their model."""
     if model not in _ENTRIES:
@@ -129,7 +151,11 @@ def _entries(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _only(call: Call, kind: type[Record]) -> Record:
-    records = records_of(call.content, kind)
+    return _only_of(call.content, kind)
+
+
+def _only_of(content: RecordDict, kind: type[Record]) -> Record:
+    records = records_of(content, kind)
     if len(records) != 1:
         raise ValueError(f"the message has {len(records)} {kind.__name__}s; valid is exactly one")
     return next(iter(records.values()))

@@ -41,7 +41,7 @@ from hedgerow.strategies.hsgd import (
     UploadNoise,
 )
 from hedgerow.strategies.inbox import Reply
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
 from hedgerow.strategies.peers import PeerCredentials
@@ -50,9 +50,9 @@ from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
 from hedgerow.strategies.router import NODE_TO_NODE, Router
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay, parse_schedule
 from hedgerow.strategies.sd_feel import (
-    EdgeMonitor,
     EdgeServerSDFeel,
     FedAvg,
     Feel,
@@ -100,7 +100,6 @@ __all__ = [
     "DFedSAM",
     "Diminishing",
     "DivergenceError",
-    "EdgeMonitor",
     "EdgeServerSDFeel",
     "EmbeddingNoise",
     "ErrorFeedback",

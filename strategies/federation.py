@@ -25,6 +25,7 @@ from hedgerow.strategies.inbox import (
     Node,
     Reply,
     checked_metrics,
+    mean_metrics,
     weighted_metrics,
 )
 from hedgerow.strategies.known_roster import KnownRoster, KnownSizes, known_roster
@@ -35,6 +36,7 @@ from hedgerow.wire.checks import in_range, int_at_least, is_real, require
 from hedgerow.wire.clock import Clock
 from hedgerow.wire.compress import compressed_part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Ledger
+from hedgerow.wire.limits import MAX_EXAMPLES
 from hedgerow.wire.records import Layout, PayloadError, nominal_bits, only_record, payload_bytes
 from hedgerow.wire.robust_means import Aggregation
 from hedgerow.wire.seeds import Purpose, generator
@@ -434,17 +436,38 @@ class Federation:
     ) -> list[Message]:
         """Open a training exchange and return its messages; ``check`` makes a value of a valid content."""
         group = f"{server_round}-{group}" if group else str(server_round)
-        self.begin_bounds(server_round)
-        self.fell_back = 0
-        self.trained_loss = None
-        self._exchange = Inbox([node for node, _ in contents], group, check, quorum)
-        if offline:
-            self._exchange.report.rejected["offline"] = offline
-        self._exchange.report.rejected += self.left_out(server_round)
+        self.open_exchange(
+            server_round,
+            [node for node, _ in contents],
+            check,
+            offline=offline,
+            quorum=quorum,
+            group=group,
+        )
         return [
             Message(content, node.node_id, message_type, ttl=self.timeout, group_id=group)
             for node, content in contents
         ]
+
+    def open_exchange(
+        self,
+        server_round: int,
+        nodes: Sequence[Node],
+        check: Callable[[Node, RecordDict], Any],
+        *,
+        offline: int = 0,
+        quorum: int | None = None,
+        group: str = "",
+    ) -> Inbox:
+        """Open a round's training exchange, whose replies the inbox that it returns takes."""
+        self.begin_bounds(server_round)
+        self.fell_back = 0
+        self.trained_loss = None
+        self._exchange = Inbox(nodes, group or str(server_round), check, quorum)
+        if offline:
+            self._exchange.report.rejected["offline"] = offline
+        self._exchange.report.rejected += self.left_out(server_round)
+        return self._exchange
 
     def accept(self, replies: Iterable[Message]) -> Iterator[Reply]:
         """Yield the valid replies of the training exchange in the order of partition ids."""
@@ -498,6 +521,10 @@ class Federation:
         if told > (most := self._most_claimed()):
             raise PayloadError(OVERSTATED, f"{told:g} examples, expected at most {most:g}")
         return told
+
+    def valid_weights(self, told: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which of some weights that nodes tell ``checked_weight`` would take."""
+        return (told > 0) & (told <= min(MAX_EXAMPLES, self._most_claimed()))
 
     def size_of(self, reply: Reply, told: float) -> float:
         """Return |S_i|: what a client told first holds, or a run of unequal epochs would reweigh it."""
@@ -588,6 +615,16 @@ class Federation:
         self.trained_loss = _median_loss(contents)
         aggregate = self.settings.train_metrics_aggr_fn or self._mean_metrics
         metrics = aggregate(contents, self.settings.weighted_by_key) if contents else MetricRecord()
+        if self.fell_back:
+            metrics["rule-fell-back"] = self.fell_back
+        return metrics
+
+    def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
+        """Return the weighted mean of metrics in columns (K,), by name."""
+        told = next((table[key] for key in _LOSSES if key in table), None)
+        self.trained_loss = None if told is None else median_low(told.tolist())
+        key, most = self.settings.weighted_by_key, self.settings.max_weight_ratio
+        metrics = mean_metrics(table, key, most) if len(table[key]) else MetricRecord()
         if self.fell_back:
             metrics["rule-fell-back"] = self.fell_back
         return metrics

@@ -5,7 +5,7 @@ are then the same on every engine.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from math import isfinite
@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from hedgerow.strategies.roster import RAISED, Node, Roster, RosterError, grid_clock
 from hedgerow.wire.limits import MAX_EXAMPLES
@@ -31,6 +32,7 @@ __all__ = [
     "RosterError",
     "checked_metrics",
     "collect",
+    "mean_metrics",
     "weighted_metrics",
 ]
 
@@ -174,6 +176,23 @@ class Inbox:
             self.report.rejected[reason] += len(self._waiting)
         self._log()
 
+    # Replies that come without messages.
+
+    def take(self, node: Node) -> None:
+        """Wait for a node no longer."""
+        del self._waiting[node.node_id]
+
+    def use(self, node: Node) -> None:
+        """Accept a node's reply."""
+        self.used.add(node.partition_id)
+        self.report.accepted += 1
+
+    def refuse(self, node: Node, error: PayloadError) -> None:
+        """Count a node's reply as lost."""
+        self.refused.add(node.partition_id)
+        self.report.rejected[error.reason] += 1
+        log(INFO, "\t> Reply of node %d not used: %s", node.node_id, error)
+
     def _validated(self, message: Message) -> Reply | None:
         try:
             return self._check_envelope_and_content(message)
@@ -257,18 +276,24 @@ def weighted_metrics(
     No weight counts more than ``max_weight_ratio`` times their median; 0 for no bound.
     """
     records = [only_record(content, MetricRecord, "bad metrics") for content in contents]
-    weights = np.array([float(record[weighted_by_key]) for record in records])  # type: ignore[arg-type]
+    table = {}
+    for key in records[0]:
+        values = [record.get(key) for record in records]
+        if len({np.shape(v) for v in values if v is not None}) == 1 and None not in values:
+            table[key] = np.array(values, np.float64)
+    return mean_metrics(table, weighted_by_key, max_weight_ratio)
+
+
+def mean_metrics(
+    table: Mapping[str, NDArray[Any]], weighted_by_key: str, max_weight_ratio: float = 0.0
+) -> MetricRecord:
+    """Return the same of metrics in columns (K, ...), by name."""
+    weights = np.asarray(table[weighted_by_key], np.float64)
     if max_weight_ratio:
         weights = np.minimum(weights, max_weight_ratio * np.median(weights))
     mean = MetricRecord()
-    for key in records[0]:
-        values = [record.get(key) for record in records]
-        if (
-            key == weighted_by_key
-            or len({np.shape(v) for v in values if v is not None}) != 1
-            or None in values
-        ):
-            continue
-        average = np.average(np.array(values, np.float64), axis=0, weights=weights)
-        mean[key] = average.tolist() if average.ndim else float(average)
+    for key, values in table.items():
+        if key != weighted_by_key:
+            average = np.average(np.asarray(values, np.float64), axis=0, weights=weights)
+            mean[key] = average.tolist() if average.ndim else float(average)
     return mean

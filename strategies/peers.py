@@ -186,15 +186,13 @@ class PeerChannel:
         over; None: always. A neighbour that waits asks, so that it does not wait for nothing.
     lost_after : float (default: 15.0)
         Seconds after which a neighbour that does not listen is given up in an exchange, > 0.
-    listeners : Iterable[int] (default: none)
-        Who else is told things, and tells nothing.
 
     Attributes
     ----------
     refused : Counter
         Messages that came and were not taken, by reason.
     traffic : dict
-        What went over the link to each neighbour and listener.
+        What went over the link to each neighbour.
 
     Raises
     ------
@@ -216,7 +214,6 @@ class PeerChannel:
         answer: Callable[[int, dict[str, Any]], dict[str, Any]] | None = None,
         comes: Callable[[int, Topic], bool] | None = None,
         lost_after: float = 15.0,
-        listeners: Iterable[int] = (),
     ) -> None:
         int_at_least(1, largest=largest)
         positive(lost_after=lost_after)
@@ -237,7 +234,7 @@ class PeerChannel:
         self._listen = listen or addresses[me]
         self._answer, self._comes = answer, comes
         self.refused: Counter[str] = Counter()
-        self.traffic = {peer: LinkTraffic() for peer in sorted({*self.neighbours, *listeners})}
+        self.traffic = {peer: LinkTraffic() for peer in self.neighbours}
         self._boxes = {peer: _Box() for peer in self.neighbours}
         self._changed = threading.Condition()
         # Neighbours that the exchange at hand need not wait for.

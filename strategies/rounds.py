@@ -16,7 +16,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -192,10 +192,12 @@ def _train(
     for attempt in range(1 + strategy.max_repeats):
         if attempt:
             log(WARNING, "Round %d had too few valid replies; repeated (%d).", current, attempt)
-        messages = list(strategy.configure_train(current, arrays, config, grid))
-        if strategy.finished:
-            return None
-        new, metrics = strategy.aggregate_train(current, collect(grid, messages, timeout))
+        done = _at_once(strategy, current, arrays, config, grid)
+        if isinstance(done, list):
+            if strategy.finished:
+                return None
+            done = strategy.aggregate_train(current, collect(grid, done, timeout))
+        new, metrics = done
         if new is not None:
             _check_finite(current, new)
             return new, metrics
@@ -212,6 +214,18 @@ def _train(
         f"Round {current}: {report.accepted} valid replies of {report.sent} after "
         f"{1 + strategy.max_repeats} tries ({reasons or 'nothing was lost'})."
     )
+
+
+def _at_once(
+    strategy: FederatedStrategy, current: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+) -> tuple[ArrayRecord | None, MetricRecord | None] | list[Message]:
+    """Make a round without messages; return its messages where they must go, as around a wrapper."""
+    # A wrapper has none of its own, and what it wraps must not go around it.
+    if (at_once := getattr(type(strategy), "train_at_once", None)) is not None:
+        made: tuple[ArrayRecord | None, MetricRecord | None] | list[Message]
+        made = at_once(strategy, current, arrays, config, grid)
+        return made
+    return list(strategy.configure_train(current, arrays, config, grid))
 
 
 def _check_finite(current: int, arrays: ArrayRecord) -> None:

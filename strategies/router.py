@@ -21,8 +21,8 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.exchange import Ask, Exchange, Row, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import Node, Roster
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
+from hedgerow.strategies.run import Run
 from hedgerow.wire.ledger import Ledger
 from hedgerow.wire.message_types import PUBLISH
 from hedgerow.wire.records import PayloadError, config_in

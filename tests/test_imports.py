@@ -27,9 +27,8 @@ ELSEWHERE = {
     },
     "hedgerow.wire.fixed_point": {"clients/hsgd/test_match_key"},
     "hedgerow.wire.masked_sums": {
-        "clients/test_masking",
+        "clients/sums",
         "clients/test_policies",
-        "clients/test_told",
         "strategies/hsgd/test_sums",
         "strategies/test_secure_sums",
         "strategies/test_sum_noise",

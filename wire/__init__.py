@@ -17,6 +17,9 @@ if TYPE_CHECKING:
         Batched,
         BatchHandler,
         Call,
+        ColumnHandler,
+        InColumns,
+        Told,
     )
     from hedgerow.wire.clock import Clock, Compute, Rates
     from hedgerow.wire.compress import (
@@ -116,11 +119,13 @@ __all__ = [
     "Call",
     "Clock",
     "Codec",
+    "ColumnHandler",
     "Compressor",
     "Compute",
     "Dense",
     "FactoredLayer",
     "Factorisation",
+    "InColumns",
     "LayerShape",
     "Layout",
     "Ledger",
@@ -134,6 +139,7 @@ __all__ = [
     "SealingKey",
     "Sparse",
     "Ternary",
+    "Told",
     "TopK",
     "Traffic",
     "Transfer",
@@ -177,6 +183,9 @@ _MODULES = {
         "BatchHandler",
         "Batched",
         "Call",
+        "ColumnHandler",
+        "InColumns",
+        "Told",
     ),
     "clock": ("Clock", "Compute", "Rates"),
     "compress": (

@@ -4,10 +4,10 @@ A client's work is written once, over a list of calls: Flower's own engines hand
 an engine that holds a whole round hands it the whole round.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Context, RecordDict, UserConfig
@@ -19,12 +19,16 @@ __all__ = [
     "RUN_KEY",
     "SEALED_RECORD",
     "SECRET_RECORD",
+    "AnswersColumns",
     "BatchHandler",
     "Batched",
     "Call",
+    "ColumnHandler",
+    "InColumns",
     "KnownNodes",
     "LocalDataError",
     "TellsSizes",
+    "Told",
 ]
 
 # Beside a node's records in ``query.state`` and ``query.restore``: its partition id, and the run that they
@@ -78,6 +82,42 @@ class Call:
         return int(config["partition-id"])
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Nodes of an exchange that were sent the same.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The records of their instruction. Read it, never change it.
+    contexts : Sequence[Context]
+        Theirs; what a handler writes to them is not kept.
+    """
+
+    content: RecordDict
+    contexts: Sequence[Context]
+
+
+@dataclass(frozen=True, slots=True)
+class InColumns:
+    """The replies of K nodes, each of one ArrayRecord with the keys that it was sent and one MetricRecord.
+
+    Parameters
+    ----------
+    rows : NDArray
+        The values of each one's arrays, in the order of the keys (K, M).
+    metrics : Mapping[str, NDArray]
+        Its metrics, integers or float64, (K,) each.
+    """
+
+    rows: NDArray[Any]
+    metrics: Mapping[str, NDArray[Any]]
+
+
+# Nodes answer at once, in the order of their contexts. One that cannot raises: then all are sent messages.
+ColumnHandler = Callable[[Sequence[Told]], InColumns]
+
+
 # One answer a call, in the order of the calls. An exception in place of a record fails that node
 # alone: the others' answers stand.
 BatchHandler = Callable[[Sequence[Call]], Sequence[RecordDict | Exception]]
@@ -89,6 +129,14 @@ class Batched(Protocol):
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
         """Return the handler for a message type, or None where calls must be made one by one."""
+
+
+@runtime_checkable
+class AnswersColumns(Protocol):
+    """A ClientApp that can answer an exchange for all its nodes at once, without messages."""
+
+    def column_handler(self, message_type: str) -> ColumnHandler | None:
+        """Return what does, or None where messages must go."""
 
 
 @runtime_checkable

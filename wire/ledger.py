@@ -6,19 +6,17 @@ serialised record carries headers and keys as well. The links of the modelled sy
 or from orchestrator to orchestrator, are booked under their own names, never one for the other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_MONITOR", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"]
+__all__ = ["HUB_TO_NODE", "NODE_TO_HUB", "PEER_TO_PEER", "Ledger", "Traffic", "Transfer"]
 
 HUB_TO_NODE = "hub->node"
 NODE_TO_HUB = "node->hub"
 # What orchestrators send each other directly, all of it.
 PEER_TO_PEER = "peer->peer"
-# And what they tell a process that observes them, which training needs nothing of.
-PEER_TO_MONITOR = "peer->monitor"
-_REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER, PEER_TO_MONITOR)
+_REAL = (HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,26 @@ class Transfer:
     dst: int
     nominal_bits: int
     payload_bytes: int
+
+    def each(self) -> Iterable["Transfer"]:
+        """Yield it."""
+        yield self
+
+
+@dataclass(frozen=True, slots=True)
+class _Many:
+    """Transfers that were booked at once."""
+
+    round: int
+    link: str
+    src: Sequence[int]
+    dst: Sequence[int]
+    nominal_bits: int
+    payload_bytes: Sequence[int]
+
+    def each(self) -> Iterable[Transfer]:
+        for src, dst, size in zip(self.src, self.dst, self.payload_bytes, strict=True):
+            yield Transfer(self.round, self.link, src, dst, self.nominal_bits, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +79,43 @@ class Ledger:
 
     def __init__(self, keep_all: bool = False) -> None:
         self.keep_all = keep_all
-        self.transfers: list[Transfer] = []
+        self._booked: list[Transfer | _Many] = []
         self._totals: dict[str, Traffic] = {}
 
     def book(self, round: int, link: str, src: int, dst: int, nominal_bits: int, payload_bytes: int) -> None:
         """Book one transfer from ``src`` to ``dst`` (partition or server ids) over ``link``."""
-        if not self.keep_all and self.transfers and self.transfers[-1].round != round:
-            self.transfers.clear()
-        self.transfers.append(Transfer(round, link, src, dst, nominal_bits, payload_bytes))
+        self._begin(round)
+        self._booked.append(Transfer(round, link, src, dst, nominal_bits, payload_bytes))
         self._totals[link] = self._totals.get(link, Traffic()) + Traffic(1, nominal_bits, payload_bytes)
+
+    def book_all(
+        self,
+        round: int,
+        link: str,
+        src: Sequence[int],
+        dst: Sequence[int],
+        nominal_bits: int,
+        payload_bytes: Sequence[int],
+    ) -> None:
+        """Book transfers of the same nominal bits over one link, an entry each."""
+        self._begin(round)
+        self._booked.append(_Many(round, link, src, dst, nominal_bits, payload_bytes))
+        sums = Traffic(len(src), len(src) * nominal_bits, sum(payload_bytes))
+        self._totals[link] = self._totals.get(link, Traffic()) + sums
+
+    def _begin(self, round: int) -> None:
+        if not self.keep_all and self._booked and self._booked[-1].round != round:
+            self._booked.clear()
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """The single transfers, of the round at hand or of all."""
+        return [one for entry in self._booked for one in entry.each()]
+
+    def largest(self, round: int, link: str) -> int:
+        """Return the most nominal bits that a transfer of a round had over a link; 0 of none."""
+        here = (one for one in self._booked if one.link == link and one.round == round)
+        return max((one.nominal_bits for one in here), default=0)
 
     def by_link(self) -> dict[str, Traffic]:
         """Return the run's totals, a link each, in the links' alphabetical order."""
@@ -88,5 +134,5 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the totals of a checkpoint."""
-        self.transfers.clear()
+        self._booked.clear()
         self._totals = {link: Traffic(*(int(n) for n in numbers)) for link, numbers in state.items()}

@@ -6,14 +6,25 @@ iteration k is a function of (seed, client, k) alone, so that runs with other pe
 see the same batches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from flwr.app import MetricRecord, RecordDict
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
 
 from hedgerow.clients.app import Answer, BatchClientApp, each, together, whoami
 from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
-from hedgerow.clients.instructions import local_steps, only_config, positive, sent_state, whole
+from hedgerow.clients.instructions import (
+    local_steps,
+    only_arrays,
+    only_config,
+    positive,
+    sent_state,
+    state_rows,
+    whole,
+)
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.masking import masked_sum_handlers
@@ -22,7 +33,7 @@ from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call, InColumns, Told
 from hedgerow.wire.edge_servers import EDGE
 from hedgerow.wire.message_types import GRADIENT, WHOAMI
 from hedgerow.wire.records import to_record
@@ -66,7 +77,31 @@ def sd_feel_client(
         GRADIENT: each(lambda call: _gradient(call, task(call.context))),
         **edge_server_handlers(),
     }
-    return BatchClientApp(handlers)
+    return BatchClientApp(handlers, {"train": partial(_in_columns, task, training_mode)})
+
+
+def _in_columns(task: LocalTaskFn, mode: TrainingMode | None, told: Sequence[Told]) -> InColumns:
+    """Answer ``train`` for all nodes at once."""
+    rounds: list[_Round] = []
+    for group in told:
+        asked: _Asked | None = None
+        for context in group.contexts:
+            call = Call(group.content, context, "train")
+            own = task(context)
+            if asked is None or own.model is not rounds[-1].task.model:
+                asked = _Asked.of(call, own)
+            rounds.append(_Round.asked(asked, call.partition_id, own))
+    how = LocalTraining.of(told[0].contexts[0], mode)
+    outcomes = how.sgd(rounds[0].task.model, [one.work for one in rounds])
+    keys = list(only_arrays(told[0].content))
+    return InColumns(
+        state_rows([outcome.state for outcome in outcomes], keys),
+        {
+            "num-examples": np.array([len(one.task.part) for one in rounds]),
+            "num-steps": np.array([len(one.work.batches) for one in rounds]),
+            "train-loss": np.array([outcome.mean_loss for outcome in outcomes]),
+        },
+    )
 
 
 def _gradient(call: Call, task: LocalTask) -> RecordDict:
@@ -81,6 +116,30 @@ def _gradient(call: Call, task: LocalTask) -> RecordDict:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """What nodes are asked in one round."""
+
+    config: ConfigRecord
+    start: Mapping[str, Tensor]
+    seed: int
+    batch_size: int
+    done: int
+    lr: float
+
+    @classmethod
+    def of(cls, call: Call, task: LocalTask) -> "_Asked":
+        config = only_config(call)
+        return cls(
+            config,
+            sent_state(call, task),
+            whole(config, "seed", 0),
+            whole(config, "batch-size", 1),
+            whole(config, "first-step", 0),
+            positive(config, "learning-rate"),
+        )
+
+
+@dataclass(frozen=True)
 class _Round:
     """What one node does in one round."""
 
@@ -89,18 +148,19 @@ class _Round:
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "_Round":
-        config = only_config(call)
-        seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
+        return cls.asked(_Asked.of(call, task), call.partition_id, task)
+
+    @classmethod
+    def asked(cls, asked: _Asked, partition_id: int, task: LocalTask) -> "_Round":
         batches = step_batches(
             task.part,
-            seed=seed,
-            partition_id=call.partition_id,
-            done=whole(config, "first-step", 0),
-            steps=local_steps(config, "local-steps", min(batch_size, len(task.part))),
-            batch_size=batch_size,
+            seed=asked.seed,
+            partition_id=partition_id,
+            done=asked.done,
+            steps=local_steps(asked.config, "local-steps", min(asked.batch_size, len(task.part))),
+            batch_size=asked.batch_size,
         )
-        lr = positive(config, "learning-rate")
-        return cls(task, LocalWork(sent_state(call, task), task.x, task.y, batches, lr))
+        return cls(task, LocalWork(asked.start, task.x, task.y, batches, asked.lr))
 
     def reply(self, outcome: Trained) -> RecordDict:
         told = {"num-examples": len(self.task.part), "num-steps": len(self.work.batches)}

@@ -222,7 +222,7 @@ def deploy_keys(
 
 
 def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int) -> None:
-    from hedgerow.sim.deploy.certificates import LOOPBACK, MONITOR, check_sizes, make_edge_credentials
+    from hedgerow.sim.deploy.certificates import LOOPBACK, check_sizes, make_edge_credentials
     from hedgerow.strategies.edges import contiguous_clusters
 
     with bad_options():
@@ -243,8 +243,6 @@ def _edge_keys(folder: Path, nodes: int, edges: int, hosts: list[str], days: int
         for key in superlink.nodes:
             typer.echo(f"  SuperNode: {superlink.ca} {key.private}; register {key.public}")
         typer.echo(f"  Who is whom, for the run's key 'registry': {superlink.registry}")
-    monitor = folder / MONITOR
-    typer.echo(f"Monitor: {monitor / 'ca.crt'} {monitor / 'peer.pem'} {monitor / 'peer.key'}")
 
 
 def deploy_split(

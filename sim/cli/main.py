@@ -13,6 +13,7 @@ import typer
 from hedgerow.sim.cli.check import check
 from hedgerow.sim.cli.data import data
 from hedgerow.sim.cli.deploy import deploy_keys, deploy_local, deploy_split
+from hedgerow.sim.cli.evaluate import evaluate
 from hedgerow.sim.cli.export import export
 from hedgerow.sim.cli.mistakes import Command, Group
 from hedgerow.sim.cli.new import new
@@ -78,7 +79,7 @@ def main(
 
 _PANELS: dict[str, Sequence[Callable[..., None]]] = {
     "Run": (run, sweep, predict),
-    "Look at runs": (report, watch, plot, table, export),
+    "Look at runs": (report, watch, plot, table, evaluate, export),
     "Apps and data": (new, settings, data, check),
 }
 _DEPLOY = "Deploy and plan"

@@ -30,7 +30,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hedgerow.wire.certified import certified_name
 
 __all__ = [
-    "MONITOR",
     "Credentials",
     "EdgeCredentials",
     "NodeKey",
@@ -40,8 +39,6 @@ __all__ = [
 ]
 
 LOOPBACK = ("127.0.0.1", "localhost")
-# The folder, beside those of the edge servers, of who observes them.
-MONITOR = "monitor"
 # Keys are for one experiment. Ten thousand take some seconds to write; a certificate of more than ten years
 # outlasts its curve's use.
 _MOST_NODES, _MOST_EDGES, _MOST_DAYS = 10_000, 1_000, 3_650
@@ -134,9 +131,6 @@ def make_edge_credentials(
 ) -> list[EdgeCredentials]:
     """Write what ``make_credentials`` does for each of some edge servers, all of one CA, each to ``edge<d>``.
 
-    ``monitor`` gets the CA's certificate and, as ``peer.pem`` and ``peer.key``, that of a process that the
-    servers report to, which has the number after the last of them.
-
     Parameters
     ----------
     folder : Path
@@ -163,10 +157,6 @@ def make_edge_credentials(
         home = folder / f"edge{d}"
         superlink = _written(home, own, ca, ca_key, names, days)
         made.append(EdgeCredentials(superlink, *_peer_files(home, d, ca, ca_key, days)))
-    monitor = folder / MONITOR
-    monitor.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(monitor / "ca.crt", ca.public_bytes(Encoding.PEM), 0o644)
-    _peer_files(monitor, len(partitions), ca, ca_key, days)
     return made
 
 

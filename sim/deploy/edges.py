@@ -6,7 +6,6 @@ links between them (``strategies/peers.py``). There is no hub: this only starts 
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -21,23 +20,23 @@ from flwr.app import UserConfigValue
 from rich.console import Console
 from rich.table import Table
 
-from hedgerow.sim.deploy.certificates import MONITOR, EdgeCredentials, make_edge_credentials
+from hedgerow.sim.deploy.certificates import EdgeCredentials, make_edge_credentials
 from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd
 from hedgerow.sim.deploy.launcher import Deployment
-from hedgerow.sim.deploy.processes import Program, free_ports, program, stop_all
+from hedgerow.sim.deploy.processes import free_ports, stop_all
 from hedgerow.sim.runs.app import AppSpec
+from hedgerow.sim.runs.joined import parts_of_runs
 from hedgerow.sim.runs.plan import Plan, absolute_output, plan_run, toml_value
 from hedgerow.sim.runs.recorder import read_rounds
+from hedgerow.sim.runs.together import evaluate_together
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, PEER_TO_PEER
 
-__all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides", "monitor_overrides", "site_overrides"]
+__all__ = ["EdgeDeployment", "deploy_edges", "edge_overrides", "site_overrides"]
 
 # What the servers are called, and what of others they may lose in a round.
 _NAMES = {"edge": "Edge server", "site": "Site"}
 _LOST = {"edge": "lost links", "site": "lost payloads"}
-# Seconds that the monitor has for the last evaluation, after the servers are done.
-_MONITOR_ENDS = 60.0
 
 
 def edge_overrides(
@@ -45,7 +44,6 @@ def edge_overrides(
     peers: Sequence[str],
     keys: EdgeCredentials | None = None,
     output_dir: str = "",
-    monitor: str = "",
 ) -> list[str]:
     """Return the run config's changes that make a run one edge server's.
 
@@ -59,8 +57,6 @@ def edge_overrides(
         With TLS, its own.
     output_dir : str (default: "")
         Where run folders go, if not where the app says; each server has a folder of its own there.
-    monitor : str (default: "")
-        ``host:port`` of who observes the servers, if anyone does.
     """
     said: dict[str, UserConfigValue] = {
         "edge-servers": "direct",
@@ -69,8 +65,6 @@ def edge_overrides(
         "peers": ",".join(peers),
         **_files(keys),
     }
-    if monitor:
-        said["monitor"] = monitor
     if output_dir:
         said["output-dir"] = str(Path(output_dir) / f"edge{edge}")
     return _texts(said)
@@ -106,36 +100,6 @@ def _texts(said: Mapping[str, UserConfigValue]) -> list[str]:
     return [f"{key}={toml_value(value)}" for key, value in said.items()]
 
 
-def monitor_overrides(
-    peers: Sequence[str], address: str, keys: Path | None = None, output_dir: str = ""
-) -> list[str]:
-    """Return the run config's changes that make a run the monitor of edge servers.
-
-    Parameters
-    ----------
-    peers : Sequence[str]
-        ``host:port`` of each server.
-    address : str
-        Its own.
-    keys : Path or None (default: None)
-        With TLS, the folder ``monitor`` of ``make_edge_credentials``.
-    output_dir : str (default: "")
-        As of ``edge_overrides``.
-    """
-    said: dict[str, UserConfigValue] = {
-        "edge-servers": "monitor",
-        "num-servers": len(peers),
-        "peers": ",".join(peers),
-        "monitor": address,
-    }
-    if keys is not None:
-        files = {"peer-ca": "ca.crt", "peer-certificate": "peer.pem", "peer-key": "peer.key"}
-        said |= {key: str(keys / name) for key, name in files.items()}
-    if output_dir:
-        said["output-dir"] = str(Path(output_dir) / MONITOR)
-    return _texts(said)
-
-
 class EdgeDeployment:
     """Edge servers on this machine, each a ``Deployment``, for the length of a ``with`` block.
 
@@ -161,8 +125,6 @@ class EdgeDeployment:
         By number.
     peers : list of str
         Where each listens for the others.
-    monitor : str
-        Where who observes them listens; empty until it is started.
     keys : list of EdgeCredentials
         With TLS, each server's.
     """
@@ -184,7 +146,6 @@ class EdgeDeployment:
         self._keep_logs = keep_logs
         self.servers: list[Deployment] = []
         self.keys: list[EdgeCredentials] = []
-        self.monitor = ""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -205,8 +166,8 @@ class EdgeDeployment:
         self.home = Path(tempfile.mkdtemp(prefix="hedgerow-edges-"))
         self._open.callback(shutil.rmtree, self.home, ignore_errors=True)
         count = len(self.partitions)
-        ports = free_ports(2 * count + 1)
-        *self.peers, self._for_monitor = (f"127.0.0.1:{port}" for port in ports[: count + 1])
+        ports = free_ports(2 * count)
+        self.peers = [f"127.0.0.1:{port}" for port in ports[:count]]
         if self.tls:
             self.keys = make_edge_credentials(self.home / "keys", self.partitions)
         for d, own in enumerate(self.partitions):
@@ -217,7 +178,7 @@ class EdgeDeployment:
                 len(own),
                 tls=self.keys[d].superlink if self.tls else False,
                 node_config=configs,
-                port=ports[count + 1 + d],
+                port=ports[count + d],
                 home=self.home / name,
                 keep_logs=self._keep_logs and self._keep_logs / name,
             )
@@ -230,37 +191,13 @@ class EdgeDeployment:
             stop_all([node for server in self.servers for node in server.nodes], 8.0)
             self._open.close()
 
-    def start_monitor(self, *overrides: str, output_dir: str = "") -> Program:
-        """Start the process that observes the servers whose runs are planned afterwards, and return it."""
-        self.monitor = self._for_monitor
-        keys = self.home / "keys" / MONITOR if self.tls else None
-        own = monitor_overrides(self.peers, self.monitor, keys, output_dir)
-        said = [part for text in (*overrides, *own) for part in ("--run-config", text)]
-        # It runs no node.
-        options = ["--nodes", str(self.num_nodes), "--workers", "1"]
-        command = [program("hedgerow"), "run", str(self.spec.folder), *options, *said]
-        one = Program("the monitor", command, dict(os.environ), self.home / "monitor.log")
-        if self._keep_logs:
-            self._open.callback(self._keep_log, one.log_file, self._keep_logs)
-        self._open.callback(one.stop)
-        one.start()
-        return one
-
-    @staticmethod
-    def _keep_log(log_file: Path, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(log_file, folder)
-
     def plan(self, edge: int, *overrides: str, output_dir: str = "") -> Plan:
-        """Return the plan of one server's run; overrides as in ``plan_run``, which raises what it does.
-
-        It reports to the monitor, if one was started.
-        """
+        """Return the plan of one server's run; overrides as in ``plan_run``, which raises what it does."""
         keys = self.keys[edge] if self.tls else None
         if self.who == "site":
             own = site_overrides(edge, self.peers, keys, output_dir)
         else:
-            own = edge_overrides(edge, self.peers, keys, output_dir, self.monitor)
+            own = edge_overrides(edge, self.peers, keys, output_dir)
         return plan_run(self.spec, [*overrides, *own], num_nodes=self.num_nodes)
 
     def submit(self, edge: int, plan: Plan, *, echo: bool = True) -> FlowerRun:
@@ -313,12 +250,10 @@ def deploy_edges(
             f"up after {time.monotonic() - started:.0f} s",
             flush=True,
         )
-        monitor = None if sites else edges.start_monitor(*overrides, output_dir=folder)
         plans = [edges.plan(d, *overrides, output_dir=folder) for d in range(len(partitions))]
         runs = [edges.submit(d, plan) for d, plan in enumerate(plans)]
         ends = [run.wait() for run in runs]
-        observed = None if monitor is None else _observed(monitor, Path(folder) / MONITOR)
-        print(_table(runs, ends, observed, edges.who))
+        print(_table(runs, ends, edges.who))
         for d, end in enumerate(ends):
             if end.exit_code:
                 said = f"{end.status} {end.details}".rstrip()
@@ -328,32 +263,21 @@ def deploy_edges(
     return max(end.exit_code for end in ends)
 
 
-def _observed(monitor: Program, folder: Path) -> Path | None:
-    """Return the monitor's run folder, after the little that it still has to do; None if it has none."""
-    end = time.monotonic() + _MONITOR_ENDS
-    while monitor.running and time.monotonic() < end:
-        time.sleep(0.2)
-    if monitor.returncode is None:
-        print("The monitor does not end with the servers; what it wrote is what it saw.", file=sys.stderr)
-    elif monitor.returncode:
-        failure = monitor.failure(f"ended with exit code {monitor.returncode}")
-        print(failure, file=sys.stderr)
-    made = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-    return made[-1].parent if made else None
-
-
-def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], observed: Path | None, who: str) -> str:
-    """Return what each server's run came to, and what was observed of u, as a table for a terminal."""
+def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], who: str) -> str:
+    """Return what each server's run came to, and u of them all, as a table for a terminal."""
     table = Table(title=f"{_NAMES[who].lower()}s", title_justify="left")
     # Of sites nobody sees a loss.
     measured = ("loss", "accuracy") if who == "edge" else ()
     for column in (who, "status", "round", *measured, "hub MB", "peer MB", _LOST[who]):
         table.add_column(column, justify="right")
-    rows = [(str(d), end.status, run.folder) for d, (run, end) in enumerate(zip(runs, ends, strict=True))]
-    if observed is not None:
-        rows.append(("u", "observed", observed))
-    for name, status, folder in rows:
-        rounds = read_rounds(folder) if folder is not None else []
+    folders = [run.folder for run in runs]
+    rows = [
+        (str(d), end.status, read_rounds(folder) if folder is not None else [])
+        for d, (folder, end) in enumerate(zip(folders, ends, strict=True))
+    ]
+    if measured and (u := _together([folder for folder in folders if folder is not None])):
+        rows.append(("u", "evaluated", u))
+    for name, status, rounds in rows:
         last: Mapping[str, Any] = rounds[-1] if rounds else {}
         central, links = last.get("central", {}), last.get("by_link", {})
         prefix = _LOST[who].replace(" ", "-")
@@ -371,8 +295,17 @@ def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], observed: Path | N
     with console.capture() as capture:
         console.print(table)
     lines = [f"Run folder of {_NAMES[who].lower()} {d}: {run.folder}" for d, run in enumerate(runs)]
-    lines += [f"Run folder of the monitor, of u: {observed}"] if observed is not None else []
     return capture.get() + "\n".join(lines)
+
+
+def _together(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return what the servers' models were together; nothing, said, where that cannot be measured."""
+    try:
+        runs, _ = parts_of_runs(folders)
+        return evaluate_together(runs[0]) if runs else []
+    except (OSError, ValueError) as error:
+        print(f"u was not measured: {error}", file=sys.stderr)
+        return []
 
 
 def _megabytes(links: Mapping[str, Mapping[str, int]], *legs: str) -> float:

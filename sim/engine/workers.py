@@ -139,10 +139,21 @@ class Dealt:
         if self.always:
             return True
         size = sum(job.size for job in jobs)
-        if len(jobs) < 2 or size < _LEAST_CALL or message_type.partition(".")[0] == "query":
+        if not self._counts(message_type, len(jobs), size):
             return False
         self.bytes += size
         return self.bytes > _LEAST_RUN
+
+    def keeps(self, message_type: str, nodes: int, size: int) -> bool:
+        """Return whether a call of so many nodes and bytes stays here, and count it if it does."""
+        counts = self._counts(message_type, nodes, size)
+        if self.always or (counts and self.bytes + size > _LEAST_RUN):
+            return False
+        self.bytes += size if counts else 0
+        return True
+
+    def _counts(self, message_type: str, nodes: int, size: int) -> bool:
+        return nodes >= 2 and size >= _LEAST_CALL and message_type.partition(".")[0] != "query"
 
 
 @dataclass(slots=True, eq=False)

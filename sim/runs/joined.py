@@ -1,8 +1,8 @@
 """One run that several orchestrators wrote, each its folder, read as one.
 
 Edge servers with a SuperLink each (``edge-servers = "direct"``) record what they know: their own model, their
-own traffic. A monitor that they reported to (``edge-servers = "monitor"``) records u. Together they are what
-one server that emulates them all would have written.
+own traffic. What their models are together, u, is measured afterwards (``together.py``); in runs of before a
+monitor that they reported to (``edge-servers = "monitor"``) recorded it.
 
 Sites of nodes that gossip (``peers``, ``site``) record what their own nodes did. Each numbers its own events;
 those of all are put in order by iteration.
@@ -21,8 +21,19 @@ import numpy as np
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, read_config, read_rounds
 
-__all__ = ["SERVERS", "SITES", "Part", "joined_config", "joined_rounds", "parts_beneath", "parts_of_runs"]
+__all__ = [
+    "SERVERS",
+    "SITES",
+    "TOGETHER",
+    "Part",
+    "joined_config",
+    "joined_rounds",
+    "parts_beneath",
+    "parts_of_runs",
+]
 
+# What was measured of the models of several servers together, in the folder of the first.
+TOGETHER = "together.jsonl"
 _KEY, _DIRECT, _MONITOR, _SITE = "edge-servers", "direct", "monitor", "site"
 # What servers of one run may have different, beside what one may change when it goes on.
 _OWN = frozenset(("edge", _SITE, _KEY, "min-available-nodes", "device", *RESUME_MAY_CHANGE)) - {"iterations"}
@@ -145,9 +156,10 @@ def joined_config(parts: Sequence[Part]) -> dict[str, Any]:
 def joined_rounds(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """Return the rounds of a run.
 
-    With a monitor, those that it saw: u's metrics, and in ``train`` what the servers measured of them: real
-    seconds of the slowest, lost links of all. Without one nobody measured u: ``servers-loss`` is the mean of
-    what servers say of their own models; traffic is their sum, simulated and real seconds the latest's.
+    Traffic is the servers' sum, simulated and real seconds the latest's; ``train`` has real seconds of the
+    slowest and lost links of all. Where u was measured afterwards, ``central`` and ``train`` have what it
+    was; elsewhere ``servers-loss`` is the mean of what servers say of their own models. With a monitor, as
+    runs of before had one, rounds are those that it saw.
 
     Of sites they are the events of all, by iteration: counts are sums, and ``sites-disagreement`` is the mean
     of what sites say of their own nodes, weighted by how many of these took part; so is all that they say so.
@@ -162,6 +174,7 @@ def joined_rounds(parts: Sequence[Part]) -> list[dict[str, Any]]:
                 {**record, "train": {**record["train"], **_measured(measured.get(record["round"], []))}}
                 for record in part.rounds
             ]
+    together = {one["round"]: one for one in _lines(servers[0].folder / TOGETHER)}
     # Of each server its last record up to a round, for what is counted since the start.
     known: dict[Path, Mapping[str, Any]] = {}
     out = []
@@ -169,8 +182,17 @@ def joined_rounds(parts: Sequence[Part]) -> list[dict[str, Any]]:
         known |= {
             part.folder: record for part in servers for record in part.rounds if record["round"] == number
         }
-        out.append(_summed(number, measured[number], list(known.values())))
+        record = _summed(number, measured[number], list(known.values()))
+        if (u := together.get(number)) is not None:
+            record |= {"central": u["central"], "train": {**u["train"], **record["train"]}}
+        out.append(record)
     return out
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    )
 
 
 def _by_round(servers: Sequence[Part]) -> dict[int, list[Mapping[str, Any]]]:

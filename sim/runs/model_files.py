@@ -20,11 +20,19 @@ from hedgerow.sim.runs.checkpoint import load_arrays, save_arrays
 from hedgerow.sim.runs.durable import read_file, remove, write_file
 from hedgerow.sim.runs.folder import RunFolderError, refused
 
-__all__ = ["NPZ", "SAFETENSORS", "read_model", "save_model"]
+__all__ = ["MODELS", "NPZ", "SAFETENSORS", "keep_model", "read_model", "save_model"]
 
 NPZ, SAFETENSORS = "model.npz", "model.safetensors"
+# The folder of the models of single rounds, where they are kept.
+MODELS = "models"
 # What the header of a safetensors file keeps for itself.
 _RESERVED = "__metadata__"
+
+
+def keep_model(folder: Path, server_round: int, arrays: Mapping[str, Any]) -> None:
+    """Keep a round's model in a run's folder."""
+    (folder / MODELS).mkdir(exist_ok=True)
+    save_arrays(folder / MODELS / f"{server_round:06d}.npz", arrays)
 
 
 def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -68,7 +68,7 @@ _NOT_THE_EXPERIMENT = frozenset(
     )
 )
 _UNOBSERVED = {
-    SERVERS + "loss": "{}: no monitor saw this run of several edge servers, so u was not measured; "
+    SERVERS + "loss": "{}: u of these edge servers was not measured ('hedgerow evaluate' does it); "
     f"'{SERVERS}loss' is the mean of what servers say of their own models",
     SITES + "disagreement": "{}: nobody saw the models of all sites, so no loss was measured; "
     f"'{SITES}disagreement' is the mean of what sites say of their own nodes",

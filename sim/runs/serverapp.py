@@ -1,18 +1,19 @@
 """The frame of the suite's ServerApps: settings, a run folder, its engine, progress, checkpoints, a table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from logging import INFO
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, UserConfigValue
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hedgerow.sim.engine._compat import is_simulation
@@ -21,6 +22,7 @@ from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.live import LiveProgress
+from hedgerow.sim.runs.model_files import keep_model
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.settings import Reader
@@ -34,6 +36,7 @@ __all__ = [
     "Measure",
     "Values",
     "central_evaluation",
+    "experiment_of",
     "records_itself",
     "run_summary",
     "server_app",
@@ -45,8 +48,8 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
 # Under which key the record says what the nodes' own data look like.
 _OWN_DATA = "own-data"
-# The apps of ``server_app``.
-_OWN: WeakSet[ServerApp] = WeakSet()
+# The apps of ``server_app``: how each reads its settings, and what it runs.
+_OWN: WeakKeyDictionary[ServerApp, tuple[Callable[..., Any], Callable[..., Any]]] = WeakKeyDictionary()
 
 
 class _Strategy(Stateful, Protocol):
@@ -91,6 +94,10 @@ class Experiment:
         What every train message says.
     num_nodes : int or None (default: None)
         The nodes of the federation, where they are more than ``num-clients``.
+    together : Callable[[NDArray, Sequence[float]], (NDArray, Mapping)] or None (default: None)
+        Of a run that is one of several servers' without a centre: maps their models (D, M) and the sizes of
+        their clusters to the model that stands for them all (M,), and what is told of them. The run then
+        keeps the models that it measures, see ``together.py``.
     about : Mapping[str, Any] (default: nothing)
         What else the record of the run says of it, by key.
     """
@@ -103,6 +110,7 @@ class Experiment:
     measure: Measure
     train_config: Mapping[str, Any] = field(default_factory=dict)
     num_nodes: int | None = None
+    together: Callable[[NDArray[Any], Sequence[float]], tuple[NDArray[Any], Mapping[str, Any]]] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -171,7 +179,7 @@ def server_app(
         What is run.
     """
     app = ServerApp()
-    _OWN.add(app)
+    _OWN[app] = read, experiment
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -215,6 +223,14 @@ def records_itself(app: ServerApp) -> bool:
     return app in _OWN
 
 
+def experiment_of(app: ServerApp, config: Mapping[str, UserConfigValue]) -> Experiment | LearntExperiment:
+    """Return what an app of ``server_app`` runs with a run config; ValueError for another app."""
+    if app not in _OWN:
+        raise ValueError("the app is none of this suite's frame")
+    read, experiment = _OWN[app]
+    return experiment(read(config))  # type: ignore[no-any-return]
+
+
 def _run(
     experiment: Experiment, grid: Grid, values: Values, recorder: RunRecorder, config: Mapping[str, Any]
 ) -> None:
@@ -246,6 +262,7 @@ def _run(
                     experiment.measure,
                     every=values["evaluate-every"],
                     is_last=lambda number: number == num_rounds or strategy.out_of_budget,
+                    folder=recorder.folder if experiment.together else None,
                 ),
             )
         recorder.finish(
@@ -259,15 +276,20 @@ def _run(
     print(run_end(recorder.rounds, recorder.folder), flush=True)
 
 
-def central_evaluation(measure: Measure, *, every: int, is_last: Callable[[int], bool]) -> EvaluateFn:
+def central_evaluation(
+    measure: Measure, *, every: int, is_last: Callable[[int], bool], folder: Path | None = None
+) -> EvaluateFn:
     """Return the central evaluation: before the first round, every ``every`` rounds and after the last.
 
-    ``measure`` maps a model's state dict to its metrics.
+    ``measure`` maps a model's state dict to its metrics. With a ``folder`` each model that is measured is
+    kept there.
     """
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if server_round % every and not is_last(server_round):
             return None
+        if folder is not None:
+            keep_model(folder, server_round, {key: array.numpy() for key, array in arrays.items()})
         return MetricRecord(dict(measure(to_state_dict(arrays))))
 
     return evaluate

@@ -15,7 +15,7 @@ from hedgerow.strategies.inbox import Reply
 from hedgerow.wire.records import only_record
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["Aggregator", "Mean", "MeanByMetric", "Moved", "WeightedMean", "means_of"]
 

@@ -14,7 +14,7 @@ from hedgerow.strategies.exchange import Exchange, Steps
 from hedgerow.wire.robust_means import Aggregation
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["Robust"]
 

@@ -15,7 +15,7 @@ from hedgerow.strategies.inbox import Node, RosterError
 from hedgerow.strategies.parts.part import Part
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["BY_GROUP", "Chosen", "Clusters", "contiguous_clusters"]
 

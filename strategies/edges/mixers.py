@@ -24,7 +24,7 @@ from hedgerow.wire.records import Layout, lazy_array, payload_bytes
 from hedgerow.wire.robust_means import Aggregation
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = [
     "Alone",

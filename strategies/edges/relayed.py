@@ -44,7 +44,7 @@ from hedgerow.wire.records import Layout, PayloadError, lazy_array
 from hedgerow.wire.robust_means import NEIGHBOURHOOD_RULES, Aggregation, neighbourhood_rule
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["EdgeFederation", "EdgeNodes", "check_edge_rule"]
 

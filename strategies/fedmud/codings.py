@@ -19,7 +19,7 @@ from hedgerow.wire.lowrank import Factorisation
 from hedgerow.wire.records import Layout, PayloadError
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["Coded", "Factors", "Reconstructing"]
 

@@ -25,8 +25,9 @@ from hedgerow.strategies.exchange import Ask, Exchange, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.init_width import init_width
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
 from hedgerow.strategies.parts import Downlink, Download, LocalIterations, Sync, UpdateLog
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import UpdateLog
 from hedgerow.strategies.roster import placed
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import TopK, rand_k
 from hedgerow.wire.elias_fano import added, encode_indices, index_bits, most_entries

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.compressed_layers import Compression, TrainingOptions, WithoutFactors
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import UpdateLog
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import record_payload
 from hedgerow.wire.lowrank import LayerShape

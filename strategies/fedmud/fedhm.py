@@ -18,7 +18,7 @@ from torch import Tensor
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.fedmud.codings import Coded, Factors
 from hedgerow.strategies.fedmud.compressed_layers import CompressedLayers, Compression, TrainingOptions
-from hedgerow.strategies.method import Run
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.extras import needed
 from hedgerow.wire.records import to_record

@@ -20,9 +20,10 @@ from hedgerow.strategies.gossip.looks import Looks
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.state import Appointment, State, introduced, next_communication
 from hedgerow.strategies.inbox import Node, checked_metrics
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.router import Router
+from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import PayloadError, records_of
 

@@ -14,9 +14,9 @@ from hedgerow.strategies.gossip.introductions import Introductions, introduction
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.inbox import Node, Reply
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.router import Router
+from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, PUBLISH, UPDATE
 from hedgerow.wire.sealed import INTRODUCTION_BYTES, SEAL_BYTES
 

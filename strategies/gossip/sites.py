@@ -29,9 +29,9 @@ from flwr.common import log
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.peers import UNREADABLE, PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.router import Bundles, Router, Wants
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.sealed import INTRODUCTION_BYTES

@@ -24,10 +24,10 @@ from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.privacy import REASONS, PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least
 
 __all__ = ["Gossip", "GossipOptions", "places_in"]

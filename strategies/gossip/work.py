@@ -7,8 +7,8 @@ from flwr.app import MetricRecord
 
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.inbox import Reply
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
+from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import UPDATE
 from hedgerow.wire.records import only_record
 

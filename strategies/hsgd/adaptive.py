@@ -22,8 +22,8 @@ from hedgerow.strategies.hsgd.theory import (
     halved_eta,
     interval_max,
 )
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.printable import shown
 

@@ -25,7 +25,8 @@ from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
 from hedgerow.strategies.hsgd.interval import Interval, Local
 from hedgerow.strategies.hsgd.means import Averages, mean_of_models
 from hedgerow.strategies.hsgd.theta import Blocks, Theta
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
+from hedgerow.strategies.run import Run
 
 if TYPE_CHECKING:
     from hedgerow.strategies.hsgd.adaptive import Pace

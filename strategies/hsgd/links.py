@@ -25,8 +25,8 @@ from hedgerow.strategies.hsgd.messages import (
     Schema,
     SealedForAll,
 )
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
+from hedgerow.strategies.run import Run
 from hedgerow.wire.limits import MAX_PLACES
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, REASONS, SEAL_BYTES
 

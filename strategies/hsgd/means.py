@@ -26,8 +26,8 @@ from hedgerow.strategies.hsgd.interval import Hold, Interval, Local
 from hedgerow.strategies.hsgd.system import Variant
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import ExchangeReport, Node
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, SummedUpdate, parse_secure_sum
 from hedgerow.strategies.vectors import WeightedMean as RunningMean
 from hedgerow.wire.checks import int_at_least

@@ -23,9 +23,9 @@ from hedgerow.strategies.hsgd.parties import question
 from hedgerow.strategies.hsgd.setup import DealtSetup
 from hedgerow.strategies.hsgd.system import Variant
 from hedgerow.strategies.inbox import ExchangeReport
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.roster import RAISED
+from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import PAIR
 
 __all__ = ["Members"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.privacy import LOST_ROUNDS, gaussian_epsilon
+from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range, one_of, probability
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ from hedgerow.strategies.hsgd.probes import Prober, Seen
 from hedgerow.strategies.hsgd.system import ModelledSystem, Variant
 from hedgerow.strategies.hsgd.theta import Blocks, Theta
 from hedgerow.strategies.inbox import ExchangeReport
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.rounds import EvaluateFn
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 

@@ -29,7 +29,7 @@ from hedgerow.wire.compress import (
 from hedgerow.wire.records import Layout, to_record
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["CompressedChanges", "ErrorFeedback"]
 

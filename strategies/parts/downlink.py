@@ -28,7 +28,7 @@ from hedgerow.wire.message_types import MERGE
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, to_record, view
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["SYNCS", "Downlink", "Download", "Sync", "UpdateLog"]
 

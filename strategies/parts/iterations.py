@@ -16,7 +16,7 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["LocalIterations"]
 

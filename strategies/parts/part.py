@@ -9,9 +9,10 @@ from hedgerow.strategies.exchange import Columns, Exchange, Steps
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
+    from numpy.typing import NDArray
 
     from hedgerow.strategies.inbox import Node, Reply
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["Part"]
 
@@ -24,6 +25,18 @@ class Part:
     """
 
     name: str = ""
+
+    @property
+    def sees_columns(self) -> bool:
+        """Whether it can do without single replies, which an engine then need not make.
+
+        It can where it overrides none of ``beside``, ``arrived``, ``check`` and ``take``; one that does and
+        gives ``check_columns`` for them says True.
+        """
+        own = type(self)
+        return all(
+            getattr(own, hook) is getattr(Part, hook) for hook in ("beside", "arrived", "check", "take")
+        )
 
     def forget(self) -> None:
         """Be as before a run."""
@@ -46,6 +59,13 @@ class Part:
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:
         """Refuse a reply, before it is read, with PayloadError."""
+
+    def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
+        """Take note of the metrics of all replies (K,), by name; say what is wrong if any is to be refused.
+
+        Then each is read by itself, as ``check`` and ``take`` are told of it.
+        """
+        return None
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Take note of a valid reply."""

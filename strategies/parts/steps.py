@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import MetricRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
 
 from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.inbox import Node, Reply
@@ -16,7 +17,7 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError, only_record
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["StepsTold"]
 
@@ -49,6 +50,15 @@ class StepsTold(Part):
         if told is not None and told != asked:
             detail = f"took {quoted(told)} steps; config['local-steps'] was {asked}"
             raise PayloadError("num-steps is not local-steps", detail)
+
+    sees_columns = True
+
+    def check_columns(self, exchange: Exchange, metrics: Mapping[str, NDArray[Any]], run: Run) -> str | None:
+        """Say whether a reply tells another number, or none."""
+        asked = exchange.config.get("local-steps")
+        if asked is None or ("num-steps" in metrics and (metrics[_NUM_STEPS] == asked).all()):
+            return None
+        return "num-steps is not local-steps"
 
     def take(self, exchange: Exchange, reply: Reply, run: Run) -> None:
         """Note whether a valid reply tells the number."""

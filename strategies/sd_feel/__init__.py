@@ -4,7 +4,6 @@ from hedgerow.strategies.edges.clusters import contiguous_clusters
 from hedgerow.strategies.sd_feel.baselines import FedAvg, Feel, HierFAvg
 from hedgerow.strategies.sd_feel.clusters import ClusteredStrategy
 from hedgerow.strategies.sd_feel.edge_server import EdgeServerSDFeel
-from hedgerow.strategies.sd_feel.monitor import EdgeMonitor
 from hedgerow.strategies.sd_feel.simulated_time import Stragglers
 from hedgerow.strategies.sd_feel.strategy import SDFeel
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, latency, preset, traffic
@@ -12,7 +11,6 @@ from hedgerow.strategies.sd_feel.theory import PRESETS, System, latency, preset,
 __all__ = [
     "PRESETS",
     "ClusteredStrategy",
-    "EdgeMonitor",
     "EdgeServerSDFeel",
     "FedAvg",
     "Feel",

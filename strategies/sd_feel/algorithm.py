@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from hedgerow.strategies.edges.clusters import Clusters
 from hedgerow.strategies.edges.mixers import Mixer
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
+from hedgerow.strategies.run import Run
 
 __all__ = ["Algorithm", "State"]
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.edges.mixers import CloudMean
-from hedgerow.strategies.method import Run
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.theory import Scheme
 from hedgerow.wire.checks import int_at_least

@@ -20,9 +20,9 @@ from hedgerow.strategies.edges.mixers import Alone, Gossip, Mixer, consensus_err
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
 from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.parts.steps import StepsTold
 from hedgerow.strategies.rounds import Progress
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
 from hedgerow.strategies.sd_feel.simulated_time import SimulatedTime, Stragglers
 from hedgerow.strategies.sd_feel.theory import Scheme, System

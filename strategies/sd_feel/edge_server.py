@@ -4,8 +4,9 @@ Paper: Y. Sun, J. Shao, Y. Mao, J. H. Wang, J. Zhang, "Semi-Decentralized Federa
 Convergence on Non-IID Data": Algorithm 1, eqs. (2)-(5), which has no coordinator and no cloud.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Any, Unpack
 
@@ -22,16 +23,15 @@ from hedgerow.strategies.edges.mixers import Alone, on_mixed, sent_bytes
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.exchange import Steps, Vector
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.method import Run
 from hedgerow.strategies.peers import PeerChannel, PeerCredentials, Topic
 from hedgerow.strategies.rounds import EvaluateFn
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import State
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
-from hedgerow.strategies.sd_feel.monitor import Reporter, largest_report, layout_digest, run_digest
 from hedgerow.strategies.sd_feel.theory import Scheme, inter_seconds
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import int_at_least, int_between, positive
-from hedgerow.wire.ledger import PEER_TO_MONITOR, PEER_TO_PEER
+from hedgerow.wire.ledger import PEER_TO_PEER
 from hedgerow.wire.records import Layout
 
 __all__ = ["EdgeServerSDFeel"]
@@ -67,11 +67,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
         The partition ids of this server's clients; another node is left out as ``another server's``. None:
         whoever comes is one, and who went to another server is none any longer: the cluster's size is that
         of the clients that are there, told anew in each exchange.
-    monitor : str (default: "")
-        ``host:port`` of an ``EdgeMonitor`` that this server reports its model to; empty for none. No round
-        waits for it.
-    monitor_every : int (default: 1)
-        Rounds between two reports, >= 1; the last round is reported too.
     **options
         As of ``ClusteredStrategy``; ``num_clients`` absent, as many clients take part as come.
 
@@ -81,8 +76,8 @@ class EdgeServerSDFeel(ClusteredStrategy):
     next exchange, and goes on from there. ``train`` of a round with an exchange has ``servers`` (which were
     reached), ``zeta`` of their matrix, ``gossip-seconds`` and what of them the models took
     (``model-exchange-seconds``), beside what the latency model says (``modelled-gossip-seconds``); for each
-    of ``neighbours`` what was measured of the link to it (``link-…``); and ``lost-links-…`` by reason. With a
-    monitor it has ``lost-reports``, of all that were to be sent so far.
+    of ``neighbours`` what was measured of the link to it (``link-…``); and ``lost-links-…`` by reason. Every
+    round has the ``cluster-size``.
 
     Raises
     ------
@@ -109,11 +104,8 @@ class EdgeServerSDFeel(ClusteredStrategy):
         peer_timeout: float = 600.0,
         lost_after: float = 15.0,
         partitions: Container[int] | None = None,
-        monitor: str = "",
-        monitor_every: int = 1,
         **options: Unpack[ClusteredOptions],
     ) -> None:
-        int_at_least(1, monitor_every=monitor_every)
         int_at_least(0, alpha=alpha)
         positive(peer_timeout=peer_timeout)
         int_between(0, len(peers) - 1, edge=edge)
@@ -127,10 +119,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         check_edge_rule(self.aggregation.rule, self.graph)
         self._credentials, self._listen = credentials, listen
         self._peer_timeout, self._lost_after = peer_timeout, lost_after
-        self.monitor, self.monitor_every = monitor, monitor_every
-        self._reporter: Reporter | None = None
         self._partitions, self._there = partitions, list[int]()
-        self._last_round = 0
         self._gossip: DirectGossip | None = None
         # The round after which the others go on, where this one has not completed it.
         self._reached = 0
@@ -153,7 +142,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
 
         return PeerChannel(
             self.edge,
-            [*self.peers, *([self.monitor] if self.monitor else [])],
+            self.peers,
             self.graph.neighbors(self.edge),
             run=self._settings_digest(),
             layout=layout,
@@ -163,7 +152,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             answer=answer,
             comes=comes,
             lost_after=self._lost_after,
-            listeners=[len(self.peers)] if self.monitor else [],
         )
 
     def _settings_digest(self) -> str:
@@ -195,9 +183,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         layout = Layout.of(initial_arrays)
         # What servers say of each other; or a digest, and a model in float64.
         largest = max(2**16 + 2**10 * len(self.graph), 64 + 8 * layout.size)
-        largest = max(largest, largest_report(layout))
-        self._last_round = num_rounds
-        with self._channel(layout_digest(layout), largest) as channel, self._reporting(channel):
+        with self._channel(layout_digest(layout), largest) as channel:
             gossip = self._gossip = self._gossip_over(channel)
             # Of a run that goes on; else ``start`` begins with the first.
             completed, self._goes_on = self.completed_rounds if self._goes_on else 0, False
@@ -224,18 +210,6 @@ class EdgeServerSDFeel(ClusteredStrategy):
             timeout=self._peer_timeout,
             max_update_norm_ratio=self.settings.max_update_norm_ratio,
         )
-
-    @contextmanager
-    def _reporting(self, channel: PeerChannel) -> Iterator[None]:
-        """Report to the monitor, if there is one."""
-        if not self.monitor:
-            yield
-            return
-        self._reporter = Reporter(channel, len(self.peers), self._peer_timeout)
-        try:
-            yield
-        finally:
-            self._reporter.close(self._lost_after)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round, or where the others are."""
@@ -266,23 +240,13 @@ class EdgeServerSDFeel(ClusteredStrategy):
         return sizes
 
     def ended(self, state: State, run: Run) -> None:
-        """Tell how the exchange with the neighbours went, and the monitor of the model."""
+        """Tell the cluster's size, and how the exchange with the neighbours went."""
+        run.told["cluster-size"] = float(self.cluster_sizes.sum())
         # There is one model here; how far it is from the others' nobody knows.
         if self._gossip is not None and run.round % self.tau2 == 0:
             run.told.update(self._gossip.report.metrics())
             modelled = inter_seconds(self.scheme, self.time.system(self.federation), alpha=self.alpha)
             run.told["modelled-gossip-seconds"] = modelled
-        if self._reporter is not None:
-            self._report(self._reporter, run.round)
-            run.told["lost-reports"] = self._reporter.lost
-
-    def _report(self, reporter: Reporter, server_round: int) -> None:
-        """Report this server's model to the monitor where u is evaluated."""
-        if server_round % self.monitor_every and server_round != self._last_round and not self.out_of_budget:
-            return
-        size = float(self.cluster_sizes.sum())
-        told = reporter.report(server_round, self._known_state().servers[0], size, self.progress())
-        self.ledger.book(server_round, PEER_TO_MONITOR, self.edge, len(self.peers), 0, told)
 
     def summary(self) -> None:
         """Log the settings."""
@@ -291,6 +255,27 @@ class EdgeServerSDFeel(ClusteredStrategy):
         log(INFO, "\t│\t├── Neighbours: %s", sorted(self.graph.neighbors(self.edge)))
         log(INFO, "\t│\t└── tau1 = %d | tau2 = %d | alpha = %d", self.local_steps, self.tau2, self.alpha)
         super().summary()
+
+
+def run_digest(
+    graph: nx.Graph, *, tau1: int, tau2: int, seed: int, aggregation: str, **others: object
+) -> str:
+    """Return what is the same at servers, and a monitor, that make one run."""
+    told = {
+        "tau1": tau1,
+        "tau2": tau2,
+        "seed": seed,
+        "aggregation": aggregation,
+        "edges": sorted(sorted(edge) for edge in graph.edges),
+        "servers": len(graph),
+        **others,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def layout_digest(layout: Layout) -> str:
+    """Return what says that models have the same entries in the same order."""
+    return hashlib.sha256(json.dumps([layout.keys, layout.shapes, layout.dtypes]).encode()).hexdigest()
 
 
 class _Neighbours(Alone):

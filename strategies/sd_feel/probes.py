@@ -29,7 +29,7 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import PayloadError
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["CURVATURE", "VARIANCE", "Probes", "Seen", "Told"]
 

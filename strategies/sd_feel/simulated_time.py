@@ -24,7 +24,7 @@ from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.method import Run
+    from hedgerow.strategies.run import Run
 
 __all__ = ["SimulatedTime", "Stragglers"]
 
@@ -173,12 +173,8 @@ class SimulatedTime(Part):
 
     def _uplink(self, run: Run) -> float:
         """Return the share of a model's bits that the largest reply of a round has; 1 of none."""
-        bits = [
-            one.nominal_bits
-            for one in run.federation.ledger.transfers
-            if one.link == self._up_link and one.round == run.round
-        ]
-        return max(bits) / run.federation.model_bits if bits else 1.0
+        bits = run.federation.ledger.largest(run.round, self._up_link)
+        return bits / run.federation.model_bits if bits else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the servers' clocks."""

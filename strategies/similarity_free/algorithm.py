@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hedgerow.strategies.exchange import Ask, Exchange, Steps, Vector
-from hedgerow.strategies.method import Method, Run
+from hedgerow.strategies.method import Method
+from hedgerow.strategies.run import Run
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from tests.clients.contexts import context
 
 from hedgerow.clients import BatchClientApp, each, introduce, introduced, whoami
 from hedgerow.wire import Batched, Call
@@ -16,10 +17,7 @@ SUPERLINK = 1
 
 
 def context_of(partition_id: int, **node_config: str) -> Context:
-    config = {"partition-id": partition_id, "num-partitions": 3, **node_config}
-    return Context(
-        run_id=1, node_id=100 + partition_id, node_config=config, state=RecordDict(), run_config={}
-    )
+    return context(partition_id, num_partitions=3, **node_config)
 
 
 def calls(*values: int, message_type: str = "train") -> list[Call]:
@@ -51,54 +49,30 @@ def ask(app: BatchClientApp, call: Call) -> RecordDict:
     return reply.content
 
 
-def test_one_by_one_equals_the_batch() -> None:
+def test_one_by_one_equals_the_batch_and_the_handler_that_was_given() -> None:
     app = BatchClientApp({"train": reciprocal})
+    assert isinstance(app, Batched)
+    assert app.batch_handler("evaluate") is None
     handler = app.batch_handler("train")
     assert handler is not None
     together = handler(calls(1, 2, 4))
-    assert [ask(app, call) for call in calls(1, 2, 4)] == list(together)
-
-
-def test_state_lives_in_the_context_either_way() -> None:
-    app = BatchClientApp({"train": reciprocal})
+    assert [ask(app, call) for call in calls(1, 2, 4)] == together == reciprocal(calls(1, 2, 4))
     (call,) = calls(1)
     assert [ask(app, call)["m"]["calls"] for _ in range(3)] == [1, 2, 3]
 
 
 def test_an_exception_in_place_of_an_answer_is_raised_to_flower() -> None:
-    app = BatchClientApp({"train": reciprocal})
     with pytest.raises(ZeroDivisionError, match="partition 0 has nothing"):
-        ask(app, calls(0)[0])
-
-
-def test_an_exception_in_place_of_an_answer_leaves_the_others_alone() -> None:
-    first, second, third = reciprocal(calls(1, 0, 4))
-    assert isinstance(second, ZeroDivisionError)
-    assert [a["m"]["inverse"] for a in (first, third) if isinstance(a, RecordDict)] == [1, 0.25]
+        ask(BatchClientApp({"train": reciprocal}), calls(0)[0])
 
 
 @pytest.mark.parametrize("message_type", ["train", "train.local_step", "evaluate", "query", "query.whoami"])
-def test_a_handler_answers_its_message_type(message_type: str) -> None:
-    app = BatchClientApp({message_type: reciprocal})
-    assert ask(app, calls(2, message_type=message_type)[0])["m"]["inverse"] == 0.5
-
-
-def test_the_handler_is_told_the_message_type() -> None:
+def test_a_handler_answers_its_message_type_and_is_told_it(message_type: str) -> None:
     def echo(batch: Sequence[Call]) -> list[RecordDict]:
         return [RecordDict({"c": ConfigRecord({"type": call.message_type})}) for call in batch]
 
-    app = BatchClientApp({"train": echo, "train.local_step": echo})
-    for message_type in ("train", "train.local_step"):
-        assert ask(app, calls(1, message_type=message_type)[0])["c"]["type"] == message_type
-
-
-def test_the_batch_handler_answers_as_the_one_that_was_given() -> None:
-    app = BatchClientApp({"train": reciprocal})
-    assert isinstance(app, Batched)
-    handler = app.batch_handler("train")
-    assert handler is not None
-    assert handler(calls(1, 2, 4)) == reciprocal(calls(1, 2, 4))
-    assert app.batch_handler("evaluate") is None
+    app = BatchClientApp({message_type: echo, "train.other": reciprocal})
+    assert ask(app, calls(2, message_type=message_type)[0])["c"]["type"] == message_type
 
 
 def test_an_unknown_kind_of_message_is_refused_when_the_app_is_made() -> None:
@@ -109,44 +83,28 @@ def test_an_unknown_kind_of_message_is_refused_when_the_app_is_made() -> None:
 # Handlers of one call
 
 
-def test_each_answers_call_by_call_in_order() -> None:
-    handler = each(lambda call: RecordDict({"m": MetricRecord({"id": call.partition_id})}))
-    assert [answer["m"]["id"] for answer in handler(calls(7, 7, 7))] == [0, 1, 2]  # type: ignore[index]
-
-
-def test_each_puts_an_exception_in_place_of_a_failed_answer() -> None:
+def test_each_answers_call_by_call_with_an_exception_in_place_of_a_failed_answer() -> None:
     def work(call: Call) -> RecordDict:
         if call.partition_id == 1:
             raise KeyError("data-dir")
-        return RecordDict()
+        return RecordDict({"m": MetricRecord({"id": call.partition_id})})
 
-    good, bad, fine = each(work)(calls(1, 1, 1))
+    good, bad, fine = each(work)(calls(7, 7, 7))
     assert isinstance(bad, KeyError)
-    assert good == fine == RecordDict()
+    assert [answer["m"]["id"] for answer in (good, fine)] == [0, 2]  # type: ignore[index]
 
 
 # Introductions
 
 
-def introduction_of(context: Context) -> ConfigRecord:
-    (answer,) = whoami(lambda _: 12)([Call(RecordDict(), context, "query.whoami")])
+@pytest.mark.parametrize("own", [{}, {"role": "edge", "group": "north"}])
+def test_a_node_tells_its_partition_its_number_of_examples_and_the_role_and_group_of_its_config(
+    own: dict[str, str],
+) -> None:
+    (answer,) = whoami(lambda _: 12)([Call(RecordDict(), context_of(2, **own), "query.whoami")])
     assert isinstance(answer, RecordDict)
-    return answer["whoami"]
-
-
-def test_a_node_tells_its_partition_and_its_number_of_examples() -> None:
-    assert dict(introduction_of(context_of(2))) == {
-        "message-format": 1,
-        "partition-id": 2,
-        "num-examples": 12,
-        "role": "",
-        "group": "",
-    }
-
-
-def test_a_node_tells_the_role_and_group_of_its_config() -> None:
-    me = introduction_of(context_of(0, role="edge", group="north"))
-    assert (me["role"], me["group"]) == ("edge", "north")
+    expected = {"message-format": 1, "partition-id": 2, "num-examples": 12, "role": "", "group": "", **own}
+    assert dict(answer["whoami"]) == expected
 
 
 def test_a_node_that_cannot_find_its_data_fails_alone() -> None:
@@ -184,27 +142,22 @@ ASKED = {
 }
 
 
-def test_the_mod_introduces_a_node_of_an_app_that_only_trains() -> None:
+def test_the_mod_introduces_a_node_of_any_app() -> None:
     me = told(plain([introduce]), ASKED["before a function"](), context_of(2, group="north"))
     assert me == {"message-format": 1, "partition-id": 2, "role": "", "group": "north"}
 
-
-def test_the_mod_introduces_a_node_of_an_app_of_client_fn() -> None:
     def client_fn(context: Context) -> Any:
         raise AssertionError("no client is made to say who a node is")
 
-    me = told(ClientApp(client_fn, mods=[introduce]), ASKED["as a function"](), context_of(1))
-    assert me["partition-id"] == 1
+    app = ClientApp(client_fn, mods=[introduce])
+    assert told(app, ASKED["as a function"](), context_of(1))["partition-id"] == 1
 
 
-def test_a_node_tells_the_size_of_its_node_config() -> None:
+def test_a_node_tells_the_size_of_its_node_config_or_what_an_introduction_counts() -> None:
     context = context_of(1)
     context.node_config["num-examples"] = 70
     assert told(plain([introduce]), ASKED["before a function"](), context)["num-examples"] == 70
     assert told(introduced(plain()), ASKED["as a function"](), context)["num-examples"] == 70
-
-
-def test_an_app_with_an_introduction_tells_the_size_that_it_counts() -> None:
     app = introduced(plain(), lambda context: 10 * int(context.node_config["partition-id"]))
     assert told(app, ASKED["as a function"](), context_of(2))["num-examples"] == 20
 

@@ -95,14 +95,20 @@ def dense(compressor: Compressor, payloads: Sequence[Any], size: int = SIZE) -> 
 @EACH
 @settings(deadline=None, max_examples=30)
 @given(rounds=FLOAT64)
-def test_what_is_sent_and_what_is_kept_make_up_the_message(name: str, rounds: Tensor) -> None:
+def test_what_is_sent_and_what_is_kept_make_up_the_message_of_which_the_memory_is_a_contraction(
+    name: str, rounds: Tensor
+) -> None:
     compressor = parse_compressor(name)
-    memory = torch.zeros(4, SIZE, dtype=torch.float64)
+    memory, sent = torch.zeros(4, SIZE, dtype=torch.float64), torch.zeros(4, SIZE, dtype=torch.float64)
     for learnt in rounds:
         message = learnt + memory
         payloads, memory = feed_back(compressor, message)
         assert memory.dtype == torch.float64
         torch.testing.assert_close(dense(compressor, payloads) + memory, message, rtol=0, atol=1e-13)
+        bound = (1 - compressor.contraction(SIZE) + 1e-6) * message.square().sum(1)
+        assert (memory.square().sum(1) <= bound).all()
+        sent += dense(compressor, payloads)
+    torch.testing.assert_close(sent + memory, rounds.sum(0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["identity", "topk(0.2)", "topk(3,packed)"])
@@ -115,98 +121,41 @@ def test_nothing_is_rounded_away_where_entries_are_kept_as_they_are(name: str, r
     assert torch.equal(dense(compressor, payloads).float() + memory, message)
 
 
-@EACH
-@settings(deadline=None, max_examples=30)
-@given(rounds=FLOAT64)
-def test_all_that_was_sent_and_the_last_memory_make_up_all_that_was_learnt(name: str, rounds: Tensor) -> None:
-    compressor = parse_compressor(name)
-    memory, sent = torch.zeros(4, SIZE, dtype=torch.float64), torch.zeros(4, SIZE, dtype=torch.float64)
-    for learnt in rounds:
-        payloads, memory = feed_back(compressor, learnt + memory)
-        sent += dense(compressor, payloads)
-    torch.testing.assert_close(sent + memory, rounds.sum(0), rtol=0, atol=1e-12)
-
-
-@EACH
-@settings(deadline=None, max_examples=30)
-@given(rounds=FLOAT64)
-def test_the_memory_is_a_contraction_of_the_message(name: str, rounds: Tensor) -> None:
-    compressor = parse_compressor(name)
-    _, memory = feed_back(compressor, rounds[0])
-    bound = (1 - compressor.contraction(SIZE) + 1e-6) * rounds[0].square().sum(1)
-    assert (memory.square().sum(1) <= bound).all()
-
-
 # Through the messages
 
 
 @EACH
-def test_a_node_keeps_its_memory_from_round_to_round(name: str) -> None:
-    node = Node()
+def test_a_node_keeps_its_memory_from_round_to_round_and_says_what_it_sends(name: str) -> None:
+    node, memory = Node(), np.zeros(SIZE, np.float32)
     for k in range(5):
         node.learnt.append(update(k))
         _, metrics = node.round(name, k, node.learnt[-1])
-        assert metrics["memory-norm"] == pytest.approx(float(np.linalg.norm(node.memory)))
-        np.testing.assert_allclose(node.absorbed + node.memory, total(node.learnt), atol=1e-5)
+        assert metrics["message-norm"] == pytest.approx(float(np.linalg.norm(memory + update(k).numpy())))
+        memory = node.memory
+        assert metrics["memory-norm"] == pytest.approx(float(np.linalg.norm(memory)))
+        np.testing.assert_allclose(node.absorbed + memory, total(node.learnt), atol=1e-5)
     assert (metrics["memory-norm"] == 0) == (name == "identity")
     assert metrics["memory-lost"] == 0
+    assert Node().round("topk(0.1)", 0, update(0))[1]["payload-bits"] == 2 * 64
 
 
-def test_the_virtual_iterate_moves_by_the_mean_of_what_was_learnt() -> None:
-    nodes = [Node(i) for i in range(3)]
-    x = np.zeros(SIZE)
-    z = x.copy()
-    for k in range(6):
-        learnt = [update(10 * k + i) for i in range(3)]
-        calls = [node.call("topk(0.1)", k, acknowledged=k - 1) for node in nodes]
-        answers = compress_updates(calls, [Update.between(ZEROS, state(u)) for u in learnt])
-        qs = []
-        for answer in answers:
-            assert not isinstance(answer, Exception)
-            qs.append(unpack_update(parse_compressor("topk(0.1)"), UPDATE_LAYOUT, answer[0])[0])
-        x = x + np.mean(qs, axis=0, dtype=np.float64)
-        after = x + np.mean([node.memory for node in nodes], axis=0, dtype=np.float64)
-        np.testing.assert_allclose(after - z, total(learnt) / 3, atol=1e-6)
-        z = after
-    assert not np.array_equal(nodes[0].memory, nodes[1].memory)
-
-
-def test_nodes_of_one_call_send_what_each_would_send_alone() -> None:
-    names = ["topk(2)", "sign", "topk(2)", "sign", "ternary"]
-    together, alone = [Node(i) for i in range(5)], [Node(i) for i in range(5)]
+@pytest.mark.parametrize("chunk", [2**30, 2 * SIZE])
+def test_nodes_of_one_call_send_what_each_would_send_alone_in_chunks_too(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hedgerow.clients.error_feedback._CHUNK", chunk)
+    names = ["topk(2)", "sign", "topk(2)", "sign", "sign", "ternary"]
+    together, alone = [Node(i) for i in range(6)], [Node(i) for i in range(6)]
     for k in range(3):
-        updates = [Update.between(ZEROS, state(update(10 * k + i))) for i in range(5)]
-        for nodes, batches in ((together, [slice(0, 5)]), (alone, [slice(i, i + 1) for i in range(5)])):
+        updates = [Update.between(ZEROS, state(update(10 * k + i))) for i in range(6)]
+        for nodes, batches in ((together, [slice(0, 6)]), (alone, [slice(i, i + 1) for i in range(6)])):
             for batch in batches:
-                calls = [
-                    node.call(name, k, acknowledged=k - 1)
-                    for node, name in zip(nodes[batch], names[batch], strict=True)
-                ]
+                chosen = zip(nodes[batch], names[batch], strict=True)
+                calls = [node.call(name, k, acknowledged=k - 1) for node, name in chosen]
                 answers = compress_updates(calls, updates[batch])
                 assert not any(isinstance(answer, Exception) for answer in answers)
     for a, b in zip(together, alone, strict=True):
         np.testing.assert_array_equal(a.memory, b.memory)
-
-
-def test_chunks_of_nodes_send_what_all_would_send_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts = [Node(i) for i in range(5)], [Node(i) for i in range(5)]
-    updates = [Update.between(ZEROS, state(update(i))) for i in range(5)]
-    compress_updates([node.call("sign", 0) for node in whole], updates)
-    monkeypatch.setattr("hedgerow.clients.error_feedback._CHUNK", 2 * SIZE)
-    compress_updates([node.call("sign", 0) for node in parts], updates)
-    for a, b in zip(whole, parts, strict=True):
-        np.testing.assert_array_equal(a.memory, b.memory)
-
-
-def test_the_metrics_say_what_was_sent() -> None:
-    node = Node()
-    first = update(0)
-    _, metrics = node.round("topk(0.1)", 0, first)
-    assert metrics["message-norm"] == pytest.approx(float(first.norm()))
-    assert metrics["payload-bits"] == 2 * 64
-    before = node.memory
-    _, metrics = node.round("topk(0.1)", 1, update(1))
-    assert metrics["message-norm"] == pytest.approx(float(np.linalg.norm(before + update(1).numpy())))
 
 
 def test_without_error_feedback_nothing_is_kept() -> None:
@@ -223,21 +172,15 @@ def test_without_error_feedback_nothing_is_kept() -> None:
 
 
 @EACH
-def test_a_lost_message_is_taken_back(name: str) -> None:
+@pytest.mark.parametrize("losses", [[False, True, True, False, True, False], [True, False]])
+def test_a_lost_message_is_taken_back(losses: list[bool], name: str) -> None:
     node = Node()
-    for k, lost in enumerate([False, True, True, False, True, False]):
+    for k, lost in enumerate(losses):
         node.learnt.append(update(k))
         _, metrics = node.round(name, k, node.learnt[-1], lost)
         assert metrics["memory-lost"] == 0
     # What was absorbed and what is remembered are all that was ever learnt.
     np.testing.assert_allclose(node.absorbed + node.memory, total(node.learnt), atol=1e-5)
-
-
-def test_a_lost_first_message_is_taken_back() -> None:
-    node = Node()
-    node.round("topk(1)", 0, update(0), lost=True)
-    node.round("topk(1)", 1, update(1))
-    np.testing.assert_allclose(node.absorbed + node.memory, total([update(0), update(1)]), atol=1e-6)
 
 
 @EACH
@@ -260,32 +203,24 @@ def test_a_repeated_first_round_starts_from_zero_again() -> None:
     np.testing.assert_array_equal(q + node.memory, update(1))
 
 
-def test_a_node_that_was_not_asked_for_some_rounds_still_remembers() -> None:
+def test_a_node_that_was_not_asked_for_some_rounds_still_remembers_and_a_late_one_lost_nothing() -> None:
     node = Node()
     node.round("topk(1)", 0, update(0))
     before = node.memory
     q, metrics = node.round("topk(1)", 5, update(5))
     np.testing.assert_allclose(q + node.memory, before + update(5).numpy(), atol=1e-6)
-    assert metrics["memory-lost"] == 0
+    assert metrics["memory-lost"] == Node().round("topk(1)", 4, update(0))[1]["memory-lost"] == 0
 
 
-@pytest.mark.parametrize("run_id", [1, 2])
-def test_a_new_run_starts_at_zero(run_id: int) -> None:
+@pytest.mark.parametrize(("run_id", "k"), [(1, 0), (2, 0), (2**64 - 1, 3)])
+def test_a_new_run_starts_at_zero_whenever_it_first_asks_the_node(run_id: int, k: int) -> None:
     node = Node()
-    for k in range(3):
-        node.round("topk(1)", k, update(k))
+    for earlier in range(3):
+        node.round("topk(1)", earlier, update(earlier))
     node.run_id, node.acknowledged = run_id, -1
-    q, metrics = node.round("topk(1)", 0, update(9))
+    q, metrics = node.round("topk(1)", k, update(9))
     np.testing.assert_array_equal(q + node.memory, update(9))
     assert metrics["memory-lost"] == 0
-
-
-def test_the_memory_of_another_run_does_not_count_later_either() -> None:
-    node = Node(run_id=1)
-    node.round("topk(1)", 2, update(0))
-    node.run_id, node.acknowledged = 2**64 - 1, -1
-    q, _ = node.round("topk(1)", 3, update(1))
-    np.testing.assert_array_equal(q + node.memory, update(1))
 
 
 @pytest.mark.parametrize("what", ["state gone", "state older", "state newer", "model changed"])
@@ -304,11 +239,6 @@ def test_a_memory_that_was_lost_is_told(what: str) -> None:
     q, metrics = node.round("topk(1)", k, update(1))
     assert metrics["memory-lost"] == 1
     np.testing.assert_array_equal(q + node.memory, update(1))
-
-
-def test_a_node_that_comes_late_has_lost_nothing() -> None:
-    _, metrics = Node().round("topk(1)", 4, update(0))
-    assert metrics["memory-lost"] == 0
 
 
 # What is wrong with one node
@@ -349,16 +279,16 @@ def test_an_update_that_is_not_finite_fails_its_node_alone_and_leaves_its_memory
 
 
 @pytest.mark.parametrize(
-    "end", [{"layer.weight": torch.zeros(3, 5)}, {**ZEROS, "layer.bias": torch.zeros(4)}]
+    ("start", "end", "words"),
+    [
+        (ZEROS, {"layer.weight": torch.zeros(3, 5)}, "valid is those that were sent"),
+        (ZEROS, {**ZEROS, "layer.bias": torch.zeros(4)}, "valid is those that were sent"),
+        ({"n": torch.tensor(1)}, {"n": torch.tensor(2)}, "no floating-point values"),
+    ],
 )
-def test_an_update_is_between_models_of_the_same_arrays(end: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match="valid is those that were sent"):
-        Update.between(ZEROS, end)
-
-
-def test_a_model_without_floats_has_nothing_to_compress() -> None:
-    with pytest.raises(ValueError, match="no floating-point values"):
-        Update.between({"n": torch.tensor(1)}, {"n": torch.tensor(2)})
+def test_an_update_is_between_floats_of_the_same_arrays(start: Any, end: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Update.between(start, end)
 
 
 # A batched app, and any app with the mod
@@ -434,26 +364,23 @@ def replies(
 
 @APPS
 @pytest.mark.parametrize("message_type", ["train", "train.local"])
-def test_an_app_that_is_asked_sends_the_compressed_difference(app: ClientApp, message_type: str) -> None:
-    first, second, broken = replies(app, ASKED, message_type)
+def test_an_app_that_is_asked_sends_the_compressed_difference_and_keeps_the_rest(
+    app: ClientApp, message_type: str
+) -> None:
+    grid = InProcessGrid(app, 3, strict=True)
+    first, second, broken = replies(app, ASKED, message_type, grid)
     assert broken.has_error()
-    for reply, kept in ((first, [0, 0, 3, 0, -5, 0]), (second, [0, 0, 3, 0, -5, 0])):
+    for reply in (first, second):
         assert list(reply.content) == ["update", "metrics"]
         layout = Update.between(SENT, SENT).layout
         q, rest = unpack_update(parse_compressor("topk(2)"), layout, reply.content.array_records["update"])
-        np.testing.assert_array_equal(q, kept)
+        np.testing.assert_array_equal(q, [0, 0, 3, 0, -5, 0])
         np.testing.assert_array_equal(rest["bn.running_mean"], [0.5, 0.5])
         assert rest["bn.num_batches_tracked"] == 5
         metrics = reply.content.metric_records["metrics"]
         assert metrics["num-examples"] == 5
         assert metrics["payload-bits"] == 2 * 64
-
-
-@APPS
-def test_an_app_remembers_in_its_nodes_state(app: ClientApp) -> None:
-    grid = InProcessGrid(app, 3, strict=True)
-    replies(app, ASKED, grid=grid)
-    later = replies(app, {**ASKED, "round-index": 1, "acknowledged": 0}, grid=grid)
+    later = replies(app, {**ASKED, "round-index": 1, "acknowledged": 0}, message_type, grid)
     # 2 (1, -2, 3, 0.25, -5, 0) less the 3 and -5 that were sent
     assert later[0].content.metric_records["metrics"]["message-norm"] == pytest.approx(
         np.linalg.norm([2, -4, 3, 0.5, -5, 0])
@@ -462,22 +389,19 @@ def test_an_app_remembers_in_its_nodes_state(app: ClientApp) -> None:
 
 @APPS
 @pytest.mark.parametrize("config", [{}, {**ASKED, "compressor": "identity"}])
-def test_an_app_that_is_not_asked_answers_as_it_would(app: ClientApp, config: dict[str, Any]) -> None:
-    for reply in replies(app, config)[:2]:
+def test_an_app_that_is_not_asked_answers_as_it_would_and_so_it_evaluates(
+    app: ClientApp, config: dict[str, Any]
+) -> None:
+    for reply in (*replies(app, config)[:2], replies(app, ASKED, "evaluate")[0]):
         assert list(reply.content) == ["arrays", "metrics"]
         assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 5}
 
 
 @APPS
-def test_evaluation_is_not_compressed(app: ClientApp) -> None:
-    assert list(replies(app, ASKED, "evaluate")[0].content) == ["arrays", "metrics"]
-
-
-@APPS
 def test_a_name_that_is_no_compressor_is_the_nodes_error(app: ClientApp) -> None:
-    for reply in replies(app, {**ASKED, "compressor": "zip"}):
-        assert reply.has_error()
-    assert "compressor is 'zip'" in replies(app, {**ASKED, "compressor": "zip"})[0].error.reason
+    told = replies(app, {**ASKED, "compressor": "zip"})
+    assert all(reply.has_error() for reply in told)
+    assert "compressor is 'zip'" in told[0].error.reason
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.ceps.federation import squares
 from tests.clients.fedmud.test_client import message as fedmud_message
 from tests.clients.fedmud.test_client import perceptron, plan_of
@@ -33,7 +34,6 @@ from hedgerow.wire import (
     NODE_RECORD,
     RESTORE,
     STATE,
-    Call,
     encode_indices,
     finite_views,
     parse_codec,
@@ -43,22 +43,14 @@ from hedgerow.wire import (
 RNG = np.random.default_rng(5)
 X = torch.as_tensor(RNG.standard_normal((12, 3)), dtype=torch.float32)
 Y = torch.as_tensor(RNG.integers(0, 2, 12))
-OPTIONS: dict[str, Any] = {"run_config": {}, "run_id": 1, "node_id": 9}
 
 
 def context(state: RecordDict | None = None) -> Context:
-    return Context(
-        node_config={"partition-id": 1}, state=RecordDict() if state is None else state.copy(), **OPTIONS
-    )
+    return contexts.context(state=RecordDict() if state is None else state.copy())
 
 
 def answered(app: BatchClientApp, kind: str, content: RecordDict, own: Context) -> RecordDict:
-    handler = app.batch_handler(kind)
-    assert handler is not None
-    (answer,) = handler([Call(content, own, kind)])
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return contexts.answered(app, kind, own, content)
 
 
 def is_answer(answer: RecordDict) -> bool:
@@ -289,18 +281,13 @@ every_decoder = pytest.mark.parametrize("decoder", DECODERS, ids=str)
 
 @every_decoder
 def test_a_node_that_is_sent_anything_answers_with_an_error_or_as_it_should(decoder: Decoder) -> None:
-    hunt(decoder, 40)
+    hunt(decoder, 24)
 
 
 @pytest.mark.slow
 @every_decoder
 def test_a_node_that_is_sent_thousands_of_things_answers(decoder: Decoder) -> None:
     hunt(decoder, 1000, explore=True)
-
-
-@every_decoder
-def test_an_honest_instruction_is_obeyed(decoder: Decoder) -> None:
-    assert decoder.right(decoder.decode(decoder.payload))
 
 
 @pytest.mark.parametrize("codec", ["1bcs", "sparse32", "dense64", "quantised8"])
@@ -331,7 +318,7 @@ def test_more_steps_than_their_batches_may_fill_are_refused(asked: int, samples:
         local_steps(config, "local-epochs", samples)
 
 
-def test_a_node_that_tells_no_state_takes_none() -> None:
+def test_a_node_takes_no_state_that_it_would_not_tell_nor_one_of_another_partition() -> None:
     own = context()
     own.node_config["share-state"] = False
     content = RecordDict(
@@ -339,23 +326,16 @@ def test_a_node_that_tells_no_state_takes_none() -> None:
     )
     with pytest.raises(PermissionError, match="share-state is false"):
         answered(BatchClientApp({}), RESTORE, content, own)
-
-
-def test_a_state_of_another_partition_is_not_taken() -> None:
     content = RecordDict({NODE_RECORD: ConfigRecord({"partition-id": 4, "run": "1"})})
     with pytest.raises(ValueError, match="valid is a run and the partition 1"):
         answered(BatchClientApp({}), RESTORE, content, context())
 
 
-def test_a_measurement_matrix_that_would_fill_the_memory_is_refused() -> None:
+def test_neither_a_matrix_that_would_fill_the_memory_nor_steps_for_ever_are_obeyed() -> None:
     app = ceps_client(lambda own: squares(1, 1, 8, 2)[0])
     hello = RecordDict({"config": ConfigRecord({**CEPS, "d": 2**40})})
     with pytest.raises(ValueError, match=rf"d is {2**40} with s = 2"):
         answered(app, "query.hello", hello, context())
-
-
-def test_a_node_is_not_sent_on_for_ever() -> None:
-    app = ceps_client(lambda own: squares(1, 1, 8, 2)[0])
     own = context()
     answered(app, "query.hello", RecordDict({"config": ConfigRecord(CEPS)}), own)
     ask = RecordDict({"config": ConfigRecord({"iteration": 2**40})})

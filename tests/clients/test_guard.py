@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.ceps.federation import squares
 
 import hedgerow.clients.policy
@@ -85,8 +86,7 @@ LEARN: Mapping[str, Any] = {
 
 
 def node(run_id: int = 1, run_config: Mapping[str, Any] | None = None, **node_config: Any) -> Context:
-    config = {"partition-id": 0, **{key.replace("_", "-"): value for key, value in node_config.items()}}
-    return Context(run_id, 77, config, RecordDict(), dict(run_config or {}))
+    return contexts.context(0, run_id, run_config=run_config, **node_config)
 
 
 @pytest.fixture
@@ -107,10 +107,7 @@ def policy(folder: Path, text: str) -> str:
 def told(
     app: BatchClientApp, kind: str, content: Mapping[str, Any], context: Context
 ) -> RecordDict | Exception:
-    handler = app.batch_handler(kind)
-    assert handler is not None
-    (answer,) = handler([Call(RecordDict({**content}), context, kind)])
-    return answer
+    return contexts.answer(app, kind, context, RecordDict({**content}))
 
 
 def refused(answer: RecordDict | Exception) -> str:
@@ -251,20 +248,17 @@ def test_no_byte_of_a_file_travels_back_from_a_device(allowed: bool, device: Pat
     )
 
 
-@pytest.mark.parametrize("named", ["../shadow", "link"])
-def test_no_path_leads_out_of_a_folder_that_may_be_read(named: str, device: Path) -> None:
+def test_no_path_leads_out_of_a_folder_that_may_be_read_and_whether_a_file_is_there_is_not_told(
+    device: Path,
+) -> None:
     (device / "data").mkdir()
     (device / "shadow").write_text(SECRET)
     (device / "data" / "link").symlink_to(device / "shadow")
-    app, kind, content, context = libsvm(Path(named))
-    context.node_config["data-dir"] = str(device / "data")
-    assert refused(told(app, kind, content, context)).startswith("libsvm: ")
-
-
-def test_whether_a_file_is_there_is_not_told(device: Path) -> None:
-    (device / "there").write_text(SECRET)
-    reasons = {refused(told(*libsvm(device / name))) for name in ("there", "away", "away/deeper")}
-    assert len(reasons) == 1
+    for named in ("../shadow", "link"):
+        app, kind, content, context = libsvm(Path(named))
+        context.node_config["data-dir"] = str(device / "data")
+        assert refused(told(app, kind, content, context)).startswith("libsvm: ")
+    assert len({refused(told(*libsvm(device / name))) for name in ("shadow", "away", "away/deeper")}) == 1
 
 
 def test_keys_of_a_server_fish_for_no_words_of_an_error(device: Path) -> None:
@@ -339,22 +333,17 @@ def test_where_no_memory_can_be_limited_a_policy_that_wants_it_is_not_valid(
         read_policy(Path(policy(device, "max-memory = 5")))
 
 
-def test_a_message_that_is_too_large_is_not_handled(device: Path) -> None:
-    def never(call: Call) -> RecordDict:
-        raise AssertionError
-
-    context = node(policy=policy(device, "max-bytes = 1000"))
-    content = {"arrays": to_record({"x": np.zeros(200)})}
-    reason = refused(told(BatchClientApp({"train": each(never)}), "train", content, context))
-    assert reason == "the message is larger than this node takes"
-
-
-def test_only_the_messages_that_the_owner_lists_are_answered(device: Path) -> None:
-    app = BatchClientApp({"train": each(lambda _: RecordDict()), "evaluate": each(lambda _: RecordDict())})
-    context = node(policy=policy(device, 'messages = ["train"]'))
+def test_a_message_that_is_too_large_or_not_listed_by_the_owner_is_not_handled(device: Path) -> None:
+    ran: list[str] = []
+    answer = each(lambda call: ran.append(call.message_type) or RecordDict())  # type: ignore[func-returns-value]
+    app = BatchClientApp({"train": answer, "evaluate": answer})
+    context = node(policy=policy(device, 'messages = ["train"]\nmax-bytes = 1000'))
     answered(told(app, "train", {}, context))
     assert refused(told(app, "evaluate", {}, context)) == NO_MESSAGE
     assert refused(told(app, STATE, {}, context)) == NO_MESSAGE
+    large = {"arrays": to_record({"x": np.zeros(200)})}
+    assert refused(told(app, "train", large, context)) == "the message is larger than this node takes"
+    assert ran == ["train"]
 
 
 @pytest.mark.usefixtures("flower_identity")
@@ -406,16 +395,17 @@ def rms(x: Array) -> float:
     return float(np.sqrt(np.mean(x**2)))
 
 
-def test_repeated_hellos_average_the_noise_of_a_simulated_node_away() -> None:
-    found, count = averaged(node(), 400)
+def test_repeated_hellos_average_the_noise_of_a_simulated_node_away_and_little_of_a_devices(
+    device: Path,
+) -> None:
+    exact = PROBLEM.gradient(np.zeros(N), 1.0)
+    with simulated.simulated():
+        found, count = averaged(node(), 400)
     assert count == 400
-    assert rms(found - PROBLEM.gradient(np.zeros(N), 1.0)) < SIGMA / 10
-
-
-def test_repeated_hellos_average_little_of_a_devices_noise_away(device: Path) -> None:
+    assert rms(found - exact) < SIGMA / 10
     found, count = averaged(node(policy=policy(device, SOUND)), 400)
     assert count == Policy().max_hellos == 4
-    assert rms(found - PROBLEM.gradient(np.zeros(N), 1.0)) > SIGMA / 4
+    assert rms(found - exact) > SIGMA / 4
 
 
 def test_hellos_are_counted_over_restarts_of_the_node(device: Path) -> None:
@@ -493,21 +483,14 @@ def test_a_device_takes_back_nothing_but_what_it_locked(device: Path) -> None:
     assert np.any(update(context, 1, np.zeros(N))["metrics"]["gradients"])  # type: ignore[index]
 
 
-def test_restores_are_counted(device: Path) -> None:
+def test_restores_are_counted_and_no_state_is_restored_after_a_later_one_of_its_run(device: Path) -> None:
     path = policy(device, "max-restores = 1")
-    locked = answered(told(APP, STATE, {}, node(1, policy=path)))
+    own = node(1, policy=path)
+    first, second = (answered(told(APP, STATE, {}, own)) for _ in range(2))
     context = node(2, policy=path)
-    answered(told(APP, RESTORE, locked, context))
-    assert refused(told(APP, RESTORE, locked, context)) == TOO_OFTEN
+    answered(told(APP, RESTORE, first, context))
+    assert refused(told(APP, RESTORE, first, context)) == TOO_OFTEN
     # Of each run: an honest one has a new id when it is resumed.
-    answered(told(APP, RESTORE, locked, node(3, policy=path)))
-
-
-def test_no_state_is_restored_after_a_later_one_of_its_run(device: Path) -> None:
-    path = policy(device, "max-restores = 9")
-    context = node(1, policy=path)
-    first, second = (answered(told(APP, STATE, {}, context)) for _ in range(2))
-    answered(told(APP, RESTORE, first, node(2, policy=path)))
     answered(told(APP, RESTORE, second, node(3, policy=path)))
     assert refused(told(APP, RESTORE, first, node(4, policy=path))) == TOO_OFTEN
 
@@ -646,7 +629,7 @@ def release(ledger: Releases, index: int, **changes: Any) -> None:
     ledger.release("1", 7, index=index, **values)
 
 
-def test_a_torn_last_line_was_never_acted_on(tmp_path: Path) -> None:
+def test_a_torn_last_line_was_never_acted_on_and_other_damage_ends_all_releases(tmp_path: Path) -> None:
     ledger = Releases(tmp_path / "ledger.jsonl")
     release(ledger, 0)
     whole = ledger.path.read_bytes()
@@ -656,14 +639,9 @@ def test_a_torn_last_line_was_never_acted_on(tmp_path: Path) -> None:
     assert first == json.loads(whole)
     assert first["epsilon"] < second["epsilon"] == pytest.approx(ledger.epsilon(1e-6))
     assert second["rho"] == pytest.approx(1 / 50)
-
-
-def test_a_damaged_ledger_ends_all_releases(tmp_path: Path) -> None:
-    ledger = Releases(tmp_path / "ledger.jsonl")
-    release(ledger, 0)
     ledger.path.write_bytes(b'{"what": "release"}\n' + ledger.path.read_bytes())
     with pytest.raises(ReleasesError, match="is damaged"):
-        release(ledger, 1)
+        release(ledger, 2)
 
 
 def test_a_release_that_is_refused_is_not_written_down(tmp_path: Path) -> None:

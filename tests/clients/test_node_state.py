@@ -18,36 +18,16 @@ def kept(run_id: int) -> RecordDict:
     return RecordDict({"memory": ArrayRecord({"e": Array(np.arange(3.0))}), "status": status})
 
 
-def moved(earlier: Context, later: Context) -> RecordDict:
-    told = tell_state(Call(RecordDict(), earlier, STATE))
-    restore_state(Call(told, later, RESTORE))
-    return later.state
-
-
-def test_all_that_a_node_keeps_comes_back() -> None:
-    state = moved(node(1, state=kept(1)), node(1))
-    assert set(state) == {"memory", "status"}
-    assert np.array_equal(state.array_records["memory"]["e"].numpy(), np.arange(3.0))
-    assert state.config_records["status"]["round-index"] == 4
-
-
-def test_state_of_the_run_is_state_of_the_resumed_run() -> None:
-    assert moved(node(1, state=kept(1)), node(2)).config_records["status"]["run"] == "2"
-
-
-def test_state_of_a_run_before_is_not_taken_for_the_resumed_ones() -> None:
-    assert moved(node(1, state=kept(9)), node(2)).config_records["status"]["run"] == "9"
-
-
-def test_what_a_node_kept_since_is_forgotten() -> None:
-    later = node(2, state=RecordDict({"other": ConfigRecord({"a": 1})}))
-    assert "other" not in moved(node(1, state=kept(1)), later)
-
-
-def test_telling_changes_nothing() -> None:
-    context = node(1, state=kept(1))
-    tell_state(Call(RecordDict(), context, STATE))
-    assert set(context.state) == {"memory", "status"}
+@pytest.mark.parametrize(("kept_in", "resumed_as", "then_in"), [(1, 1, "1"), (1, 2, "2"), (9, 2, "9")])
+def test_all_that_a_node_keeps_comes_back_as_that_of_the_resumed_run_and_nothing_else(
+    kept_in: int, resumed_as: int, then_in: str
+) -> None:
+    earlier = node(1, state=kept(kept_in))
+    later = node(resumed_as, state=RecordDict({"other": ConfigRecord({"a": 1})}))
+    restore_state(Call(tell_state(Call(RecordDict(), earlier, STATE)), later, RESTORE))
+    assert set(earlier.state) == set(later.state) == {"memory", "status"}
+    assert np.array_equal(later.state.array_records["memory"]["e"].numpy(), np.arange(3.0))
+    assert later.state.config_records["status"] == {"run": then_in, "round-index": 4}
 
 
 def test_an_owner_can_keep_the_state_on_the_device() -> None:
@@ -65,10 +45,8 @@ def test_every_app_of_the_suite_answers() -> None:
 def test_what_a_nodes_noise_is_drawn_from_is_neither_told_nor_taken() -> None:
     secret = ConfigRecord({"noise-root": b"known to nobody"})
     context = node(1, state=RecordDict({**kept(1), SECRET_RECORD: secret}))
-
     told = tell_state(Call(RecordDict(), context, STATE))
     assert SECRET_RECORD not in told
-
     forged = RecordDict({**told, SECRET_RECORD: ConfigRecord({"noise-root": b"known to the server"})})
     later = node(2)
     restore_state(Call(forged, later, RESTORE))

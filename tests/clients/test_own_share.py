@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
+from tests.clients import contexts
 
 from hedgerow.clients import local_task, sd_feel_client
 from hedgerow.clients.own_share import own_share
-from hedgerow.clients.told import keep_told
 from hedgerow.wire import STANDARDISE, STATISTICS, WHOAMI, Call
 
 X = np.random.default_rng(0).normal(3.0, 2.0, (40, 5)).astype(np.float32)
@@ -25,32 +25,20 @@ def data(tmp_path: Path) -> Path:
 
 def context(data: Path, node: dict[str, Any] | None = None, **run: Any) -> Context:
     config = {"partition": "own", "standardise": "none", "holdout": 0.25, "seed": 1, "model": "logistic"}
-    return Context(
-        run_id=7,
-        node_id=1,
-        node_config={"partition-id": 0, "data": str(data), **(node or {})},
-        state=RecordDict(),
-        run_config={**config, **run},
-    )
+    own = {"partition-id": 0, "data": str(data), **(node or {})}
+    return contexts.context(0, 7, run_config={**config, **run}, **own)
 
 
 def ask(message_type: str, own: Context, **records: ConfigRecord) -> RecordDict:
-    handler = sd_feel_client().batch_handler(message_type)
-    assert handler is not None
-    (answer,) = handler([Call(RecordDict({**records}), own, message_type)])
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return contexts.answered(sd_feel_client(), message_type, own, RecordDict({**records}))
 
 
-def test_every_sample_is_learnt_from_or_measured_on(data: Path) -> None:
+def test_every_sample_is_learnt_from_or_held_out_by_the_seed_and_the_nodes_name(data: Path) -> None:
     share = own_share(context(data))
     assert sorted([*share.part, *share.held_out]) == list(range(40))
     assert len(share.held_out) == 10
     assert own_share(context(data, holdout=0.0)).part.tolist() == list(range(40))
 
-
-def test_the_held_out_share_is_of_the_seed_and_the_nodes_name(data: Path) -> None:
     def held_out(**changes: Any) -> list[int]:
         node = {key: changes.pop(key) for key in ("name", "partition-id") if key in changes}
         return own_share(context(data, node, **changes)).held_out.tolist()
@@ -58,11 +46,9 @@ def test_the_held_out_share_is_of_the_seed_and_the_nodes_name(data: Path) -> Non
     assert held_out(name="ward") == held_out(name="ward", **{"partition-id": 3})
     assert held_out(name="ward") != held_out(name="clinic")
     assert held_out(name="ward", seed=1) != held_out(name="ward", seed=2)
-
-
-def test_one_sample_is_learnt_from(tmp_path: Path) -> None:
-    np.savez(tmp_path / "one.npz", x=X[:1], y=Y[:1])
-    share = own_share(context(tmp_path / "one.npz", holdout=0.9))
+    # A single sample is learnt from.
+    np.savez(data, x=X[:1], y=Y[:1])
+    share = own_share(context(data, holdout=0.9))
     assert (len(share.part), len(share.held_out)) == (1, 0)
 
 
@@ -92,21 +78,18 @@ def test_a_node_with_a_name_needs_no_place(data: Path) -> None:
     assert all(0 <= one < 2**62 for one in ids)
 
 
-def test_statistics_are_of_the_samples_that_are_learnt_from(data: Path) -> None:
+def test_statistics_are_of_the_samples_that_are_learnt_from_unless_a_node_keeps_them(data: Path) -> None:
     own = context(data)
     told = ask(STATISTICS, own).metric_records["statistics"]
     part = X[own_share(own).part].astype(np.float64)
     assert told["count"] == 30
     assert told["mean"] == pytest.approx(part.mean(axis=0))
     assert told["squares"] == pytest.approx(part.var(axis=0) * 30)
-
-
-def test_a_node_may_keep_its_statistics(data: Path) -> None:
     with pytest.raises(PermissionError, match="share-statistics"):
         ask(STATISTICS, context(data, {"share-statistics": False}))
 
 
-def test_a_node_learns_from_what_the_run_standardises(data: Path) -> None:
+def test_a_node_learns_from_what_its_run_standardises(data: Path) -> None:
     own = context(data, standardise="federated")
     with pytest.raises(ValueError, match="not told the run's standardisation"):
         local_task(own)
@@ -114,6 +97,9 @@ def test_a_node_learns_from_what_the_run_standardises(data: Path) -> None:
     assert local_task(own).x.numpy() == pytest.approx((X - 3) / 2, abs=1e-6)
     # The statistics stay those of the file.
     assert ask(STATISTICS, own).metric_records["statistics"]["mean"][0] == pytest.approx(3, abs=1.5)
+    own.run_id += 1
+    with pytest.raises(ValueError, match="not told"):
+        local_task(own)
     assert local_task(context(data, standardise="3,2")).x.numpy() == pytest.approx((X - 3) / 2, abs=1e-6)
     assert local_task(context(data)).x.numpy() == pytest.approx(X)
 
@@ -135,15 +121,6 @@ def test_a_bad_standardisation_is_refused(data: Path, told: dict[str, Any]) -> N
     with pytest.raises(ValueError, match=r"mean|std"):
         ask(STANDARDISE, own, standardise=ConfigRecord(told))
     assert not own.state
-
-
-def test_a_standardisation_of_another_run_is_not_taken(data: Path) -> None:
-    own = context(data, standardise="federated")
-    keep_told(own, "standardise", {"mean": [0.0] * 5, "std": [1.0] * 5})
-    assert local_task(own)
-    own.run_id += 1
-    with pytest.raises(ValueError, match="not told"):
-        local_task(own)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.ceps.federation import squares
+from tests.clients.sums import Nodes
 
 from hedgerow.clients import (
     BatchClientApp,
@@ -28,8 +30,8 @@ from hedgerow.clients.hsgd.own import own_party
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.clients.releases import Releases
 from hedgerow.tasks import build_model
-from hedgerow.wire import MASKED_SUM, NO_MONITOR, Call, message_types, simulated, to_record, view
-from hedgerow.wire.masked_sums import SumPlan, Unmasking, clips_of, told_content
+from hedgerow.wire import MASKED_SUM, NO_MONITOR, Call, message_types, simulated, to_record
+from hedgerow.wire.masked_sums import clips_of
 
 REQUIRED, SOUND = 'secure-sums = "required"', 'privacy = "sound"'
 PROBLEM = squares(2, 1, 8, 2, 12)[0]
@@ -82,10 +84,7 @@ def node(folder: Path, policy: str, **config: Any) -> Context:
 
 
 def answer(app: BatchClientApp, kind: str, context: Context, **records: Any) -> RecordDict | Exception:
-    handler = app.batch_handler(kind)
-    assert handler is not None
-    (told,) = handler([Call(RecordDict(records), context, kind)])
-    return told
+    return contexts.answer(app, kind, context, RecordDict(records))
 
 
 def is_covered(told: RecordDict | Exception) -> bool:
@@ -246,43 +245,17 @@ def test_a_member_of_a_sum_whose_training_fails_looks_like_any_other(device: Pat
         return RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 9})})
 
     app = BatchClientApp(masked_sum_handlers(each(train), beside=lambda call: {"num-steps": 2}))
-    nodes = [node(device, REQUIRED, **{"partition-id": i}) for i in range(3)]
-    keys = []
-    for context in nodes:
-        context.node_id += int(context.node_config["partition-id"])
-        told = answer(app, "query.sum_keys", context, config=ConfigRecord({"seed": 0}))
-        assert isinstance(told, RecordDict)
-        keys.append(told["masked-sum"]["introduction"])
-    plan = SumPlan(1, (0, 1, 2), tuple(keys), 3, 2, 8.0, 9.0, "num-examples", ("train-loss",))  # type: ignore[arg-type]
-    content: dict[str, Any] = {
-        "arrays": to_record({"w": np.zeros(4)}),
-        "config": ConfigRecord({"seed": 0}),
-        MASKED_SUM: ConfigRecord({**plan.record(), "seed": 0}),
-    }
-    replies = [answer(app, "train", context, **content) for context in nodes]
+    nodes = Nodes(3, app, policy=node(device, REQUIRED).node_config["policy"])
+    plan = nodes.plan(max_weight=9.0, metrics=("train-loss",))
+    replies = nodes.told(plan)
     shapes = [
         {name: {key: len(str(key)) for key in record} for name, record in reply.items()}
-        for reply in replies
-        if isinstance(reply, RecordDict)
+        for reply in replies.values()
     ]
-    assert len(shapes) == 3
     assert shapes[0] == shapes[1] == shapes[2]
-    assert [reply["metrics"] for reply in replies] == [MetricRecord({"num-steps": 2})] * 3  # type: ignore[index]
+    assert [reply["metrics"] for reply in replies.values()] == [MetricRecord({"num-steps": 2})] * 3
     # Only the first member's update is in the sum, at its weight.
-    about = plan.about(told_content(RecordDict({k: v for k, v in content.items() if k != MASKED_SUM})))
-    words = {i: view(reply["masked"]["masked"]) for i, reply in enumerate(replies)}  # type: ignore[index]
-    sums = Unmasking(plan, about, words, {i: r["shares"]["commitments"] for i, r in enumerate(replies)})  # type: ignore[index]
-    for i, context in enumerate(nodes):
-        others = [o for o in range(3) if o != i]
-        sealed = b"".join(
-            replies[o]["shares"]["sealed"][plan.share_bytes * (i - (i > o)) :][: plan.share_bytes]  # type: ignore[index]
-            for o in others
-        )
-        asked = ConfigRecord({"number": 1, "survivors": [0, 1, 2], "sealed": sealed, "seed": 0})
-        told = answer(app, "query.sum_shares", context, config=asked)
-        assert isinstance(told, RecordDict)
-        sums.take(i, sums.check(i, told["shares"]["shares"]))  # type: ignore[arg-type]
-    total = sums.total()[0]
+    total, _ = nodes.total(plan, replies)
     assert total is not None
-    values = plan.grid.decode(total, clips_of({"w": np.zeros(4)}, plan))
-    assert values[:5] == pytest.approx([1.0] * 5, abs=1e-6)
+    values = plan.grid.decode(total, clips_of({"w": np.zeros(40)}, plan))
+    assert values[:41] == pytest.approx([1.0] * 41, abs=1e-6)

@@ -8,33 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
-from tests.clients.test_masking import N, Nodes, _devices, instruction
-from tests.strategies.summing import app
+from tests.clients.contexts import context
+from tests.clients.sums import APP, Nodes, devices
 
 import hedgerow.clients
 from hedgerow.clients import BatchClientApp, each
 from hedgerow.clients.hsgd.messages import note_terms
 from hedgerow.clients.told import keep_told, told, told_digest
-from hedgerow.wire import MASKED, UPDATE, Call, to_record, view
-from hedgerow.wire.masked_sums import Unmasking, told_content
+from hedgerow.wire import UPDATE, Call, to_record
 from hedgerow.wire.message_types import EXCHANGE
 
-__all__ = ["_devices"]
+__all__ = ["devices"]
 
 
-def summed(nodes: Nodes, before: Callable[[Context, int], None]) -> tuple[Any, list[int]]:
+def summed(before: Callable[[Context, int], None]) -> tuple[Any, list[int]]:
     """Return a sum of all nodes, each of which ``before`` was done to, and whose seeds it lacks."""
+    nodes = Nodes()
     plan = nodes.plan()
-    for i, context in enumerate(nodes.contexts):
-        before(context, i)
-    answers = {i: nodes.train(i, plan) for i in range(N)}
-    content = instruction(plan)
-    about = plan.about(told_content(RecordDict({key: content[key] for key in ("arrays", "config")})))
-    words = {i: view(one[MASKED][MASKED]) for i, one in answers.items()}
-    solving = Unmasking(plan, about, words, {i: one["shares"]["commitments"] for i, one in answers.items()})
-    for i in range(N):
-        solving.take(i, solving.check(i, nodes.shares(i, plan, list(range(N)), answers)))
-    return solving.total()
+    for i, own in enumerate(nodes.contexts):
+        before(own, i)
+    return nodes.total(plan, nodes.told(plan))
 
 
 TOLD: dict[str, Callable[[Context, Any], None]] = {
@@ -45,26 +38,17 @@ TOLD: dict[str, Callable[[Context, Any], None]] = {
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_member_that_was_told_something_else_is_not_in_the_sum(name: str) -> None:
-    total, bad = summed(Nodes(), lambda context, i: TOLD[name](context, 1.0 if i == 2 else 1e30))
     # The others do not open its shares: its own mask stays on.
-    assert total is None
-    assert bad == [2]
-
-
-@pytest.mark.parametrize("name", TOLD)
-def test_members_that_were_told_the_same_have_a_sum(name: str) -> None:
-    total, bad = summed(Nodes(), lambda context, i: TOLD[name](context, 1.0))
+    total, bad = summed(lambda context, i: TOLD[name](context, 1.0 if i == 2 else 1e30))
+    assert (total, bad) == (None, [2])
+    total, bad = summed(lambda context, i: TOLD[name](context, 1.0))
     assert total is not None
     assert bad == []
 
 
 def test_what_is_a_nodes_own_is_not_bound() -> None:
-    total, _ = summed(Nodes(), lambda context, i: keep_told(context, "terms", {"mean": [0.5]}, {"people": i}))
+    total, _ = summed(lambda context, i: keep_told(context, "terms", {"mean": [0.5]}, {"people": i}))
     assert total is not None
-
-
-def context(**run: Any) -> Context:
-    return Context(7, 1, {"partition-id": 0}, RecordDict(), run)
 
 
 def test_message_type_app_and_run_are_bound() -> None:
@@ -80,7 +64,7 @@ def test_message_type_app_and_run_are_bound() -> None:
         assert handler is not None
         handler([Call(RecordDict(), context(), kind)])
     assert len(set(found)) == 3
-    assert app().batch_handler("train") is not None
+    assert APP.batch_handler("train") is not None
 
 
 def test_what_another_run_said_is_not_told() -> None:

@@ -219,5 +219,7 @@ def passing(
     with (
         patch.object(InProcessGrid, "push_messages", pushed),
         patch.object(InProcessGrid, "pull_messages", pulled),
+        # Every exchange in messages.
+        patch.object(InProcessGrid, "columns", lambda *asked: None),
     ):
         yield passed

@@ -212,10 +212,7 @@ case("strategies:Feel", {"min_available_nodes": 6}, names={"tau1": "local_steps"
 PEERS = ["127.0.0.1:1", "127.0.0.1:2"]
 case("strategies:EdgeServerSDFeel", {"edge": 0, "peers": PEERS, "topology": "complete"}, settings=SD_FEEL,
     only=("tau1", "tau2", "alpha"), names={"tau1": "local_steps"}, edge=integer(0, 1),
-    peer_timeout=POSITIVE, lost_after=POSITIVE, monitor_every=COUNT)
-case("strategies:EdgeMonitor",
-    {"peers": PEERS, "address": "127.0.0.1:3", "every": 1, "topology": "complete"}, every=COUNT,
-    tau1=COUNT, tau2=COUNT, alpha=COUNT_OR_0, patience=POSITIVE)
+    peer_timeout=POSITIVE, lost_after=POSITIVE)
 case("strategies:Stragglers", {"lasting": True, "probability": 0.1, "slowdown": 2.0}, probability=SHARE,
     slowdown=real(1, 1e6))
 reads("strategies.sd_feel.simulated_time:Stragglers.parse", "stragglers",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.deployment.leftovers import left_running
 from tests.deployment.trials import wait_for
+from tests.sim.cli.command_line import hedgerow
 from tests.strategies.peer_addresses import Wire
 
 from hedgerow.sim import (
@@ -49,7 +50,7 @@ class Edges:
     def submit(self, edge: int, *overrides: str) -> None:
         one = self.deployment
         keys = one.keys[edge] if one.tls else None
-        own = edge_overrides(edge, one.peers, keys, str(self.out), one.monitor)
+        own = edge_overrides(edge, one.peers, keys, str(self.out))
         plan = plan_run(one.spec, [self.config, *own, *overrides], num_nodes=one.num_nodes)
         self.runs[edge] = one.submit(edge, plan, echo=False)
 
@@ -108,7 +109,7 @@ def emulated(nodes: int, servers: int, config: str, out: Path) -> list[dict[str,
     _, found = load_newest(folder / "checkpoint")
     state = found.state["parts"]["strategy"]
     layout, models = state["layout"], []
-    for vector in np.asarray(state["models"]):
+    for vector in np.asarray(state["method"]["servers"]):
         parts, at = {}, 0
         for key, shape in zip(layout["keys"], layout["shapes"], strict=True):
             size = int(np.prod(shape))
@@ -291,17 +292,20 @@ def _lost(record: dict[str, Any]) -> int:
     return sum(count for key, count in record["train"].items() if key.startswith("lost-links"))
 
 
-def test_a_monitor_sees_the_u_of_emulated_servers_and_the_folders_are_read_as_one_run(tmp_path: Path) -> None:
+def test_u_is_measured_afterwards_as_that_of_emulated_servers_and_the_folders_are_read_as_one_run(
+    tmp_path: Path,
+) -> None:
     config = "topology=path alpha=2 iterations=6"
     emulated(4, 3, config, tmp_path / "here")
     (expected,) = load([next((tmp_path / "here").iterdir())]).runs
     with edges(4, 3, config, tmp_path / "there") as there:
-        monitor = there.deployment.start_monitor(CONFIG, config, output_dir=str(tmp_path / "there"))
         for d in range(3):
             there.submit(d)
         there.end()
-        wait_for(lambda: not monitor.running, "the end of the monitor")
-        assert monitor.returncode == 0, monitor.log()[-3000:]
+    (unmeasured,) = load([tmp_path / "there"]).runs
+    assert unmeasured.series("rounds", "servers-loss")
+    shown = hedgerow("evaluate", tmp_path / "there")
+    assert shown.exit_code == 0, shown.output
     (found,) = load([tmp_path / "there"]).runs
     for metric in ("loss", "accuracy"):
         assert found.series("bits", metric) == expected.series("bits", metric)

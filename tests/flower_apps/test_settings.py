@@ -29,7 +29,6 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (SD_FEEL, {**DIRECT, "clusters": "group"}, "min-available-nodes = 0; valid with clusters = 'group'"),
     (SD_FEEL, {**DIRECT, "min-available-nodes": 4}, "valid is at most 3, the clients of edge"),
     (SD_FEEL, {**DIRECT, "edge-servers": "nodes"}, "valid is '' where edge-servers is not 'direct'"),
-    (SD_FEEL, {**DIRECT, "edge-servers": "monitor"}, "edge-servers = 'monitor' is where it listens"),
     (SD_FEEL, {**DIRECT, "stop-after": "bits=1"}, "is iterations=N or sim-seconds=S"),
     (SD_FEEL, {**DIRECT, "stragglers": "lasting(0.1,2)"}, "valid is '' but for method = 'sd-feel' with"),
     (SD_FEEL, SMALL_SUMS, "aggregation = 'median'; valid with secure-sum is 'mean'"),

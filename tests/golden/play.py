@@ -382,6 +382,8 @@ def recorded(passed: list[list[Any]], random: Sequence[tuple[str, str]] = ()) ->
 
     stack.enter_context(patch.object(InProcessGrid, "push_messages", pushed))
     stack.enter_context(patch.object(InProcessGrid, "pull_messages", pulled))
+    # Every exchange in messages.
+    stack.enter_context(patch.object(InProcessGrid, "columns", lambda *asked: None, create=True))
     return stack
 
 

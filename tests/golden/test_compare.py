@@ -19,7 +19,6 @@ from hedgerow.wire import AGGREGATIONS, CODECS, COMPRESSORS
 
 # Words that no row has: what is valid on other machines, beside what this engine does, or nowhere recorded.
 NOT_RUN = {
-    ("sd-feel", "edge-servers", "monitor"),  # A run that only listens to direct ones, as they come.
     *((case.spec.name, "engine", "inprocess") for case in CASES),  # Rows are in this engine.
     *((case.spec.name, "checkpoint-nodes", word) for case in CASES for word in ("always", "never")),
 }

@@ -33,8 +33,8 @@ from hedgerow.strategies.gossip.state import Appointment, next_communication
 from hedgerow.strategies.gossip.state import introduced as greeted
 from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
 from hedgerow.strategies.inbox import checked_metrics
-from hedgerow.strategies.method import read
 from hedgerow.strategies.roster import introduced
+from hedgerow.strategies.run import read
 from hedgerow.wire import (
     MAX_EXAMPLES,
     Layout,

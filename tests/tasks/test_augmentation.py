@@ -41,15 +41,11 @@ def test_a_crop_is_a_window_of_the_padded_image_at_every_place() -> None:
     assert len(places) > 60
 
 
-def test_none_gives_the_images_themselves_and_draws_nothing() -> None:
-    x, draws = images(3), stream()
-    assert augmented(x, "none", draws) is x
-    assert draws.random() == stream().random()
-
-
-def test_one_stream_gives_one_result_and_leaves_the_images() -> None:
-    x = images(20)
+def test_one_stream_gives_one_result_and_leaves_the_images_and_none_draws_nothing() -> None:
+    x, draws = images(20), stream()
     before = x.clone()
     assert torch.equal(augmented(x, "crops-and-flips", stream()), augmented(x, "crops-and-flips", stream()))
     assert not torch.equal(augmented(x, "flips", stream()), augmented(x, "flips", stream(1)))
+    assert augmented(x, "none", draws) is x
     assert torch.equal(x, before)
+    assert draws.random() == stream().random()

@@ -22,7 +22,6 @@ def test_groups_are_disjoint_equally_large_and_cover_what_they_may(
     scheme, labels, num_groups, seed, samples_per_device
 ):
     split = group_split(scheme, np.array(labels), num_groups, seed, samples_per_device)
-
     size = {"pairs(6, 2)": 8, "pairs(4, 0)": 4}.get(scheme, len(labels) // num_groups)
     dealt = np.concatenate(split.groups)
     assert [len(group) for group in split.groups] == [size] * num_groups
@@ -38,86 +37,52 @@ def test_groups_are_disjoint_equally_large_and_cover_what_they_may(
 @pytest.mark.parametrize("scheme", ["iid", "pairs(700, 220)", "rates(1)"])
 def test_the_same_seed_gives_the_same_groups(scheme):
     one, two, other = (group_split(scheme, ESR_LABELS, 10, seed) for seed in (3, 3, 4))
-
     assert all(map(np.array_equal, one.groups, two.groups))
     assert not all(map(np.array_equal, one.groups, other.groups))
 
 
-def test_a_device_has_one_sample_as_in_the_paper():
-    split = group_split("iid", ESR_LABELS, 10, 0)
-
+def test_the_paper_s_esr_groups_use_every_pair_of_classes_and_every_sample_one_a_device():
+    split = group_split("pairs(700, 220)", ESR_LABELS, 10, 0)
+    counts = np.array([np.bincount(ESR_LABELS[group], minlength=5) for group in split.groups])
+    assert np.unique(np.concatenate(split.groups)).size == 9200
+    assert np.array_equal(np.sort(counts, axis=1), [[73, 73, 74, 350, 350]] * 10)
+    assert len({tuple(np.flatnonzero(row == 350)) for row in counts}) == 10
     assert all(len(device) == 1 for devices in split.devices for device in devices)
     assert [len(devices) for devices in split.devices] == [920] * 10
 
 
-def test_the_paper_s_esr_groups_use_every_pair_of_classes_and_every_sample():
-    split = group_split("pairs(700, 220)", ESR_LABELS, 10, 0)
-    counts = np.array([np.bincount(ESR_LABELS[group], minlength=5) for group in split.groups])
-
-    assert np.unique(np.concatenate(split.groups)).size == 9200
-    assert np.array_equal(np.sort(counts, axis=1), [[73, 73, 74, 350, 350]] * 10)
-    assert len({tuple(np.flatnonzero(row == 350)) for row in counts}) == 10
-
-
-def test_two_labels_dominate_the_paper_s_organ_groups():
+def test_two_labels_dominate_a_group_and_a_minority_is_spread_over_the_others():
     totals = [1956, 1390, 1357, 1474, 3963, 3817, 6164, 3919, 3929, 3031, 3581]
     labels = np.repeat(np.arange(11), totals)
-
     split = group_split("pairs(3000, 458)", labels, 10, 0)
-
     assert [len(group) for group in split.groups] == [3458] * 10
     assert min(split.dominance(labels)) >= 3000 / 3458
-
-
-def test_a_minority_is_spread_over_the_classes_outside_the_pair():
     labels = np.repeat(np.arange(10), 400)
-
-    split = group_split("pairs(200, 80)", labels, 10, 0)
-
-    for group in split.groups:
+    for group in group_split("pairs(200, 80)", labels, 10, 0).groups:
         minor = np.sort(np.bincount(labels[group], minlength=10))[:-2]
         assert minor.max() - minor.min() <= 20
 
 
-@pytest.mark.parametrize("concentration", [0.01, 1, 100])
-def test_every_group_has_both_labels_whatever_its_rates(concentration):
-    labels = np.repeat([0, 1], [1270, 198])
-
-    split = group_split(f"rates({concentration})", labels, 10, 0)
-
-    assert all(np.unique(labels[group]).size == 2 for group in split.groups)
-
-
-def test_a_small_concentration_skews_the_rates_and_a_large_one_does_not():
-    labels = np.repeat([0, 1], [8000, 2000])
-
-    spreads = [
-        np.std(
-            [labels[group].mean() for group in group_split(f"rates({concentration})", labels, 10, 0).groups]
-        )
-        for concentration in (1, 10_000)
-    ]
-
-    assert spreads[0] > 0.1
-    assert spreads[1] < 0.02
+def test_every_group_has_both_labels_and_a_small_concentration_skews_the_rates():
+    few, many = np.repeat([0, 1], [1270, 198]), np.repeat([0, 1], [8000, 2000])
+    for concentration in (0.01, 1, 100):
+        split = group_split(f"rates({concentration})", few, 10, 0)
+        assert all(np.unique(few[group]).size == 2 for group in split.groups)
+    skewed, even = (
+        np.std([many[group].mean() for group in group_split(f"rates({c})", many, 10, 0).groups])
+        for c in (1, 10_000)
+    )
+    assert skewed > 0.1
+    assert even < 0.02
 
 
 @settings(deadline=None, max_examples=30)
 @given(held=st.lists(st.text("abc-1", min_size=1), min_size=1, unique=True), data=st.data())
 def test_rows_of_two_parties_meet_by_sample_id(held, data):
     wanted = data.draw(st.lists(st.sampled_from(held)))
-
-    places = match_ids(wanted, held)
-
-    assert [held[place] for place in places] == wanted
-
-
-def test_an_id_that_a_party_does_not_hold_is_named():
+    assert [held[place] for place in match_ids(wanted, held)] == wanted
     with pytest.raises(ValueError, match="wanted has 'x' and 1 more; valid are ids among the 2 held"):
         match_ids(["a", "x", "y"], ["a", "b"])
-
-
-def test_an_id_held_twice_is_an_error():
     with pytest.raises(ValueError, match="held has 1 ids twice; valid is each id once"):
         match_ids(["a"], ["a", "a"])
 
@@ -131,7 +96,6 @@ PEOPLE = np.array([f"{site}-{number // 3}" for number, site in enumerate(SITES)]
 @pytest.mark.parametrize("people", [None, PEOPLE])
 def test_a_group_is_of_one_site_and_each_site_has_groups_by_its_people(people):
     split = group_split("sites", np.zeros(102, int), 7, 0, people=people, sites=SITES)
-
     of_groups = [set(SITES[group].tolist()) for group in split.groups]
     assert all(len(sites) == 1 for sites in of_groups)
     assert [next(iter(sites)) for sites in of_groups] == ["north"] * 4 + ["south"] * 2 + ["west"]
@@ -140,19 +104,14 @@ def test_a_group_is_of_one_site_and_each_site_has_groups_by_its_people(people):
 
 
 @pytest.mark.parametrize("scheme", ["iid", "sites"])
-def test_all_samples_of_a_person_are_in_one_group(scheme):
+def test_all_samples_of_a_person_are_in_one_group_and_groups_have_equally_many_people(scheme):
     people = np.array([f"{site}-{number % 9}" for number, site in enumerate(SITES)])
     split = group_split(scheme, np.zeros(102, int), 4, 1, people=people, sites=SITES)
-
     homes = [set(people[group].tolist()) for group in split.groups]
     assert sum(map(len, homes)) == len(set.union(*homes))
     dealt = np.concatenate(split.groups)
     assert all((people == person).sum() == (people[dealt] == person).sum() for person in set(people[dealt]))
-
-
-def test_groups_have_equally_many_people():
     split = group_split("iid", np.zeros(102, int), 5, 1, people=PEOPLE)
-
     assert [len(set(PEOPLE[group].tolist())) for group in split.groups] == [34 // 5] * 5
 
 

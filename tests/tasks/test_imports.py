@@ -4,19 +4,12 @@ from hedgerow.tasks import is_import_path
 from hedgerow.tasks.imports import import_callable
 
 
-@pytest.mark.parametrize("name", ["module:function", "package.module:function", "_a.b_1:C"])
-def test_module_and_function_joined_by_a_colon_is_an_import_path(name):
-    assert is_import_path(name)
-
-
-@pytest.mark.parametrize("name", ["mnist-5k", "module", "module:", ":f", "a:b:c", "a b:c", "a..b:c", "1a:b"])
-def test_other_names_are_no_import_path(name):
-    assert not is_import_path(name)
-
-
-def test_the_named_function_is_returned():
+def test_module_and_function_joined_by_a_colon_is_an_import_path_and_names_the_function():
     import os.path
 
+    assert all(map(is_import_path, ["module:function", "package.module:function", "_a.b_1:C"]))
+    others = ["mnist-5k", "module", "module:", ":f", "a:b:c", "a b:c", "a..b:c", "1a:b"]
+    assert not any(map(is_import_path, others))
     assert import_callable("dataset", "os.path:join") is os.path.join
 
 

@@ -38,63 +38,40 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "input_shape", "parameters"),
+    ("name", "input_shape", "num_classes", "parameters"),
     [
-        ("lenet", (1, 28, 28), 21_840),
-        ("lenet", (3, 28, 28), 22_340),
-        ("lenet", (1, 32, 32), 30_840),
-        ("lenet", (3, 32, 32), 31_340),
-        ("cnn-431k", (1, 28, 28), 431_080),
-        ("logistic", (1, 28, 28), 7_850),
-        ("mlp", (1, 28, 28), 159_010),
-        ("cnn4", (1, 28, 28), 390_880),
-        ("cnn4", (3, 32, 32), 399_136),
-        ("cnn8", (3, 32, 32), 1_183_456),
-        ("cnn10", (3, 32, 32), 4_719_328),
-        ("resnet18", (3, 32, 32), 11_173_962),
+        ("lenet", (1, 28, 28), 10, 21_840), ("lenet", (3, 28, 28), 10, 22_340),
+        ("lenet", (1, 32, 32), 10, 30_840), ("lenet", (3, 32, 32), 10, 31_340),
+        ("cnn-431k", (1, 28, 28), 10, 431_080), ("logistic", (1, 28, 28), 10, 7_850),
+        ("mlp", (1, 28, 28), 10, 159_010), ("cnn4", (1, 28, 28), 10, 390_880),
+        ("cnn4", (3, 32, 32), 10, 399_136), ("cnn8", (3, 32, 32), 10, 1_183_456),
+        ("cnn8", (3, 32, 32), 100, 1_275_616), ("cnn10", (3, 32, 32), 10, 4_719_328),
+        ("cnn10", (3, 32, 32), 100, 4_765_408), ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet18", (3, 32, 32), 200, 11_271_432),
     ],
-)
-def test_models_have_the_papers_parameter_counts(name, input_shape, parameters):
-    assert count_parameters(build_model(name, input_shape, 10, seed=0)) == parameters
+)  # fmt: skip
+def test_models_have_the_papers_parameter_counts(name, input_shape, num_classes, parameters):
+    assert count_parameters(build_model(name, input_shape, num_classes, seed=0)) == parameters
+
+
+CNN10 = [864, 9_216, 18_432, 36_864, 73_728, 147_456, 294_912, 589_824, 1_179_648, 2_359_296]
 
 
 @pytest.mark.parametrize(
-    ("name", "num_classes", "parameters"),
-    [("cnn8", 100, 1_275_616), ("cnn10", 100, 4_765_408), ("resnet18", 200, 11_271_432)],
+    ("name", "weights", "scalars"),
+    [("cnn4", [864, 18_432, 73_728, 294_912], 960), ("cnn8", None, 1_920), ("cnn10", CNN10, 3_968)],
 )
-def test_models_of_many_classes_have_the_papers_parameter_counts(name, num_classes, parameters):
-    assert count_parameters(build_model(name, (3, 32, 32), num_classes, seed=0)) == parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("cnn4", [864, 18_432, 73_728, 294_912]),
-        (
-            "cnn10",
-            [864, 9_216, 18_432, 36_864, 73_728, 147_456, 294_912, 589_824, 1_179_648, 2_359_296],
-        ),
-    ],
-)
-def test_convolutions_have_the_papers_weights_and_no_bias(name, weights):
+def test_convolutions_and_normalisation_have_the_papers_weights_and_no_bias(name, weights, scalars):
     model = build_model(name, (3, 32, 32), 10, seed=0)
-
-    convolutions = [layer for layer in model if isinstance(layer, nn.Conv2d)]
-    assert [layer.weight.numel() for layer in convolutions] == weights
+    found = [layer.weight.numel() for layer in model if isinstance(layer, nn.Conv2d)]
+    assert weights in (None, found)
     assert all(layer.bias is None for layer in model if isinstance(layer, nn.Conv2d | nn.Linear))
-
-
-@pytest.mark.parametrize(("name", "scalars"), [("cnn4", 960), ("cnn8", 1_920), ("cnn10", 3_968)])
-def test_batch_normalisation_has_the_papers_parameters(name, scalars):
-    model = build_model(name, (3, 32, 32), 10, seed=0)
-
     assert sum(count_parameters(layer) for layer in model if isinstance(layer, nn.BatchNorm2d)) == scalars
 
 
 @pytest.mark.parametrize("name", BATCH_NORMALISED)
-def test_models_with_batch_normalisation_start_small_and_normal(name):
+def test_models_with_batch_normalisation_start_small_and_normal_and_train_on_a_single_sample(name):
     model = build_model(name, (3, 32, 32), 10, seed=0)
-
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             spread = 0.01 / layer.weight.numel() ** 0.5
@@ -107,20 +84,12 @@ def test_models_with_batch_normalisation_start_small_and_normal(name):
             assert (layer.running_var == 1).all()
             assert not layer.running_mean.any()
             assert layer.num_batches_tracked == 0
-
-
-@pytest.mark.parametrize("name", BATCH_NORMALISED)
-def test_models_with_batch_normalisation_train_on_a_single_sample(name):
-    model = build_model(name, (3, 32, 32), 10, seed=0)
-
     model(torch.ones(1, 3, 32, 32)).sum().backward()
-
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_the_resnet_halves_the_image_three_times_and_widens_with_a_shortcut():
     model = build_model("resnet18", (3, 32, 32), 10, seed=0)
-
     assert model.blocks(torch.zeros(1, 64, 32, 32)).shape == (1, 512, 4, 4)
     assert [isinstance(block.shortcut, nn.Identity) for block in model.blocks] == [
         *(True, True),
@@ -128,11 +97,15 @@ def test_the_resnet_halves_the_image_three_times_and_widens_with_a_shortcut():
     ]
 
 
-def test_frozen_parameters_are_not_counted():
-    model = nn.Linear(3, 2)
-    model.bias.requires_grad_(False)
-
-    assert count_parameters(model) == 6
+def test_frozen_parameters_are_not_counted_and_counting_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
+    model[0].bias.requires_grad_(False)
+    model[2].eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    forward_macs(model, (3,))
+    assert count_parameters(model) == 12 + 8
+    assert [module.training for module in model] == [True, True, False]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -155,24 +128,11 @@ def test_multiply_accumulates_of_strides_groups_and_several_passes_are_counted(o
         nn.Flatten(),
     ]
     model = Own(*layers) if own_class else nn.Sequential(*layers)
-
     assert forward_macs(model, (4, 9, 9)) == 6 * 4 * 3 * 30 + 6 * 2 * 3
-
-
-def test_counting_multiply_accumulates_leaves_the_model_as_it_was():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
-    model[2].eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-
-    forward_macs(model, (3,))
-
-    assert [module.training for module in model] == [True, True, False]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_the_lenet_applies_relu_after_max_pooling():
     layers = [type(layer).__name__ for layer in build_model("lenet", (1, 28, 28), 10, seed=0)]
-
     assert layers == [
         "ChannelsLast",
         *("Conv2d", "MaxPool2d", "ReLU"),
@@ -187,59 +147,32 @@ def test_models_map_images_to_logits(name, input_shape):
     if name == "cnn10" and min(input_shape[1:]) < 32:
         pytest.skip("five times halved, this image is gone")
     model = build_model(name, input_shape, 7, seed=0)
-
     assert model(torch.zeros(5, *input_shape)).shape == (5, 7)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("logistic", "mlp")])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_feature_maps_on_a_cpu_are_channels_last(name, channels):
+def test_feature_maps_on_a_cpu_are_channels_last_which_changes_no_value(name, channels):
     model, seen = build_model(name, (channels, 32, 32), 10, seed=0), []
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             layer.register_forward_hook(lambda layer, inputs, output: seen.append(output.stride()))
-
-    model(torch.zeros(2, channels, 32, 32))
-
+    x = torch.randn(2, channels, 32, 32, generator=torch.Generator().manual_seed(0))
+    model(x)
     assert seen
     assert all(stride[1] == 1 for stride in seen)
-
-
-def test_the_layout_of_images_changes_no_value():
-    images = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
-
-    assert torch.equal(ChannelsLast()(images), images)
+    assert torch.equal(ChannelsLast()(x), x)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_are_in_training_mode_and_trainable(name):
-    model = build_model(name, smallest(name), 10, seed=0)
-
+def test_models_are_of_their_seed_alone_in_training_mode_and_trainable(name):
+    before = torch.get_rng_state()
+    model, again, other = (build_model(name, smallest(name), 10, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
     assert all(module.training for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_seed_gives_the_same_bits(name):
-    first, second = (flat(build_model(name, smallest(name), 10, seed=3)) for _ in range(2))
-
-    assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_distinct_seeds_give_distinct_models(name):
-    first, second = (weights(build_model(name, smallest(name), 10, seed=seed)) for seed in (0, 1))
-
-    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.1
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_building_leaves_the_global_generator_as_it_was(name):
-    before = torch.get_rng_state()
-
-    build_model(name, smallest(name), 10, seed=0)
-
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(flat(model), flat(again))
+    assert abs(torch.corrcoef(torch.stack([weights(model), weights(other)]))[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -262,44 +195,28 @@ def test_initial_weights_are_numpys_whatever_the_processor():
     assert np.array_equal(weight.numpy(), ((2 * drawn - 1) / 5).astype(np.float32))
 
 
-def test_dropout_adds_no_parameters_and_changes_no_initial_bit():
+def test_dropout_changes_no_initial_bit_and_acts_in_training_only():
     plain, dropping = (build_model("lenet", (1, 28, 28), 10, 0, dropout=p) for p in (0.0, 0.5))
-
+    x = torch.ones(2, 1, 28, 28)
     assert torch.equal(flat(plain), flat(dropping))
     assert plain.state_dict().keys() == dropping.state_dict().keys()
-
-
-def test_dropout_acts_in_training_only():
-    model = build_model("lenet", (1, 28, 28), 10, 0, dropout=0.5)
-    x = torch.ones(2, 1, 28, 28)
-
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
-        assert not torch.equal(model(x), model(x))
-    assert torch.equal(model.eval()(x), build_model("lenet", (1, 28, 28), 10, 0)(x))
+        assert not torch.equal(dropping(x), dropping(x))
+    assert torch.equal(dropping.eval()(x), plain(x))
 
 
-def test_a_user_s_own_model_is_built_from_the_seed_alone(write_module):
-    write_module("own_model_a", OWN_MODEL)
+def test_a_user_s_own_model_is_built_from_the_seed_alone_and_another_one_is_an_error(write_module):
+    write_module("own_model", OWN_MODEL)
     before = torch.get_rng_state()
-
-    first, second, other = (build_model("own_model_a:build", (4,), 3, seed=seed) for seed in (1, 1, 2))
-
+    first, second, other = (build_model("own_model:build", (4,), 3, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(flat(first), flat(second))
     assert not torch.equal(flat(first), flat(other))
     assert all(module.training for module in first.modules())
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("wrong_shape", r"gives shape \(2, 4\) for two samples of \(5,\), must give \(2, 3\)"),
-        ("no_model", "returned a str, must return a Module"),
-    ],
-)
-def test_a_user_s_function_that_gives_no_such_model_is_an_error(write_module, function, reason):
-    write_module("own_model_b", OWN_MODEL)
-
-    with pytest.raises(ValueError, match=rf"model = 'own_model_b:{function}': {reason}"):
-        build_model(f"own_model_b:{function}", (5,), 3, seed=0)
+    for function, reason in {
+        "wrong_shape": r"gives shape \(2, 4\) for two samples of \(5,\), must give \(2, 3\)",
+        "no_model": "returned a str, must return a Module",
+    }.items():
+        with pytest.raises(ValueError, match=rf"model = 'own_model:{function}': {reason}"):
+            build_model(f"own_model:{function}", (5,), 3, seed=0)

@@ -51,31 +51,21 @@ def parquet(path: Path, **columns: Any) -> Path:
 # What is read.
 
 
-def test_arrays_are_read_as_they_are(tmp_path: Path) -> None:
+def test_arrays_are_read_as_they_are_with_the_classes_that_file_or_run_tells(tmp_path: Path) -> None:
     data = read(npz(tmp_path / "a.npz", x=X, y=Y))
     assert data.x.dtype == np.float32
     assert data.x.tolist() == X.tolist()
     assert data.y.tolist() == Y.tolist()
     assert (data.num_classes, data.input_shape, data.dtype) == (2, (4,), "float32")
-
-
-def test_a_file_of_arrays_tells_how_many_classes_there_are(tmp_path: Path) -> None:
-    assert read(npz(tmp_path / "a.npz", x=X, y=Y, classes=7)).num_classes == 7
-
-
-def test_a_run_tells_how_many_classes_there_are(tmp_path: Path) -> None:
     assert read(npz(tmp_path / "a.npz", x=X, y=Y), classes="5").num_classes == 5
-
-
-def test_names_of_classes_are_in_the_order_of_the_run(tmp_path: Path) -> None:
-    path = csv(tmp_path / "a.csv", "a,label\n1,sick\n2,well\n3,sick\n")
-    assert read(path, classes="well,sick").y.tolist() == [1, 0, 1]
-    assert read(path, classes="sick,well,dead").num_classes == 3
-
-
-def test_numbers_can_be_names_of_classes(tmp_path: Path) -> None:
-    path = npz(tmp_path / "a.npz", x=X[:3], y=np.array([-1, 1, -1]))
-    assert read(path, classes="-1,1").y.tolist() == [0, 1, 0]
+    assert read(npz(tmp_path / "a.npz", x=X, y=Y, classes=7)).num_classes == 7
+    # Names of classes are in the order of the run, and can be numbers.
+    numbered = npz(tmp_path / "b.npz", x=X[:3], y=np.array([-1, 1, -1]))
+    assert read(numbered, classes="-1,1").y.tolist() == [0, 1, 0]
+    named = csv(tmp_path / "a.csv", "a,label\n1,sick\n2,well\n3,sick\n")
+    assert read(named, classes="well,sick").y.tolist() == [1, 0, 1]
+    assert read(named, classes="sick,well,dead").num_classes == 3
+    assert parse_classes("") == Classes()
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
@@ -91,13 +81,9 @@ def test_a_table_is_read_in_the_order_of_its_columns(tmp_path: Path, form: str) 
     assert data.features == ("b", "a", "flag")
 
 
-def test_a_node_names_its_columns(tmp_path: Path) -> None:
+def test_a_node_names_its_columns_and_nodes_whose_columns_differ_are_told_apart(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "id,a,b,outcome\nx7,1,2,0\nx8,3,4,1\n")
-    data = read(path, label="outcome", features="b, a")
-    assert data.x.tolist() == [[2, 1], [4, 3]]
-
-
-def test_nodes_whose_columns_differ_are_told_apart(tmp_path: Path) -> None:
+    assert read(path, label="outcome", features="b, a").x.tolist() == [[2, 1], [4, 3]]
     one = read(csv(tmp_path / "1.csv", "a,b,label\n1,2,0\n"))
     same = read(csv(tmp_path / "2.csv", "a,b,label\n7,8,1\n"))
     turned = read(csv(tmp_path / "3.csv", "b,a,label\n1,2,0\n"))
@@ -152,11 +138,8 @@ def test_a_folder_of_class_folders_is_read(tmp_path: Path) -> None:
     assert data.x.shape == (3, 3, 5, 6)
     assert data.y.tolist() == [1, 0, 0]
     assert [float(x[0, 0, 0]) for x in data.x] == pytest.approx([1.0, 0.0, 0.2])
-
-
-def test_grey_images_have_one_channel(tmp_path: Path) -> None:
-    image(tmp_path / "0" / "1.png", (5, 6), 255)
-    assert read(tmp_path).input_shape == (1, 5, 6)
+    image(tmp_path / "grey" / "0" / "1.png", (5, 6), 255)
+    assert read(tmp_path / "grey").input_shape == (1, 5, 6)
 
 
 def test_a_saved_data_set_of_hugging_face_is_read(tmp_path: Path) -> None:
@@ -189,18 +172,18 @@ def alone(config):
 """
 
 
-def test_a_function_is_given_the_node_config(write_module: Callable[[str, str], None]) -> None:
+def test_a_function_is_given_the_node_config_and_keeps_what_it_returns(
+    write_module: Callable[[str, str], None],
+) -> None:
     write_module("own_loader", SOURCE)
     config = {"allow-imports": "other:f, own_loader:load", "partition-id": 2}
     data = read("own_loader:load", classes="a,b", **config)
     assert (data.x.tolist(), data.y.tolist()) == ([[0, 2], [4, 6], [8, 10]], [1, 0, 1])
-
-
-def test_what_a_function_keeps_is_not_changed(write_module: Callable[[str, str], None]) -> None:
-    write_module("own_keeper", SOURCE)
-    data = read("own_keeper:same", **{"allow-imports": "own_keeper:same"})
+    data = read("own_loader:same", **{"allow-imports": "own_loader:same"})
     Standardisation((1.0,), (2.0,)).apply(data.x)
-    assert sys.modules["own_keeper"].KEPT.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert sys.modules["own_loader"].KEPT.tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match=r"returned a ndarray, must return \(x, y\)"):
+        read("own_loader:alone", **{"allow-imports": "own_loader:alone"})
 
 
 # What is refused.
@@ -255,20 +238,17 @@ def test_a_bad_table_is_refused_by_row_and_column(tmp_path: Path, text: str, wor
     assert str(tmp_path / "a.csv") in str(refused.value)
 
 
-def test_a_bad_parquet_table_is_refused_by_row_and_column(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="row 2, column 'a' is nan"):
-        read(parquet(tmp_path / "a.parquet", a=[1.0, None], label=[0, 1]))
-    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match=r"b\.parquet"):
-        read(tmp_path / "b.parquet")
-
-
-def test_a_label_that_the_run_does_not_name_is_refused(tmp_path: Path) -> None:
+def test_bad_cells_of_parquet_and_labels_that_the_run_does_not_name_are_refused(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "a,label\n1,sick\n2,unknown\n")
     with pytest.raises(
         ValueError, match="row 3, column 'label' is 'unknown'; valid is one of 'well', 'sick'"
     ):
         read(path, classes="well,sick")
+    with pytest.raises(ValueError, match="row 2, column 'a' is nan"):
+        read(parquet(tmp_path / "a.parquet", a=[1.0, None], label=[0, 1]))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match=r"b\.parquet"):
+        read(tmp_path / "b.parquet")
 
 
 def test_bad_images_are_refused_by_file(tmp_path: Path) -> None:
@@ -307,21 +287,6 @@ def test_a_bad_node_config_is_refused(config: dict[str, Any], words: str) -> Non
         OwnSource.of(config)
 
 
-def test_a_function_that_returns_something_else_is_refused(write_module: Callable[[str, str], None]) -> None:
-    write_module("own_alone", SOURCE)
-    with pytest.raises(ValueError, match=r"returned a ndarray, must return \(x, y\)"):
-        read("own_alone:alone", **{"allow-imports": "own_alone:alone"})
-
-
-def test_no_text_is_no_classes() -> None:
-    assert parse_classes("") == Classes()
-
-
-def test_a_standardisation_may_be_of_given_numbers() -> None:
-    assert parse_standardise("none") is parse_standardise("federated") is None
-    assert parse_standardise("1, 2") == Standardisation((1.0,), (2.0,))
-
-
 # Moments and splits.
 
 
@@ -336,6 +301,8 @@ def test_moments_are_those_of_the_features(shape: tuple[int, ...]) -> None:
     Standardisation(tuple(found.mean), tuple(np.sqrt(found.squares / found.count))).apply(x)
     assert moments(x).mean == pytest.approx(np.zeros(3), abs=1e-3)
     assert moments(x).squares / found.count == pytest.approx(np.ones(3), rel=1e-3)
+    assert parse_standardise("none") is parse_standardise("federated") is None
+    assert parse_standardise("1, 2") == Standardisation((1.0,), (2.0,))
 
 
 def test_a_split_is_the_partition_of_the_simulation(tmp_path: Path) -> None:

@@ -23,55 +23,33 @@ def any_labels(draw):
 
 
 @settings(deadline=None, max_examples=100)
-@given(scheme=any_scheme, labels=any_labels(), num_partitions=st.integers(4, 12), seed=any_seed)
-def test_every_sample_is_dealt_exactly_once(scheme, labels, num_partitions, seed):
+@given(
+    scheme=any_scheme,
+    labels=any_labels(),
+    num_partitions=st.integers(4, 12),
+    seeds=st.sets(any_seed, min_size=2, max_size=2),
+)
+def test_every_sample_is_dealt_exactly_once_by_the_seed_and_no_part_is_empty(
+    scheme, labels, num_partitions, seeds
+):
+    seed, other = seeds
     parts = partition(scheme, labels, num_partitions, seed)
-
     assert len(parts) == num_partitions
     assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
-
-
-@settings(deadline=None, max_examples=50)
-@given(scheme=any_scheme, labels=any_labels(), num_partitions=st.integers(4, 12), seed=any_seed)
-def test_no_part_is_empty_and_each_ascends(scheme, labels, num_partitions, seed):
-    for part in partition(scheme, labels, num_partitions, seed):
+    for part in parts:
         assert part.dtype == np.int64
         assert part.size
         assert (np.diff(part) > 0).all()
-
-
-@settings(deadline=None, max_examples=50)
-@given(scheme=any_scheme, labels=any_labels(), seed=any_seed)
-def test_the_same_seed_deals_the_same(scheme, labels, seed):
-    first, second = (partition(scheme, labels, 6, seed) for _ in range(2))
-
-    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@settings(deadline=None, max_examples=50)
-@given(scheme=any_scheme, labels=any_labels(), seeds=st.sets(any_seed, min_size=2, max_size=2))
-def test_distinct_seeds_deal_differently(scheme, labels, seeds):
-    first, second = (partition(scheme, labels, 6, seed) for seed in seeds)
-
-    assert not all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("scheme", EXAMPLES)
-def test_the_global_generator_is_not_consumed(scheme):
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-
-    partition(scheme, np.arange(100) % 5, 5, 0)
-
-    assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+    for another, same in ((seed, True), (other, False)):
+        again = partition(scheme, labels, num_partitions, another)
+        assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True)) == same
 
 
 @settings(deadline=None, max_examples=50)
 @given(count=st.integers(1, 200), num_partitions=st.integers(1, 200), seed=any_seed)
 def test_iid_sizes_differ_by_one_at_most(count, num_partitions, seed):
     assume(num_partitions <= count)
-
     sizes = [part.size for part in partition("iid", np.zeros(count, int), num_partitions, seed)]
-
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -81,9 +59,7 @@ def test_labels_gives_k_classes_at_most_and_every_class_to_somebody(labels, num_
     num_classes = np.unique(labels).size
     assume(k <= num_classes <= k * num_partitions)
     assume(np.bincount(labels).min() >= num_partitions)
-
     held = [np.unique(labels[part]) for part in partition(f"labels({k})", labels, num_partitions, seed)]
-
     assert all(classes.size == k for classes in held)
     holders = np.bincount(np.concatenate(held), minlength=num_classes)
     assert holders.min() >= 1
@@ -92,16 +68,10 @@ def test_labels_gives_k_classes_at_most_and_every_class_to_somebody(labels, num_
 
 def test_labels_holders_share_a_class_equally():
     labels = np.repeat(np.arange(10), 100)
-
     for part in partition("labels(2)", labels, 10, seed=3):
         assert sorted(np.unique(labels[part], return_counts=True)[1]) == [50, 50]
-
-
-def test_labels_1_gives_each_of_ten_nodes_a_digit_of_its_own():
     labels = load("mnist-5k").y_train
-
     parts = partition("labels(1)", labels, 10, seed=0)
-
     assert sorted(int(labels[part][0]) for part in parts) == list(range(10))
     assert all(part.size == 400 and np.unique(labels[part]).size == 1 for part in parts)
 
@@ -110,28 +80,21 @@ def test_labels_1_gives_each_of_ten_nodes_a_digit_of_its_own():
 @given(labels=any_labels(), num_partitions=st.integers(1, 10), k=st.integers(1, 5), seed=any_seed)
 def test_shards_differ_by_k_samples_at_most_and_span_few_labels(labels, num_partitions, k, seed):
     parts = partition(f"shards({k})", labels, num_partitions, seed)
-
     sizes = [part.size for part in parts]
     assert max(sizes) - min(sizes) <= k
     # A chunk of the sorted labels spans two more labels than it contains whole.
     chunk = labels.size // (k * num_partitions) + 1
     smallest = np.bincount(labels).min()
     assert all(np.unique(labels[part]).size <= k * (2 + chunk // smallest) for part in parts)
-
-
-def test_pure_shards_hold_one_label_each():
-    labels = np.repeat(np.arange(10), 60)
-
-    parts = partition("shards(2)", labels, 10, seed=1)
-
-    assert all(np.unique(labels[part]).size <= 2 and part.size == 60 for part in parts)
+    pure = np.repeat(np.arange(10), 60)
+    assert all(
+        np.unique(pure[part]).size <= 2 and part.size == 60 for part in partition("shards(2)", pure, 10, seed)
+    )
 
 
 def test_dirichlet_cuts_each_shuffled_class_at_the_floor_of_the_cumulated_proportions():
     labels = np.repeat(np.arange(3), 200)
-
     parts = partition("dirichlet(0.5)", labels, 5, seed=7)
-
     rng = np.random.default_rng(np.random.SeedSequence([7, 0, 0, 2]))
     for label in range(3):
         p = rng.dirichlet([0.5] * 5)
@@ -141,50 +104,36 @@ def test_dirichlet_cuts_each_shuffled_class_at_the_floor_of_the_cumulated_propor
             assert set(part[labels[part] == label]) == set(members[start:end])
 
 
+def test_dirichlet_class_counts_have_the_variance_of_the_distribution():
+    # Var p = (1/n)(1 - 1/n) / (n alpha + 1), with n = 10 nodes and alpha = 0.5: 0.015.
+    labels = np.zeros(20_000, int)
+    shares = np.concatenate(
+        [[part.size / labels.size for part in partition("dirichlet(0.5)", labels, 10, s)] for s in range(300)]
+    )
+    assert abs(shares.var() - 0.015) < 0.0015
+
+
 def test_small_alpha_is_more_skewed_than_large_alpha():
     labels = load("mnist-5k").y_train
 
     def spread(alpha):
-        counts = [
-            np.bincount(labels[p], minlength=10) for p in partition(f"dirichlet({alpha})", labels, 10, 0)
-        ]
-        return np.std(counts)
+        parts = partition(f"dirichlet({alpha})", labels, 10, 0)
+        return np.std([np.bincount(labels[part], minlength=10) for part in parts])
 
     assert spread(0.1) > 2 * spread(1) > 4 * spread(100)
+    assert len({part.size for part in partition("dirichlet(0.5)", labels, 50, seed=0)}) > 20
 
 
-def test_dirichlet_class_counts_have_the_variance_of_the_distribution():
-    # Var p = (1/n)(1 - 1/n) / (n alpha + 1), with n = 10 nodes and alpha = 0.5: 0.015.
-    labels = np.zeros(100_000, int)
-
-    shares = np.concatenate(
-        [[part.size / labels.size for part in partition("dirichlet(0.5)", labels, 10, s)] for s in range(300)]
-    )
-
-    assert abs(shares.var() - 0.015) < 0.0015
-
-
-def test_a_draw_that_leaves_a_node_empty_is_repeated(monkeypatch):
+def test_a_draw_that_leaves_a_node_empty_is_repeated_till_it_is_an_error(monkeypatch):
     labels = np.arange(40) % 2
-
     assert all(part.size for part in partition("dirichlet(0.3)", labels, 8, seed=0))
-
+    with pytest.raises(ValueError, match=r"partition = 'dirichlet\(0.001\)': .* \(last of 1000 draws\)"):
+        partition("dirichlet(0.001)", np.zeros(50, int), 40, 0)
+    with pytest.raises(ValueError, match=r"have fewer than 10 samples \(last of 1000 draws\)"):
+        partition(CAPPED, labels, 8, 0)
     monkeypatch.setattr("hedgerow.tasks.partitions._ATTEMPTS", 1)
     with pytest.raises(ValueError, match=r"have no sample \(last of 1 draws\)"):
         partition("dirichlet(0.3)", labels, 8, seed=0)
-
-
-def test_a_scheme_that_keeps_leaving_nodes_empty_is_an_error():
-    with pytest.raises(ValueError, match=r"partition = 'dirichlet\(0.001\)': .* \(last of 1000 draws\)"):
-        partition("dirichlet(0.001)", np.zeros(50, int), 40, 0)
-
-
-def test_fifty_nodes_of_the_default_set_get_their_dirichlet_share():
-    parts = partition("dirichlet(0.5)", load("mnist-5k").y_train, 50, seed=0)
-
-    sizes = [part.size for part in parts]
-    assert sum(sizes) == 4000
-    assert len(set(sizes)) > 20
 
 
 @pytest.mark.parametrize(
@@ -197,9 +146,7 @@ def test_fifty_nodes_of_the_default_set_get_their_dirichlet_share():
 )
 def test_capped_dirichlet_gives_the_golden_sizes(num_samples, num_classes, alpha, first, least, most):
     labels = np.arange(num_samples) % num_classes
-
     parts = capped_dirichlet(labels, 100, alpha, np.random.RandomState(1234))
-
     sizes = [part.size for part in parts]
     assert (sizes[:5], min(sizes), max(sizes)) == (first, least, most)
     assert np.sort(np.concatenate(parts)).tolist() == list(range(num_samples))
@@ -209,7 +156,6 @@ def test_capped_dirichlet_gives_the_golden_sizes(num_samples, num_classes, alpha
 @given(labels=any_labels(), num_partitions=st.integers(1, 4), seed=any_seed)
 def test_capped_dirichlet_deals_every_sample_once_and_ten_at_least_to_each(labels, num_partitions, seed):
     parts = partition(CAPPED, labels, num_partitions, seed)
-
     assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
     assert all(part.size >= 10 and (np.diff(part) > 0).all() for part in parts)
 
@@ -228,25 +174,15 @@ def test_a_capped_part_that_has_its_share_gets_none_of_the_classes_that_follow()
     assert capped > 5
 
 
-def test_capped_dirichlet_survives_an_alpha_that_draws_zeros_for_all_open_parts():
+def test_capped_dirichlet_is_keyed_by_seed_and_survives_an_alpha_that_draws_zeros_for_all_open_parts():
     labels = np.repeat(np.arange(8), 50)
-
     for seed in range(20):
         parts = capped_dirichlet(labels, 8, 1e-4, np.random.default_rng(seed))
         assert sum(part.size for part in parts) == labels.size
-
-
-def test_capped_dirichlet_is_keyed_by_seed_alone():
     labels = np.arange(1000) % 10
     first, again, other = (partition(CAPPED, labels, 10, seed) for seed in (1, 1, 2))
-
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_too_few_samples_for_ten_each_is_an_error():
-    with pytest.raises(ValueError, match=r"have fewer than 10 samples \(last of 1000 draws\)"):
-        partition(CAPPED, np.arange(40) % 2, 8, 0)
 
 
 @pytest.mark.parametrize(
@@ -255,9 +191,7 @@ def test_too_few_samples_for_ten_each_is_an_error():
 )
 def test_labels_is_the_papers_non_iid_2(num_classes, k, sizes, holders):
     labels = np.arange(50_000) % num_classes
-
     parts = partition(f"labels({k})", labels, 100, seed=0)
-
     held = [frozenset(labels[part]) for part in parts]
     assert {part.size for part in parts} <= sizes
     assert {sum(label in classes for classes in held) for label in range(num_classes)} == {holders}
@@ -270,51 +204,29 @@ def test_a_ring_deals_every_sample_once_to_holders_of_consecutive_classes(labels
     classes = np.unique(labels)
     assume(k <= classes.size)
     parts = partition(f"ring({k})", labels, classes.size - k + 1 + more, seed)
-
     assert np.sort(np.concatenate(parts)).tolist() == list(range(labels.size))
     for i, part in enumerate(parts):
         assert set(labels[part]) <= {classes[(i + j) % classes.size] for j in range(k)}
 
 
-def test_a_ring_of_as_many_partitions_as_classes_has_half_of_two_classes_each():
-    labels = np.repeat(np.arange(10), 60)
-
+def test_a_ring_of_as_many_partitions_as_classes_has_half_of_two_classes_each_or_one():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
     for i, part in enumerate(partition("ring(2)", labels, 10, seed=0)):
         assert np.bincount(labels[part], minlength=10)[[i, (i + 1) % 10]].tolist() == [30, 30]
-
-
-def test_a_ring_of_one_class_each_gives_partition_i_the_class_i():
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 7))
-
     parts = partition("ring(1)", labels, 10, seed=3)
-
     assert [set(labels[part].tolist()) for part in parts] == [{i} for i in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("iid", Scheme("iid", None)),
-        (" dirichlet( 5e-1 ) ", Scheme("dirichlet", 0.5)),
-        ("shards(2)", Scheme("shards", 2)),
-        ("labels (3)", Scheme("labels", 3)),
-    ],
-)
-def test_a_scheme_is_parsed_into_name_and_argument(text, parsed):
-    assert parse_scheme(text) == parsed
+def test_a_scheme_is_parsed_into_name_and_argument_and_written_as_it_is_read():
+    assert parse_scheme("iid") == Scheme("iid", None)
+    assert parse_scheme(" dirichlet( 5e-1 ) ") == Scheme("dirichlet", 0.5)
+    assert parse_scheme("labels (3)") == Scheme("labels", 3)
+    every = (*EXAMPLES, "ring(2)", CAPPED, "with-replacement(20)")
+    assert [str(parse_scheme(scheme)) for scheme in every] == list(every)
+    assert tuple(parse_scheme(scheme).name for scheme in every) == SCHEMES
 
 
-@pytest.mark.parametrize("scheme", [*EXAMPLES, CAPPED])
-def test_a_scheme_is_written_as_it_is_read(scheme):
-    assert str(parse_scheme(scheme)) == scheme
-
-
-def test_every_scheme_is_exampled_here():
-    apart = ("ring(2)", CAPPED, "with-replacement(20)")
-    assert tuple(parse_scheme(scheme).name for scheme in (*EXAMPLES, *apart)) == SCHEMES
-
-
-def test_with_replacement_draws_each_partition_by_itself():
+def test_with_replacement_draws_each_partition_by_itself_and_every_sample_as_often():
     labels = np.arange(50) % 10
     many = partition("with-replacement(20)", labels, 10**9, seed=3)  # None is made before it is asked for.
     few = partition("with-replacement(20)", labels, 4, seed=3)
@@ -325,9 +237,6 @@ def test_with_replacement_draws_each_partition_by_itself():
     assert not np.array_equal(many[0], partition("with-replacement(20)", labels, 4, seed=4)[0])
     with pytest.raises(IndexError):
         few[4]
-
-
-def test_with_replacement_draws_every_sample_as_often():
     parts = partition("with-replacement(50)", np.zeros(20, int), 400, seed=0)
     counts = np.bincount(np.concatenate(list(parts)), minlength=20)  # 1000 each, deviation 31
     assert (np.abs(counts - 1000) < 5 * 31).all()

@@ -16,31 +16,24 @@ SMALL = LinearData(n=40, s=5, samples=(10, 20))
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 60), share=st.floats(0.01, 1))
-def test_the_truth_has_s_nonzeros_between_a_half_and_two(seed: int, n: int, share: float) -> None:
+def test_the_truth_has_s_nonzeros_between_a_half_and_two_of_both_signs(
+    seed: int, n: int, share: float
+) -> None:
     s = max(1, int(share * n))
     truth = sparse_truth(LinearData(n=n, s=s), seed)
     magnitudes = np.abs(truth[truth != 0])
     assert magnitudes.size == s
-    assert magnitudes.min() >= 0.5
-    assert magnitudes.max() <= 2
-
-
-def test_both_signs_occur() -> None:
-    truth = sparse_truth(LinearData(n=200, s=100), 0)
-    assert 30 < (truth > 0).sum() < 70
+    assert 0.5 <= magnitudes.min() <= magnitudes.max() <= 2
+    assert 30 < (sparse_truth(LinearData(n=200, s=100), 0) > 0).sum() < 70
 
 
 def test_a_nodes_data_depend_on_the_seed_and_the_node_alone() -> None:
-    A, b = linear_part(SMALL, 3, 7)
-    again, same = linear_part(SMALL, 3, 7)
+    (A, b), (again, same) = linear_part(SMALL, 3, 7), linear_part(SMALL, 3, 7)
     assert np.array_equal(A, again)
     assert np.array_equal(b, same)
     for node, seed in ((2, 7), (3, 8)):
         other, _ = linear_part(SMALL, node, seed)
         assert other.shape != A.shape or not np.array_equal(other, A)
-
-
-def test_sample_counts_span_their_range() -> None:
     counts = {len(linear_part(LinearData(4, 1, samples=(2, 5)), node, 0)[1]) for node in range(60)}
     assert counts == {2, 3, 4, 5}
 
@@ -56,7 +49,7 @@ def test_targets_are_the_truth_and_noise_of_its_deviation() -> None:
 # Pairs of classes
 
 
-def test_images_of_two_classes_are_dealt_without_remainder() -> None:
+def test_images_of_two_classes_are_dealt_by_the_seed_without_remainder() -> None:
     parts = binary_images("mnist-5k", (3, 8), 7, 0)
     assert sum(len(y) for _, y in parts) == 800
     assert {len(y) for _, y in parts} == {114, 115}
@@ -65,18 +58,12 @@ def test_images_of_two_classes_are_dealt_without_remainder() -> None:
     assert x.shape == (800, 784)
     assert (x.min(), x.max()) == (0, 1)
     assert len(np.unique(x, axis=0)) > 790
-
-
-def test_the_split_is_the_seeds() -> None:
     first, same, other = (binary_images("mnist-5k", (3, 8), 4, seed)[0][1] for seed in (1, 1, 2))
     assert np.array_equal(first, same)
     assert not np.array_equal(first, other)
-
-
-@pytest.mark.parametrize("classes", [(3, 3), (0, 10), (-1, 2)])
-def test_classes_must_be_two_of_the_data_set(classes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="valid is two of 0 to 9"):
-        binary_images("mnist-5k", classes, 2, 0)
+    for classes in ((3, 3), (0, 10), (-1, 2)):
+        with pytest.raises(ValueError, match="valid is two of 0 to 9"):
+            binary_images("mnist-5k", classes, 2, 0)
 
 
 def libsvm(folder: Path, y: list[float]) -> Path:
@@ -92,16 +79,10 @@ def test_a_libsvm_file_becomes_sparse_parts_with_labels_zero_and_one(tmp_path: P
     assert sorted(np.concatenate([y for _, y in parts])) == [0, 0, 1, 1, 1]
 
 
-def test_more_nodes_than_samples_are_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_dealt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="num_nodes is 6; valid is an integer from 1 to 5 samples"):
         binary_libsvm(libsvm(tmp_path, [-1, 1, 1, -1, 1]), 6, 0)
-
-
-def test_a_file_of_other_than_two_labels_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="valid are two"):
         binary_libsvm(libsvm(tmp_path, [1, 2, 3]), 1, 0)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="which is no file"):
         binary_libsvm(tmp_path / "nothing", 1, 0)

@@ -42,79 +42,43 @@ def sepsis(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_septic_patients_and_their_controls_are_equally_many(sepsis):
-    table = read_sepsis2019(sepsis)
-
-    assert np.bincount(table.labels).tolist() == [3, 3]
+def test_each_septic_patient_has_a_control_of_its_hospital_at_the_same_hour_each_time(sepsis):
+    table, again = read_sepsis2019(sepsis), read_sepsis2019(sepsis)
+    assert table.ids.tolist() == again.ids.tolist()
     assert len(set(table.ids)) == 6
-
-
-def test_a_control_is_of_the_case_s_hospital_and_taken_at_the_same_hour(sepsis):
-    table = read_sepsis2019(sepsis)
-
+    cases, controls = np.flatnonzero(table.labels == 1), np.flatnonzero(table.labels == 0)
+    assert len(cases) == len(controls) == 3
     last_hour = table.device[:, -1, 0]
-    for case, control in zip(
-        np.flatnonzero(table.labels == 1), np.flatnonzero(table.labels == 0), strict=True
-    ):
+    for case, control in zip(cases, controls, strict=True):
         assert table.ids[case][:5] == table.ids[control][:5]
         assert last_hour[case] == last_hour[control]
-
-
-def test_the_hours_seen_end_before_the_first_that_is_labelled(sepsis):
-    table = read_sepsis2019(sepsis)
-
-    last_hour = dict(zip(table.ids.tolist(), table.device[:, -1, 0].tolist(), strict=True))
-
-    assert [last_hour[f"set_{case}"] for case in ("A/case10", "A/case60", "B/case20")] == [9, 59, 19]
-
-
-def test_at_most_the_last_48_hours_are_seen_and_shorter_stays_begin_later(sepsis):
-    table = read_sepsis2019(sepsis)
-    hours = dict(zip(table.ids.tolist(), table.device[..., 0], strict=True))
-
-    assert hours["set_A/case60"].tolist() == list(range(12, 60))
-    assert np.isnan(hours["set_A/case10"][:38]).all()
-    assert hours["set_A/case10"][38:].tolist() == list(range(10))
-
-
-def test_who_is_labelled_within_six_hours_is_left_out(sepsis):
-    assert "set_A/early" not in read_sepsis2019(sepsis).ids
-
-
-def test_a_case_without_a_control_is_left_out(sepsis):
+    # Who is labelled within six hours is left out, and so is a case without a control.
+    assert "set_A/early" not in table.ids
     write_stay(sepsis / "set_B/case40.psv", 50, onset=40)
-
     assert "set_B/case40" not in read_sepsis2019(sepsis).ids
 
 
-def test_vital_signs_and_laboratory_values_are_kept_apart(sepsis):
+def test_at_most_the_last_48_hours_before_the_first_labelled_are_seen_of_each_party_s_features(sepsis):
     table = read_sepsis2019(sepsis)
-
-    assert table.device.shape == (6, 48, 8)
-    assert table.hospital.shape == (6, 48, 26)
+    hours = dict(zip(table.ids.tolist(), table.device[..., 0], strict=True))
+    assert [hours[f"set_{case}"][-1] for case in ("A/case10", "A/case60", "B/case20")] == [9, 59, 19]
+    assert hours["set_A/case60"].tolist() == list(range(12, 60))
+    # Shorter stays begin later.
+    assert np.isnan(hours["set_A/case10"][:38]).all()
+    assert hours["set_A/case10"][38:].tolist() == list(range(10))
+    assert (table.device.shape, table.hospital.shape) == ((6, 48, 8), (6, 48, 26))
     assert table.device_features == tuple(SEPSIS_COLUMNS[:8])
     assert table.hospital_features == tuple(SEPSIS_COLUMNS[8:34])
 
 
-def test_the_controls_are_the_same_each_time(sepsis):
-    first, second = read_sepsis2019(sepsis), read_sepsis2019(sepsis)
-
-    assert first.ids.tolist() == second.ids.tolist()
-
-
-def test_a_sepsis_file_with_other_columns_is_named(sepsis):
+def test_a_file_with_other_columns_is_named_and_a_folder_without_a_case_is_an_error(sepsis, tmp_path):
+    write_stay(tmp_path / "none/set_A/well.psv", 20)
+    with pytest.raises(ValueError, match="no patient turns septic after 6 hours"):
+        read_sepsis2019(tmp_path / "none")
     path = sepsis / "set_A/case60.psv"
     path.write_text(path.read_text().replace("|SepsisLabel", "|Label"))
-
     with pytest.raises(ValueError, match=r"case60.psv: 41 columns, the last 'Label'; valid is 41"):
         read_sepsis2019(sepsis)
-
-
-def test_a_sepsis_folder_without_a_case_is_an_error(tmp_path):
-    write_stay(tmp_path / "set_A/well.psv", 20)
-
-    with pytest.raises(ValueError, match="no patient turns septic after 6 hours"):
-        read_sepsis2019(tmp_path)
 
 
 # Windows
@@ -165,7 +129,6 @@ def hours_of(table: Table) -> dict[str, list[int]]:
 
 def test_every_eighth_hour_of_a_stay_is_a_sample_whether_it_ends_in_a_sepsis_or_not(stays, windows):
     found = hours_of(windows)
-
     assert len({min(hours) for hours in found.values()}) > 4
     for path in stays.glob("set_*/*.psv"):
         person = f"{path.parent.name}/{path.stem}"
@@ -203,39 +166,28 @@ def test_the_features_are_those_counted_by_hand(stays, windows):
         assert {key: told[key] for key in expected} == pytest.approx(expected, abs=1e-4)
 
 
-def test_nothing_after_an_hour_moves_its_features(stays, windows, tmp_path):
-    write_random_stays(tmp_path)
-    for path in tmp_path.glob("set_*/*.psv"):
+def test_neither_what_follows_an_hour_nor_a_stay_s_length_moves_its_features(stays, windows, tmp_path):
+    write_random_stays(tmp_path / "changed")
+    write_random_stays(tmp_path / "longer")
+    for path in tmp_path.glob("changed/set_*/*.psv"):
         head, *lines = path.read_text().splitlines()
-        labels = [line.rpartition("|")[2] for line in lines]
         # Everything measured from the tenth hour on is another, for as many hours.
         later = ["|".join(["9.5"] * 34 + line.split("|")[34:]) for line in lines[10:]]
         path.write_text("\n".join([head, *lines[:10], *later]) + "\n")
-        assert [line.rpartition("|")[2] for line in later] == labels[10:]
-
-    changed = read_sepsis2019_windows(tmp_path)
-
+    for path in tmp_path.glob("longer/set_*/*.psv"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines, *[lines[-1]] * 8]) + "\n")
+    changed, longer = (read_sepsis2019_windows(tmp_path / name) for name in ("changed", "longer"))
     assert changed.ids.tolist() == windows.ids.tolist()
     early = np.array([int(name.partition("@")[2]) < 10 for name in windows.ids])
     assert 0 < early.sum() < len(early)
+    place = {name: row for row, name in enumerate(longer.ids.tolist())}
+    rows = [place[name] for name in windows.ids.tolist()]
     for half in ("hospital", "device"):
         before, after = getattr(windows, half), getattr(changed, half)
         assert np.array_equal(before[early], after[early], equal_nan=True)
         assert not np.array_equal(before[~early], after[~early], equal_nan=True)
-
-
-def test_a_stay_s_length_moves_no_feature(windows, stays, tmp_path):
-    write_random_stays(tmp_path)
-    for path in tmp_path.glob("set_*/*.psv"):
-        lines = path.read_text().splitlines()
-        path.write_text("\n".join([*lines, *[lines[-1]] * 8]) + "\n")
-
-    longer = read_sepsis2019_windows(tmp_path)
-    place = {name: row for row, name in enumerate(longer.ids.tolist())}
-    rows = [place[name] for name in windows.ids.tolist()]
-
-    assert np.array_equal(longer.hospital[rows], windows.hospital, equal_nan=True)
-    assert np.array_equal(longer.device[rows], windows.device, equal_nan=True)
+        assert np.array_equal(getattr(longer, half)[rows], before, equal_nan=True)
 
 
 def test_vital_signs_laboratory_values_and_the_admission_are_kept_apart(windows):
@@ -259,7 +211,6 @@ def test_no_patient_is_in_both_parts_and_each_hospital_gives_a_fifth_of_both_kin
 
 def test_the_set_has_its_people_sites_and_payoffs_and_finite_features(stays):
     data = load_vertical("sepsis2019-windows", stays)
-
     assert data.people_train.shape == data.sites_train.shape == data.y_train.shape
     assert data.payoffs_test.shape == (len(data.y_test), 2)
     assert not set(data.people_train) & {name.partition("@")[0] for name in data.ids_test}
@@ -288,15 +239,20 @@ def test_an_hour_pays_what_the_challenge_says(hour, onset, silent, told):
     assert payoffs(np.array([hour]), np.array([onset]))[0].tolist() == pytest.approx([silent, told])
 
 
-def test_files_are_parsed_once(tmp_path, monkeypatch):
+def test_files_are_parsed_once_unless_they_changed_or_what_was_kept_is_damaged(tmp_path, monkeypatch):
     write_random_stays(tmp_path, each=6)
     first = read_sepsis2019_windows(tmp_path)
-    monkeypatch.setattr(sepsis2019, "_hours", None)
-
-    again = read_sepsis2019_windows(tmp_path)
-
+    with monkeypatch.context() as patch:
+        patch.setattr(sepsis2019, "_hours", None)
+        again = read_sepsis2019_windows(tmp_path)
     assert np.array_equal(first.hospital, again.hospital, equal_nan=True)
     assert first.ids.tolist() == again.ids.tolist()
+    (kept,) = tmp_path.glob("*.npz")
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert read_sepsis2019_windows(tmp_path).ids.tolist() == first.ids.tolist()
+    assert kept.stat().st_size > 100
+    write_stay(tmp_path / "set_A/p999.psv", 40)
+    assert len(read_sepsis2019_windows(tmp_path).ids) > len(first.ids)
 
 
 def test_who_may_not_read_the_files_may_not_read_what_was_kept_of_them(tmp_path):
@@ -304,27 +260,8 @@ def test_who_may_not_read_the_files_may_not_read_what_was_kept_of_them(tmp_path)
     for path in tmp_path.glob("set_*/*.psv"):
         path.chmod(0o640)
     read_sepsis2019_windows(tmp_path)
-
     (kept,) = tmp_path.glob("*.npz")
     assert kept.stat().st_mode & 0o777 == 0o640
-
-
-def test_what_was_kept_of_other_files_is_not_taken(tmp_path):
-    write_random_stays(tmp_path, each=6)
-    before = read_sepsis2019_windows(tmp_path)
-    write_stay(tmp_path / "set_A/p999.psv", 40)
-
-    assert len(read_sepsis2019_windows(tmp_path).ids) > len(before.ids)
-
-
-def test_what_was_kept_and_is_damaged_is_made_anew(tmp_path):
-    write_random_stays(tmp_path, each=6)
-    before = read_sepsis2019_windows(tmp_path)
-    (kept,) = tmp_path.glob("*.npz")
-    kept.write_bytes(kept.read_bytes()[:100])
-
-    assert read_sepsis2019_windows(tmp_path).ids.tolist() == before.ids.tolist()
-    assert kept.stat().st_size > 100
 
 
 def test_where_the_data_folder_takes_no_file_another_place_does(tmp_path, monkeypatch):
@@ -333,9 +270,7 @@ def test_where_the_data_folder_takes_no_file_another_place_does(tmp_path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     keep = sepsis2019._keep
     monkeypatch.setattr(sepsis2019, "_keep", lambda *a: a[1].parent != data and keep(*a))
-
     read_sepsis2019_windows(data)
-
     assert len(list((cache / "hedgerow").glob("sepsis2019-*.npz"))) == 1
     assert not list(data.glob("*.npz"))
 
@@ -349,20 +284,15 @@ def test_a_cell_that_is_no_number_is_named(tmp_path, cell, problem):
     path = tmp_path / "set_A/p000.psv"
     head, *lines = path.read_text().splitlines()
     path.write_text("\n".join([head, lines[0].replace("|60|", f"|{cell}|", 1), *lines[1:]]) + "\n")
-
     with warnings.catch_warnings(), pytest.raises(ValueError, match=problem):
         read_sepsis2019_windows(tmp_path)
 
 
-def test_a_label_that_is_neither_0_nor_1_is_named(tmp_path):
+def test_a_label_that_is_neither_0_nor_1_and_a_folder_without_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no .psv files in set_A and set_B"):
+        read_sepsis2019_windows(tmp_path)
     write_stay(tmp_path / "set_A/p1.psv", 12)
     path = tmp_path / "set_A/p1.psv"
     path.write_text(path.read_text()[:-2] + "2\n")
-
     with pytest.raises(ValueError, match=r"p1.psv: SepsisLabel = 2; valid is 0 or 1"):
-        read_sepsis2019_windows(tmp_path)
-
-
-def test_a_folder_without_files_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no .psv files in set_A and set_B"):
         read_sepsis2019_windows(tmp_path)

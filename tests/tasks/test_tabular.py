@@ -40,7 +40,6 @@ def column(table: tabular.Table, feature: str) -> np.ndarray:
 
 def test_breast_cancer_needs_no_files():
     table = tabular.read_breast_cancer(Path("nowhere"))
-
     assert table.hospital.shape == table.device.shape == (569, 15)
     assert not set(table.hospital_features) & set(table.device_features)
     assert table.classes == ("malignant", "benign")
@@ -50,9 +49,7 @@ def test_a_heartbeat_is_cut_into_its_first_and_its_last_half(tmp_path):
     rows = np.column_stack([[1, 5], np.arange(280).reshape(2, 140)])
     np.savetxt(tmp_path / "ECG5000_TRAIN.tsv", rows, delimiter="\t")
     np.savetxt(tmp_path / "ECG5000_TEST.tsv", rows[:1], delimiter="\t")
-
     table = tabular.read_ecg5000(tmp_path)
-
     assert table.hospital.shape == table.device.shape == (3, 70, 1)
     assert table.hospital[1, :, 0].tolist() == list(range(140, 210))
     assert table.device[1, :, 0].tolist() == list(range(210, 280))
@@ -70,7 +67,6 @@ def test_a_heartbeat_is_cut_into_its_first_and_its_last_half(tmp_path):
 def test_a_bad_heartbeat_file_is_named_with_what_is_valid(tmp_path, rows, message):
     for part in ("TRAIN", "TEST"):
         np.savetxt(tmp_path / f"ECG5000_{part}.tsv", rows, delimiter="\t")
-
     with pytest.raises(ValueError, match=f"ECG5000_TRAIN.tsv: .*{message}"):
         tabular.read_ecg5000(tmp_path)
 
@@ -81,45 +77,29 @@ def esr_file(folder: Path, rows: list[str]) -> None:
     )
 
 
-def test_a_second_of_eeg_is_cut_into_89_and_89(tmp_path):
+def test_a_second_of_eeg_is_cut_into_89_and_89_and_a_recording_is_one_person_within_its_class(tmp_path):
     numbers = ",".join(map(str, range(178)))
-    esr_file(tmp_path, [f"X21.V1.791,{numbers},4", f"X2.V1.791,{numbers},4", f"X2.V1.791,{numbers},1"])
-
+    rows = [f"X{second}.V1.791,{numbers},{label}" for second, label in ((21, 4), (2, 4), (2, 1))]
+    esr_file(tmp_path, rows)
     table = tabular.read_esr(tmp_path)
-
     assert table.hospital[0, :, 0].tolist() == list(range(89))
     assert table.device[0, :, 0].tolist() == list(range(89, 178))
     assert table.labels.tolist() == [3, 3, 0]
-
-
-def test_a_recording_of_eeg_is_one_person_within_its_class(tmp_path):
-    numbers = ",".join(map(str, range(178)))
-    esr_file(tmp_path, [f"X21.V1.791,{numbers},4", f"X2.V1.791,{numbers},4", f"X3.V1.791,{numbers},1"])
-
-    people = tabular.read_esr(tmp_path).people
-
-    assert people[0] == people[1] != people[2]
+    assert table.people[0] == table.people[1] != table.people[2]
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("rows", "message"),
     [
-        ("X1.V1.1," + "0," * 178 + "6", "label = 6.0; valid is 1 to 5"),
-        ("X1.V1.1," + "0," * 178 + "one", "a cell is no number"),
-        ("X1.V1.1,0,0,1", "row 2 has 4 cells; valid is 180"),
+        (["X1.V1.1," + "0," * 178 + "6"], "label = 6.0; valid is 1 to 5"),
+        (["X1.V1.1," + "0," * 178 + "one"], "a cell is no number"),
+        (["X1.V1.1,0,0,1"], "row 2 has 4 cells; valid is 180"),
+        ([], "no rows below the header; valid is at least one"),
     ],
 )
-def test_a_bad_row_of_eeg_is_named_with_what_is_valid(tmp_path, row, message):
-    esr_file(tmp_path, [row])
-
+def test_a_bad_file_of_eeg_is_named_with_what_is_valid(tmp_path, rows, message):
+    esr_file(tmp_path, rows)
     with pytest.raises(ValueError, match=f"data.csv: .*{message}"):
-        tabular.read_esr(tmp_path)
-
-
-def test_a_file_of_a_header_alone_is_an_error(tmp_path):
-    esr_file(tmp_path, [])
-
-    with pytest.raises(ValueError, match=r"data.csv: no rows below the header; valid is at least one"):
         tabular.read_esr(tmp_path)
 
 
@@ -128,81 +108,45 @@ SUPPORT2_HEADER = "sno,hospdead,meanbp,hrt,resp,temp,wblc,pafi,alb,bili,crea,sod
 
 def test_support2_has_vital_signs_on_the_device_and_laboratory_values_at_the_hospital(tmp_path):
     rows = ["1,0, 97.0,69,22,36.0,6,,1,2,3,4,5,6,7,8", "2,1,43,112,34,34.6,17,98,,,,,,,,9"]
+    # Who has no vital sign at all is left out.
+    rows.append("3,1,,,,,17,98,,,,,,,,9")
     (tmp_path / "support2.csv").write_text("\n".join([SUPPORT2_HEADER, *rows]))
-
     table = tabular.read_support2(tmp_path)
-
+    assert table.ids.tolist() == ["1", "2"]
     assert table.device.tolist()[0] == [97, 69, 22, 36]
     assert table.hospital[1, [0, 1, 9]].tolist() == [17, 98, 9]
     assert np.isnan(table.hospital[0, 1])
     assert np.isnan(table.hospital[1, 2:9]).all()
     assert table.labels.tolist() == [0, 1]
-
-
-def test_a_patient_without_any_vital_sign_is_left_out(tmp_path):
-    rows = ["1,0,97,69,22,36,6,7,1,2,3,4,5,6,7,8", "2,1,,,,,17,98,,,,,,,,9"]
-    (tmp_path / "support2.csv").write_text("\n".join([SUPPORT2_HEADER, *rows]))
-
-    assert tabular.read_support2(tmp_path).ids.tolist() == ["1"]
-
-
-def test_a_table_without_a_column_names_it(tmp_path):
     (tmp_path / "support2.csv").write_text(SUPPORT2_HEADER.replace("resp", "breath"))
-
     with pytest.raises(ValueError, match=r"support2.csv: no column 'resp'; the columns are sno, hospdead"):
         tabular.read_support2(tmp_path)
 
 
-def test_a_mimic_stay_is_48_hours_of_38_and_38_features(mimic):
+def test_a_mimic_stay_is_48_hours_of_the_last_value_of_each_and_when_it_was_measured(mimic):
     table = tabular.read_mimic3(mimic)
-
     assert table.hospital.shape == table.device.shape == (3, 48, 38)
     assert table.labels.tolist() == [1, 0, 0]
     assert table.test.tolist() == [False, False, True]
     assert table.people.tolist() == ["7", "7", "8"]
-
-
-def test_a_mimic_value_is_the_last_of_its_hour_and_stays_until_the_next(mimic):
-    rate = column(tabular.read_mimic3(mimic), "Heart Rate")[0]
-
-    assert rate.tolist() == [100] * 5 + [60] * 43
-
-
-def test_a_mimic_value_never_measured_is_the_normal_one(mimic):
-    table = tabular.read_mimic3(mimic)
-
+    # The last value of an hour stays until the next; one that was never measured is the normal one.
+    assert column(table, "Heart Rate")[0].tolist() == [100] * 5 + [60] * 43
     assert set(column(table, "pH").ravel()) == {np.float32(7.4)}
     assert column(table, "Glascow coma scale verbal response = 5 Oriented").min() == 1
-
-
-def test_a_mimic_mask_tells_in_which_hours_a_value_was_measured(mimic):
-    table = tabular.read_mimic3(mimic)
-
     assert np.flatnonzero(column(table, "Heart Rate measured")[0]).tolist() == [0, 5]
     assert np.flatnonzero(column(table, "Capillary refill rate measured")[0]).tolist() == [0]
     assert column(table, "pH measured").max() == 0
 
 
-def test_a_mimic_category_is_one_column_of_its_variable(mimic):
+def test_a_mimic_category_is_one_column_of_its_variable_and_a_flag_as_masks_are(mimic):
     table = tabular.read_mimic3(mimic)
     total = [name for name in (*table.hospital_features, *table.device_features) if "total = " in name]
-
     assert column(table, "Glascow coma scale total = 9")[0].tolist() == [1] * 48
     assert sum(column(table, name) for name in total).tolist() == [[1] * 48] * 3
-
-
-def test_mimic_categories_and_masks_are_flags(mimic):
-    table = tabular.read_mimic3(mimic)
-
     assert len(table.flags) == 76 - 12
     assert "Heart Rate" not in table.flags
-
-
-def test_an_unknown_mimic_category_is_named_with_what_is_valid(mimic):
     path = mimic / "train/7_episode1_timeseries.csv"
     path.write_text(path.read_text().replace("9.0", "99"))
-
-    with pytest.raises(
-        ValueError, match=r"7_episode1.*Glascow coma scale total = '99'; valid is one of 11, 10"
-    ):
+    words = r"7_episode1.*Glascow coma scale total = '99'; valid is one of 11, 10"
+    with pytest.raises(ValueError, match=words):
         tabular.read_mimic3(mimic)

@@ -26,13 +26,10 @@ def test_a_table_gives_ids_features_and_labels(tmp_path: Path) -> None:
     assert half.x.tolist() == [[61.5, np.float32(0.97)], [70.0, np.float32(0.99)]]
 
 
-def test_columns_have_the_names_that_the_node_says(tmp_path: Path) -> None:
+def test_columns_have_the_names_that_the_node_says_and_a_device_needs_no_labels(tmp_path: Path) -> None:
     path = written(tmp_path, "mrn,pulse,sepsis\n007,61,0\n")
     half = read_half(path, "mrn", "sepsis", labelled=True)
     assert (half.ids, half.labels, half.features) == (("007",), ("0",), ("pulse",))
-
-
-def test_a_device_needs_no_labels(tmp_path: Path) -> None:
     assert read_half(written(tmp_path, "id,pulse\np-1,61\n"), labelled=False).labels is None
 
 

@@ -41,16 +41,7 @@ NUMBERS: Sequence[Any] = (
     *(0.0, -0.0, 0.5, -1.5, 1e-320, 1e38, 1e300, -1e308, float("nan"), float("inf"), float("-inf")),
 )
 TEXTS: Sequence[Any] = (
-    "",
-    "x",
-    "0.5",
-    "topk(0.5)",
-    "topk(99)",
-    "9" * 30,
-    "é" * 50,
-    "nan",
-    "identity",
-    "sign",
+    *("", "x", "0.5", "topk(0.5)", "topk(99)", "9" * 30, "é" * 50, "nan", "identity", "sign"),
 )
 
 
@@ -334,7 +325,8 @@ def hunt(decoder: Decoder, payloads: int, explore: bool = False) -> None:
 
     The payloads are the same each time, or others if it is to ``explore``.
     """
-    decoder.decode(decoder.payload)  # What is made once a process is not the payload's.
+    # An honest payload is a right value; and what is made once a process is not the payload's.
+    assert decoder.right(decoder.decode(decoder.payload))
 
     examples = -(-payloads // (_BATCH * decoder.dear))
 

@@ -23,12 +23,9 @@ class Batching:
         return answer
 
 
-def test_flowers_own_client_app_is_not_batched() -> None:
-    assert not isinstance(ClientApp(), Batched)
-
-
-def test_whatever_has_a_batch_handler_is_batched() -> None:
+def test_whatever_has_a_batch_handler_is_batched_and_flowers_own_client_app_is_not() -> None:
     assert isinstance(Batching(), Batched)
+    assert not isinstance(ClientApp(), Batched)
 
 
 @pytest.mark.parametrize("given", [3, "3"])

@@ -21,9 +21,7 @@ def drawn(size: int, count: int, seed: int) -> np.ndarray:
 def test_indices_come_back_in_as_many_bytes_as_were_announced(data, size: int, seed: int) -> None:
     count = data.draw(st.integers(0, size))
     indices = drawn(size, count, seed)
-
     coded = encode_indices(indices, size)
-
     assert coded.size == -(-index_bits(size, count) // 8)
     assert np.array_equal(decode_indices(coded, count, size), indices)
 
@@ -36,21 +34,18 @@ def test_the_ends_of_a_range_and_clusters_are_coded_too(indices: list[int]) -> N
     assert decode_indices(encode_indices(np.array(indices), size), 3, size).tolist() == indices
 
 
-def test_golden_code() -> None:
+def test_golden_code_and_all_or_none_need_no_bits() -> None:
     # d = 16, K = 4, l = 2: highs 0, 0, 1, 3 mark places 0, 1, 3, 6 of 7; lows 01, 11, 00, 10.
     coded = encode_indices(np.array([1, 3, 4, 14]), 16)
     assert np.unpackbits(coded).tolist() == [1, 1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0, 1, 0, 0]
+    assert index_bits(7, 7) == index_bits(7, 0) == 0
+    assert decode_indices(np.zeros(0, np.uint8), 7, 7).tolist() == list(range(7))
 
 
 @pytest.mark.parametrize(("size", "count"), [(387_072, 12_096), (4_709_376, 147_168), (1000, 10), (640, 320)])
 def test_the_size_is_within_six_tenths_of_a_bit_of_the_entropy(size: int, count: int) -> None:
     least = (math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)) / math.log(2)
     assert least <= index_bits(size, count) <= least + 0.6 * count + 8
-
-
-def test_all_and_none_need_no_bits() -> None:
-    assert index_bits(7, 7) == index_bits(7, 0) == 0
-    assert decode_indices(np.zeros(0, np.uint8), 7, 7).tolist() == list(range(7))
 
 
 @settings(deadline=None, max_examples=60)

@@ -23,7 +23,6 @@ from hedgerow.wire import (
     encode_indices,
     finite_views,
     pack_update,
-    parse_codec,
     record_payload,
     to_record,
     to_state_dict,
@@ -150,30 +149,13 @@ every_decoder = pytest.mark.parametrize("decoder", DECODERS, ids=str)
 
 @every_decoder
 def test_anything_is_a_clear_error_or_a_right_value(decoder: Decoder) -> None:
-    hunt(decoder, 200)
+    hunt(decoder, 120)
 
 
 @pytest.mark.slow
 @every_decoder
 def test_thousands_of_payloads_are_clear_errors_or_right_values(decoder: Decoder) -> None:
     hunt(decoder, 5000, explore=True)
-
-
-@every_decoder
-def test_an_honest_payload_is_a_right_value(decoder: Decoder) -> None:
-    assert decoder.right(decoder.decode(decoder.payload))
-
-
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if isinstance(codec, Dense | Sparse)], ids=repr)
-def test_a_codec_that_drops_nothing_gives_back_what_was_sent(codec: Codec) -> None:
-    decoded = codec.decode(codec.encode(SPARSE, ()), 40, ())
-    assert decoded == pytest.approx(SPARSE, rel=1e-3 if "16" in repr(codec) else 1e-7)
-
-
-def test_an_update_comes_back_as_it_was_sent() -> None:
-    update, dense = unpack_update(Identity(), LAYOUT, pack_update(Identity(), LAYOUT, CHANGE, DENSE))
-    np.testing.assert_array_equal(update, CHANGE.astype(np.float32))
-    assert all(np.array_equal(dense[key], DENSE[key]) for key in DENSE)
 
 
 def test_garbage_that_a_decoder_must_see_is_in_what_it_is_shown() -> None:
@@ -184,10 +166,3 @@ def test_garbage_that_a_decoder_must_see_is_in_what_it_is_shown() -> None:
         except ValueError:
             refused += 1
     assert 200 < refused < 300
-
-
-# What a peer may say of a code before it sends any.
-
-
-def test_a_sparse_codec_has_no_use_for_a_number_of_signs() -> None:
-    assert parse_codec("sparse32", s=3, d="7") == Sparse(3)

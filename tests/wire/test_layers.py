@@ -11,16 +11,9 @@ def test_layers_are_the_linear_and_convolutional_weights_in_module_order():
     model = nn.Sequential(
         nn.Conv2d(4, 6, (3, 5), groups=2), nn.Sequential(nn.ReLU(), nn.Linear(7, 5)), nn.Linear(5, 2)
     )
-
-    assert layers_of(model) == (
-        LayerShape("0.weight", (6, 2, 3, 5)),
-        LayerShape("1.1.weight", (5, 7)),
-        LayerShape("2.weight", (2, 5)),
-    )
+    keys = {"0.weight": (6, 2, 3, 5), "1.1.weight": (5, 7), "2.weight": (2, 5)}
+    assert layers_of(model) == tuple(LayerShape(key, shape) for key, shape in keys.items())
     assert not_compressible(model) == {}
-
-
-def test_a_model_that_is_one_layer_has_its_plain_key():
     assert layers_of(nn.Linear(3, 2)) == (LayerShape("weight", (2, 3)),)
 
 
@@ -30,7 +23,6 @@ def test_a_model_that_is_one_layer_has_its_plain_key():
 )
 def test_a_convolution_is_a_matrix_of_outputs_by_height_and_inputs_by_width(shape, m, n):
     layer = LayerShape("conv", shape)
-
     assert (layer.m, layer.n, layer.size) == (m, n, torch.zeros(shape).numel())
 
 
@@ -51,7 +43,6 @@ def test_what_else_has_parameters_is_named_with_its_reason():
             "relu": nn.ReLU(),
         }
     )
-
     assert [layer.key for layer in layers_of(model)] == ["shared.weight"]
     assert not_compressible(model) == {
         "norm": "BatchNorm2d is neither Linear nor Conv2d",

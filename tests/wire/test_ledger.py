@@ -27,31 +27,21 @@ def book(ledger: Ledger, *transfers: Transfer) -> Ledger:
     return ledger
 
 
-def test_a_new_ledger_is_empty() -> None:
-    assert Ledger().total() == Traffic(0, 0, 0)
-    assert Ledger().by_link() == {}
-
-
-def test_a_link_without_transfers_has_no_traffic() -> None:
-    assert Ledger().total("client->edge") == Traffic()
-
-
 @settings(deadline=None)
-@given(TRANSFERS)
-def test_totals_are_the_sums_of_the_transfers(transfers: list[Transfer]) -> None:
-    ledger = book(Ledger(), *transfers)
+@given(TRANSFERS, TRANSFERS)
+def test_totals_are_the_sums_of_the_transfers_and_a_resumed_ledger_ends_as_one_that_never_stopped(
+    before: list[Transfer], after: list[Transfer]
+) -> None:
+    transfers = before + after
+    ledger, stopped, resumed = book(Ledger(keep_all=True), *transfers), book(Ledger(), *before), Ledger()
+    assert ledger.transfers == transfers
     for link in LINKS:
         here = [t for t in transfers if t.link == link]
-        assert ledger.total(link) == Traffic(
-            len(here), sum(t.nominal_bits for t in here), sum(t.payload_bytes for t in here)
-        )
-
-
-@settings(deadline=None)
-@given(TRANSFERS)
-def test_the_total_is_that_of_the_modelled_links_alone(transfers: list[Transfer]) -> None:
-    ledger = book(Ledger(), *transfers)
+        bits, size = (sum(getattr(t, name) for t in here) for name in ("nominal_bits", "payload_bytes"))
+        assert ledger.total(link) == Traffic(len(here), bits, size)
     assert ledger.total() == ledger.total("client->edge") + ledger.total("edge->edge")
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert book(resumed, *after).by_link() == ledger.by_link()
 
 
 def test_both_legs_through_the_hub_are_outside_the_total_but_booked() -> None:
@@ -61,35 +51,12 @@ def test_both_legs_through_the_hub_are_outside_the_total_but_booked() -> None:
     assert ledger.total(NODE_TO_HUB) == Traffic(1, 32, 110)
 
 
-def test_links_are_listed_alphabetically_whatever_was_booked_first() -> None:
+def test_links_are_listed_alphabetically_and_transfers_of_the_round_at_hand_alone() -> None:
     ledger = book(Ledger(), *(Transfer(1, link, 0, 0, 1, 1) for link in ("z->a", "a->z", "m->m")))
     assert list(ledger.by_link()) == ["a->z", "m->m", "z->a"]
-
-
-def test_only_the_transfers_of_the_round_at_hand_are_kept() -> None:
     first, second = Transfer(1, "a->b", 0, 1, 8, 1), Transfer(2, "a->b", 1, 0, 8, 1)
-    assert book(Ledger(), first, first, second).transfers == [second]
-
-
-@settings(deadline=None)
-@given(TRANSFERS)
-def test_keep_all_keeps_all_in_order(transfers: list[Transfer]) -> None:
-    assert book(Ledger(keep_all=True), *transfers).transfers == transfers
-
-
-@settings(deadline=None)
-@given(TRANSFERS, TRANSFERS)
-def test_a_resumed_ledger_ends_as_one_that_never_stopped(
-    before: list[Transfer], after: list[Transfer]
-) -> None:
-    stopped = book(Ledger(), *before)
-    resumed = Ledger()
-    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-    assert book(resumed, *after).by_link() == book(Ledger(), *before, *after).by_link()
-
-
-def test_a_loaded_state_replaces_what_was_booked() -> None:
-    ledger = book(Ledger(), Transfer(1, "a->b", 0, 1, 8, 1))
+    assert book(ledger, first, first, second).transfers == [second]
+    # A loaded state replaces what was booked.
     ledger.load_state_dict({"b->c": [2, 16, 4]})
     assert ledger.by_link() == {"b->c": Traffic(2, 16, 4)}
     assert ledger.transfers == []

@@ -1,4 +1,3 @@
-import hashlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -6,10 +5,9 @@ from functools import lru_cache
 
 import pytest
 import torch
-from torch import nn
 
 from hedgerow.tasks import build_model, count_parameters
-from hedgerow.wire import FactoredLayer, Factorisation, LayerShape, layers_of
+from hedgerow.wire import Factorisation, LayerShape, layers_of
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VARIANTS
 
 UPDATES = ("mud", "mud+f", "mud+aad", "mud+bkd", "mud+bkd+f", "mud+bkd+aad")
@@ -69,26 +67,6 @@ def with_side(side, *blocks):
 
 
 @pytest.mark.parametrize(
-    ("model", "dense", "uncompressed", "compressed"),
-    [
-        (FMNIST, 390_880, 3_808, 387_072),
-        (SVHN, 399_136, 12_064, 387_072),
-        (CNN8_10, 1_183_456, 13_024, 1_170_432),
-        (CNN8_100, 1_275_616, 105_184, 1_170_432),
-        (CIFAR10, 4_719_328, 9_952, 4_709_376),
-        (CIFAR100, 4_765_408, 56_032, 4_709_376),
-        (RESNET_10, 11_173_962, 16_458, 11_157_504),
-        (RESNET_200, 11_271_432, 113_928, 11_157_504),
-    ],
-)
-def test_all_but_the_first_and_last_layer_are_compressed(model, dense, uncompressed, compressed):
-    plan = planned(model, "mud")
-
-    assert plan.num_parameters == dense
-    assert (plan.uncompressed, plan.dense_count) == (uncompressed, compressed)
-
-
-@pytest.mark.parametrize(
     ("model", "variants", "rho", "total", "count", "expected"),
     [  # the golden plans at 1/32 of the whole model
         (FMNIST, ("mud", "mud+aad", "lmt"), 0.01925, 11_872, 8_064, [2, 3, 5]),
@@ -142,7 +120,6 @@ def test_all_but_the_first_and_last_layer_are_compressed(model, dense, uncompres
 def test_the_model_budget_gives_the_golden_plans(model, variants, rho, total, count, expected):
     for variant in variants:
         plan = planned(model, variant)
-
         assert sizes(plan) == expected
         assert plan.count == count
         assert plan.count + plan.uncompressed == total
@@ -150,9 +127,22 @@ def test_the_model_budget_gives_the_golden_plans(model, variants, rho, total, co
         assert rho is None or plan.rho == pytest.approx(rho, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("model", "dense", "uncompressed"),
+    [
+        (FMNIST, 390_880, 3_808), (SVHN, 399_136, 12_064), (CNN8_10, 1_183_456, 13_024),
+        (CNN8_100, 1_275_616, 105_184), (CIFAR10, 4_719_328, 9_952), (CIFAR100, 4_765_408, 56_032),
+        (RESNET_10, 11_173_962, 16_458), (RESNET_200, 11_271_432, 113_928),
+    ],
+)  # fmt: skip
+def test_all_but_the_first_and_last_layer_are_compressed(model, dense, uncompressed):
+    plan = planned(model, "mud")
+    assert (plan.num_parameters, plan.uncompressed) == (dense, uncompressed)
+    assert plan.dense_count == dense - uncompressed
+
+
 def test_the_residual_network_has_blocks_of_one_side_but_for_its_first_shortcut():
     ten, many = planned(RESNET_10, "mud+bkd+aad"), planned(RESNET_200, "mud+bkd+aad")
-
     assert (ten.count + ten.uncompressed, ten.count) == (353_026, 336_568)
     assert {layer.side for layer in ten.layers if "shortcut" not in layer.key} == {9}
     assert next(layer.side for layer in ten.layers if "shortcut" in layer.key) == 8
@@ -161,49 +151,37 @@ def test_the_residual_network_has_blocks_of_one_side_but_for_its_first_shortcut(
 
 
 @pytest.mark.parametrize(
-    ("model", "ratio", "mud", "bkd"),
+    ("model", "options", "mud", "bkd"),
     [
-        (CIFAR10, 1 / 16, 298_912, 290_536),
-        (CIFAR10, 1 / 8, 593_248, 587_152),
-        (CIFAR100, 1 / 16, 296_800, 295_446),
-        (CIFAR100, 1 / 8, 597_664, 598_682),
-        (FMNIST, 1 / 16, 23_968, 24_388),
-        (FMNIST, 1 / 8, 48_160, 48_458),
-        (SVHN, 1 / 16, 24_160, 25_248),
-        (SVHN, 1 / 8, 48_352, 49_564),
-        (RESNET_10, 1 / 16, 702_858, 704_634),
-        (RESNET_200, 1 / 16, 714_888, 705_554),
+        (CIFAR10, {"ratio": 1 / 16}, 298_912, 290_536),
+        (CIFAR10, {"ratio": 1 / 8}, 593_248, 587_152),
+        (CIFAR100, {"ratio": 1 / 16}, 296_800, 295_446),
+        (CIFAR100, {"ratio": 1 / 8}, 597_664, 598_682),
+        (FMNIST, {"ratio": 1 / 16}, 23_968, 24_388),
+        (FMNIST, {"ratio": 1 / 8}, 48_160, 48_458),
+        (SVHN, {"ratio": 1 / 16}, 24_160, 25_248),
+        (SVHN, {"ratio": 1 / 8}, 48_352, 49_564),
+        (RESNET_10, {"ratio": 1 / 16}, 702_858, 704_634),
+        (RESNET_200, {"ratio": 1 / 16}, 714_888, 705_554),
+        (FMNIST, {"budget": "layer"}, 15_904, 15_968),
+        (SVHN, {"budget": "layer"}, 24_160, 24_224),
+        (CNN8_10, {"budget": "layer"}, 49_696, 49_760),
+        (CNN8_100, {"budget": "layer"}, 141_856, 141_920),
+        (CIFAR10, {"budget": "layer"}, 157_216, 157_280),
+        (CIFAR100, {"budget": "layer"}, 203_296, 203_360),
     ],
 )
-def test_the_model_budget_gives_the_golden_totals_at_other_ratios(model, ratio, mud, bkd):
+def test_other_ratios_and_the_layer_budget_give_the_golden_totals(model, options, mud, bkd):
     for variant, total in (("mud", mud), ("mud+aad", mud), ("mud+bkd", bkd), ("mud+bkd+aad", bkd)):
-        plan = planned(model, variant, ratio=ratio)
+        plan = planned(model, variant, **options)
         assert plan.count + plan.uncompressed == total
-
-
-@pytest.mark.parametrize(
-    ("model", "mud", "bkd"),
-    [
-        (FMNIST, 15_904, 15_968),
-        (SVHN, 24_160, 24_224),
-        (CNN8_10, 49_696, 49_760),
-        (CNN8_100, 141_856, 141_920),
-        (CIFAR10, 157_216, 157_280),
-        (CIFAR100, 203_296, 203_360),
-    ],
-)
-def test_the_layer_budget_gives_the_golden_totals(model, mud, bkd):
-    for variant, total in (("mud", mud), ("mud+aad", mud), ("mud+bkd", bkd), ("mud+bkd+aad", bkd)):
-        plan = planned(model, variant, budget="layer")
-        assert plan.count + plan.uncompressed == total
-        assert plan.rho == 1 / 32
+        assert "budget" not in options or plan.rho == 1 / 32
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(1 / 32, 0.178), (1 / 8, 0.347)])
 def test_a_share_of_all_factors_is_dead_unless_tight(ratio, share):
     loose = planned(CIFAR10, "mud+bkd", ratio=ratio)
     tight = planned(CIFAR10, "mud+bkd", ratio=ratio, tight=True)
-
     assert 1 - tight.count / loose.count == pytest.approx(share, abs=5e-4)
     assert all(layer.blocks == layer.reachable for layer in tight.layers)
     assert [layer.side for layer in tight.layers] == [layer.side for layer in loose.layers]
@@ -215,10 +193,8 @@ def test_a_tight_plan_of_the_same_seeds_gives_the_same_updates(variant, layout):
     loose, tight = (small(variant, layout=layout, tight=tight) for tight in (False, True))
     factors = drawn(loose.shapes)
     reached = {key: factors[key][tuple(slice(n) for n in shape)] for key, shape in tight.shapes.items()}
-
     wanted = loose.deltas(factors, loose.frozen(3, 1))
     got = tight.deltas(reached, tight.frozen(3, 1))
-
     assert all(torch.equal(got[key], wanted[key]) for key in wanted)
 
 
@@ -227,27 +203,20 @@ def test_a_tight_plan_of_the_same_seeds_gives_the_same_updates(variant, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_counts_are_those_of_the_tensors(variant, budget, layout):
     plan = small(variant, budget=budget, layout=layout)
-
     trainable = plan.init(0, 0)
-
     assert plan.count == sum(value.numel() for value in trainable.values())
     assert plan.shapes == {key: tuple(value.shape) for key, value in trainable.items()}
     assert list(plan.shapes) == list(trainable)
     assert plan.ratio == (plan.count + plan.uncompressed) / plan.num_parameters
 
 
-def test_dense_compresses_nothing():
+def test_skipped_layers_stay_dense_and_dense_compresses_nothing():
+    assert [layer.key for layer in small("mud").layers] == ["conv1", "conv2", "conv3", "linear"]
+    skipping = small("mud", skip_front=0, skip_back=3)
+    assert [layer.key for layer in skipping.layers] == ["first", "conv1", "conv2"]
     plan = small("dense")
-
     assert (plan.layers, plan.count, plan.dense_count, plan.ratio) == ((), 0, 0, 1.0)
     assert plan.init(0, 0) == plan.frozen(0, 0) == plan.deltas({}, {}) == plan.merge({}, {}, {}) == {}
-
-
-def test_skipped_layers_stay_dense():
-    assert [layer.key for layer in small("mud").layers] == ["conv1", "conv2", "conv3", "linear"]
-    assert [layer.key for layer in small("mud", skip_front=0, skip_back=3).layers] == [
-        *("first", "conv1", "conv2"),
-    ]
 
 
 # Resets and merges.
@@ -257,9 +226,7 @@ def test_skipped_layers_stay_dense():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_update_is_zero_at_a_reset(variant, layout):
     plan = small(variant, layout=layout)
-
     deltas = plan.deltas(plan.init(5, 2), plan.frozen(5, 2))
-
     assert list(deltas) == ["conv1", "conv2", "conv3", "linear"]
     assert not any(delta.any() for delta in deltas.values())
     base = bases(plan)
@@ -269,31 +236,20 @@ def test_the_update_is_zero_at_a_reset(variant, layout):
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layers_that_share_a_product_give_each_its_own_update(variant, layout):
+def test_layers_that_share_a_product_give_each_its_own_update_which_a_merge_adds(variant, layout):
     plan = small(variant, layout=layout)
-    factors, frozen = drawn(plan.shapes), plan.frozen(1, 1)
-
-    deltas = plan.deltas(factors, frozen)
-
+    factors, frozen, base = drawn(plan.shapes), plan.frozen(1, 1), bases(plan)
+    deltas, merged = plan.deltas(factors, frozen), plan.merge(base, factors, frozen)
     for layer in plan.layers:
         alone = layer.delta(
             {name: factors[f"{layer.key}:{name}"] for name in layer.trainable},
             {name: frozen[f"{layer.key}:{name}"] for name in layer.frozen},
         )
-        assert deltas[layer.key].shape == layer.shape
-        assert torch.allclose(deltas[layer.key], alone, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", VARIANTS[:-1])
-def test_a_merge_leaves_the_function_as_it_was(variant):
-    plan = small(variant)
-    factors, frozen, base = drawn(plan.shapes), plan.frozen(1, 1), bases(plan)
-
-    deltas, merged = plan.deltas(factors, frozen), plan.merge(base, factors, frozen)
-
-    for key, delta in deltas.items():
-        before = base[key] + delta if plan.has_base else delta
-        assert torch.allclose(merged[key], before, rtol=1e-6, atol=1e-6)
+        delta = deltas[layer.key]
+        assert delta.shape == layer.shape
+        assert torch.allclose(delta, alone, rtol=1e-6, atol=1e-6)
+        before = base[layer.key] + delta if plan.has_base else delta
+        assert torch.allclose(merged[layer.key], before, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS[:-1])
@@ -311,7 +267,6 @@ def test_a_merge_has_the_same_bits_on_any_number_of_threads_and_in_any_company(v
             alone |= replace(plan, layers=(layer,)).merge(base, factors, frozen)
     finally:
         torch.set_num_threads(before)
-
     assert all(torch.equal(one[key], two[key]) and torch.equal(one[key], alone[key]) for key in base)
 
 
@@ -320,32 +275,23 @@ def test_a_merge_of_trained_factors_is_a_plain_float32_tensor_of_its_own():
     factors = {key: value.double().requires_grad_() for key, value in drawn(plan.shapes).items()}
     base = bases(plan)
     kept = {key: value.clone() for key, value in base.items()}
-
     merged = plan.merge(base, factors, {})
-
     for key, value in merged.items():
         assert value.dtype == torch.float32
         assert not value.requires_grad
         assert torch.equal(base[key], kept[key])
 
 
-def test_a_merge_says_what_does_not_fit():
+def test_a_merge_and_a_check_say_what_does_not_fit():
     plan = small("mud+aad")
     factors, frozen, base = drawn(plan.shapes), plan.frozen(0, 0), bases(plan)
-
     with pytest.raises(ValueError, match="factor conv2:V is missing; valid are conv1:U, "):
         plan.merge(base, {key: x for key, x in factors.items() if key != "conv2:V"}, frozen)
     with pytest.raises(ValueError, match="factor conv1:V~ is missing"):
         plan.merge(base, factors, {})
     with pytest.raises(ValueError, match=r"base linear has the shape \(20, 11\); valid is \(11, 20\)"):
         plan.merge(base | {"linear": base["linear"].T}, factors, frozen)
-
-
-def test_received_factors_are_checked_against_the_plan():
-    plan = small("mud")
-    factors = plan.init(0, 0)
-    plan.check(factors)
-
+    plan.check(plan.init(0, 0))
     with pytest.raises(ValueError, match=r"factor conv1:U has the shape \(1,\)"):
         plan.check(factors | {"conv1:U": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"factors have the keys \['conv9:U'\]; valid are"):
@@ -357,47 +303,12 @@ def test_gradients_reach_every_trainable_factor_and_no_frozen_one(variant):
     plan = small(variant, tight=True)
     factors = {key: value.requires_grad_() for key, value in drawn(plan.shapes).items()}
     frozen = plan.frozen(0, 0)
-
     sum(delta.sum() for delta in plan.deltas(factors, frozen).values()).backward()
-
     assert all(value.grad is not None and value.grad.any() for value in factors.values())
     assert not any(value.requires_grad for value in frozen.values())
 
 
-def test_a_model_runs_with_its_updates_in_a_functional_call_over_nodes():
-    model = build_model("cnn4", (1, 28, 28), 10, seed=0)
-    plan = Factorisation.plan(layers_of(model), variant="mud+bkd+aad", num_parameters=count_parameters(model))
-    base = {key: value.detach() for key, value in model.state_dict().items()}
-    frozen, x = plan.frozen(0, 0), torch.ones(2, 1, 28, 28)
-    nodes = [drawn(plan.shapes, seed) for seed in range(2)]
-
-    def forward(trainable):
-        effective = {key: base[key] + delta for key, delta in plan.deltas(trainable, frozen).items()}
-        return torch.func.functional_call(model.eval(), base | effective, (x,))
-
-    together = torch.vmap(forward)({key: torch.stack([node[key] for node in nodes]) for key in plan.shapes})
-
-    for out, node in zip(together, nodes, strict=True):
-        assert torch.allclose(out, forward(node), rtol=1e-4, atol=1e-6)
-
-
 # Randomness.
-
-
-@pytest.mark.parametrize("variant", VARIANTS[:-1])
-def test_layers_resets_and_runs_have_random_factors_of_their_own(variant):
-    plan = small(variant)
-
-    def random(run_seed, reset_index):
-        every = plan.init(run_seed, reset_index) | plan.frozen(run_seed, reset_index)
-        return [value.flatten()[:20] for value in every.values() if value.any()]
-
-    streams = random(0, 0) + random(0, 1) + random(1, 0)
-
-    assert streams
-    for i, one in enumerate(streams):
-        for other in streams[i + 1 :]:
-            assert not torch.equal(one[: other.numel()], other[: one.numel()])
 
 
 def test_only_what_the_variant_draws_is_not_zero_at_a_reset():
@@ -405,43 +316,11 @@ def test_only_what_the_variant_draws_is_not_zero_at_a_reset():
         variant: {key.partition(":")[2] for key, value in small(variant).init(0, 0).items() if value.any()}
         for variant in VARIANTS[:-1]
     }
-
     assert nonzero == {
         "mud": {"U"}, "mud+bkd": {"U"},
         "mud+f": set(), "mud+aad": set(), "mud+bkd+f": set(), "mud+bkd+aad": set(),
         "lmt": {"U", "V"}, "para": {"X1", "Y1", "X2", "Y2"},
     }  # fmt: skip
-
-
-def test_mud_without_a_base_whose_factors_are_both_random_is_fedlmt():
-    mud, lmt = small("mud"), small("lmt")
-    factors = lmt.init(7, 0)
-    zeros = {layer.key: torch.zeros(layer.shape) for layer in mud.layers}
-
-    assert mud.shapes == lmt.shapes
-    assert all(
-        torch.equal(factors[f"{layer.key}:U"], mud.init(7, 0)[f"{layer.key}:U"]) for layer in mud.layers
-    )
-    ours, theirs = mud.merge(zeros, factors, {}), lmt.merge({}, factors, {})
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-
-
-def test_initial_factors_are_new_tensors_each_time():
-    plan = small("mud")
-
-    first, second = plan.init(0, 0), plan.init(0, 0)
-
-    first["conv1:U"].zero_()
-    assert second["conv1:U"].any()
-    assert plan.init(0, 0)["conv1:U"].any()
-
-
-def test_global_generators_are_left_as_they_were():
-    before = torch.get_rng_state()
-
-    small("mud").init(0, 0), small("mud+aad").frozen(11, 5)
-
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 _DIGEST = """
@@ -453,30 +332,15 @@ plan = Factorisation.plan(
 digest = hashlib.sha256(plan.fingerprint.encode())
 for key, value in plan.frozen(3, 4).items():
     digest.update(key.encode() + value.numpy().tobytes())
-print(digest.hexdigest())
 """
 
 
 def test_another_process_draws_the_same_bits_and_has_the_same_fingerprint():
-    digests = {
-        subprocess.run([sys.executable, "-c", _DIGEST], check=True, capture_output=True, text=True).stdout
-        for _ in range(2)
-    }
-    plan = Factorisation.plan(
-        [LayerShape(str(i), (16, 8, 3, 3)) for i in range(4)], variant="mud+bkd+aad", num_parameters=5000
-    )
-    here = hashlib.sha256(plan.fingerprint.encode())
-    for key, value in plan.frozen(3, 4).items():
-        here.update(key.encode() + value.numpy().tobytes())
-
-    assert digests == {here.hexdigest() + "\n"}
-
-
-@pytest.mark.parametrize("seeds", [(-1, 0), (0, -1)])
-def test_a_negative_seed_is_an_error(seeds):
-    for draw in (small("mud").init, small("mud+f").frozen):
-        with pytest.raises(ValueError, match=r"(run_seed|reset_index) is -1; valid is an integer >= 0"):
-            draw(*seeds)
+    program = [sys.executable, "-c", f"{_DIGEST}print(digest.hexdigest())"]
+    there = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    here = {}
+    exec(_DIGEST, here)
+    assert there.strip() == here["digest"].hexdigest()
 
 
 # Fingerprints.
@@ -484,34 +348,14 @@ def test_a_negative_seed_is_an_error(seeds):
 
 def test_equal_plans_have_one_fingerprint_and_any_difference_shows():
     plan = small("mud+bkd+aad")
-    others = [
-        small("mud+bkd"),
-        small("mud+bkd+aad", ratio=0.3),
-        small("mud+bkd+aad", init_a=0.2),
-        small("mud+bkd+aad", layout="tiled"),
-        small("mud+bkd+aad", tight=True),
-        small("mud+bkd+aad", skip_front=0),
-        small("mud+bkd+aad", budget="layer"),
-    ]
-
+    changes = (
+        {"ratio": 0.3}, {"init_a": 0.2}, {"layout": "tiled"}, {"tight": True}, {"skip_front": 0},
+        {"budget": "layer"},
+    )  # fmt: skip
+    others = [small("mud+bkd"), *(small("mud+bkd+aad", **change) for change in changes)]
     assert plan == small("mud+bkd+aad")
     assert plan.fingerprint == small("mud+bkd+aad").fingerprint
     assert len({plan.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
-
-
-def test_a_layer_knows_its_matrix():
-    layer = FactoredLayer("conv", (8, 3, 1, 3), "mud", rank=2)
-
-    assert (layer.m, layer.n) == (8, 9)
-    assert layer.trainable == {"U": (8, 2), "V": (2, 9)}
-    assert layer.frozen == {}
-
-
-def test_a_network_of_too_few_layers_cannot_be_compressed():
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-
-    with pytest.raises(ValueError, match="valid is less than 2, the number of Linear and Conv2d layers"):
-        Factorisation.plan(layers_of(model), variant="mud", num_parameters=count_parameters(model))
 
 
 # The view of two convolutions

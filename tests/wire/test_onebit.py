@@ -60,17 +60,13 @@ def seeded():
 # Companding and expansion (2.2, 2.4, 8.1)
 
 
-def test_companding_is_the_golden_one():
+def test_companding_is_the_golden_one_whose_direction_does_not_depend_on_gamma():
     assert compand(W, 5) == pytest.approx([0.6826061945, -0.2519296364, 0, 0, 0.4306765581, 0], abs=1e-9)
     assert compand(W, 10) == pytest.approx([0.4771212547, -0.1760912591, 0, 0, 0.3010299957, 0], abs=1e-9)
     assert np.linalg.norm(compand(W, 5)) == pytest.approx(0.845518808854992, rel=1e-12)
     assert math.exp(np.linalg.norm(compand(W))) == pytest.approx(GAMMA_STAR, rel=1e-12)
-
-
-@pytest.mark.parametrize("gamma", [1.5, 5, 10, 100])
-def test_the_companded_direction_does_not_depend_on_gamma(gamma):
-    x = compand(W, gamma)
-    assert x / np.linalg.norm(x) == pytest.approx(V, abs=1e-9)
+    for gamma in (1.5, 5, 10, 100):
+        assert compand(W, gamma) / np.linalg.norm(compand(W, gamma)) == pytest.approx(V, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +75,14 @@ def test_the_companded_direction_does_not_depend_on_gamma(gamma):
         (5, (2.0252090453, -0.4672891288, 0.9644527946), 0.0237811485),
         (10, (2.0892249299, -0.3802535804, 0.8605500606), 0.0891724693),
         (100, (2.2248811555, -0.1630238605, 0.5228069097), 0.2731954465),
+        (GAMMA_STAR, (2, -0.5, 1), 0),
     ],
 )
-def test_the_literal_expansion_is_the_golden_one(gamma, golden, error):
+def test_the_literal_expansion_is_the_golden_one_and_inverts_at_gamma_star_alone(gamma, golden, error):
     x = compand(W)
     z = expand_literal(x / np.linalg.norm(x), np.linalg.norm(W), gamma)
     assert z[[0, 1, 4]] == pytest.approx(golden, abs=1e-9)
-    assert relative(z, W) == pytest.approx(error, abs=1e-9)
-
-
-def test_the_literal_expansion_inverts_companding_at_gamma_star_alone():
-    x = compand(W)
-    assert relative(expand_literal(x / np.linalg.norm(x), np.linalg.norm(W), GAMMA_STAR), W) < 1e-14
+    assert relative(z, W) == pytest.approx(error, abs=1e-9 if error else 1e-14)
 
 
 def test_the_literal_bias_of_example_1_is_the_measured_one():
@@ -114,22 +106,6 @@ def test_the_consistent_expansion_inverts_companding(v, exponent):
     w = v * 10.0**exponent
     x = compand(w)
     assert relative(expand(x / np.linalg.norm(x), np.linalg.norm(w)), w) < 1e-11
-
-
-def test_the_root_search_agrees_with_bisection():
-    rng = np.random.default_rng(0)
-    for norm in (1e-6, 0.1, 4.3, 1e3, 1e9):
-        v = rng.standard_normal(10)
-        v /= np.linalg.norm(v)
-        low, high = 0.0, 1.0
-        while np.linalg.norm(np.expm1(high * np.abs(v))) < norm:
-            high *= 2
-        for _ in range(200):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if np.linalg.norm(np.expm1(middle * np.abs(v))) < norm else (low, middle)
-            )
-        assert relative(expand(v, norm), np.sign(v) * np.expm1(high * np.abs(v))) < 1e-12
 
 
 def test_expansions_of_a_stack_are_those_of_its_rows():
@@ -160,10 +136,14 @@ def test_g1_encodes_to_the_golden_payload():
     assert payload[8:].hex() == "b36912"
 
 
-def test_g1_decodes_to_the_golden_direction():
-    found = gpsp(GaussianSensing.of(sine()), signs_of(bytes.fromhex("b36912".zfill(22)), 24), 3)
+def test_g1_decodes_to_the_golden_direction_and_biht_finds_another_solution():
+    phi = GaussianSensing.of(sine())
+    found = gpsp(phi, signs_of(bytes.fromhex("b36912".zfill(22)), 24), 3)
     assert (found.agreement, found.iterations) == (1, 4)
     assert found.vector == pytest.approx([0.7794792251, -0.1534699246, 0, 0, 0.6073377314, 0], abs=1e-6)
+    found = biht(phi, signs_of(OneBit(3, 24).encode_with(phi, W), 24), 3)
+    assert found.agreement == 1
+    assert np.flatnonzero(found.vector).tolist() == [0, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -178,13 +158,6 @@ def test_g1_expands_to_the_golden_vector(expansion, golden, error):
     z = codec.decode_with(phi, codec.encode_with(phi, W))
     assert z[[0, 1, 4]] == pytest.approx(golden, abs=1e-6)
     assert relative(z, W) == pytest.approx(error, abs=1e-6)
-
-
-def test_g1_has_another_solution_that_biht_finds():
-    signs = signs_of(OneBit(3, 24).encode_with(GaussianSensing.of(sine()), W), 24)
-    found = biht(GaussianSensing.of(sine()), signs, 3)
-    assert found.agreement == 1
-    assert np.flatnonzero(found.vector).tolist() == [0, 4, 5]
 
 
 def test_g2_encodes_to_the_golden_payload():
@@ -243,9 +216,10 @@ def test_a_message_has_64_plus_d_bits_in_8_plus_d_over_8_bytes(d):
     assert codec.bits(6, 3) == 64 + d
 
 
-def test_the_bits_do_not_depend_on_gamma():
-    w = example(np.random.default_rng(3))
+def test_the_bits_depend_neither_on_gamma_nor_on_the_scale_of_phi():
+    matrix, _, w = seeded()
     assert len({replace(CODEC, gamma=gamma).encode(w, (4,)) for gamma in (1.1, 2, 5, 100)}) == 1
+    assert len({CODEC.encode_with(GaussianSensing.of(c * matrix), w) for c in (1, 0.125, 7.3)}) == 1
 
 
 @pytest.mark.parametrize(("n", "s", "d"), [(1000, 10, 500), (1000, 10, 250), (300, 10, 500), (1000, 2, 500)])
@@ -274,12 +248,6 @@ def test_a_large_model_is_coded_without_a_matrix():
     assert peak < 40e6
 
 
-def test_the_bits_do_not_depend_on_the_scale_of_phi():
-    matrix, _, w = seeded()
-    payloads = {CODEC.encode_with(GaussianSensing.of(scale * matrix), w) for scale in (1, 0.125, 7.3)}
-    assert len(payloads) == 1
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from([gpsp, biht]))
 def test_full_agreement_is_agreement_of_every_sign(seed, decoder):
@@ -291,20 +259,15 @@ def test_full_agreement_is_agreement_of_every_sign(seed, decoder):
     assert found.agreement == pytest.approx(agreeing.mean(), abs=1e-12)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_the_same_vector():
-    w = example(np.random.default_rng(5))
-    first, again = CODEC.encode(w, (1, 2)), replace(CODEC, memory_limit=0).encode(w, (1, 2))
-    assert first == again
-    assert first != CODEC.encode(w, (1, 3))
-    assert np.array_equal(CODEC.decode(first, 1000, (1, 2)), CODEC.decode(again, 1000, (1, 2)))
-
-
-def test_decoding_in_chunks_equals_decoding_with_the_matrix_kept_bit_for_bit():
+def test_coding_in_chunks_equals_coding_with_the_matrix_kept_bit_for_bit():
     w = example(np.random.default_rng(6))
     payload = CODEC.encode(w, (8,))
     kept = CODEC.decode(payload, 1000, (8,))
+    assert payload != CODEC.encode(w, (9,))
     for memory_limit in (0, 700_000):
-        assert np.array_equal(replace(CODEC, memory_limit=memory_limit).decode(payload, 1000, (8,)), kept)
+        codec = replace(CODEC, memory_limit=memory_limit)
+        assert codec.encode(w, (8,)) == payload
+        assert np.array_equal(codec.decode(payload, 1000, (8,)), kept)
 
 
 def test_decoding_many_equals_decoding_each_bit_for_bit():
@@ -323,7 +286,7 @@ def test_decoding_many_equals_decoding_each_bit_for_bit():
 
 
 @lru_cache
-def recovered(d, s=10, count=24):
+def recovered(d, s=10, count=16):
     """Return the draws' models and decoded directions, and their relative errors by variant."""
     rng, codec = np.random.default_rng([d, s]), OneBit(s, d)
     variants = {
@@ -340,27 +303,16 @@ def recovered(d, s=10, count=24):
     return found, {name: np.median(each) for name, each in errors.items()}
 
 
-@pytest.mark.parametrize("d", [500, 1000, 2000])
-def test_the_consistent_error_falls_like_one_over_d(d):
-    assert 12 < recovered(d)[1]["consistent"] * d < 30
-
-
-def test_the_literal_error_does_not_fall():
-    errors = recovered(2000)[1]
-    assert 0.025 < errors["literal"] < 0.05
-    assert errors["consistent"] < 0.5 * errors["literal"]
-
-
-@pytest.mark.parametrize("d", [400, 1000])
-def test_gpsp_agrees_with_all_signs_and_finds_the_support(d):
-    found, _ = recovered(d)
+@pytest.mark.parametrize("d", [400, 500, 1000, 2000])
+def test_the_consistent_error_falls_like_one_over_d_and_is_less_without_companding(d):
+    found, errors = recovered(d)
+    assert 12 < errors["consistent"] * d < 30
+    assert d == 2000 or errors["plain"] < errors["consistent"]
     assert np.mean([direction.agreement for _, direction in found]) >= 0.9999
     assert np.mean([np.array_equal(direction.vector != 0, w != 0) for w, direction in found]) >= 0.9
-
-
-@pytest.mark.parametrize("d", [500, 1000])
-def test_without_companding_the_error_is_less_at_ample_d(d):
-    assert recovered(d)[1]["plain"] < recovered(d)[1]["consistent"]
+    if d == 2000:  # The literal error does not fall.
+        assert 0.025 < errors["literal"] < 0.05
+        assert errors["consistent"] < 0.5 * errors["literal"]
 
 
 def test_the_error_grows_with_s():
@@ -397,26 +349,18 @@ def test_signs_of_no_sparse_vector_cost_a_bounded_number_of_products(decoder, mo
     assert np.median(costs) <= 50
 
 
-def test_few_measurements_recover_nothing():
-    w = example(np.random.default_rng(0))
-    codec = OneBit(10, 100)
-    assert relative(codec.decode(codec.encode(w, (1,)), 1000, (1,)), w) > 0.4
-
-
-def test_a_sparse_matrix_fails_because_most_rows_miss_the_support():
-    rng = np.random.default_rng(0)
-    codec, found, informative = OneBit(10, 500), [], []
+def test_few_measurements_recover_nothing_nor_does_a_sparse_matrix_whose_rows_miss_the_support():
+    w, few = example(np.random.default_rng(0)), OneBit(10, 100)
+    assert relative(few.decode(few.encode(w, (1,)), 1000, (1,)), w) > 0.4
+    half = OneBit(10, 500, phi_density=0.5)
+    assert relative(half.decode(half.encode(w, (1,)), 1000, (1,)), w) < 0.1
+    rng, found, informative = np.random.default_rng(0), [], []
     for draw in range(3):
         w, phi = example(rng), GaussianSensing((draw,), 500, 1000, density=0.05)
         informative.append(np.mean(phi.matvec(w) != 0))
-        found.append(relative(codec.decode_with(phi, codec.encode_with(phi, w)), w))
+        found.append(relative(CODEC.decode_with(phi, CODEC.encode_with(phi, w)), w))
     assert np.mean(informative) == pytest.approx(0.4, abs=0.06)
     assert np.median(found) > 0.35
-
-
-def test_a_half_dense_matrix_recovers():
-    w, codec = example(np.random.default_rng(0)), OneBit(10, 500, phi_density=0.5)
-    assert relative(codec.decode(codec.encode(w, (1,)), 1000, (1,)), w) < 0.1
 
 
 # Edges (2.2)
@@ -429,15 +373,11 @@ def test_zero_travels_as_zero_bits_and_comes_back(w):
     assert np.array_equal(OneBit(3, 24).decode(payload, 6, (1,)), np.zeros(6))
 
 
-def test_a_measurement_of_zero_is_sent_as_minus_one():
-    payload = OneBit(1, 8).encode_with(GaussianSensing.of(np.zeros((8, 2))), [1.0, 0.0])
-    assert payload[8:] == b"\x00"
-
-
-@pytest.mark.parametrize("decoder", ["gpsp", "biht"])
-def test_a_decoder_that_finds_nothing_gives_none(decoder):
-    codec = OneBit(1, 8, decoder=decoder)
-    assert codec.decode_with(GaussianSensing.of(np.zeros((8, 2))), struct.pack("<d", 1) + b"\xff") is None
+def test_a_measurement_of_zero_is_sent_as_minus_one_and_who_finds_nothing_gives_none():
+    nothing = GaussianSensing.of(np.zeros((8, 2)))
+    assert OneBit(1, 8).encode_with(nothing, [1.0, 0.0])[8:] == b"\x00"
+    for decoder in ("gpsp", "biht"):
+        assert OneBit(1, 8, decoder=decoder).decode_with(nothing, struct.pack("<d", 1) + b"\xff") is None
 
 
 @pytest.mark.parametrize(("n", "s", "d"), [(1, 1, 1), (1, 5, 3), (3, 3, 1), (5, 8, 40), (10, 2, 70_000)])
@@ -457,28 +397,13 @@ def test_what_cannot_be_sent_is_refused(bad):
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"", "wrong size"),
-        (bytes(9), "wrong size"),
-        (bytes(11), "wrong size"),
+        (b"", "wrong size"), (bytes(9), "wrong size"), (bytes(11), "wrong size"),
         (struct.pack("<dBB", math.nan, 0, 0), "non-finite"),
-        (struct.pack("<dBB", math.inf, 0, 0), "non-finite"),
-        (struct.pack("<dBB", -1, 0, 0), "bad norm"),
-        (struct.pack("<dBB", 1e200, 0, 0), "bad norm"),
-        (struct.pack("<dBB", 1, 0, 1), "bad padding"),
+        (struct.pack("<dBB", math.inf, 0, 0), "non-finite"), (struct.pack("<dBB", -1, 0, 0), "bad norm"),
+        (struct.pack("<dBB", 1e200, 0, 0), "bad norm"), (struct.pack("<dBB", 1, 0, 1), "bad padding"),
     ],
-)
+)  # fmt: skip
 def test_malformed_bytes_are_named(payload, reason):
     with pytest.raises(PayloadError) as caught:
         OneBit(2, 12).decode(payload, 20, (1,))
     assert caught.value.reason == reason
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.binary(min_size=8, max_size=12), st.sampled_from(["gpsp", "biht"]), st.booleans())
-def test_any_bytes_give_a_sparse_finite_vector_or_a_payload_error(payload, decoder, literal):
-    codec = OneBit(2, 16, decoder=decoder, expand="literal" if literal else "consistent")
-    try:
-        z = codec.decode(payload, 20, (1,))
-    except PayloadError:
-        return
-    assert z is None or (np.isfinite(z).all() and np.count_nonzero(z) <= 2)

@@ -44,19 +44,13 @@ def test_the_field_is_that_of_aes() -> None:
     assert _PRODUCTS[0x57, 0x13] == 0xFE
 
 
-@pytest.mark.parametrize(("threshold", "count"), [(0, 3), (4, 3), (1, MAX_SHARES + 1)])
-def test_numbers_that_make_no_shares_are_refused(threshold: int, count: int) -> None:
-    with pytest.raises(ValueError, match="valid is 1 <= threshold"):
-        secret_shares(b"x", threshold, count)
-
-
-@pytest.mark.parametrize("points", [[1, 1], [0, 1], [1, 256], []])
-def test_points_that_are_none_are_refused(points: list[int]) -> None:
-    with pytest.raises(ValueError, match="valid are different ones"):
-        combined_shares(points, [b"ab"] * len(points))
-
-
-def test_shares_of_two_lengths_are_refused() -> None:
+def test_what_makes_no_shares_and_no_secret_is_refused() -> None:
+    for threshold, count in ((0, 3), (4, 3), (1, MAX_SHARES + 1)):
+        with pytest.raises(ValueError, match="valid is 1 <= threshold"):
+            secret_shares(b"x", threshold, count)
+    for points in ([1, 1], [0, 1], [1, 256], []):
+        with pytest.raises(ValueError, match="valid are different ones"):
+            combined_shares(points, [b"ab"] * len(points))
     with pytest.raises(ValueError, match="one length"):
         combined_shares([1, 2], [b"a", b"ab"])
 

@@ -33,38 +33,24 @@ def chunked(memory_limit=0):
     return GaussianSensing((3, 1), 700, 301, memory_limit=memory_limit)
 
 
-def test_the_projection_keeps_the_largest_and_the_first_of_equals():
-    assert project([3, -3, 1, 3, -2], 2).tolist() == [3, -3, 0, 0, 0]
-    assert project([0.5, -2, 2, 0, 1], 3).tolist() == [0, -2, 2, 0, 1]
-
-
 @settings(deadline=None)
-@given(TIED, st.integers(1, 35))
-def test_the_projection_agrees_with_a_stable_sort(v, s):
+@given(TIED, st.integers(1, 35), st.sampled_from([0.25, 0.5, 3.0, 64.0]))
+def test_the_projection_is_a_stable_sorts_idempotent_and_homogeneous(v, s, alpha):
     kept = np.sort(np.argsort(-np.abs(v), kind="stable")[:s])
     assert np.array_equal(largest(v, s), kept)
     expected = np.zeros_like(v)
     expected[kept] = v[kept]
     assert np.array_equal(project(v, s), expected)
+    assert np.array_equal(project(expected, s), expected)
+    assert np.array_equal(project(alpha * v, s), alpha * expected)
 
 
-@settings(deadline=None)
-@given(TIED, st.integers(1, 35), st.sampled_from([0.25, 0.5, 3.0, 64.0]))
-def test_the_projection_is_idempotent_homogeneous_and_sparse(v, s, alpha):
-    projected = project(v, s)
-    assert np.array_equal(project(projected, s), projected)
-    assert np.array_equal(project(alpha * v, s), alpha * projected)
-    assert np.count_nonzero(projected) <= s
-    if s >= v.size:
-        assert np.array_equal(projected, v)
-
-
-@pytest.mark.parametrize(
-    ("v", "s", "said"), [([1.0], 0, "s is 0"), ([np.nan], 1, "NaN"), ([[1.0]], 1, r"shape \(1, 1\)")]
-)
-def test_what_has_no_projection_is_refused(v, s, said):
-    with pytest.raises(ValueError, match=said):
-        project(v, s)
+def test_the_projection_keeps_the_largest_and_the_first_of_equals():
+    assert project([3, -3, 1, 3, -2], 2).tolist() == [3, -3, 0, 0, 0]
+    assert project([0.5, -2, 2, 0, 1], 3).tolist() == [0, -2, 2, 0, 1]
+    for v, said in (([np.nan], "NaN"), ([[1.0]], r"shape \(1, 1\)")):
+        with pytest.raises(ValueError, match=said):
+            project(v, 1)
 
 
 def test_a_hadamard_transform_is_that_of_its_signs():
@@ -85,6 +71,10 @@ def test_the_entries_are_standard_normal(kind):
     if kind is HadamardSensing:
         return
     assert np.mean(np.abs(entries) < 1) == pytest.approx(0.6827, abs=0.005)
+    # The density is the fraction of nonzeros.
+    entries = whole(kind((1,), 400, 500, density=0.3))
+    assert np.mean(entries != 0) == pytest.approx(0.3, abs=0.01)
+    assert entries[entries != 0].std() == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", [GaussianSensing, HadamardSensing])
@@ -92,12 +82,6 @@ def test_columns_and_seeds_are_independent(kind):
     phi, other = whole(kind((1, 0), 4000, 60)), whole(kind((1, 1), 4000, 60))
     correlation = np.abs(phi.T @ phi / 4000 - np.eye(60)).max()
     assert max(correlation, np.abs(phi.T @ other / 4000).max()) < 0.1
-
-
-def test_the_density_is_the_fraction_of_nonzeros():
-    entries = whole(GaussianSensing((1,), 400, 500, density=0.3))
-    assert np.mean(entries != 0) == pytest.approx(0.3, abs=0.01)
-    assert entries[entries != 0].std() == pytest.approx(1, abs=0.01)
 
 
 @settings(deadline=None, max_examples=25)
@@ -124,16 +108,12 @@ def test_products_are_those_of_the_matrix(phi: Sensing):
     assert phi.rmatvec(h) == pytest.approx(matrix.T @ h, abs=1e-3)
 
 
-def test_a_product_with_many_columns_is_summed_in_parts(monkeypatch):
-    x = np.random.default_rng(0).standard_normal(301)
+def test_products_with_many_columns_are_summed_in_parts_and_a_given_matrix_keeps_its_precision(monkeypatch):
+    x, h = np.random.default_rng(0).standard_normal(301), np.arange(20.0)
     product = chunked().matvec(x)
     monkeypatch.setattr(sensing, "_PRODUCT_ENTRIES", 7000)
     assert chunked().matvec(x) == pytest.approx(product, rel=1e-12, abs=1e-12)
-
-
-def test_a_given_matrix_is_used_in_its_own_precision():
     matrix = np.random.default_rng(0).standard_normal((20, 30))
-    h = np.arange(20.0)
     assert GaussianSensing.of(matrix).rmatvec(h) == pytest.approx(matrix.T @ h, rel=1e-13)
     assert np.array_equal(whole(GaussianSensing.of(matrix)), matrix)
 
@@ -221,14 +201,10 @@ def test_a_file_that_does_not_take_its_rows_is_none():
 
 
 def test_encoding_a_sparse_vector_draws_only_the_blocks_it_touches(monkeypatch):
-    drawn = []
-    draw = GaussianSensing._draw
-    monkeypatch.setattr(
-        GaussianSensing, "_draw", lambda self, block: drawn.append(block) or draw(self, block)
-    )
-    x = np.zeros(4000)
+    phi, x = GaussianSensing((1,), 3000, 4000), np.zeros(4000)
+    drawn = blocks_drawn(phi, monkeypatch)
     x[[3, 4, 3999]] = 1
-    GaussianSensing((1,), 3000, 4000).matvec(x)
+    phi.matvec(x)
     assert drawn == [0, 3999 // (2**16 // 3000)]
 
 

@@ -1,4 +1,3 @@
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,9 @@ ROWS = st.tuples(st.integers(1, 4), st.integers(1, 300), st.integers(0, 10))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (4, 1), (16, 3), (32, 7), (64, 14), (128, 28), (800, 175)])
-def test_so_many_entries_are_kept(n: int, k: int) -> None:
+def test_so_many_of_the_largest_entries_are_kept(n: int, k: int) -> None:
     # 7/32 of a row, as the paper's 128 levels say, and at least one.
     assert kept(n) == k
-
-
-def test_the_largest_magnitude_is_kept() -> None:
     row = np.array([[0.5, -3, 0.1, 2, -0.05, 1, -0.7, 0.2]])
     assert decode_rows(encode_rows(row), 1, 8).tolist() == [[0, -3, 0, 0, 0, 0, 0, 0]]
 
@@ -34,27 +30,11 @@ def test_decoded_rows_are_the_top_k_of_each(case: tuple[int, int, int]) -> None:
     assert np.array_equal(decode_rows(payload, count, n), [top_k(row) for row in rows])
 
 
-@settings(deadline=None, max_examples=30)
-@given(ROWS)
-def test_compressing_twice_is_compressing_once(case: tuple[int, int, int]) -> None:
-    count, n, seed = case
-    rows = np.random.default_rng(seed).normal(size=(count, n)).astype(np.float32)
-    once = decode_rows(encode_rows(rows), count, n)
-    assert np.array_equal(decode_rows(encode_rows(once), count, n), once)
-
-
 @pytest.mark.parametrize("n", [1, 2, 256, 257, 65_536, 65_537])
 def test_the_last_index_survives(n: int) -> None:
     row = np.zeros((1, n), np.float32)
     row[0, -1] = 1.0
     assert np.array_equal(decode_rows(encode_rows(row), 1, n), row)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.binary(max_size=40), max_size=3), st.integers(1, 40))
-def test_garbage_is_a_payload_error_or_finite_rows(payload: list[bytes], n: int) -> None:
-    with suppress(PayloadError):
-        assert np.isfinite(decode_rows(payload, 2, n)).all()
 
 
 GOOD = encode_rows(np.arange(64, dtype=np.float32)[None])[0]  # 14 values, 14 indices of 1 byte

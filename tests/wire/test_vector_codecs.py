@@ -32,43 +32,27 @@ def codec_of(name, s=40, d=30):
     return parse_codec(name, s=s, d=d)
 
 
-@pytest.mark.parametrize("name", ["dense64", "sparse64"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("dense64", "f8"), ("sparse64", "f8"), ("dense32", "f4"), ("sparse32", "f4"), ("sparse16", "f2")],
+)
 @settings(deadline=None)
 @given(w=VECTORS)
-def test_64_bit_codecs_are_lossless(name, w):
-    codec = codec_of(name)
-    assert np.array_equal(codec.decode(codec.encode(w, SEED), w.size, SEED), w)
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("dense32", "f4"), ("sparse32", "f4"), ("sparse16", "f2")])
-@settings(deadline=None)
-@given(w=VECTORS)
-def test_narrower_codecs_round_to_the_nearest(name, dtype, w):
+def test_codecs_round_to_the_nearest_of_their_width(name, dtype, w):
     codec = codec_of(name)
     assert np.array_equal(codec.decode(codec.encode(w, SEED), w.size, SEED), w.astype(dtype))
-
-
-def test_sparse32_is_exact_to_1e_7():
-    w = np.zeros(1000)
-    w[::100] = np.random.default_rng(0).uniform(0.5, 2, 10)
-    z = codec_of("sparse32").decode(codec_of("sparse32").encode(w, SEED), 1000, SEED)
-    assert np.linalg.norm(z - w) <= 1e-7 * np.linalg.norm(w)
 
 
 # The table of section 3.4 of the specification of Sha et al.; its 8-bit and 4-bit rows are per message too.
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
-        ("1bcs", (564, 10_064, 10_543)),
-        ("dense64", (64_000, 640_000, 1_341_312)),
-        ("dense32", (32_000, 320_000, 670_656)),
-        ("sparse64", (740, 7_800, 7_900)),
-        ("sparse32", (420, 4_600, 4_700)),
-        ("sparse16", (260, 3_000, 3_100)),
-        ("quantised8", (8_032, 80_032, 167_696)),
-        ("quantised4", (4_032, 40_032, 83_864)),
+        ("1bcs", (564, 10_064, 10_543)), ("dense64", (64_000, 640_000, 1_341_312)),
+        ("dense32", (32_000, 320_000, 670_656)), ("sparse64", (740, 7_800, 7_900)),
+        ("sparse32", (420, 4_600, 4_700)), ("sparse16", (260, 3_000, 3_100)),
+        ("quantised8", (8_032, 80_032, 167_696)), ("quantised4", (4_032, 40_032, 83_864)),
     ],
-)
+)  # fmt: skip
 def test_the_information_bits_are_those_of_the_table(name, bits):
     sizes = ((1000, 10, 500), (10_000, 100, 10_000), (20_958, 100, 10_479))
     assert tuple(codec_of(name, s=s, d=d).bits(n, s) for n, s, d in sizes) == bits
@@ -90,19 +74,14 @@ def test_a_payload_is_as_long_as_is_counted(name, w):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decoding_many_is_decoding_each(name):
-    rng, codec = np.random.default_rng(0), codec_of(name)
+def test_decoding_many_is_decoding_each_and_one_seed_gives_the_same_bytes(name):
+    vectors, codec = np.random.default_rng(0).standard_normal((3, 40)), codec_of(name)
     seeds = [(1,), (2,), (1,)]
-    payloads = [codec.encode(rng.standard_normal(40), seed) for seed in seeds]
+    payloads = [codec.encode(w, seed) for w, seed in zip(vectors, seeds, strict=True)]
+    assert payloads == [codec.encode(w.copy(), seed) for w, seed in zip(vectors, seeds, strict=True)]
     many = codec.decode_many(payloads, 40, seeds)
     for z, payload, seed in zip(many, payloads, seeds, strict=True):
         assert np.array_equal(z, codec.decode(payload, 40, seed))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_bytes(name):
-    w = np.random.default_rng(0).standard_normal(40)
-    assert codec_of(name).encode(w, SEED) == codec_of(name).encode(w.copy(), SEED)
 
 
 def test_a_sparse_payload_is_values_then_packed_indices():
@@ -123,7 +102,7 @@ def test_the_quantiser_is_unbiased(width):
 
 @settings(deadline=None)
 @given(VECTORS, st.integers(2, 16), st.integers(0, 99))
-def test_the_quantiser_is_off_by_less_than_a_step(w, width, seed):
+def test_the_quantiser_is_off_by_less_than_a_step_anew_in_each_message(w, width, seed):
     codec = Quantised(width)
     payload = codec.encode(w, (seed,))
     step = struct.unpack("<f", payload[:4])[0]
@@ -132,37 +111,8 @@ def test_the_quantiser_is_off_by_less_than_a_step(w, width, seed):
     assert np.all(np.abs(z - w) <= step * (1 + 1e-9) + 1e-44)
     assert step <= np.abs(w).max() / (2 ** (width - 1) - 1) * (1 + 1e-6) + 1e-44
     assert np.all(z[w == 0] == 0)
-
-
-def test_the_quantiser_rounds_each_message_anew():
-    w = np.random.default_rng(0).standard_normal(100)
-    assert Quantised(4).encode(w, (1, 1)) != Quantised(4).encode(w, (1, 2))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=60)
-@given(payload=st.binary(max_size=90), n=st.integers(1, 40))
-def test_any_bytes_give_a_finite_vector_or_a_payload_error(name, payload, n):
-    try:
-        z = codec_of(name, s=3, d=13).decode(payload, n, SEED)
-    except PayloadError:
-        return
-    assert z is None or (z.shape == (n,) and np.isfinite(z).all())
-
-
-@pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, max_examples=30)
-@given(w=VECTORS, flip=st.integers(0, 10_000))
-def test_a_flipped_bit_gives_a_finite_vector_or_a_payload_error(name, w, flip):
-    codec = codec_of(name)
-    payload = bytearray(codec.encode(w, SEED))
-    if payload:
-        payload[flip // 8 % len(payload)] ^= 1 << flip % 8
-    try:
-        z = codec.decode(bytes(payload), w.size, SEED)
-    except PayloadError:
-        return
-    assert z is None or (z.shape == w.shape and np.isfinite(z).all())
+    v = np.linspace(-1, 1, 100)
+    assert Quantised(4).encode(v, (seed, 1)) != Quantised(4).encode(v, (seed, 2))
 
 
 @pytest.mark.parametrize(
@@ -189,9 +139,7 @@ def test_malformed_bytes_are_named(codec, payload, reason):
     with pytest.raises(PayloadError) as caught:
         codec.decode(payload, 4)
     assert caught.value.reason == reason
-
-
-def test_an_index_beyond_the_vector_is_refused():
+    # Beyond a vector of three.
     with pytest.raises(PayloadError, match="bad index"):
         Sparse(2, 32).decode(struct.pack("<fB", 1, 0b11000000), 3)
 
@@ -239,17 +187,13 @@ def test_what_cannot_be_sent_is_refused(codec, w):
         codec.encode(w, SEED)
 
 
-def test_a_name_gives_its_codec():
+def test_a_name_gives_its_codec_or_names_the_setting_that_is_missing():
     assert parse_codec("1bcs", s=3, d=9, expand="literal") == OneBit(3, 9, expand="literal")
-    assert parse_codec("sparse64", s=3, d=9, gamma=5.0) == Sparse(3, 64)
+    assert parse_codec("sparse64", s=3, d="9", gamma=5.0) == Sparse(3, 64)
     assert parse_codec("dense32") == Dense(32)
     assert parse_codec("quantised4", s=3) == Quantised(4)
     assert parse_codec("quantised4x2") == Quantised(4, vectors=2)
-
-
-@pytest.mark.parametrize(
-    ("name", "given_settings", "said"), [("1bcs", {"s": 3}, "'1bcs' has no d"), ("sparse32", {}, "has no s")]
-)
-def test_a_setting_that_is_missing_is_named(name, given_settings, said):
-    with pytest.raises(ValueError, match=said):
-        parse_codec(name, **given_settings)
+    with pytest.raises(ValueError, match="'1bcs' has no d"):
+        parse_codec("1bcs", s=3)
+    with pytest.raises(ValueError, match="has no s"):
+        parse_codec("sparse32")

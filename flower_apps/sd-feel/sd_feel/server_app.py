@@ -1,18 +1,24 @@
 """The app's server: what is trained, by which strategy, and how it is measured."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from hedgerow.clients import global_task, initial_model
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.edges.mixers import consensus_error, robust_mean
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.sum_settings import check_noise
 from hedgerow.tasks import OWN, CentralMetrics, count_parameters, forward_macs, num_features
 from hedgerow.wire.records import to_record
+from hedgerow.wire.robust_means import parse_aggregation
 from sd_feel import settings
 from sd_feel.client_app import app as client_app
 
@@ -29,10 +35,6 @@ REALISM = {
         "E3 direct: clients train and this edge server averages for real, on a SuperLink of its own, and "
         "tells its neighbours its model over links of their own; what this run records of u is this server's "
         "model, and simulated seconds are the latency model, not a measurement"
-    ),
-    settings.MONITOR: (
-        "E3 direct, observed: u is the mean of the models that edge servers on SuperLinks of their own "
-        "report, traffic their sum, and simulated seconds are the latency model, not a measurement"
     ),
 }
 
@@ -96,7 +98,17 @@ def _experiment(
         train_config={key: values[key] for key in ("learning-rate", "batch-size", "seed")},
         measure=measure,
         num_nodes=settings.num_nodes(values),
+        together=partial(_together, values) if values["edge-servers"] == settings.DIRECT else None,
     )
+
+
+def _together(
+    values: Values, models: NDArray[Any], sizes: Sequence[float]
+) -> tuple[NDArray[Any], dict[str, float]]:
+    """Return u of the edge servers' models (D, M), as a run that emulates them has it."""
+    shares = np.array(sizes) / sum(sizes)
+    rule = parse_aggregation(values["aggregation"])
+    return robust_mean(models, shares, rule), {"consensus-error": consensus_error(models, shares)}
 
 
 app = server_app("sd_feel", settings.read, client_app, experiment)

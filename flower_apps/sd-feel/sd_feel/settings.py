@@ -37,7 +37,6 @@ from hedgerow.sim.runs.peer_settings import (
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import (
-    EdgeMonitor,
     EdgeServerSDFeel,
     FedAvg,
     Feel,
@@ -61,11 +60,9 @@ from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
-__all__ = ["DIRECT", "MONITOR", "SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
+__all__ = ["DIRECT", "SETTINGS", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
 
 DIRECT = "direct"
-# A process that these report to.
-MONITOR = "monitor"
 
 # Of edge servers that are orchestrators of their own.
 PEER_SETTINGS: Mapping[str, Setting] = {
@@ -76,12 +73,6 @@ PEER_SETTINGS: Mapping[str, Setting] = {
         "with `direct`: where each edge server listens for the others, in their order, this one too",
     ),
     **peer_settings("edge server"),
-    "monitor": Setting(
-        "",
-        text("host:port, or empty"),
-        "with `direct`: where a monitor listens that edge servers report their models to; no round waits for "
-        "it",
-    ),
 }
 
 SETTINGS: Mapping[str, Setting] = {
@@ -111,10 +102,9 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "edge-servers": Setting(
         "emulated",
-        choice(*EDGE_SERVERS, DIRECT, MONITOR),
+        choice(*EDGE_SERVERS, DIRECT),
         "where SD-FEEL's edge servers are: `emulated` in the strategy's state, `nodes` of their own, or "
-        "`direct`: each a SuperLink and a run of its own, of which this is one (`monitor`: none of them, but "
-        "who measures u of what they report)",
+        "`direct`: each a SuperLink and a run of its own, of which this is one",
     ),
     **PEER_SETTINGS,
     "stragglers": Setting(
@@ -214,7 +204,7 @@ def _timing_problems(values: Mapping[str, Any]) -> list[str]:
 
 def _peer_problems(values: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with the settings of an edge server that is an orchestrator of its own."""
-    if values["edge-servers"] not in (DIRECT, MONITOR):
+    if values["edge-servers"] != DIRECT:
         return [
             f"{key} = {values[key]!r}; valid is {setting.default!r} where edge-servers is not {DIRECT!r}"
             for key, setting in PEER_SETTINGS.items()
@@ -235,12 +225,6 @@ def _peer_problems(values: Mapping[str, Any]) -> list[str]:
             "each make another model of what their own nodes tell"
         )
     problems += _budget_problems(values)
-    if values["edge-servers"] == MONITOR:
-        if not values["monitor"]:
-            problems.append(
-                "monitor = ''; valid with edge-servers = 'monitor' is where it listens, host:port"
-            )
-        return problems
     if values["edge"] >= servers:
         problems.append(f"edge = {values['edge']}; valid is 0 to {servers - 1}, as num-servers = {servers}")
     if values["clusters"] == "group" and not values["min-available-nodes"]:
@@ -331,8 +315,8 @@ def build_strategy(
     flops_per_iteration: float,
     roster: Roster | None = None,
     on_round_end: Sequence[RoundCallback] = (),
-) -> ClusteredStrategy | EdgeMonitor:
-    """Return the strategy that the settings describe, or what observes its servers.
+) -> ClusteredStrategy:
+    """Return the strategy that the settings describe.
 
     Parameters
     ----------
@@ -347,8 +331,6 @@ def build_strategy(
     on_round_end : Sequence[Callable[[RoundEnd], None]] (default: ())
         Told of each round.
     """
-    if values["edge-servers"] == MONITOR:
-        return _monitor(values, on_round_end)
     system: System = preset(
         values["latency-preset"], num_params=num_params, flops_per_iteration=flops_per_iteration
     )
@@ -387,8 +369,6 @@ def build_strategy(
                 listen=values["peer-listen"],
                 peer_timeout=values["peer-timeout"],
                 partitions=None if values["clusters"] == "group" else frozenset(_own_clients(values)),
-                monitor=values["monitor"],
-                monitor_every=values["evaluate-every"],
                 **direct,
             )
         case "sd-feel":
@@ -421,24 +401,4 @@ def _emulated(values: Mapping[str, Any], clusters: Chosen, options: ClusteredOpt
         stragglers=Stragglers.parse(values["stragglers"]),
         probe_rounds=values["probe-rounds"],
         **options,
-    )
-
-
-def _monitor(values: Mapping[str, Any], on_round_end: Sequence[RoundCallback]) -> EdgeMonitor:
-    """Return what observes edge servers with SuperLinks of their own."""
-    return EdgeMonitor(
-        peers=peer_addresses(values),
-        address=values["monitor"],
-        every=values["evaluate-every"],
-        topology=values["topology"],
-        tau1=values["tau1"],
-        tau2=values["tau2"],
-        alpha=values["alpha"],
-        exact_if_complete=values["exact-if-complete"],
-        seed=values["seed"],
-        aggregation=values["aggregation"],
-        credentials=_credentials(values),
-        listen=values["peer-listen"],
-        patience=values["peer-timeout"],
-        on_round_end=on_round_end,
     )

@@ -6,22 +6,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients.contexts import context
 
 from hedgerow.clients import BatchClientApp, LinearRegression, Problem
 from hedgerow.sim import through_the_wire
 from hedgerow.wire import Call, view
 
 Array = npt.NDArray[np.float64]
-
-
-def context(partition_id: int, **node_config: Any) -> Context:
-    return Context(
-        run_id=1,
-        node_id=100 + partition_id,
-        node_config={"partition-id": partition_id, **node_config},
-        state=RecordDict(),
-        run_config={},
-    )
 
 
 def squares(seed: int, m: int, n: int, s: int, records: int = 30) -> list[LinearRegression]:

@@ -12,12 +12,8 @@ from tests.oracles import decentralised as oracle
 
 from hedgerow.clients import (
     LinearRegression,
-    Memory,
-    Node,
-    Place,
     Privacy,
     Problem,
-    ceps_client,
     decentralised_client,
     gaussian_variance,
     noised,
@@ -83,38 +79,31 @@ def coded(sent: Array, a: int, kappa: int = 1) -> Array:
     return np.stack(received)
 
 
-def test_the_oracles_mixing_matrix_is_doubly_stochastic() -> None:
-    np.testing.assert_allclose([W.sum(axis=0), W.sum(axis=1)], np.ones((2, M)), atol=1e-15)
+def drawn(a: int) -> Array:
+    """Return what the nodes mix by where each draws half of its neighbours, at the a-th communication."""
+    matrix = np.eye(M)
+    for i in range(M):
+        neighbours = row(W, i)["neighbours"]
+        stream = generator(SEED, round=a * K, partition_id=i, purpose=Purpose.SUBSET)
+        matrix[i, stream.choice(neighbours, max(1, round(0.5 * len(neighbours))), replace=False)] = 1
+    return matrix / matrix.sum(axis=1, keepdims=True)
 
 
-def test_d_psgd_is_its_loop() -> None:
-    found = federation("d-psgd").run_until(4 * K + 1)
-    np.testing.assert_allclose(found, oracle.d_psgd(gradients, zeros(), [W] * 4, ETA, K), atol=1e-12)
+OTHER_EDGES = ((0, 3), (3, 1), (1, 4), (4, 2)), ((0, 4), (4, 1), (1, 3), (2, 0))
 
 
-def test_d_psgd_may_mix_by_another_graph_each_time() -> None:
-    matrices = [
-        W,
-        oracle.metropolis(((0, 3), (3, 1), (1, 4), (4, 2)), M),
-        oracle.metropolis(((0, 4), (4, 1), (1, 3), (2, 0)), M),
-    ]
-    found = federation("d-psgd-dn")
-    models = found.run_until(3 * K + 1, extra=lambda k, i: row(matrices[k // K - 1], i))
-    np.testing.assert_allclose(models, oracle.d_psgd(gradients, zeros(), matrices, ETA, K), atol=1e-12)
-
-
-def test_d_psgd_with_partial_communication_averages_those_that_were_drawn() -> None:
-    found = federation("d-psgd-pc", weights=False, r=0.5)
-    matrices = []
-    for a in (1, 2, 3):
-        matrix = np.eye(M)
-        for i in range(M):
-            neighbours = row(W, i)["neighbours"]
-            stream = generator(SEED, round=a * K, partition_id=i, purpose=Purpose.SUBSET)
-            count = max(1, round(0.5 * len(neighbours)))
-            matrix[i, stream.choice(neighbours, count, replace=False)] = 1
-        matrices.append(matrix / matrix.sum(axis=1, keepdims=True))
-    models = found.run_until(3 * K + 1)
+@pytest.mark.parametrize(
+    ("method", "changes", "matrices"),
+    [
+        ("d-psgd", {}, [W] * 4),
+        ("d-psgd-dn", {}, [W, *(oracle.metropolis(edges, M) for edges in OTHER_EDGES)]),
+        ("d-psgd-pc", {"weights": False, "r": 0.5}, [drawn(a) for a in (1, 2, 3)]),
+    ],
+)
+def test_d_psgd_is_its_loop_on_any_graph(method: str, changes: dict[str, Any], matrices: list[Array]) -> None:
+    found = federation(method, **changes)
+    extra = (lambda k, i: row(matrices[k // K - 1], i)) if method == "d-psgd-dn" else lambda k, i: {}
+    models = found.run_until(len(matrices) * K + 1, extra=extra)
     np.testing.assert_allclose(models, oracle.d_psgd(gradients, zeros(), matrices, ETA, K), atol=1e-12)
 
 
@@ -131,15 +120,19 @@ def locally(method: str) -> Callable[[Array], Array]:
     return lambda X: oracle.local_momentum(gradients, X, ETA, 0.0, K)
 
 
-@pytest.mark.parametrize("method", ["dfedavgm", "dfedsam", "matcha"])
-def test_adapt_then_combine_is_its_loop(method: str) -> None:
-    found = federation(method).run_until(4 * K + 1)
-    np.testing.assert_allclose(found, oracle.dfedavg(locally(method), zeros(), [W] * 4), atol=1e-12)
-
-
-def test_dfedsam_without_ascent_is_plain_local_training() -> None:
-    found = federation("dfedsam", **{"rho-sam": 0.0}).run_until(2 * K + 1)
-    np.testing.assert_allclose(found, oracle.dfedavg(locally("matcha"), zeros(), [W] * 2), atol=1e-12)
+@pytest.mark.parametrize(
+    ("method", "changes", "loop"),
+    [
+        ("dfedavgm", {}, "dfedavgm"),
+        ("dfedsam", {}, "dfedsam"),
+        ("matcha", {}, "matcha"),
+        # Without ascent it is plain local training.
+        ("dfedsam", {"rho-sam": 0.0}, "matcha"),
+    ],
+)
+def test_adapt_then_combine_is_its_loop(method: str, changes: dict[str, Any], loop: str) -> None:
+    found = federation(method, **changes).run_until(4 * K + 1)
+    np.testing.assert_allclose(found, oracle.dfedavg(locally(loop), zeros(), [W] * 4), atol=1e-12)
 
 
 def test_quantised_dfedavgm_is_its_loop() -> None:
@@ -197,11 +190,6 @@ def test_choco_sgd_is_its_matrix_loop_and_every_copy_is_its_owners_estimate(code
             assert np.array_equal(found.arrays(i)[f"hat-{j}"], found.arrays(j)["hat"])
 
 
-def test_choco_sgd_without_compression_and_with_gamma_1_is_d_psgd_that_steps_before_it_mixes() -> None:
-    found = federation("choco-sgd", **{"step-gamma": 1.0}).run_until(5 * K + 1)
-    np.testing.assert_allclose(found, federation("matcha").run_until(5 * K + 1), atol=1e-12)
-
-
 def beer_code(codec: str) -> Callable[[Array, Array, int], tuple[Array, Array]]:
     def quantised(x: Array, v: Array, a: int) -> tuple[Array, Array]:
         both, code = [], Quantised(8, vectors=2)
@@ -227,18 +215,6 @@ def test_beer_is_its_matrix_loop(codec: str) -> None:
     for i in range(M):
         for j in row(W, i)["neighbours"]:
             assert np.array_equal(found.arrays(i)[f"u-{j}"], found.arrays(j)["u"])
-
-
-def test_beer_without_compression_and_with_gamma_1_is_gradient_tracking() -> None:
-    models = federation("beer", **{"local-steps": 1, "step-gamma": 1.0}).run_until(12)
-    # Of the first step each node knows its own gradient alone; from then on what was sent is what is.
-    x = -ETA * gradients(zeros())
-    y = old = gradients(x)
-    for _ in range(10):
-        x = W @ x - ETA * y
-        new = gradients(x)
-        y, old = W @ y + new - old, new
-    np.testing.assert_allclose(models, x, atol=1e-12)
 
 
 def test_beers_trackers_sum_to_the_noisy_gradients_whatever_is_left_out() -> None:
@@ -308,49 +284,40 @@ def pushing(problems: Sequence[Problem] = PROBLEMS, **changes: Any) -> Federatio
     return Federation(decentralised_client, problems, configs)
 
 
-def sums(found: Federation, key: str = "x") -> tuple[Array, float]:
+def sums(found: Federation) -> tuple[Array, float]:
     """Return the sums of all nodes' biased models and of their weights."""
-    x = sum((found.arrays(i)[key] for i in range(M)), np.zeros(N))
+    x = sum((found.arrays(i)["x"] for i in range(M)), np.zeros(N))
     return x, sum(found.counts(i).get("push-weight", 1.0) for i in range(M))
 
 
-def test_sgp_on_an_unbalanced_directed_graph_is_its_plain_loop() -> None:
-    found = pushing()
-    models = found.run_until(9 * K + 1)
-    X, w = oracle.sgp(gradients, zeros(), [P] * 9, ETA, K)
+RINGS = [
+    oracle.push_matrix([(i, (i + step) % M) for i in range(M)] + more, M)
+    for step, more in ((1, [(0, 3)]), (2, []), (4, [(3, 1), (3, 0)]))
+]
+
+
+@pytest.mark.parametrize(("method", "matrices"), [("sgp", [P] * 9), ("sgp-dn", RINGS)])
+def test_sgp_is_its_plain_loop_on_unbalanced_and_changing_directed_graphs_and_keeps_the_sum_of_weights(
+    method: str, matrices: list[Array]
+) -> None:
+    found = pushing() if method == "sgp" else federation(method)
+    extra = (lambda k, i: row(matrices[k // K - 1], i)) if method == "sgp-dn" else lambda k, i: {}
+    models = found.run_until(len(matrices) * K + 1, extra=extra)
+    X, w = oracle.sgp(gradients, zeros(), matrices, ETA, K)
     np.testing.assert_allclose(models, X / w, atol=1e-12)
     np.testing.assert_allclose([found.arrays(i)["x"] for i in range(M)], X, atol=1e-12)
     weights = [found.counts(i)["push-weight"] for i in range(M)]
     np.testing.assert_allclose(weights, w[:, 0], atol=1e-12)
-    assert max(weights) > 2 * min(weights)
+    assert sum(weights) == pytest.approx(M, abs=1e-12)
+    assert method == "sgp-dn" or max(weights) > 2 * min(weights)
 
 
-def test_sgp_may_push_along_another_directed_graph_each_time() -> None:
-    matrices = [
-        oracle.push_matrix([(i, (i + step) % M) for i in range(M)] + more, M)
-        for step, more in ((1, [(0, 3)]), (2, []), (4, [(3, 1), (3, 0)]))
-    ]
-    found = federation("sgp-dn")
-    models = found.run_until(3 * K + 1, extra=lambda k, i: row(matrices[k // K - 1], i))
-    X, w = oracle.sgp(gradients, zeros(), matrices, ETA, K)
-    np.testing.assert_allclose(models, X / w, atol=1e-12)
-
-
-def test_sgp_where_rows_and_columns_sum_to_one_is_d_psgd_that_steps_before_it_mixes() -> None:
-    found = federation("sgp")
-    np.testing.assert_allclose(found.run_until(5 * K + 1), federation("matcha").run_until(5 * K + 1), 1e-12)
-    np.testing.assert_allclose([found.counts(i)["push-weight"] for i in range(M)], 1, atol=1e-14)
-
-
-def test_a_push_keeps_the_sums_of_models_and_weights() -> None:
-    found = pushing()
-    for k in range(K, 6 * K, K):
-        found.publish(k, range(M))
-        before, weights = sums(found, "z")
-        found.event(k)
-        after = sums(found)
-        np.testing.assert_allclose(after[0], before, atol=1e-12)
-        assert after[1] == pytest.approx(weights, abs=1e-13) == pytest.approx(M, abs=1e-12)
+def test_balanced_sgp_and_choco_sgd_with_gamma_1_are_d_psgd_that_steps_before_it_mixes() -> None:
+    expected, sgp = federation("matcha").run_until(5 * K + 1), federation("sgp")
+    np.testing.assert_allclose(sgp.run_until(5 * K + 1), expected, 1e-12)
+    np.testing.assert_allclose([sgp.counts(i)["push-weight"] for i in range(M)], 1, atol=1e-14)
+    choco = federation("choco-sgd", **{"step-gamma": 1.0}).run_until(5 * K + 1)
+    np.testing.assert_allclose(choco, expected, atol=1e-12)
 
 
 def test_sgp_ends_at_the_mean_of_all_nodes_and_row_averaging_on_the_same_graph_does_not() -> None:
@@ -385,65 +352,36 @@ def test_what_is_lost_scales_model_and_weight_alike() -> None:
     np.testing.assert_allclose(models, np.tile(best, (M, 1)), atol=1e-3)
 
 
-def test_models_that_agree_agree_whatever_is_lost() -> None:
-    method, model = BASELINES["sgp"], np.array([1.5, -2.0, 0.25, 3.0, 0.5, -1.0])
-    config = ConfigRecord({**SETTINGS, "method": "sgp", **row(P, 2)})
-    node = Node(Place.of(config, 2), PROBLEMS[2], config, root=0)
-    memory = Memory({"x": 0.7 * model, "z": 0.7 * model}, K, {"push-weight": 0.7})
-    for there in ((), (0,), (1,), (0, 1)):
-        received = {j: np.append(model, 1.0) * (j + 0.3) for j in there}
-        after, _ = method.update(node, memory, received, node.mixing)
-        np.testing.assert_allclose(method.look(node, after, K + 1)[1], model, rtol=1e-15)
+def heard(node: int, *senders: int, told: Callable[[Array], Array] = lambda message: message) -> Any:
+    """Return the metrics of a node that hears these, the first as ``told`` has it, and the federation."""
+    found = pushing()
+    found.event(K)
+    box = found.publish(2 * K, range(M))
+    bundle = {str(j): told(np.frombuffer(box[j])).tobytes() if j == senders[0] else box[j] for j in senders}
+    content = {"config": ConfigRecord({"iteration": 2 * K}), "bundle": ConfigRecord({**bundle})}
+    return found.ask("train.update", {node: content})[node].metric_records["metrics"], found
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 2.0 * M + 0.1, 1e300, 1e-12, -0.0, np.nan, np.inf])
 def test_a_neighbours_impossible_weight_costs_its_message_alone(weight: float) -> None:
-    found, honest = pushing(), pushing()
-    for one in (found, honest):
-        one.event(K)
-    box = found.publish(2 * K, range(M))
-    honest.publish(2 * K, range(M))
-    lie = np.append(np.frombuffer(box[1])[:-1], weight).tobytes()
-    bundles = {"1": lie, "0": box[0]}, {"0": box[0]}
-    metrics = []
-    for one, bundle in zip((found, honest), bundles, strict=True):
-        content = {"config": ConfigRecord({"iteration": 2 * K}), "bundle": ConfigRecord(bundle)}
-        metrics.append(one.ask("train.update", {2: content})[2].metric_records["metrics"])
-    assert [told["rejected"] for told in metrics] == [1, 0]
-    assert metrics[0]["push-weight"] == metrics[1]["push-weight"]
-    assert np.array_equal(found.arrays(2)["x"], honest.arrays(2)["x"])
+    lied, found = heard(2, 1, 0, told=lambda message: np.append(message[:-1], weight))
+    honest, without = heard(2, 0)
+    assert (lied["rejected"], honest["rejected"]) == (1, 0)
+    assert lied["push-weight"] == honest["push-weight"]
+    assert np.array_equal(found.arrays(2)["x"], without.arrays(2)["x"])
 
 
 def test_a_node_that_hears_none_but_a_liar_goes_on_with_what_it_has() -> None:
-    found = pushing()
-    found.event(K)
-    box = found.publish(2 * K, range(M))
-    before = found.counts(1)["push-weight"]
-    lie = np.append(np.frombuffer(box[0])[:-1], -1.0).tobytes()
-    content = {"config": ConfigRecord({"iteration": 2 * K}), "bundle": ConfigRecord({"0": lie})}
-    told = found.ask("train.update", {1: content})[1].metric_records["metrics"]
+    before = pushing()
+    before.event(K)
+    told, _ = heard(1, 0, told=lambda message: np.append(message[:-1], -1.0))
     assert told["rejected"] == 1
-    assert told["push-weight"] == pytest.approx(P[1, 1] * before, rel=1e-15)
-
-
-def test_a_state_without_weight_has_no_model() -> None:
-    config = ConfigRecord({**SETTINGS, "method": "sgp", **row(P, 2)})
-    node = Node(Place.of(config, 2), PROBLEMS[2], config, root=0)
-    with pytest.raises(ValueError, match=r"push-weight is 0.0 in the state; valid is a finite number > 0"):
-        BASELINES["sgp"].look(node, Memory({"x": np.zeros(N)}, K, {"push-weight": 0.0}), K)
+    assert told["push-weight"] == pytest.approx(P[1, 1] * before.counts(1)["push-weight"], rel=1e-15)
 
 
 def test_a_model_is_compared_with_others_by_what_it_is_and_not_by_its_weight() -> None:
-    found = pushing()
-    found.event(K)
-    box = found.publish(2 * K, range(M))
     # A thousandth of the weight is an honest message, and so is its thousandth of the model.
-    light = (np.frombuffer(box[1]) / 1000).tobytes()
-    content = {
-        "config": ConfigRecord({"iteration": 2 * K}),
-        "bundle": ConfigRecord({"1": light, "0": box[0]}),
-    }
-    assert found.ask("train.update", {2: content})[2].metric_records["metrics"]["rejected"] == 0
+    assert heard(2, 1, 0, told=lambda message: message / 1000)[0]["rejected"] == 0
 
 
 def test_sgp_adds_noise_to_each_gradient_and_clips_its_records() -> None:
@@ -460,7 +398,7 @@ def test_sgp_adds_noise_to_each_gradient_and_clips_its_records() -> None:
     np.testing.assert_allclose(models, X / w, atol=1e-12)
 
 
-def test_sgp_refuses_parts_that_are_none() -> None:
+def test_weights_that_do_not_fit_the_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="weights is None in the message's config; valid are the parts"):
         federation("sgp", weights=False)
     for own, other in ((0.0, 0.5), (0.5, -0.1), (1.5, 0.5)):
@@ -468,6 +406,8 @@ def test_sgp_refuses_parts_that_are_none() -> None:
         parts = {"neighbours": [0, 1], "weights": [other, 0.5, own]}
         with pytest.raises(ValueError, match=r"valid are numbers >= 0, and the node's own in \(0, 1\]"):
             found.event(K, extra=lambda k, i, parts=parts: parts if i == 2 else row(P, i))  # type: ignore[misc]
+    with pytest.raises(ValueError, match="valid is 4 numbers, the neighbours' and the node's own"):
+        federation("d-psgd").event(K, extra=lambda k, i: {**row(W, i), "weights": [1.0]})
 
 
 # MATCHA: the ring and its chord fall into three matchings; each is active with its probability.
@@ -486,36 +426,18 @@ def laplacian(edges: Sequence[tuple[int, int]]) -> Array:
 
 def activated(k: int) -> Array:
     active = np.random.default_rng(k).random(len(MATCHINGS)) < PROBABILITIES
-    return np.eye(M) - ALPHA * sum(
-        (laplacian(m) for m, on in zip(MATCHINGS, active, strict=True) if on), zeros_square()
+    return np.eye(M) - ALPHA * laplacian(
+        [e for m, on in zip(MATCHINGS, active, strict=True) if on for e in m]
     )
 
 
-def zeros_square() -> Array:
-    return np.zeros((M, M))
-
-
-def test_matcha_mixes_by_the_matchings_that_are_active() -> None:
+def test_matcha_mixes_by_the_matchings_that_are_active_and_sends_along_their_edges_alone() -> None:
     found = federation("matcha", **{"local-steps": 1})
     models = found.run_until(13, extra=lambda k, i: row(activated(k), i))
     local = lambda X: X - ETA * gradients(X)  # noqa: E731
     expected = oracle.dfedavg(local, zeros(), [activated(k) for k in range(1, 13)])
     np.testing.assert_allclose(models, expected, atol=1e-12)
-
-
-def test_matchas_expected_mixing_is_that_of_the_mean_laplacian() -> None:
-    mean = np.mean([activated(k) for k in range(4000)], axis=0)
-    expected = np.eye(M) - ALPHA * sum(
-        (p * laplacian(m) for p, m in zip(PROBABILITIES, MATCHINGS, strict=True)), zeros_square()
-    )
-    np.testing.assert_allclose(mean, expected, atol=0.02)
-    np.testing.assert_allclose([mean.sum(axis=0), mean.sum(axis=1)], np.ones((2, M)), atol=1e-12)
-
-
-def test_matchas_messages_are_those_of_the_active_edges() -> None:
-    found = federation("matcha", **{"local-steps": 1})
-    found.run_until(11, extra=lambda k, i: row(activated(k), i))
-    edges = sum(np.count_nonzero(np.triu(activated(k), 1)) for k in range(1, 11))
+    edges = sum(np.count_nonzero(np.triu(activated(k), 1)) for k in range(1, 13))
     assert len(found.payloads) == 2 * edges
 
 
@@ -536,8 +458,8 @@ each = pytest.mark.parametrize("method", METHODS)
 def test_every_method_approaches_the_common_minimiser(method: str) -> None:
     H = np.stack([np.mean([p.gradient(e) - p.gradient(0 * e) for p in PROBLEMS], axis=0) for e in np.eye(N)])
     best = np.linalg.solve(H, -np.mean([p.gradient(np.zeros(N)) for p in PROBLEMS], axis=0))
-    changes = {**METHODS[method], "eta": 0.02 if method.startswith("dfedavgm") else 0.05}
-    models = federation(method, **changes).run_until(200)
+    changes = {**METHODS[method], "eta": 0.03 if method.startswith("dfedavgm") else 0.1}
+    models = federation(method, **changes).run_until(100)
     assert np.linalg.norm(models.mean(axis=0) - best) < 0.1 * np.linalg.norm(best)
 
 
@@ -550,19 +472,14 @@ def test_looking_changes_nothing(method: str) -> None:
 
 
 @each
-def test_publishing_twice_gives_the_same_bytes_and_costs_no_gradient(method: str) -> None:
+def test_publishing_twice_gives_the_same_bytes_and_a_missed_event_is_counted(
+    method: str,
+) -> None:
     found = federation(method, **METHODS[method])
     k = found.next[0]
     first, gradients_used = found.publish(k, range(M)), found.counts(0)["gradients"]
     assert found.publish(k, range(M)) == first
     assert found.counts(0)["gradients"] == gradients_used
-
-
-@each
-def test_an_event_that_a_node_missed_is_counted_and_the_run_goes_on(method: str) -> None:
-    found = federation(method, **METHODS[method])
-    k = found.next[0]
-    found.publish(k, range(M))
     for i in found.next:
         found.next[i] = 2 * k
     models = found.run_until(3 * k + 1)
@@ -575,12 +492,6 @@ def test_noise_is_on_every_gradient(method: str) -> None:
     quiet = federation(method, **METHODS[method]).run_until(8)
     noisy = federation(method, privacy="paper", **METHODS[method]).run_until(8)
     assert not np.array_equal(quiet, noisy)
-
-
-def test_ceps_client_answers_for_the_baselines_too() -> None:
-    configs = [{**SETTINGS, "method": "d-psgd", **row(W, i)} for i in range(M)]
-    found = Federation(ceps_client, PROBLEMS, configs).run_until(8)
-    assert np.array_equal(found, federation("d-psgd").run_until(8))
 
 
 def test_who_does_not_answer_leaves_its_weight_to_the_node() -> None:
@@ -613,9 +524,3 @@ def test_a_step_that_diverges_is_refused() -> None:
 def test_bad_settings_are_refused_by_name(method: str, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         federation(method, **changes)
-
-
-def test_weights_that_do_not_fit_the_neighbours_are_refused() -> None:
-    found = federation("d-psgd")
-    with pytest.raises(ValueError, match="valid is 4 numbers, the neighbours' and the node's own"):
-        found.event(K, extra=lambda k, i: {**row(W, i), "weights": [1.0]})

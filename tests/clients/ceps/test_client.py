@@ -6,12 +6,13 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
-from tests.clients.ceps.federation import Federation, context, squares
+from flwr.app import ConfigRecord, RecordDict
+from tests.clients.ceps.federation import Federation, squares
 from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadratic
+from tests.clients.contexts import answered, context
 from tests.oracles import ceps as oracle
 
-from hedgerow.clients import LinearRegression, Privacy, Problem, ceps_client, gaussian_variance, noised
+from hedgerow.clients import LinearRegression, Privacy, ceps_client, gaussian_variance, noised
 from hedgerow.clients.ceps.client import penalty
 from hedgerow.tasks import LinearData, linear_part, sparse_truth
 from hedgerow.wire import Call, Purpose, generator, to_record
@@ -105,44 +106,19 @@ def test_event_by_event_is_the_synchronous_loop_bit_for_bit(mode: str) -> None:
         assert np.array_equal(found.run_until(k), history[k]), f"W^{k}"
 
 
-def test_looking_changes_nothing() -> None:
-    looked, left = federation(), federation()
-    for k in range(40):
-        looked.run_until(k)
-    assert np.array_equal(looked.run_until(40), left.run_until(40))
-
-
-def test_the_papers_sigma_gives_the_loop_with_that_sigma() -> None:
+def test_the_papers_sigma_gives_the_loop_with_that_sigma_and_bits_divide_by_the_measurements() -> None:
     problems = squares(SEED, M, N, S)
     sigma = [penalty(p.largest_eigenvalue, M, 0.5, p.num_examples) for p in problems]
     found = federation(problems, **{"sigma-rule": "paper"}).run_until(30)
     assert np.array_equal(found, synchronous(problems, "none", 30, c=sigma)[30])
-
-
-def test_sigma_by_bits_divides_by_the_measurements() -> None:
-    problems = squares(SEED, M, N, S)
-    found = federation(problems, **{"sigma-rule": "paper", "sigma-d": "bits"})
-    assert found.counts(3)["sigma"] == penalty(problems[3].largest_eigenvalue, M, 0.5, 200)
-
-
-def test_the_lossless_sparse_code_is_the_dense_one() -> None:
-    assert np.array_equal(federation(codec="sparse64").run_until(30), federation().run_until(30))
-
-
-def test_the_narrow_sparse_code_is_close() -> None:
-    np.testing.assert_allclose(
-        federation(codec="sparse32").run_until(30), federation().run_until(30), atol=1e-6
-    )
+    by_bits = federation(problems, **{"sigma-rule": "paper", "sigma-d": "bits"})
+    assert by_bits.counts(3)["sigma"] == penalty(problems[3].largest_eigenvalue, M, 0.5, 200)
 
 
 @pytest.mark.parametrize("owner", ["sender", "receiver"])
 def test_one_bit_messages_lead_near_the_exact_ones(owner: str) -> None:
     found = federation(codec="1bcs", d=600, **{"phi-owner": owner})
-    if owner == "receiver":
-        found.publish = lambda k, senders: {}  # type: ignore[method-assign]
-        models = _receiver_keyed(found, 30)
-    else:
-        models = found.run_until(30)
+    models = found.run_until(30) if owner == "sender" else _receiver_keyed(found, 30)
     exact = federation().run_until(30)
     assert np.linalg.norm(models - exact) / np.linalg.norm(exact) < 0.05
 
@@ -222,76 +198,22 @@ def test_without_sparsity_on_a_complete_graph_the_mean_descends_the_gradient() -
         np.testing.assert_allclose(found.run_until(a * kappa + 1).mean(axis=0), mean, atol=1e-12)
 
 
-def test_nodes_with_one_objective_agree_after_their_first_communication() -> None:
-    found = federation(squares(5, 1, N, S) * M, **{"kappa-low": 3, "kappa-high": 3})
-    models = found.run_until(10)
-    np.testing.assert_allclose(models, np.tile(models[0], (M, 1)), atol=1e-13)
-
-
-def test_names_do_not_matter() -> None:
-    """With all neighbours heard, nothing is drawn that depends on a name."""
-    order = np.random.default_rng(0).permutation(M)
-    problems = squares(SEED, M, N, S)
-    fixed = {**SETTINGS, "r": 1.0, "kappa-low": 3, "kappa-high": 3}
-    renamed = [sorted(int(np.flatnonzero(order == j)[0]) for j in NEIGHBOURS[i]) for i in order]
-    here = Federation(ceps_client, problems, [{**fixed, "neighbours": x} for x in NEIGHBOURS])
-    there = Federation(
-        ceps_client, [problems[i] for i in order], [{**fixed, "neighbours": x} for x in renamed]
-    )
-    np.testing.assert_allclose(there.run_until(25), here.run_until(25)[order], atol=1e-12)
-
-
-def test_the_order_of_nodes_within_an_event_does_not_matter() -> None:
-    ours, theirs = federation(), federation()
-    ask = theirs.ask
-    theirs.ask = lambda kind, contents: ask(kind, dict(reversed(contents.items())))  # type: ignore[method-assign]
-    assert np.array_equal(ours.run_until(30), theirs.run_until(30))
-
-
-def test_one_by_one_equals_the_batch() -> None:
-    together, alone = federation(codec="1bcs"), federation(codec="1bcs")
-    ask = alone.ask
-    alone.ask = lambda kind, contents: {  # type: ignore[method-assign]
-        i: answer for i in contents for answer in ask(kind, {i: contents[i]}).values()
-    }
-    assert np.array_equal(together.run_until(12), alone.run_until(12))
-
-
-def test_the_data_are_read_once_at_first_and_once_a_communication() -> None:
-    found = federation()
-    K = 41
+def test_the_data_are_read_once_at_first_and_once_a_communication_and_missed_ones_are_counted() -> None:
+    found, K = federation(), 41
     found.run_until(K)
     assert [found.counts(i)["gradients"] for i in range(M)] == [1 + (K - 1) // kappa for kappa in kappas()]
+    missing = federation()
+    missing.models(16)
+    assert [missing.counts(i)["missed"] for i in range(M)] == [15 // kappa for kappa in kappas()]
 
 
-def test_printed_noise_touches_nothing_before_the_first_communication() -> None:
-    first = min(kappas())
-    assert np.array_equal(federation(privacy="paper").run_until(first), federation().run_until(first))
-    assert not np.array_equal(
-        federation(privacy="paper").run_until(first + 1), federation().run_until(first + 1)
-    )
-
-
-def test_sound_noise_holds_still_between_communications() -> None:
-    found = federation(privacy="sound", **{"kappa-low": 6, "kappa-high": 6})
-    after = found.run_until(7)
-    np.testing.assert_allclose(found.run_until(12), after, rtol=1e-12, atol=1e-15)
-
-
-def test_the_mean_mixing_of_random_subsets_is_doubly_stochastic() -> None:
-    draws, mean = 2000, np.zeros((M, M))
-    for k in range(draws):
-        for i in range(M):
-            chosen = [i, *subset(i, k)]
-            mean[i, chosen] += 1 / len(chosen) / draws
-    np.testing.assert_allclose(mean.sum(axis=1), 1, atol=1e-12)
-    np.testing.assert_allclose(mean.sum(axis=0), 1, atol=0.02)
-
-
-def test_nodes_ask_for_the_subsets_that_their_stream_gives() -> None:
-    found = federation()
-    assert found.want == {i: sorted(subset(i, kappas()[i])) for i in range(M)}
-    assert found.next == dict(enumerate(kappas()))
+def test_printed_noise_begins_with_the_first_communication_and_sound_noise_holds_still_between() -> None:
+    first, printed, quiet = min(kappas()), federation(privacy="paper"), federation()
+    assert np.array_equal(printed.run_until(first), quiet.run_until(first))
+    assert not np.array_equal(printed.run_until(first + 1), quiet.run_until(first + 1))
+    sound = federation(privacy="sound", **{"kappa-low": 6, "kappa-high": 6})
+    after = sound.run_until(7)
+    np.testing.assert_allclose(sound.run_until(12), after, rtol=1e-12, atol=1e-15)
 
 
 def test_one_bit_messages_have_their_length_and_only_wanted_ones_come() -> None:
@@ -300,13 +222,6 @@ def test_one_bit_messages_have_their_length_and_only_wanted_ones_come() -> None:
     assert {len(payload) for _, _, payload in found.payloads} == {8 + 10}
     used = sum(metrics["used"] - 1 for _, _, metrics in found.metrics)
     assert used == len(found.payloads)
-
-
-def test_the_same_seed_gives_the_same_bytes() -> None:
-    a, b = federation(codec="1bcs"), federation(codec="1bcs")
-    a.run_until(12)
-    b.run_until(12)
-    assert a.payloads == b.payloads
 
 
 @pytest.mark.parametrize("codec", ["dense64", "1bcs"])
@@ -331,16 +246,6 @@ def test_the_truths_support_is_found_and_the_objective_is_that_of_the_truth(code
     assert np.mean([np.array_equal(w != 0, truth != 0) for w in models]) >= 0.95
     assert np.mean([p.value(mean) for p in problems]) <= 1.01 * np.mean([p.value(truth) for p in problems])
     assert np.linalg.norm(mean - truth) <= 0.02 * np.linalg.norm(truth)
-
-
-def test_a_node_without_neighbours_does_iterative_hard_thresholding() -> None:
-    (problem,) = squares(2, 1, N, S)
-    config = {**SETTINGS, "num-nodes": 1, "kappa-low": 3, "kappa-high": 3, "neighbours": []}
-    found = Federation(ceps_client, [problem], [config], strict=True)
-    w = found.run_until(3)[0]
-    for a in range(1, 6):
-        w = oracle.keep_largest(w - problem.gradient(w) / 2.0, S)
-        np.testing.assert_allclose(found.run_until(3 * a + 1)[0], w, atol=1e-12)
 
 
 # What goes wrong
@@ -386,13 +291,7 @@ def test_broken_bytes_cost_their_sender_only() -> None:
     assert 0 < rejected < len(found.payloads)
 
 
-def test_a_communication_that_never_came_was_a_local_step() -> None:
-    found = federation()
-    found.models(16)
-    assert [found.counts(i)["missed"] for i in range(M)] == [15 // kappa for kappa in kappas()]
-
-
-def test_a_node_that_lost_its_state_says_so_and_begins_anew() -> None:
+def test_a_node_that_has_no_state_of_the_run_says_so_and_begins_anew() -> None:
     found = federation()
     found.run_until(9)
     found.contexts[0].state = RecordDict()
@@ -403,31 +302,24 @@ def test_a_node_that_lost_its_state_says_so_and_begins_anew() -> None:
     assert told["next"] == kappas()[0]
     assert found.publish(9, [0])[0]
     assert found.counts(0)["missed"] == 8 // kappas()[0]
-
-
-def test_a_state_of_another_run_is_none() -> None:
-    found = federation()
-    found.contexts[0] = Context(
-        run_id=2, node_id=100, node_config={"partition-id": 0}, state=found.contexts[0].state, run_config={}
-    )
+    found.contexts[0].run_id = 2
     with pytest.raises(ValueError, match="no state of run 2"):
-        found.publish(2, [0])
+        found.publish(9, [0])
 
 
-def test_a_second_hello_changes_nothing() -> None:
-    found = federation()
+def test_a_second_hello_changes_nothing_and_publishing_twice_gives_the_same_bytes() -> None:
+    found = federation(codec="1bcs")
+    assert found.publish(2, [0, 1]) == found.publish(2, [0, 1])
     found.run_until(9)
     before = found.models(9)
-    hello = {i: {"config": ConfigRecord({**SETTINGS, "neighbours": NEIGHBOURS[i]})} for i in range(M)}
+    hello = {
+        i: {"config": ConfigRecord({**SETTINGS, "codec": "1bcs", "neighbours": NEIGHBOURS[i]})}
+        for i in range(M)
+    }
     answers = found.ask("query.hello", hello)
     assert {i: a.config_records["hello"]["next"] for i, a in answers.items()} == found.next
     assert {i: a.config_records["hello"]["want"] for i, a in answers.items()} == found.want
     assert np.array_equal(found.models(9), before)
-
-
-def test_publishing_twice_gives_the_same_bytes() -> None:
-    found = federation(codec="1bcs")
-    assert found.publish(2, [0, 1]) == found.publish(2, [0, 1])
 
 
 def test_one_nodes_error_does_not_fail_the_others() -> None:
@@ -446,29 +338,27 @@ def test_one_nodes_error_does_not_fail_the_others() -> None:
     assert all(isinstance(answer, RecordDict) for answer in answers[1:])
 
 
-def test_payloads_of_strangers_are_refused() -> None:
-    found = federation()
-    k, i = found.next[0], 0
-    stranger = next(j for j in range(1, M) if j not in NEIGHBOURS[0])
-    content = {
-        "config": ConfigRecord({"iteration": k}),
-        "bundle": ConfigRecord({str(stranger): bytes(8 * N)}),
-    }
-    with pytest.raises(ValueError, match=rf"the bundle has the senders \[{stranger}\]; valid are neighbours"):
-        found.ask("train.update", {i: content})
+STRANGER = next(j for j in range(1, M) if j not in NEIGHBOURS[0])
 
 
-def test_a_node_communicates_at_its_own_times_only() -> None:
+@pytest.mark.parametrize(
+    ("kind", "iteration", "records", "text"),
+    [
+        ("train.update", 12, {"bundle": ConfigRecord({str(STRANGER): bytes(8 * N)})},
+            rf"the bundle has the senders \[{STRANGER}\]; valid are neighbours"),
+        ("train.update", 11, {}, "iteration is 11; valid is a multiple of kappa = 4"),
+        ("query.publish", 2, {}, "iteration is 2; valid is"),
+        ("query.monitor", 9, {"arrays": to_record({"mean": np.zeros(N + 1)})},
+            rf"the message's array has the shape \({N + 1},\); valid is"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_nodes_state_is_refused(
+    kind: str, iteration: int, records: dict[str, Any], text: str
+) -> None:
     found = federation(**{"kappa-low": 4, "kappa-high": 4})
-    with pytest.raises(ValueError, match="iteration is 3; valid is a multiple of kappa = 4"):
-        found.ask("train.update", {0: {"config": ConfigRecord({"iteration": 3})}})
-
-
-def test_a_past_iteration_is_refused() -> None:
-    found = federation()
     found.run_until(9)
-    with pytest.raises(ValueError, match="iteration is 2; valid is"):
-        found.publish(2, [0])
+    with pytest.raises(ValueError, match=text):
+        found.ask(kind, {0: {"config": ConfigRecord({"iteration": iteration}), **records}})
 
 
 def test_a_monitor_hears_the_objective_of_the_node_or_of_a_model_that_it_sends() -> None:
@@ -480,12 +370,6 @@ def test_a_monitor_hears_the_objective_of_the_node_or_of_a_model_that_it_sends()
     told = found.ask("query.monitor", {2: {"config": config, "arrays": to_record({"mean": mean})}})[2]
     assert own["objective"] == problems[2].value(w[2])
     assert told.metric_records["metrics"]["mean-objective"] == problems[2].value(mean)
-
-
-def test_a_model_of_another_size_is_refused() -> None:
-    config, arrays = ConfigRecord({"iteration": 4}), to_record({"mean": np.zeros(N + 1)})
-    with pytest.raises(ValueError, match=rf"the message's array has the shape \({N + 1},\); valid is"):
-        federation().ask("query.monitor", {2: {"config": config, "arrays": arrays}})
 
 
 def test_a_node_may_refuse_to_show_its_model() -> None:
@@ -503,50 +387,35 @@ def test_sound_privacy_tells_no_scalars_of_the_model(mode: str, told: bool) -> N
         assert ("disagreement" in metrics, "change" in metrics) == (told, told)
 
 
-def test_sound_noise_comes_from_the_operating_system_unless_a_simulation_asks_for_the_seed() -> None:
-    configs = [
-        {**SETTINGS, "neighbours": NEIGHBOURS[i], "privacy": "sound", "noise-source": None} for i in range(M)
-    ]
-    configs = [{key: value for key, value in config.items() if value is not None} for config in configs]
-    problems = squares(SEED, M, N, S)
-    a, b = (Federation(ceps_client, problems, configs).run_until(6) for _ in range(2))
-    assert not np.array_equal(a, b)
-    assert np.array_equal(*(federation(privacy="sound").run_until(6) for _ in range(2)))
+def test_sound_noise_is_of_the_seed_only_where_a_simulation_asks_and_its_node_does_not_insist() -> None:
+    problems, seeded = squares(SEED, M, N, S), {**SETTINGS, "privacy": "sound"}
+    entropy = {key: value for key, value in seeded.items() if key != "noise-source"}
 
+    def models(settings: dict[str, Any], **own: Any) -> Array:
+        configs = [{**settings, "neighbours": NEIGHBOURS[i]} for i in range(M)]
+        return Federation(ceps_client, problems, configs, **own).run_until(6)
 
-def test_a_node_that_insists_on_entropy_never_uses_the_seed() -> None:
-    configs = [{**SETTINGS, "privacy": "sound", "neighbours": NEIGHBOURS[i]} for i in range(M)]
-    keyed = {"noise-source": "entropy"}
-    found = Federation(ceps_client, squares(SEED, M, N, S), configs, **keyed)
-    assert not np.array_equal(found.run_until(6), federation(privacy="sound").run_until(6))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("method", "fedavg", "method is 'fedavg' in the message's config; valid is 'ceps'"),
-        ("s", 0, "s is 0 .* valid is an integer >= 1"),
-        ("r", 1.5, r"r is 1.5 .* valid is a number in \(0, 1\]"),
-        ("mu", 0.0, "mu is 0.0 .* valid is a finite number > 0"),
-        ("kappa-high", 1, "kappa-high is 1 .* valid is kappa-low = 2 or more"),
-        ("sigma-rule", "best", "sigma-rule is 'best' .* valid is 'paper' or 'fixed_c'"),
-        ("c", -1.0, "c is -1.0 .* valid is a finite number > 0"),
-        ("privacy", "some", "privacy is 'some' .* valid is 'none' or 'paper' or 'sound'"),
-        ("codec", "morse", "codec is 'morse'; valid is one of"),
-        ("neighbours", [1, 1], r"neighbours is \[1, 1\] .* valid is a list of other nodes"),
-        ("neighbours", [0], r"neighbours is \[0\] .* valid is a list of other nodes"),
-        ("num-nodes", 0, "num-nodes is 0 .* valid is an integer >= 1"),
-    ],
-)
-def test_bad_settings_are_refused_by_name(key: str, value: Any, text: str) -> None:
-    config = {**SETTINGS, "neighbours": [1, 2], key: value}
-    with pytest.raises(ValueError, match=text):
-        _greet(config)
+    first = models(seeded)
+    assert np.array_equal(models(seeded), first)
+    assert not np.array_equal(models(entropy), models(entropy))
+    assert not np.array_equal(models(seeded, **{"noise-source": "entropy"}), first)
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({"method": "fedavg"}, "method is 'fedavg' in the message's config; valid is 'ceps'"),
+        ({"s": 0}, "s is 0 .* valid is an integer >= 1"),
+        ({"r": 1.5}, r"r is 1.5 .* valid is a number in \(0, 1\]"),
+        ({"mu": 0.0}, "mu is 0.0 .* valid is a finite number > 0"),
+        ({"kappa-high": 1}, "kappa-high is 1 .* valid is kappa-low = 2 or more"),
+        ({"sigma-rule": "best"}, "sigma-rule is 'best' .* valid is 'paper' or 'fixed_c'"),
+        ({"c": -1.0}, "c is -1.0 .* valid is a finite number > 0"),
+        ({"privacy": "some"}, "privacy is 'some' .* valid is 'none' or 'paper' or 'sound'"),
+        ({"codec": "morse"}, "codec is 'morse'; valid is one of"),
+        ({"neighbours": [1, 1]}, r"neighbours is \[1, 1\] .* valid is a list of other nodes"),
+        ({"neighbours": [0]}, r"neighbours is \[0\] .* valid is a list of other nodes"),
+        ({"num-nodes": 0}, "num-nodes is 0 .* valid is an integer >= 1"),
         ({"privacy": "paper", "epsilon": 0.0}, "epsilon is 0.0 .* valid is a finite number > 0"),
         ({"privacy": "paper", "delta": 0.0}, r"delta is 0 .* valid is a number in \(0, 1\)"),
         ({"privacy": "paper", "sens": -1.0}, "sens is -1.0"),
@@ -555,16 +424,8 @@ def test_bad_settings_are_refused_by_name(key: str, value: Any, text: str) -> No
         ({"privacy": "sound", "noise-source": "dice"}, "noise-source is 'dice'"),
     ],
 )
-def test_bad_privacy_is_refused_by_name(changes: dict[str, Any], text: str) -> None:
+def test_bad_settings_are_refused_by_name(changes: dict[str, Any], text: str) -> None:
+    app = ceps_client(lambda own: quadratic(T[0]))
+    config = ConfigRecord({**SETTINGS, "neighbours": [1, 2], **changes})
     with pytest.raises(ValueError, match=text):
-        _greet({**SETTINGS, "neighbours": [1, 2], **changes})
-
-
-def _greet(config: dict[str, Any]) -> None:
-    problem: Problem = quadratic(T[0])
-    handler = ceps_client(lambda own: problem).batch_handler("query.hello")
-    assert handler is not None
-    call = Call(RecordDict({"config": ConfigRecord(config)}), context(0), "query.hello")
-    (answer,) = handler([call])
-    if isinstance(answer, Exception):
-        raise answer
+        answered(app, "query.hello", context(0), RecordDict({"config": config}))

@@ -16,11 +16,13 @@ OWN = np.linspace(-1.0, 1.0, N)
 RECEIVED = {j: OWN + 0.1 * np.random.default_rng(j).normal(size=N) for j in (0, 2, 3, 4)}
 
 
-def test_clipping_beyond_all_distances_and_trimming_nothing_are_the_mean() -> None:
+def test_rules_that_leave_nothing_out_are_the_mean_and_who_heard_nobody_keeps_its_model() -> None:
     mean = neighbour_mean(1, OWN, RECEIVED)
     assert Neighbourhood().combined(1, OWN, RECEIVED).tobytes() == mean.tobytes()
     for rule in (Neighbourhood("clipped", 1e9), Neighbourhood("trimmed-mean", 0.0)):
         assert rule.combined(1, OWN, RECEIVED) == pytest.approx(mean, rel=1e-12)
+    for name in ("mean", "median", "trimmed-mean", "clipped"):
+        assert (Neighbourhood(name, 0.2).combined(1, OWN, {}) == OWN).all()
 
 
 def test_a_liar_moves_a_clipped_mean_by_twice_tau_over_the_models_at_most() -> None:
@@ -38,11 +40,6 @@ def test_what_a_liar_among_five_sends_leaves_each_entry_between_honest_ones(rule
         found = rule.combined(1, OWN, {**RECEIVED, 3: np.full(N, lie)})
         assert (honest.min(axis=0) <= found).all()
         assert (found <= honest.max(axis=0)).all()
-
-
-def test_a_node_that_heard_nobody_keeps_its_model() -> None:
-    for rule in ("mean", "median", "trimmed-mean", "clipped"):
-        assert (Neighbourhood(rule, 0.2).combined(1, OWN, {}) == OWN).all()
 
 
 @pytest.mark.parametrize(

@@ -98,25 +98,18 @@ def test_the_limits_of_different_nodes_differ() -> None:
 XI = {1: np.array([0, 0, 1.5, 0])}
 
 
-def test_noise_as_printed_is_gone_before_a_neighbour_hears_it() -> None:
-    history = path_trajectory(7, "paper", XI)
-    np.testing.assert_allclose(history[4][1], (0, 0, 1.2, -0.98684674), atol=1e-8)
-    np.testing.assert_allclose(history[5][1], (0.76403972, 0, 0, -0.98684674), atol=1e-8)
-    np.testing.assert_allclose(history[6][1], (0.81179220, 0, 0, -0.98684674), atol=1e-8)
-    np.testing.assert_allclose(history[7][0], (0.97700100, 0, 0, -0.90765285), atol=1e-8)
-
-
-def test_sound_noise_stays() -> None:
-    history = path_trajectory(7, "sound", XI)
+def test_noise_as_printed_is_gone_before_a_neighbour_hears_it_and_sound_noise_stays() -> None:
+    printed, sound = path_trajectory(7, "paper", XI), path_trajectory(7, "sound", XI)
+    np.testing.assert_allclose(printed[4][1], (0, 0, 1.2, -0.98684674), atol=1e-8)
+    np.testing.assert_allclose(printed[5][1], (0.76403972, 0, 0, -0.98684674), atol=1e-8)
+    np.testing.assert_allclose(printed[6][1], (0.81179220, 0, 0, -0.98684674), atol=1e-8)
+    np.testing.assert_allclose(printed[7][0], (0.97700100, 0, 0, -0.90765285), atol=1e-8)
     for k in (4, 5, 6):
-        np.testing.assert_allclose(history[k][1], (0, 0, 1.2, -0.98684674), atol=1e-8)
-    np.testing.assert_allclose(history[7][1], (0, 0, 1.33333333, -1.02547857), atol=1e-8)
-    np.testing.assert_allclose(history[7][0], (0.90935165, 0, 0, -0.90765285), atol=1e-8)
-
-
-@pytest.mark.parametrize("mode", ["paper", "sound"])
-def test_no_noise_is_no_privacy_bit_for_bit(mode: str) -> None:
-    assert np.array_equal(path_trajectory(9, mode), path_trajectory(9))
+        np.testing.assert_allclose(sound[k][1], (0, 0, 1.2, -0.98684674), atol=1e-8)
+    np.testing.assert_allclose(sound[7][1], (0, 0, 1.33333333, -1.02547857), atol=1e-8)
+    np.testing.assert_allclose(sound[7][0], (0.90935165, 0, 0, -0.90765285), atol=1e-8)
+    for mode in ("paper", "sound"):
+        assert np.array_equal(path_trajectory(9, mode), path_trajectory(9))
 
 
 def test_a_node_alone_does_iterative_hard_thresholding() -> None:
@@ -179,11 +172,18 @@ STEADY = Rules(5, 0.1, 12, 0.4, 2)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_noise_free_node_holds_still_between_communications(seed: int) -> None:
+def test_between_communications_a_noise_free_node_holds_still_and_printed_noise_shrinks(seed: int) -> None:
     state = random_state(seed, STEADY, communicated=True)
+    clean, rho = state.w, 0.1 / (STEADY.c(3) + 0.1)
     for steps in range(1, 12):
         moved = advance(state, state.iteration + steps, STEADY).w
-        np.testing.assert_allclose(moved, state.w, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(moved, clean, rtol=1e-12, atol=1e-15)
+    deviation = 0.01 * (clean != 0)
+    state = replace(state, w=clean + deviation)
+    for _ in range(4):
+        state = local_step(state, STEADY)
+        deviation = rho * deviation
+        np.testing.assert_allclose(state.w - clean, deviation, atol=1e-14)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 12])
@@ -195,58 +195,32 @@ def test_the_first_phase_has_its_closed_form(steps: int) -> None:
     np.testing.assert_allclose(advance(state, steps, STEADY).w, expected, rtol=1e-12)
 
 
-def test_noise_as_printed_shrinks_by_the_contraction_at_each_local_step() -> None:
-    state = random_state(4, STEADY, communicated=True)
-    clean, rho = state.w, 0.1 / (STEADY.c(3) + 0.1)
-    deviation = 0.01 * (clean != 0)
-    state = replace(state, w=clean + deviation)
-    for _ in range(4):
-        state = local_step(state, STEADY)
-        deviation = rho * deviation
-        np.testing.assert_allclose(state.w - clean, deviation, atol=1e-14)
-
-
-def test_communications_that_were_passed_over_are_counted_as_missed() -> None:
+def test_communications_that_were_passed_over_are_counted_as_missed_once_and_no_node_goes_back() -> None:
     start = NodeState(ZERO, np.ones(4), 0, 3)
-    twelve = replace(STEADY, s=2)
-    assert [advance(start, k, twelve).missed for k in (1, 12, 13, 24, 25, 37)] == [0, 0, 1, 1, 2, 3]
-
-
-def test_passing_over_in_two_goes_counts_no_communication_twice() -> None:
-    start = NodeState(ZERO, np.ones(4), 0, 3)
+    assert [advance(start, k, STEADY).missed for k in (1, 12, 13, 24, 25, 37)] == [0, 0, 1, 1, 2, 3]
     halfway = advance(start, 12, STEADY)
-    assert advance(halfway, 25, STEADY).missed == advance(start, 25, STEADY).missed == 2
-
-
-def test_no_node_goes_back() -> None:
+    assert advance(halfway, 25, STEADY).missed == 2
     with pytest.raises(ValueError, match="iteration is 11; valid is 12 or later"):
-        advance(random_state(0, STEADY, communicated=True), 11, STEADY)
+        advance(halfway, 11, STEADY)
 
 
 # Communication
 
 
-def test_who_hears_nobody_takes_a_local_step_and_counts_it() -> None:
-    problem, constants = quadratic(T[1]), rules(1)
-    state = replace(initial_state(problem, constants, SILENT), w=T[2], iteration=3)
-    after = communicate(state, 1, {}, problem, constants, SILENT)
-    assert np.array_equal(after.w, local_step(state, constants).w)
-    assert (after.missed, after.gradients, after.iteration, after.participants) == (1, 1, 4, 3)
-
-
-def test_participants_are_those_that_were_heard_and_the_node_itself() -> None:
+def test_participants_are_those_that_were_heard_and_without_any_it_is_a_local_step_that_is_counted() -> None:
     problem, constants = quadratic(T[1]), rules(1)
     state = replace(initial_state(problem, constants, SILENT), w=T[2], iteration=3)
     after = communicate(state, 1, {0: T[0]}, problem, constants, SILENT)
     mean, c = (T[2] + T[0]) / 2, 0.5 * 2
     assert after.participants == 2
     np.testing.assert_allclose(after.u, c * mean - (mean - T[1]), atol=1e-14)
-
-
-def test_a_fixed_c_does_not_depend_on_who_was_heard() -> None:
-    fixed = replace(rules(1), fixed_c=True, sigma=1.3)
+    after = communicate(state, 1, {}, problem, constants, SILENT)
+    assert np.array_equal(after.w, local_step(state, constants).w)
+    assert (after.missed, after.gradients, after.iteration, after.participants) == (1, 1, 4, 3)
+    # A fixed c does not depend on who was heard.
+    fixed = replace(constants, fixed_c=True, sigma=1.3)
     assert {fixed.c(participants) for participants in (1, 2, 7)} == {1.3}
-    assert rules(1).c(3) == 1.5
+    assert constants.c(3) == 1.5
 
 
 def test_sound_noise_is_in_the_first_release_too() -> None:

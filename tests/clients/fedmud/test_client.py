@@ -31,7 +31,6 @@ from hedgerow.clients.training.epochs import epoch_batches
 from hedgerow.sim import InProcessGrid, flower_identity, through_the_wire
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
 from hedgerow.strategies.fedmud import CompressedLayers
-from hedgerow.tasks import build_model
 from hedgerow.wire import Call, Factorisation, to_record, to_state_dict
 
 NODES, CLASSES = 6, 3
@@ -347,40 +346,43 @@ def newcomers(
     return {key: array.numpy() for key, array in result.arrays.items()}, strategy, sent, lost[1:]
 
 
-def test_nodes_that_draw_the_initial_base_are_never_sent_one() -> None:
-    final, strategy, sent, lost = newcomers()
+@pytest.fixture(scope="module")
+def drawn() -> Any:
+    return newcomers()
+
+
+def test_nodes_that_draw_the_initial_base_are_never_sent_one(drawn: Any) -> None:
+    final, strategy, sent, lost = drawn
     assert not any("base" in content for content in sent)
     assert lost == [{}] * 6
     plain, unseeded, _, _ = newcomers(seeded_base=False)
     assert same_arrays(final, plain)
     assert strategy.traffic()["catchup"].bits < unseeded.traffic()["catchup"].bits
     assert strategy.traffic()["catchup"].messages == strategy.ledger.total("server->client").messages
+    state = strategy.state_dict()
+    unseeded.load_state_dict(state)
+    assert unseeded.traffic() == strategy.traffic()
+    told = state["parts"]["downlink"]["base-checksum"]
+    assert unseeded.state_dict()["parts"]["downlink"]["base-checksum"] == told != ""
 
 
-@pytest.mark.parametrize("sync", ["dense", "broadcast"])
-def test_whatever_the_way_of_sending_drawn_bases_train_the_same_model(sync: str) -> None:
-    final, _, sent, _ = newcomers(sync=sync)
-    assert same_arrays(final, newcomers()[0])
-    assert all(("base" in content) == (sync == "dense") for content in sent)
-
-
-def test_nodes_that_forget_everything_draw_the_base_anew() -> None:
-    final, _, sent, lost = newcomers(forgets=True)
-    assert lost == [{}] * 6
-    assert not any("base" in content for content in sent)
-    assert same_arrays(final, newcomers()[0])
-    # Whoever was thought to hold a later version said so, and was sent all updates in the same round.
-    assert len(sent) > 6
-
-
-@pytest.mark.parametrize("how", [{"draw": False}, {"other": True}], ids=str)
-def test_whoever_cannot_draw_it_or_draws_another_is_sent_the_base_in_the_same_round(how: Any) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [{"sync": "dense"}, {"sync": "broadcast"}, {"forgets": True}, {"draw": False}, {"other": True}],
+    ids=str,
+)
+def test_however_nodes_come_by_the_initial_base_it_is_in_the_same_round_and_the_same_model(
+    how: dict[str, Any], drawn: Any
+) -> None:
     final, strategy, sent, lost = newcomers(**how)
     assert lost == [{}] * 6
-    assert same_arrays(final, newcomers()[0])
-    asked = [content for content in sent if "base" in content]
-    assert asked
-    assert strategy.ledger.total("server->client").messages == len(sent) > 6
+    assert same_arrays(final, drawn[0])
+    sent_base = sum("base" in content for content in sent)
+    if "sync" in how:
+        assert sent_base == (len(sent) if how["sync"] == "dense" else 0)
+    else:  # Who forgot draws it anew; who cannot draw it, or drew another, is sent it.
+        assert (sent_base == 0) == ("forgets" in how)
+        assert strategy.ledger.total("server->client").messages == len(sent) > 6
 
 
 def test_a_node_is_answered_once_a_round() -> None:
@@ -406,87 +408,58 @@ def test_a_node_is_answered_once_a_round() -> None:
     assert lost[1:] == [{"need base": 2}]
 
 
-def test_a_run_with_drawn_bases_goes_on_to_the_same_bits() -> None:
-    final, strategy, _, _ = newcomers()
-    state = strategy.state_dict()
-    again, resumed, _, _ = newcomers()
-    resumed.load_state_dict(state)
-    assert resumed.traffic() == strategy.traffic()
-    told = state["parts"]["downlink"]["base-checksum"]
-    assert resumed.state_dict()["parts"]["downlink"]["base-checksum"] == told != ""
-    assert same_arrays(again, final)
-
-
 # What a node answers.
 
 
 @pytest.mark.parametrize("variant", [*FORMS, "lmt", "para"])
-def test_a_reply_holds_factors_and_what_is_not_compressed_and_nothing_else(variant: str) -> None:
+def test_a_reply_holds_factors_what_is_not_compressed_and_its_metrics_and_nothing_else(variant: str) -> None:
     model = third_party()
-    own = context()
-    reply = answer(model, message(model, own, variant=variant))
+    own = message(model, context(), variant=variant, version=3, from_version=3, batch_size=3)
+    reply = answer(model, own)
     plan = plan_of(model, {**PLAN, "variant": variant})
     compressed = {layer.key for layer in plan.layers}
     assert compressed == {"3.weight", "6.weight"}
     assert reply["arrays"].keys() == plan.shapes.keys() | (model.state_dict().keys() - compressed)
     assert {key: reply["arrays"][key].shape for key in plan.shapes} == plan.shapes
-    assert reply["metrics"].keys() == {
-        "num-examples",
-        "num-batches",
-        "train-loss",
-        "base-version",
-        "need-base",
-    }
+    metrics = dict(reply["metrics"])
+    assert 0.5 < metrics.pop("train-loss") < 3  # type: ignore[operator]
+    assert metrics == {"num-examples": 8, "num-batches": 3, "base-version": 3, "need-base": 0}
 
 
-def test_a_reply_tells_of_examples_batches_loss_and_base() -> None:
+def test_ef21p_sends_k_values_and_fedbat_a_bit_a_weight() -> None:
     model = third_party()
-    metrics = answer(model, message(model, context(), version=3, from_version=3, batch_size=3))["metrics"]
-    assert (metrics["num-examples"], metrics["num-batches"]) == (8, 3)
-    assert (metrics["base-version"], metrics["need-base"]) == (3, 0)
-    assert 0.5 < metrics["train-loss"] < 3
-
-
-def test_ef21p_sends_k_values() -> None:
-    model = third_party()
+    others = model.state_dict().keys() - {"3.weight", "6.weight"}
     arrays = answer(model, message(model, context(), method="ef21p", variant="dense", keep=11))["arrays"]
     assert arrays["values"].shape == (11,)
-    assert arrays.keys() - {"values"} == model.state_dict().keys() - {"3.weight", "6.weight"}
-
-
-def test_fedbat_sends_a_bit_a_weight() -> None:
-    model = third_party()
+    assert arrays.keys() == others | {"values"}
     arrays = answer(model, message(model, context(), method="fedbat", variant="dense"))["arrays"]
     assert arrays["3.weight:bits"].shape == (math.ceil(6 * 2 * 9 / 8),)
     assert arrays["6.weight:bits"].dtype == "uint8"
     coded = {f"{key}:{part}" for key in ("3.weight", "6.weight") for part in ("bits", "alpha")}
-    assert arrays.keys() == coded | (model.state_dict().keys() - {"3.weight", "6.weight"})
+    assert arrays.keys() == coded | others
 
 
-@pytest.mark.parametrize("variant", ["mud", "mud+aad", "mud+bkd+aad", "lmt"])
-def test_a_node_trains_its_wrapped_model_by_plain_local_sgd(variant: str) -> None:
-    model = third_party()
+@pytest.mark.parametrize("variant", ["mud", "mud+aad", "mud+bkd+aad", "lmt", "dense"])
+def test_a_node_trains_its_wrapped_model_by_plain_local_sgd_and_leaves_the_message(variant: str) -> None:
+    model, dense = third_party(), variant == "dense"
     task = task_of(model)(context(2))
-    reply = answer(model, message(model, context(2), variant=variant))
-    wrapped = wrap(model, plan_of(model, {**PLAN, "variant": variant}), run_seed=5)
+    how: dict[str, Any] = {"method": "dense", "drop": ["base"]} if dense else {}
+    one = message(model, context(2), variant=variant, **how)
+    before = {name: to_state_dict(record) for name, record in one.content.array_records.items()}
+    sent = to_state_dict(answer(model, one)["arrays"])
+    after = {name: to_state_dict(record) for name, record in one.content.array_records.items()}
+    assert all(torch.equal(after[n][key], value) for n, part in before.items() for key, value in part.items())
+    trains: Any = third_party()
+    if not dense:
+        trains = wrap(trains, plan_of(model, {**PLAN, "variant": variant}), run_seed=5)
     batches = epoch_batches(task.part, seed=5, round=1, partition_id=2, epochs=2, batch_size=4)
-    work = LocalWork(copy.deepcopy(wrapped.state_dict()), task.x, task.y, batches, 0.1)
-    (trained,) = local_sgd(wrapped, [work], cross_entropy, "loop")
-    expected = wrapped.factors_of(trained.state) | wrapped.rest_of(trained.state)
-    sent = to_state_dict(reply["arrays"])
+    work = LocalWork(copy.deepcopy(trains.state_dict()), task.x, task.y, batches, 0.1)
+    (trained,) = local_sgd(trains, [work], cross_entropy, "loop")
+    expected = trained.state
+    if not dense:
+        expected = trains.factors_of(trained.state) | trains.rest_of(trained.state)
     assert sent.keys() == expected.keys()
     assert all(torch.equal(sent[key], value) for key, value in expected.items())
-
-
-def test_the_dense_method_is_local_sgd_of_the_model() -> None:
-    model = third_party()
-    task = task_of(model)(context(2))
-    reply = answer(model, message(model, context(2), method="dense", variant="dense", drop=["base"]))
-    batches = epoch_batches(task.part, seed=5, round=1, partition_id=2, epochs=2, batch_size=4)
-    work = LocalWork(copy.deepcopy(third_party().state_dict()), task.x, task.y, batches, 0.1)
-    (trained,) = local_sgd(third_party(), [work], cross_entropy, "loop")
-    sent = to_state_dict(reply["arrays"])
-    assert all(torch.equal(sent[key], value) for key, value in trained.state.items())
 
 
 def test_factors_in_the_message_are_where_training_starts() -> None:
@@ -501,33 +474,23 @@ def test_factors_in_the_message_are_where_training_starts() -> None:
     assert not any(torch.equal(sent[0][key], sent[1][key]) for key in plan.shapes)
 
 
-def test_the_base_follows_the_servers_merges_bit_for_bit() -> None:
-    model, own = third_party(), context()
-    plan = plan_of(model, PLAN)
-    answer(model, message(model, own))
-    factors = {key: value + 0.1 for key, value in plan.init(5, 0).items()}
-    second = message(model, own, version=1, drop=["base"])
-    second.content["merges"] = to_record({f"0/{key}": value for key, value in factors.items()})
-    answer(model, second)
-    first = to_state_dict(message(model, own).content["base"])
-    merged = plan.merge(first, factors, plan.frozen(5, 0))
-    held = to_state_dict(own.state.array_records["base"])
-    assert all(torch.equal(held[key], value) for key, value in merged.items())
-
-
-def test_a_node_that_only_listens_follows_too() -> None:
+def test_the_base_of_who_trains_and_who_only_listens_follows_the_servers_merges_bit_for_bit() -> None:
     model = third_party()
     plan, trains, listens = plan_of(model, PLAN), context(1), context(2)
     answer(model, message(model, trains))
-    reply = answer(model, message(model, listens, "query.merge"))
+    answer(model, message(model, listens, "query.merge"))
+    factors = {key: value + 0.1 for key, value in plan.init(5, 0).items()}
     for own, kind in ((trains, "train"), (listens, "query.merge")):
         one = message(model, own, kind, version=1, drop=["base"])
-        one.content["merges"] = to_record({f"0/{key}": value + 0.1 for key, value in plan.init(5, 0).items()})
+        one.content["merges"] = to_record({f"0/{key}": value for key, value in factors.items()})
         reply = answer(model, one)
     assert reply.array_records == {}
     assert dict(reply["metrics"]) == {"num-examples": samples(2), "base-version": 1, "need-base": 0}
-    a, b = (to_state_dict(own.state.array_records["base"]) for own in (trains, listens))
-    assert all(torch.equal(a[key], b[key]) for key in a)
+    first = to_state_dict(message(model, trains).content["base"])
+    merged = plan.merge(first, factors, plan.frozen(5, 0))
+    for own in (trains, listens):
+        held = to_state_dict(own.state.array_records["base"])
+        assert all(torch.equal(held[key], value) for key, value in merged.items())
 
 
 @pytest.mark.parametrize("method", ["factored", "ef21p", "fedbat"])
@@ -547,89 +510,51 @@ def test_a_node_without_a_base_says_so(method: str) -> None:
     through_the_wire(reply, "reply")
 
 
-def test_the_message_is_not_changed() -> None:
-    model = third_party()
-    one = message(model, context())
-    before = {name: to_state_dict(record) for name, record in one.content.array_records.items()}
-    answer(model, one)
-    after = {name: to_state_dict(record) for name, record in one.content.array_records.items()}
-    assert all(torch.equal(after[n][key], value) for n, part in before.items() for key, value in part.items())
-
-
-@pytest.mark.parametrize("method", ["factored", "dense", "ef21p", "fedbat"])
-def test_a_node_answers_the_same_alone_and_among_others(method: str) -> None:
-    model = third_party()
-    variant = "mud+bkd" if method == "factored" else "dense"
-
-    def calls() -> list[Call]:
-        return [message(model, context(i), method=method, variant=variant, keep=3) for i in range(4)]
-
-    first, second = calls(), calls()
-    together = answers(model, first)
-    alone = [answer(model, one) for one in second]
-    for a, b in zip(together, alone, strict=True):
-        left, right = to_state_dict(a["arrays"]), to_state_dict(b["arrays"])
-        assert all(torch.equal(left[key], value) for key, value in right.items())
-        assert dict(a["metrics"]) == dict(b["metrics"])
-
-
-@pytest.mark.parametrize("variant", ["mud+aad", "lmt"])
-def test_a_stack_of_nodes_learns_what_a_loop_learns(variant: str) -> None:
-    model = perceptron()
-    calls = [message(model, context(i), variant=variant) for i in range(4)]
-    for a, b in zip(answers(model, calls, "loop"), answers(model, calls, "stack"), strict=True):
-        left, right = to_state_dict(a["arrays"]), to_state_dict(b["arrays"])
-        assert left.keys() == right.keys()
-        assert max(float((left[key] - right[key]).abs().max()) for key in left) < 1e-6
-
-
-def test_it_introduces_itself_and_evaluates_dense_models() -> None:
-    model = third_party()
-    app = fedmud_client(task_of(model))
-    handlers = {kind: app.batch_handler(kind) for kind in ("query.whoami", "evaluate")}
-    dense = RecordDict({"arrays": to_record(copy.deepcopy(model.state_dict()))})
-    (me,) = handlers["query.whoami"]([Call(RecordDict(), context(3), "query.whoami")])  # type: ignore[misc]
-    (result,) = handlers["evaluate"]([Call(dense, context(3), "evaluate")])  # type: ignore[misc]
-    assert (me["whoami"]["partition-id"], me["whoami"]["num-examples"]) == (3, samples(3))  # type: ignore[index]
-    assert result["metrics"]["num-examples"] == samples(3)  # type: ignore[index]
-
-
 # Errors: one clear message, of that node alone.
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "match"),
-    [
-        ("method", "fedsgd", "method is 'fedsgd' .* valid is 'factored' or 'dense'"),
-        ("variant", "svd", "variant is 'svd'"),
-        ("ratio", 0.0, "ratio is 0.0"),
-        ("ratio", 1.5, "ratio is 1.5"),
-        ("budget", "all", "budget is 'all'"),
-        ("init-a", -1.0, "init-a is -1.0"),
-        ("layout", "round", "layout is 'round'"),
-        ("tight", 1, "tight is 1"),
-        ("skip-front", -1, "skip-front is -1"),
-        ("skip-back", 4, "skip_back is 5"),
-        ("fingerprint", "0" * 16, "fingerprint is '0000000000000000' .* different models"),
-        ("version", None, "version is None"),
-        ("from-version", -1, "from-version is -1"),
-        ("keep-base", "yes", "keep-base is 'yes'"),
-        ("run-seed", -1, "run-seed is -1"),
-        ("seed", 0.5, "seed is 0.5"),
-        ("server-round", None, "server-round is None"),
-        ("learning-rate", 0.0, "learning-rate is 0.0"),
-        ("local-epochs", 0, "local-epochs is 0"),
-        ("batch-size", 0, "batch-size is 0"),
-    ],
-)
-def test_a_bad_config_fails_that_node_with_one_clear_error(key: str, value: Any, match: str) -> None:
+DENSE = {"variant": "dense"}
+# How the message is made, what its config has then, and what is wrong.
+BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"method": "fedsgd"}, "method is 'fedsgd' .* valid is 'factored' or 'dense'"),
+    ({}, {"variant": "svd"}, "variant is 'svd'"),
+    ({}, {"ratio": 0.0}, "ratio is 0.0"),
+    ({}, {"ratio": 1.5}, "ratio is 1.5"),
+    ({}, {"budget": "all"}, "budget is 'all'"),
+    ({}, {"init-a": -1.0}, "init-a is -1.0"),
+    ({}, {"layout": "round"}, "layout is 'round'"),
+    ({}, {"tight": 1}, "tight is 1"),
+    ({}, {"skip-front": -1}, "skip-front is -1"),
+    ({}, {"skip-back": 4}, "skip_back is 5"),
+    ({}, {"fingerprint": "0" * 16}, "fingerprint is '0000000000000000' .* different models"),
+    ({"version": None}, {}, "version is None"),
+    ({}, {"from-version": -1}, "from-version is -1"),
+    ({}, {"keep-base": "yes"}, "keep-base is 'yes'"),
+    ({}, {"run-seed": -1}, "run-seed is -1"),
+    ({}, {"seed": 0.5}, "seed is 0.5"),
+    ({"server_round": None}, {}, "server-round is None"),
+    ({}, {"learning-rate": 0.0}, "learning-rate is 0.0"),
+    ({}, {"learning-rate": 1e30}, "learning-rate is 1e[+]30 and makes the model not finite"),
+    ({}, {"local-epochs": 0}, "local-epochs is 0"),
+    ({}, {"batch-size": 0}, "batch-size is 0"),
+    # Batch normalisation refuses the one sample that is left of 8.
+    ({}, {"batch-size": 7}, "Expected more than 1 value per channel"),
+    ({"drop": ["arrays"]}, {}, r"ArrayRecords \['base'\]; valid is with 'arrays'"),
+    ({"drop": ["config"]}, {}, "0 ConfigRecords"),
+    ({"variant": "lmt", "drop": ["factors"]}, {}, "valid is with 'factors'"),
+    ({"method": "ef21p", **DENSE}, {}, "keep is None"),
+    ({"method": "ef21p", **DENSE, "keep": 10**6}, {}, "keep is 1000000; valid is 1 to"),
+]
+
+
+@pytest.mark.parametrize(("made", "config", "match"), BAD)
+def test_a_bad_message_fails_that_node_with_one_clear_error(
+    made: dict[str, Any], config: dict[str, Any], match: str
+) -> None:
     model = third_party()
-    bad = message(model, context(1))
-    config = bad.content.config_records["config"]
-    if value is None:
-        del config[key]
-    else:
-        config[key] = value
+    bad = message(model, context(1), **made)
+    for key, value in config.items():
+        bad.content.config_records["config"][key] = value
     first, second = answers(model, [bad, message(model, context(2))])
     assert isinstance(first, ValueError)
     with pytest.raises(ValueError, match=match):
@@ -637,69 +562,11 @@ def test_a_bad_config_fails_that_node_with_one_clear_error(key: str, value: Any,
     assert isinstance(second, RecordDict)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"drop": ["arrays"]}, r"ArrayRecords \['base'\]; valid is with 'arrays'"),
-        ({"drop": ["config"]}, "0 ConfigRecords"),
-        ({"variant": "lmt", "drop": ["factors"]}, "valid is with 'factors'"),
-        ({"method": "ef21p", "variant": "dense"}, "keep is None"),
-        ({"method": "ef21p", "variant": "dense", "keep": 10**6}, "keep is 1000000; valid is 1 to"),
-        ({"learning_rate": 1e30}, "learning-rate is 1e[+]30 and makes the model not finite"),
-    ],
-)
-def test_a_bad_message_fails_that_node_with_one_clear_error(changes: dict[str, Any], match: str) -> None:
+def test_factors_of_another_plan_and_arrays_of_another_model_are_refused() -> None:
     model = third_party()
-    first, second = answers(model, [message(model, context(1), **changes), message(model, context(2))])
-    assert isinstance(first, ValueError)
-    with pytest.raises(ValueError, match=match):
-        raise first
-    assert isinstance(second, RecordDict)
-
-
-def test_a_batch_that_the_model_does_not_take_fails_that_node_alone() -> None:
-    model = third_party()
-    # Batch normalisation refuses the one sample that is left of 10.
-    calls = [message(model, context(i), batch_size=batch_size) for i, batch_size in ((1, 4), (2, 9), (3, 4))]
-    first, second, third = answers(model, calls)
-    assert isinstance(second, ValueError)
-    assert "Expected more than 1 value per channel" in str(second)
-    assert isinstance(first, RecordDict)
-    assert isinstance(third, RecordDict)
-
-
-def test_factors_of_another_plan_are_refused() -> None:
-    model = third_party()
-    one = message(model, context())
+    one, other = message(model, context(1)), message(model, context(2))
     one.content["factors"] = ArrayRecord()
-    (error,) = answers(model, [one])
-    assert isinstance(error, ValueError)
-    assert "factor 3.weight:U is missing; valid are" in str(error)
-
-
-def test_arrays_of_another_model_are_refused() -> None:
-    model = third_party()
-    one = message(model, context())
-    del one.content.array_records["arrays"]["1.running_mean"]
-    (error,) = answers(model, [one])
-    assert isinstance(error, ValueError)
-    assert "the message's arrays are" in str(error)
-
-
-def test_a_user_of_the_defaults_trains_the_run_configs_task() -> None:
-    run_config = {
-        "dataset": "mnist-5k",
-        "partition": "iid",
-        "num-clients": 40,
-        "model": "mlp",
-        "seed": 1,
-        "device": "cpu",
-    }
-    own = Context(1, 1, {"partition-id": 0}, RecordDict(), run_config)
-    model = build_model("mlp", (1, 28, 28), 10, 1)
-    sent = message(model, own, skip_back=0, ratio=0.2)
-    handler = fedmud_client().batch_handler("train")
-    assert handler is not None
-    (reply,) = handler([sent])
-    assert isinstance(reply, RecordDict), reply
-    assert any(key.endswith(":U") for key in reply["arrays"])
+    del other.content.array_records["arrays"]["1.running_mean"]
+    first, second = answers(model, [one, other])
+    assert "factor 3.weight:U is missing; valid are" in str(first)
+    assert "the message's arrays are" in str(second)

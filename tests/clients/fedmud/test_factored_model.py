@@ -117,16 +117,11 @@ def test_local_sgd_of_mud_is_the_golden_one() -> None:
     assert three[0] == pytest.approx(0.32137241363525, rel=1e-12)
 
 
-def test_local_sgd_of_the_freezing_variant_is_the_golden_one() -> None:
-    model = linear("mud+f", {"U~": [0.5, -0.5]}, V=[0.0, 0.0])
-    steps = list(golden_steps(model, 3))
+def test_local_sgd_of_the_freezing_variant_and_of_aad_are_the_golden_ones() -> None:
+    steps = list(golden_steps(linear("mud+f", {"U~": [0.5, -0.5]}, V=[0.0, 0.0]), 3))
     assert [loss for loss, _, _ in steps] == pytest.approx([0.5, 0.390625, 0.3291015625], rel=1e-12)
-    assert [f["V"] for _, f, _ in steps] == [
-        pytest.approx(v, rel=1e-12) for v in ([0.05, 0.1], [0.0875, 0.175], [0.115625, 0.23125])
-    ]
-
-
-def test_local_sgd_of_aad_is_the_golden_one() -> None:
+    for (_, factors, _), v in zip(steps, ([0.05, 0.1], [0.0875, 0.175], [0.115625, 0.23125]), strict=True):
+        assert factors["V"] == pytest.approx(v, rel=1e-12)
     model = linear("mud+aad", {"U~": [0.5, -0.5], "V~": [1.0, -1.0]}, U=[0.0, 0.0], V=[0.0, 0.0])
     steps = list(golden_steps(model, 3))
     assert [loss for loss, _, _ in steps] == pytest.approx([0.5, 0.308125, 0.2086515625], rel=1e-12)
@@ -172,22 +167,17 @@ def test_a_reset_never_changes_what_is_computed(
 
 
 @pytest.mark.parametrize("variant", UPDATES + WEIGHTS)
-def test_the_dense_state_computes_what_the_wrapped_model_does(variant: str) -> None:
+def test_the_dense_state_and_a_reset_from_it_compute_what_the_wrapped_model_does(
+    variant: str,
+) -> None:
     wrapped = wrap(third_party(), variant=variant, ratio=0.3)
     train(wrapped)
     merged = third_party()
     merged.load_state_dict(wrapped.dense_of())
     assert torch.allclose(merged.eval()(images()), wrapped.eval()(images()), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", UPDATES)
-def test_a_merge_and_a_reset_leave_the_function_bit_for_bit(variant: str) -> None:
-    wrapped = wrap(third_party(), variant=variant, ratio=0.3)
-    train(wrapped)
-    merged = third_party()
-    merged.load_state_dict(wrapped.dense_of())
-    again = wrap(merged, wrapped.plan, run_seed=9)
-    assert torch.equal(again.eval()(images()), merged.eval()(images()))
+    if variant in UPDATES:
+        again = wrap(merged, wrapped.plan, run_seed=9)
+        assert torch.equal(again.eval()(images()), merged.eval()(images()))
 
 
 @pytest.mark.parametrize("variant", UPDATES + WEIGHTS)
@@ -199,44 +189,17 @@ def test_what_is_trained_is_what_the_plan_counts(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", UPDATES)
-def test_training_leaves_bases_and_frozen_factors_as_they_were(variant: str) -> None:
-    wrapped = wrap(third_party(), variant=variant, ratio=0.3)
+def test_every_layer_learns_and_bases_and_frozen_factors_stay(variant: str) -> None:
+    wrapped = wrap(third_party(), variant=variant, ratio=0.3, init_a=0.5)
+    base = {key: value.clone() for key, value in wrapped.dense_of().items()}
     fixed = {name: p.detach().clone() for name, p in wrapped.named_parameters() if not p.requires_grad}
     assert {f"plain.{layer.key}" for layer in wrapped.plan.layers} < fixed.keys()
     wrapped(images()).square().sum().backward()
     assert all(p.grad is None for name, p in wrapped.named_parameters() if name in fixed)
-    trained = train(wrapped)
-    assert all(torch.equal(trained.state[name], value) for name, value in fixed.items())
-
-
-@pytest.mark.parametrize("variant", ["mud", "mud+bkd"])
-def test_the_drawn_factor_moves_from_the_second_step_on(variant: str) -> None:
-    wrapped = wrap(third_party(), variant=variant, ratio=0.3)
-    before = {k: v.clone() for k, v in wrapped.factors_of().items() if k.endswith(":U")}
-    one = wrapped.factors_of(train(wrapped, steps=1).state)
-    assert all(torch.equal(one[key], value) for key, value in before.items())
-    wrapped.reset(0, 0)
-    two = wrapped.factors_of(train(wrapped, steps=2).state)
-    assert not any(torch.equal(two[key], value) for key, value in before.items())
-
-
-@pytest.mark.parametrize("variant", UPDATES)
-def test_every_layer_learns(variant: str) -> None:
-    wrapped = wrap(third_party(), variant=variant, ratio=0.3, init_a=0.5)
-    base = {key: value.clone() for key, value in wrapped.dense_of().items()}
-    dense = wrapped.dense_of(train(wrapped).state)
+    state = train(wrapped).state
+    assert all(torch.equal(state[name], value) for name, value in fixed.items())
+    dense = wrapped.dense_of(state)
     assert all(not torch.equal(dense[layer.key], base[layer.key]) for layer in wrapped.plan.layers)
-
-
-def test_steps_in_one_call_or_in_two_are_the_same() -> None:
-    together, apart = (wrap(third_party(), variant="mud+aad", ratio=0.3) for _ in range(2))
-    whole = work(together)
-    (one,) = local_sgd(together, [whole], mode="loop")
-    state: Any = whole.start
-    for batch in whole.batches:
-        step = LocalWork(state, whole.x, whole.y, [batch], whole.lr)
-        state = local_sgd(apart, [step], mode="loop")[0].state
-    assert same(one.state, state)
 
 
 # Degenerations.
@@ -283,18 +246,13 @@ def test_the_parts_of_a_state_make_it_up(variant: str) -> None:
     assert same({k: v for k, v in state.items() if k in own}, dict(own))
 
 
-def test_what_is_not_compressed_has_the_plain_models_keys() -> None:
-    plain = third_party()
-    wrapped = wrap(plain, variant="mud", ratio=0.3)
-    compressed = {layer.key for layer in wrapped.plan.layers}
-    assert compressed == {"3.weight", "5.weight", "8.weight"}
-    assert wrapped.rest_of().keys() == plain.state_dict().keys() - compressed
-
-
-def test_the_model_that_is_wrapped_is_not_changed() -> None:
+def test_what_is_not_compressed_has_the_plain_models_keys_and_the_plain_model_stays() -> None:
     plain = third_party()
     before = copy.deepcopy(plain.state_dict())
     wrapped = wrap(plain, variant="lmt", ratio=0.3)
+    compressed = {layer.key for layer in wrapped.plan.layers}
+    assert compressed == {"3.weight", "5.weight", "8.weight"}
+    assert wrapped.rest_of().keys() == plain.state_dict().keys() - compressed
     train(wrapped)
     assert same(plain.state_dict(), before)
     assert plain[3].weight.requires_grad
@@ -330,11 +288,17 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FactoredModel, 
         yield model, reconstructions
 
 
-def test_evaluation_reconstructs_once(evaluated: tuple[FactoredModel, list[int]]) -> None:
+def test_evaluation_reconstructs_once_lets_gradients_flow_and_sees_another_precision(
+    evaluated: tuple[FactoredModel, list[int]],
+) -> None:
     model, reconstructions = evaluated
     outputs = [model(images()) for _ in range(3)]
     assert len(reconstructions) == 1
     assert torch.equal(outputs[0], outputs[2])
+    with torch.enable_grad():
+        model(images()).sum().backward()
+    assert all(p.grad is not None for p in model.factors.parameters())
+    assert model.double()(images().double()).dtype == torch.float64
 
 
 def test_a_change_is_seen(evaluated: tuple[FactoredModel, list[int]]) -> None:
@@ -364,32 +328,13 @@ def test_a_change_of_a_copy_is_seen(evaluated: tuple[FactoredModel, list[int]]) 
     assert not torch.equal(twin(images()), before)
 
 
-def test_another_precision_is_seen(evaluated: tuple[FactoredModel, list[int]]) -> None:
-    model, _ = evaluated
-    model(images())
-    assert model.double()(images().double()).dtype == torch.float64
-
-
-def test_gradients_flow_in_evaluation_mode(evaluated: tuple[FactoredModel, list[int]]) -> None:
-    model, _ = evaluated
-    model(images())
-    with torch.enable_grad():
-        model(images()).sum().backward()
-    assert all(p.grad is not None for p in model.factors.parameters())
-
-
 # Errors.
 
 
-def test_a_plan_of_another_model_is_refused() -> None:
+def test_a_plan_of_another_model_and_a_weight_of_two_layers_are_refused() -> None:
     plan = wrap(build_model("lenet", IMAGES, 10, 0), variant="mud", ratio=0.3).plan
-    with pytest.raises(
-        ValueError, match=r"conv2\.weight has the shape .* in the plan; valid are the model's"
-    ):
+    with pytest.raises(ValueError, match=r"conv2\.weight has the shape .* in the plan; valid are"):
         FactoredModel(build_model("mlp", IMAGES, 10, 0), plan)
-
-
-def test_a_weight_of_two_layers_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[2].weight = model[1].weight
     with pytest.raises(ValueError, match=r"1\.weight is shared"):

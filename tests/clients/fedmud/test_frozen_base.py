@@ -1,6 +1,6 @@
 """The base that a node keeps: whoever was away, for however long, comes back to the server's bits."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.clients.contexts import context
 from torch import Tensor
 
 from hedgerow.clients.fedmud.frozen_base import Bases, Evolution
@@ -66,12 +67,6 @@ def merges(plan: Factorisation, first: int, version: int) -> ArrayRecord:
     )
 
 
-def context(run_id: int = 1) -> Context:
-    return Context(
-        run_id=run_id, node_id=9, node_config={"partition-id": 0}, state=RecordDict(), run_config={}
-    )
-
-
 def call(
     own: Context,
     version: int,
@@ -120,35 +115,18 @@ def test_whoever_missed_any_resets_holds_what_one_who_never_left_holds(
             held = version
 
 
-def test_adding_the_sum_of_the_updates_at_once_would_not_be_the_same() -> None:
-    plan = PLANS["mud"]
-    bases, zero = server_bases(plan), {key: torch.zeros_like(v) for key, v in first_base().items()}
-    updates = [plan.merge(zero, factors(plan, v), plan.frozen(RUN_SEED, v)) for v in range(ROUNDS)]
-    at_once = {key: bases[0][key] + sum(update[key] for update in updates) for key in bases[0]}
-    assert not same(at_once, bases[-1])
-
-
-def test_updates_that_the_node_has_are_skipped() -> None:
-    own = at(5)
-    assert same(current(call(own, 8, 2)), server_bases(PLANS["mud"])[8])
-
-
-def test_a_message_that_comes_twice_changes_nothing() -> None:
-    own = at(3)
-    message = call(own, 6, 3)
-    first = current(message)
-    assert same(current(message), first or {})
-    assert own.state.config_records["base-status"]["version"] == 6
-
-
-def test_a_node_at_the_current_version_needs_no_updates() -> None:
-    assert same(current(call(at(4), 4, 4)), server_bases(PLANS["mud"])[4])
-
-
-def test_a_base_in_the_message_is_taken_whatever_the_node_holds() -> None:
-    own = at(7)
-    assert same(current(call(own, 2)), server_bases(PLANS["mud"])[2])
-    assert own.state.config_records["base-status"]["version"] == 2
+@pytest.mark.parametrize(
+    ("held", "version", "first"), [(5, 8, 2), (3, 6, 3), (4, 4, 4), (7, 2, None)],
+    ids=["has some updates", "has none", "is at the version", "is sent the base"],
+)  # fmt: skip
+def test_whatever_a_node_held_it_holds_the_version_of_the_message_which_may_come_twice(
+    held: int, version: int, first: int | None
+) -> None:
+    own = at(held)
+    message = call(own, version, first)
+    for _ in range(2):
+        assert same(current(message), server_bases(PLANS["mud"])[version])
+        assert own.state.config_records["base-status"]["version"] == version
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_kept() -> None:
@@ -157,42 +135,36 @@ def test_nothing_is_kept_where_nothing_is_to_be_kept() -> None:
     assert not own.state
 
 
-def test_a_node_without_a_base_needs_one() -> None:
-    assert current(call(context(), 3, 0)) is None
+def forget(own: Context) -> None:
+    own.state = RecordDict()
 
 
-def test_a_base_of_another_run_does_not_count() -> None:
-    own = at(3)
-    later = context(run_id=2)
-    later.state = own.state
-    assert current(call(later, 4, 3)) is None
-
-
-@pytest.mark.parametrize(("version", "first"), [(6, 4), (2, 2)], ids=["updates too late", "node ahead"])
-def test_a_base_of_another_version_does_not_fit(version: int, first: int) -> None:
-    own = at(3)
-    assert current(call(own, version, first)) is None
-    assert own.state.config_records["base-status"]["version"] == 3
-
-
-def test_a_damaged_base_does_not_count() -> None:
-    own = at(3)
-    record = own.state.array_records["base"]
-    damaged = view(record["a.weight"]).copy()
+def damage(own: Context) -> None:
+    damaged = view(own.state.array_records["base"]["a.weight"]).copy()
     damaged[0, 0] = np.nextafter(damaged[0, 0], np.float32(9))
-    record["a.weight"] = lazy_array(damaged)
-    assert current(call(own, 4, 3)) is None
+    own.state.array_records["base"]["a.weight"] = lazy_array(damaged)
 
 
-def test_a_base_of_another_model_does_not_count() -> None:
+SPOILT: dict[str, tuple[Callable[[Context], object], int, int]] = {
+    "no base": (forget, 4, 0),
+    "of another run": (lambda own: setattr(own, "run_id", 2), 4, 3),
+    "of another model": (lambda own: own.state.array_records["base"].pop("b.weight"), 4, 3),
+    "damaged": (damage, 4, 3),
+    "updates too late": (lambda own: None, 6, 4),
+    "node ahead": (lambda own: None, 2, 2),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_base_that_does_not_fit_does_not_count_and_the_one_that_is_then_sent_heals_the_node(
+    name: str,
+) -> None:
+    spoil, version, first = SPOILT[name]
     own = at(3)
-    del own.state.array_records["base"]["b.weight"]
-    assert current(call(own, 4, 3)) is None
-
-
-def test_the_base_that_is_asked_for_heals_the_node() -> None:
-    own = context()
-    assert current(call(own, 3, 0)) is None
+    spoil(own)
+    assert current(call(own, version, first)) is None
+    # What is of another version is kept.
+    assert first == 3 or not own.state or own.state.config_records["base-status"]["version"] == 3
     assert current(call(own, 4)) is not None
     assert same(current(call(own, 6, 4)), server_bases(PLANS["mud"])[6])
 
@@ -218,22 +190,15 @@ def test_a_base_survives_the_nodes_serialised_state() -> None:
     assert same(current(call(own, 5, 3)), server_bases(PLANS["mud"])[5])
 
 
-def test_an_update_that_is_missing_is_named() -> None:
-    own = at(3)
+def test_what_is_wrong_with_a_message_is_named() -> None:
     with pytest.raises(ValueError, match=r"version 3 is not in the message's merges; valid here is \['4'\]"):
-        current(call(own, 5, 3, merges=merges(PLANS["mud"], 4, 5)))
-
-
-def test_a_base_of_another_shape_is_refused() -> None:
+        current(call(at(3), 5, 3, merges=merges(PLANS["mud"], 4, 5)))
     message = call(context(), 0)
     del message.content.array_records["base"]["a.weight"]
     with pytest.raises(ValueError, match="the message's base is"):
         current(message)
-
-
-@pytest.mark.parametrize("key", ["version", "from-version", "keep-base"])
-def test_a_bad_config_is_named(key: str) -> None:
-    message = call(context(), 0)
-    message.content.config_records["config"][key] = -1
-    with pytest.raises(ValueError, match=rf"{key} is -1 in the message's config"):
-        current(message)
+    for key in ("version", "from-version", "keep-base"):
+        message = call(context(), 0)
+        message.content.config_records["config"][key] = -1
+        with pytest.raises(ValueError, match=rf"{key} is -1 in the message's config"):
+            current(message)

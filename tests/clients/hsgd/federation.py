@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
+from tests.clients import contexts
 from torch import Tensor, nn
 
 from hedgerow.clients import BatchClientApp, Party, hsgd_client
@@ -19,8 +20,7 @@ Choose = Callable[[int, int], Sequence[int]]
 
 
 def context(partition_id: int, **node_config: Any) -> Context:
-    config = {"partition-id": partition_id, **node_config}
-    return Context(run_id=1, node_id=9, node_config=config, state=RecordDict(), run_config={"seed": 3})
+    return contexts.context(partition_id, run_config={"seed": 3}, **node_config)
 
 
 def sent(arrays: Mapping[str, Any], coded: Mapping[str, Any] | None = None, **config: Any) -> RecordDict:

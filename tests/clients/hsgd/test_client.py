@@ -1,10 +1,10 @@
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from tests.clients import contexts
 from tests.clients.hsgd.federation import (
     Federation,
     context,
@@ -74,39 +74,29 @@ def test_every_method_ends_at_its_golden_model(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_regulariser_pulls_both_encoders_and_not_the_head(layout: str) -> None:
+def test_regulariser_batches_and_compression_end_at_their_golden_models(layout: str) -> None:
+    # The regulariser pulls both encoders and not the head.
     final = toy(mu=0.1, layout=layout).run(2, 2, 2)
     assert flat(final) == golden(1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_only_the_devices_of_the_batch_train(layout: str) -> None:
+    # Only the devices of the batch train.
     final = toy(layout=layout).run(4, 2, 4, subsets)
     assert flat(final) == golden(1.1072338670, 0.5887990870, 0.4940853733, 0.5134378075)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_compressed_head_stops_the_devices_that_lost_their_weight(layout: str) -> None:
+    # A compressed head stops the devices that lost their weight; values travel in 32 bits.
     final = toy(layout=layout, exchange={"compress": True}).run(1, 1, 1)
-    # Compressed values travel in 32 bits.
     assert flat(final) == pytest.approx((1.01675, 0.5185, 0.28375, 0.4), abs=1e-8, rel=0)
 
 
-@pytest.mark.parametrize("interval", [0, 1])
-def test_the_exchanged_encodings_are_golden(interval: int) -> None:
-    federation = toy()
-    federation.run(4, 2, 4)
-    for m, (Z1, Z2) in enumerate(EXCHANGES[2 * interval + 1]):
-        assert federation.trace[interval]["zeta1"][m].ravel() == golden(*Z1)
-        assert federation.trace[interval]["zeta2"][m].ravel() == golden(*Z2)
-
-
-def test_the_devices_after_each_interval_are_golden() -> None:
+def test_the_encodings_devices_and_losses_of_each_interval_are_golden() -> None:
     federation = toy()
     federation.run(4, 2, 4)
     for interval, devices in ((0, TRACE[2][1]), (1, LAST_DEVICES)):
-        for m in range(2):
-            assert np.ravel([*federation.trace[interval]["devices"][m].values()]) == golden(*devices[m])
+        trace = federation.trace[interval]
+        for m, (Z1, Z2) in enumerate(EXCHANGES[2 * interval + 1]):
+            assert trace["zeta1"][m].ravel() == golden(*Z1)
+            assert trace["zeta2"][m].ravel() == golden(*Z2)
+            assert np.ravel([*trace["devices"][m].values()]) == golden(*devices[m])
+    # Of the batch before the first step.
+    assert 0.75 * federation.losses[0] + 0.25 * federation.losses[1] == pytest.approx(0.4325, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
@@ -120,12 +110,6 @@ def test_the_hospitals_steps_are_golden(steps: int) -> None:
         assert np.concatenate([group["head"], group["hospital"]]) == golden(*expected[m])
 
 
-def test_a_hospitals_loss_is_that_of_its_batch_before_the_first_step() -> None:
-    federation = toy()
-    federation.run(2, 2, 2)
-    assert 0.75 * federation.losses[0] + 0.25 * federation.losses[1] == pytest.approx(0.4325, abs=TOLERANCE)
-
-
 # A network with random data, against the oracle.
 
 
@@ -137,10 +121,8 @@ def test_a_network_follows_the_oracle(method: str, layout: str) -> None:
     grouping: Any = oracle.pairs(groups, choose) if method == "jfl" else groups
     within = None if method == "jfl" else choose
     expected = oracle.run(model, start, grouping, P=4, Q=2, T=12, eta=shrinking, choose=within).final
-
     options: dict[str, Any] = {"eta": (0.5, 4), "layout": layout, "pairs": method == "jfl", "strict": True}
     final = tanh_federation(1, **options).run(4, 2, 12, choose)
-
     assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
 
 
@@ -155,21 +137,17 @@ def test_a_compressed_network_follows_the_oracle(layout: str) -> None:
     expected = oracle.run(
         model, start, groups, P=4, Q=2, T=8, eta=shrinking, choose=choose, squeeze=squeeze
     ).final
-
     federation = tanh_federation(2, eta=(0.5, 4), layout=layout, exchange={"compress": True}, strict=True)
     final = federation.run(4, 2, 8, choose)
-
     assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
 def test_both_layouts_give_the_same_bits(pairs: bool) -> None:
     choose = oracle.draw(3, 0.5, [8, 4, 12])
-
     devices, edges = (
         tanh_federation(3, layout=layout, pairs=pairs, eta=0.3).run(4, 2, 8, choose) for layout in LAYOUTS
     )
-
     assert all(np.array_equal(devices[key], edges[key]) for key in devices)
 
 
@@ -180,7 +158,6 @@ def test_a_stack_is_the_loop(layout: str, pairs: bool) -> None:
         tanh_federation(4, layout=layout, pairs=pairs, one_by_one=one_by_one).run(2, 1, 2)
         for one_by_one in (False, True)
     )
-
     assert flat(stack) == pytest.approx(flat(loop), abs=1e-12, rel=0)
 
 
@@ -199,7 +176,6 @@ def test_a_device_does_not_depend_on_the_others_of_its_batch() -> None:
     rng = np.random.default_rng(0)
     head, zeta1 = federation.theta["head"], rng.normal(size=(8, 3))
     alone = [one_device(federation, federation.node(0, n), head, zeta1[[n]]) for n in range(8)]
-
     nodes = [federation.node(0, n) for n in range(8)]
     federation.ask(
         "train.exchange",
@@ -210,40 +186,15 @@ def test_a_device_does_not_depend_on_the_others_of_its_batch() -> None:
         for n, node in reversed(list(enumerate(nodes)))
     }
     together = federation.ask("train.update", contents)
-
     for n, node in enumerate(nodes):
         assert np.array_equal(got(together[node])["device"], alone[n])
 
 
-def test_after_the_first_interval_the_devices_are_the_same_for_every_grouping() -> None:
-    # I7: they do not see the hospital's local steps.
-    finals = [toy(method).run(2, 2, 2)["device"] for method in ("hsgd", "jfl", "tdcd")]
-    assert finals[0] == pytest.approx(finals[1], abs=1e-15)
-    assert finals[0] == pytest.approx(finals[2], abs=1e-15)
-
-
-def test_one_step_of_all_devices_is_a_step_of_the_mean_gradient() -> None:
-    # I8.
-    model, start, groups = network(6)
-    g = groups[0]
-    Z1 = model.encode1(start.hospital, g.x1)
-    gradient = model.device(start.head, Z1, start.device, g.x2, g.y)
-
-    federation = tanh_federation(6, eta=0.2)
-    federation.run(1, 1, 1)
-
-    assert federation.trace[0]["average"][0] == pytest.approx(start.device - 0.2 * gradient, abs=1e-12)
-
-
-def test_without_a_learning_rate_nothing_moves() -> None:
+def test_without_a_rate_nothing_moves_and_the_regulariser_alone_moves_what_the_head_ignores() -> None:
     # I10. The mean over groups rounds.
     federation = tanh_federation(7, eta=0.0)
     before = flat(federation.theta)
     assert flat(federation.run(4, 2, 4)) == pytest.approx(before, abs=1e-15)
-
-
-def test_a_head_that_ignores_a_devices_encoding_leaves_it_to_the_regulariser() -> None:
-    # I10.
     federation = tanh_federation(8, mu=0.5, eta=0.1)
     federation.theta["head"][3:5] = 0.0
     before = federation.theta["device"]
@@ -254,33 +205,24 @@ def test_a_head_that_ignores_a_devices_encoding_leaves_it_to_the_regulariser() -
 # What a node keeps, and what it refuses.
 
 
-def test_a_node_keeps_nothing_after_a_round() -> None:
+def test_nodes_keep_their_model_its_iteration_and_batch_within_a_round_and_nothing_after() -> None:
     for layout in LAYOUTS:
         federation = tanh_federation(layout=layout)
         federation.run(4, 2, 4)
         assert not any(len(own.state) for own in federation.contexts)
-
-
-def test_a_device_keeps_its_model_from_the_exchange_to_the_update_only() -> None:
     federation = tanh_federation()
     node = federation.node(0, 0)
     federation.ask("train.exchange", {node: sent({"device": federation.theta["device"]}, t=0)})
     kept = federation.contexts[node].state
     assert set(kept["hsgd"]) == {"device"}
     assert dict(kept["hsgd-at"]) == {"t": 0, "ids": ["0-0"], "pairs": False}
-
     content = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
     federation.ask("train.update", {node: content})
     assert not federation.contexts[node].state
-
-
-def test_a_hospital_keeps_its_model_its_iteration_and_its_batch() -> None:
-    federation = tanh_federation()
     blocks = {key: federation.theta[key] for key in ("head", "hospital")}
     federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-1", "0-2"])})
     content = sent({"zeta2": np.zeros((2, 2))}, t=4, steps=2, eta0=0.1, ids=["0-1", "0-2"])
     answer = federation.ask("train.update", {0: content})[0]
-
     state = federation.contexts[0].state
     assert set(answer) == {"metrics"}
     assert metrics_of(answer)["num-examples"] == 2
@@ -319,25 +261,24 @@ def test_a_device_that_is_lost_after_the_exchange_leaves_the_batch(layout: str, 
 
 
 def ask_one(federation: Federation, kind: str, node: int, content: RecordDict) -> RecordDict | Exception:
-    handler = federation.app.batch_handler(kind)
-    assert handler is not None
-    (answer,) = handler([Call(content, federation.contexts[node], kind)])
-    return answer
+    return contexts.answer(federation.app, kind, federation.contexts[node], content)
 
 
-def test_without_the_model_of_its_iteration_a_node_refuses_to_go_on() -> None:
+def test_without_the_model_of_its_iteration_or_its_people_a_node_refuses_to_go_on() -> None:
     federation = tanh_federation()
     update = sent({"zeta2": np.zeros((1, 2))}, t=2, steps=2, eta0=0.1, ids=["0-0"])
     blocks = {key: federation.theta[key] for key in ("head", "hospital")}
-
     for kind, content in (("train.exchange", sent({}, t=2, ids=["0-0"])), ("train.update", update)):
         answer = ask_one(federation, kind, 0, content)
         assert isinstance(answer, ValueError)
         assert "t is 2 in the message's config" in str(answer)
         assert "holds none" in str(answer)
-
     federation.ask("train.exchange", {0: sent(blocks, t=4, ids=["0-0"])})
     assert "holds that of iteration 4" in str(ask_one(federation, "train.update", 0, update))
+    stranger = sent({"zeta2": np.zeros((1, 2))}, t=4, steps=1, eta0=0.1, ids=["0-2"])
+    answer = ask_one(federation, "train.update", 0, stranger)
+    assert isinstance(answer, ValueError)
+    assert "valid are those of the batch at iteration 4" in str(answer)
 
 
 def begin(head: Array | None = None, hospital: Array | None = None, **config: Any) -> RecordDict:
@@ -379,44 +320,27 @@ def test_a_bad_message_is_an_error_that_names_what_is_wrong(
     message: str, kind: str, content: RecordDict
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        raise _error(ask_one(tanh_federation(), f"train.{kind}", 0, content))
-
-
-def _error(answer: RecordDict | Exception) -> Exception:
-    assert isinstance(answer, Exception)
-    return answer
-
-
-def test_a_person_who_was_not_in_the_exchange_cannot_be_in_the_update() -> None:
-    federation = tanh_federation()
-    blocks = {key: federation.theta[key] for key in ("head", "hospital")}
-    federation.ask("train.exchange", {0: sent(blocks, t=0, ids=["0-1"])})
-    content = sent({"zeta2": np.zeros((1, 2))}, t=0, steps=1, eta0=0.1, ids=["0-2"])
-    with pytest.raises(ValueError, match="valid are those of the batch at iteration 0"):
-        raise _error(ask_one(federation, "train.update", 0, content))
+        raise ask_one(tanh_federation(), f"train.{kind}", 0, content)  # type: ignore[misc]
 
 
 def test_garbage_in_a_payload_fails_its_node_alone() -> None:
     federation = tanh_federation()
     nodes = [federation.node(0, n) for n in range(2)]
-    federation.ask(
-        "train.exchange", {node: sent({"device": federation.theta["device"]}, t=0) for node in nodes}
-    )
+    start = sent({"device": federation.theta["device"]}, t=0)
+    federation.ask("train.exchange", dict.fromkeys(nodes, start))
     handler = federation.app.batch_handler("train.update")
     assert handler is not None
     good = sent({"head": federation.theta["head"], "zeta1": np.zeros((1, 3))}, t=0, steps=1, eta0=0.1)
     bad = sent({}, {"head": b"garbage", "zeta1": [b"x"]}, t=0, steps=1, eta0=0.1)
-    contents = [good, bad]
-    calls = [
-        Call(content, federation.contexts[node], "train.update")
-        for content, node in zip(contents, nodes, strict=True)
-    ]
-
-    answers = handler(calls)
-
+    answers = handler(
+        [
+            Call(content, federation.contexts[node], "train.update")
+            for content, node in zip((good, bad), nodes, strict=True)
+        ]
+    )
     assert isinstance(answers[0], RecordDict)
-    with pytest.raises(ValueError, match="wrong shape: a row is not of 5 bytes"):
-        raise _error(answers[1])
+    assert isinstance(answers[1], ValueError)
+    assert "wrong shape: a row is not of 5 bytes" in str(answers[1])
 
 
 # Set-up.
@@ -425,20 +349,13 @@ def test_garbage_in_a_payload_fails_its_node_alone() -> None:
 def test_a_party_introduces_itself_without_data_or_labels() -> None:
     federation = tanh_federation()
     answers = federation.ask("query.pair", {0: sent({}, seed=1), 3: sent({}, seed=1)})
-    assert dict(answers[0].config_records["pair"]) == {
-        "role": "hospital",
-        "group": 0,
-        "ids": [f"0-{n}" for n in range(8)],
-        "encoding": 3,
-    }
+    people = [f"0-{n}" for n in range(8)]
+    hospital = {"role": "hospital", "group": 0, "ids": people, "encoding": 3}
+    assert dict(answers[0].config_records["pair"]) == hospital
     told = {"role": "device", "group": 0, "ids": ["0-0"], "encoding": 2}
     assert dict(answers[3].config_records["pair"]) == told
     assert all(set(answer) == {"pair"} for answer in answers.values())
-
-
-def test_whoami_tells_how_many_people_a_node_has() -> None:
-    federation = tanh_federation(layout="edges")
-    answer = federation.ask("query.whoami", {4: RecordDict()})[4]
+    answer = tanh_federation(layout="edges").ask("query.whoami", {4: RecordDict()})[4]
     assert answer.config_records["whoami"]["num-examples"] == 4
 
 
@@ -487,8 +404,5 @@ def test_a_models_dtype_travels() -> None:
     party = Party("device", 0, ["a"], torch.ones(1, 4), torch.zeros(1, dtype=torch.int64), model)
     app = hsgd_client(lambda _: party)
     theta = np.zeros(block_size(model.device), np.float32)
-    own = context(0)
-    handler: Callable[[Sequence[Call]], Sequence[Any]] | None = app.batch_handler("train.exchange")
-    assert handler is not None
-    (answer,) = handler([Call(sent({"device": theta}, t=0), own, "train.exchange")])
+    answer = contexts.answered(app, "train.exchange", context(0), sent({"device": theta}, t=0))
     assert view(answer.array_records["arrays"]["zeta2"]).dtype == np.float32

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
+from tests.clients import contexts
 from tests.clients.hsgd.federation import sent
 
 from hedgerow.clients import Refusal, hsgd_client
 from hedgerow.clients.hsgd.match_key import MatchKey
 from hedgerow.clients.hsgd.own import own_party
 from hedgerow.clients.hsgd.own_work import own_handlers
-from hedgerow.wire import Call, SealingKey
+from hedgerow.wire import SealingKey
 from hedgerow.wire.message_types import EXCHANGE, PAIR, POOL, SETUP, UNMASK
 
 SECRET = bytes(range(32))
@@ -69,10 +70,8 @@ def setup(**changes: Any) -> dict[str, Any]:
 
 
 def told(context: Context, kind: str, **config: Any) -> RecordDict | Exception:
-    handler = hsgd_client(own_party, own=lambda context: True).batch_handler(kind)  # type: ignore[arg-type]
-    assert handler is not None
-    (answer,) = handler([Call(sent({}, **config), context, kind)])
-    return answer
+    app = hsgd_client(own_party, own=lambda context: True)  # type: ignore[arg-type]
+    return contexts.answer(app, kind, context, sent({}, **config))
 
 
 def test_a_device_without_labels_is_ready_with_a_sealed_one(tmp_path: Path) -> None:

@@ -34,10 +34,8 @@ def test_no_reply_and_no_state_has_a_feature_or_a_label_in_its_bytes(layout: str
     nodes.ask("query.whoami", {i: RecordDict() for i in range(len(nodes.parties))})
     nodes.ask("query.pair", {i: sent({}, seed=0) for i in range(len(nodes.parties))})
     nodes.run(2, 1, 4)
-
     told = b"".join(recorddict_to_proto(answer).SerializeToString() for _, _, answer in nodes.log)
     held = b"".join(recorddict_to_proto(own.state).SerializeToString() for own in nodes.contexts)
-
     labels = {value for group in groups for value in group[2] if value}
     features = {value for group in groups for part in group[:2] for value in part.ravel()}
     for value in features | labels:
@@ -67,52 +65,25 @@ def released(rows: Array, t: int = 0, one: Call | None = None, **config: Any) ->
 ROWS = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
 
 
-def test_a_row_is_scaled_to_the_clip_and_shorter_ones_are_left() -> None:
-    assert released(ROWS, clip=1.0) == pytest.approx(np.array([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
-
-
-def test_without_a_clip_rows_leave_as_they_are() -> None:
+def test_a_row_is_scaled_to_the_clip_and_noise_has_the_deviation_of_multiplier_times_clip() -> None:
     assert released(ROWS) is ROWS
-
-
-def test_noise_has_the_deviation_of_multiplier_times_clip() -> None:
+    assert released(ROWS, clip=1.0) == pytest.approx(np.array([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
     noisy = released(np.zeros((200, 100)), clip=2.0, noise_multiplier=0.5, seed=1)
     assert noisy.std() == pytest.approx(1.0, rel=0.02)
     assert abs(noisy.mean()) < 0.03
 
 
-def test_seeded_noise_is_keyed_by_seed_iteration_and_node() -> None:
-    config = {"clip": 1.0, "noise-multiplier": 1.0, "seed": 1}
-    first = released(ROWS, 0, call(config))
-    assert np.array_equal(first, released(ROWS, 0, call(config)))
-    for other in (
-        released(ROWS, 1, call(config)),
-        released(ROWS, 0, call(config, 5)),
-        released(ROWS, 0, call(config | {"seed": 2})),
-    ):
-        assert not np.array_equal(first, other)
-
-
-def test_the_runs_seed_is_taken_where_the_message_has_none() -> None:
+def test_noise_is_keyed_by_seed_iteration_and_node_unless_message_or_node_want_that_of_the_system() -> None:
     config = {"clip": 1.0, "noise-multiplier": 1.0}
-    own = released(ROWS, 0, call(config))
-    assert np.array_equal(own, released(ROWS, 0, call(config | {"seed": 3})))
-
-
-@pytest.mark.parametrize("asked_by", ["message", "node"])
-def test_noise_of_the_operating_system_never_repeats(asked_by: str) -> None:
-    config = {"clip": 1.0, "noise-multiplier": 1.0}
+    first = released(ROWS, 0, call(config | {"seed": 3}))
+    # The run's seed is taken where the message has none.
+    for same in (call(config | {"seed": 3}), call(config)):
+        assert np.array_equal(first, released(ROWS, 0, same))
+    for t, other in ((1, call(config)), (0, call(config, 5)), (0, call(config | {"seed": 2}))):
+        assert not np.array_equal(first, released(ROWS, t, other))
     source = {"noise-source": "entropy"}
-    one = call(config | source) if asked_by == "message" else call(config, **source)
-    assert not np.array_equal(released(ROWS, 0, one), released(ROWS, 0, one))
-
-
-def test_a_noisy_run_is_the_same_again() -> None:
-    noise = {"clip": 0.5, "noise-multiplier": 1.0, "seed": 1}
-    finals = [federation(exchange=noise)[0].run(2, 1, 2) for _ in range(2)]
-    quiet = federation(exchange={"clip": 0.5})[0].run(2, 1, 2)
-    assert all(np.array_equal(finals[0][key], finals[1][key]) for key in quiet)
-    assert not np.allclose(finals[0]["device"], quiet["device"])
+    for one in (call(config | source), call(config, **source)):
+        assert not np.array_equal(released(ROWS, 0, one), released(ROWS, 0, one))
 
 
 # Uploads
@@ -133,19 +104,14 @@ def change(end: dict[str, Array], start: dict[str, Array] = START) -> Array:
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e200, np.inf, np.nan])
-def test_the_change_of_all_blocks_together_is_clipped_whatever_it_is(size: float) -> None:
-    end = {key: block + size for key, block in START.items()}
+def test_the_change_of_all_blocks_of_each_pair_is_clipped_whatever_it_is(size: float) -> None:
     quiet = {"upload_clip": 2.0, "upload_noise_multiplier": 1e-12, "seed": 1}
-    norm = np.linalg.norm(change(uploaded(end, **quiet)))
     expected = 1e-3 * 800**0.5 if size == 1e-3 else 2.0 if np.isfinite(size) else 0.0
-    assert norm == pytest.approx(expected, abs=1e-9)
-
-
-def test_each_pairs_change_is_clipped_by_itself() -> None:
-    end = {key: np.stack([block + 10, block + 1e-3]) for key, block in START.items()}
-    quiet = {"upload_clip": 2.0, "upload_noise_multiplier": 1e-12, "seed": 1}
-    norms = np.linalg.norm(change(uploaded(end, **quiet)), axis=1)
-    assert norms == pytest.approx([2.0, 1e-3 * 800**0.5], abs=1e-9)
+    end = {key: block + size for key, block in START.items()}
+    assert np.linalg.norm(change(uploaded(end, **quiet))) == pytest.approx(expected, abs=1e-9)
+    pairs = {key: np.stack([block + size, block + 1e-3]) for key, block in START.items()}
+    norms = np.linalg.norm(change(uploaded(pairs, **quiet)), axis=1)
+    assert norms == pytest.approx([expected, 1e-3 * 800**0.5], abs=1e-9)
 
 
 def test_noise_of_uploads_has_its_deviation_and_is_none_of_the_encodings() -> None:

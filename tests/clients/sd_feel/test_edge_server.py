@@ -70,7 +70,7 @@ def model(answer: RecordDict | Exception) -> Any:
 # Eq. (3)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     weights=st.lists(st.floats(1, 1e4), min_size=1, max_size=8),
     dtype=st.sampled_from(["float32", "float64"]),
@@ -80,18 +80,12 @@ def test_the_mean_of_clients_is_the_weighted_mean_in_the_dtype_of_the_models(
     weights: list[float], dtype: str, seed: int
 ) -> None:
     models = np.random.default_rng(seed).standard_normal((len(weights), 5)).astype(dtype)
-    mean = model(
-        intra(
-            context(),
-            {str(i): row for i, row in enumerate(models)},
-            {str(i): weight for i, weight in enumerate(weights)},
-        )
-    )
+    told = dict(zip(map(str, range(len(weights))), weights, strict=True))
+    mean = model(intra(context(), dict(zip(told, models, strict=True)), told))
     assert mean.dtype == dtype
     tolerance = 1e-6 if dtype == "float32" else 1e-12
-    np.testing.assert_allclose(
-        mean, np.average(models.astype(float), axis=0, weights=weights), rtol=tolerance, atol=tolerance
-    )
+    expected = np.average(models.astype(float), axis=0, weights=weights)
+    np.testing.assert_allclose(mean, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_the_order_of_records_does_not_move_a_bit() -> None:
@@ -104,22 +98,14 @@ def test_the_order_of_records_does_not_move_a_bit() -> None:
 @pytest.mark.parametrize(
     ("models", "weights"),
     [
-        ({}, {}),
-        ({"0": [1.0]}, {}),
-        ({"0": [1.0]}, {"0": 0.0}),
-        ({"0": [1.0]}, {"0": -1.0}),
-        ({"0": [1.0]}, {"0": float("nan")}),
-        ({"0": [1.0]}, {"0": float("inf")}),
-        ({"0": [1.0]}, {"0": [1.0]}),
-        ({"0": [1.0]}, {"0": 1.0, "1": 1.0}),
-        ({"0": [1.0], "1": [1.0, 2.0, 3.0]}, {"0": 1.0, "1": 1.0}),
-        ({"0": [float("nan")]}, {"0": 1.0}),
-        ({"0": [[1.0]]}, {"0": 1.0}),
-        ({"0": [1]}, {"0": 1.0}),
-        ({"a": [1.0]}, {"a": 1.0}),
+        ({}, {}), ({"0": [1.0]}, {}), ({"0": [1.0]}, {"0": 0.0}), ({"0": [1.0]}, {"0": -1.0}),
+        ({"0": [1.0]}, {"0": float("nan")}), ({"0": [1.0]}, {"0": float("inf")}),
+        ({"0": [1.0]}, {"0": [1.0]}), ({"0": [1.0]}, {"0": 1.0, "1": 1.0}),
+        ({"0": [1.0], "1": [1.0, 2.0, 3.0]}, {"0": 1.0, "1": 1.0}), ({"0": [float("nan")]}, {"0": 1.0}),
+        ({"0": [[1.0]]}, {"0": 1.0}), ({"0": [1]}, {"0": 1.0}), ({"a": [1.0]}, {"a": 1.0}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_bundle_that_is_none_is_refused_and_the_state_stays(models: Vectors, weights: Any) -> None:
     node = context()
     intra(node, {"0": [7.0]}, {"0": 1.0}, token=5)
@@ -159,23 +145,15 @@ def test_gossip_steps_at_nodes_have_the_bits_of_gossip_in_one_place(steps: int, 
     assert np.stack(now).tobytes() == gossip(start, columns, steps).tobytes()
 
 
-def test_a_step_goes_on_from_the_model_that_the_node_keeps() -> None:
+def test_a_step_goes_on_from_the_model_that_the_node_keeps_and_columns_that_are_not_mixed_stay() -> None:
     node = context()
     intra(node, {"0": np.float32([10, 20])}, {"0": 3.0})
     np.testing.assert_array_equal(model(step(node)), [0.25 - 5 + 3.75, 0.5 - 10 + 5])
-
-
-def test_columns_that_are_not_mixed_stay() -> None:
     own = np.float32([10, 20, 30, 40])
     models = {"0": np.ones(4, np.float32), "2": np.ones(4, np.float32)}
     mixed = model(step(context(), models=models, own=own, columns=[0, 1, 2, 3]))
     np.testing.assert_array_equal(mixed, [0.25 - 5 + 1.25, 20, 0.25 - 15 + 1.25, 40])
     np.testing.assert_array_equal(model(step(context(), models=models, own=own, columns=[])), own)
-
-
-def test_the_result_has_the_dtype_that_was_asked_for() -> None:
-    for dtype in ("float32", "float64"):
-        assert model(step(context(), own=np.float32([1, 2]), dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -228,30 +206,16 @@ def test_a_node_without_the_model_to_go_on_from_says_so_and_keeps_what_it_has(ca
 @pytest.mark.parametrize(
     "bad",
     [
-        {"server": -1},
-        {"server": 3},
-        {"token": 0},
-        {"aggregation": "krum(0)"},
-        {"aggregation": "clipped(0)"},
-        {"aggregation": 2},
-        {"dtype": "int64"},
-        {"dtype": "float16"},
-        {"columns": 3},
-        {"columns": [0]},
-        {"columns": [1, 0]},
-        {"columns": [-1, 1]},
-        {"columns": [0, 3]},
-        {"columns": ["a", "b"]},
-        {"weights": {"0": 1.0}},
-        {"weights": {**COLUMN, "3": 1.0}},
-        {"weights": {**COLUMN, "0": float("inf")}},
-        {"models": {"0": [1.0, 2.0], "2": [1.0]}},
-        {"models": {"0": [1.0, float("nan")], "2": [1.0, 2.0]}},
-        {"models": {"0": [1, 2], "2": [1, 2]}},
+        {"server": -1}, {"server": 3}, {"token": 0}, {"aggregation": "krum(0)"},
+        {"aggregation": "clipped(0)"}, {"aggregation": 2}, {"dtype": "int64"}, {"dtype": "float16"},
+        {"columns": 3}, {"columns": [0]}, {"columns": [1, 0]}, {"columns": [-1, 1]}, {"columns": [0, 3]},
+        {"columns": ["a", "b"]}, {"weights": {"0": 1.0}}, {"weights": {**COLUMN, "3": 1.0}},
+        {"weights": {**COLUMN, "0": float("inf")}}, {"models": {"0": [1.0, 2.0], "2": [1.0]}},
+        {"models": {"0": [1.0, float("nan")], "2": [1.0, 2.0]}}, {"models": {"0": [1, 2], "2": [1, 2]}},
         {"models": {"0": [3e38, 0], "2": [3e38, 0]}, "weights": {"0": 3.0, "1": 1.0, "2": 3.0}},
     ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 def test_a_step_that_is_none_is_refused_and_the_state_stays(bad: dict[str, Any]) -> None:
     node = context()
@@ -272,13 +236,8 @@ def test_the_node_config_says_the_role_and_else_the_partition_does(
     partition: int, role: str | None, expected: str
 ) -> None:
     assert role_of(context(partition=partition, **({"role": role} if role else {}))) == expected
-
-
-def test_without_a_number_of_clients_all_are_clients() -> None:
+    # Without a number of clients all are clients.
     assert role_of(Context(1, 9, {"partition-id": 99}, RecordDict(), {})) == "client"
-
-
-def test_an_unknown_role_is_named() -> None:
     with pytest.raises(ValueError, match="role is 'cloud' in the node config; valid is 'client' or 'edge'"):
         role_of(context(role="cloud"))
 

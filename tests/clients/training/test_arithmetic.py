@@ -74,7 +74,7 @@ def test_products_are_rounded_and_all_else_is_float32(name: str, mode: str) -> N
     assert same(rounded, local_sgd(model, some, mode=mode, arithmetic=BF16))
 
 
-def test_a_loss_is_of_float32_outputs() -> None:
+def test_a_loss_is_of_float32_outputs_and_an_update_of_float32_factors() -> None:
     seen = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -85,15 +85,12 @@ def test_a_loss_is_of_float32_outputs() -> None:
     for mode in ("loop", "stack"):
         local_sgd(model, ragged_works(model, [(8, 8)]), loss, mode=mode, arithmetic=BF16)
     assert set(seen) == {torch.float32}
-
-
-def test_an_update_is_made_of_its_factors_in_float32() -> None:
-    """A base plus an update in bfloat16 would be as coarse as the update's largest entries."""
-    model = MODELS["factors"]()
+    # A base plus an update in bfloat16 would be as coarse as the update's largest entries.
+    wrapped = MODELS["factors"]()
     with torch.no_grad(), BF16.autocast(torch.device("cpu")):
-        rounded = model.train()._weights()
+        rounded = wrapped.train()._weights()
     with torch.no_grad():
-        assert all(torch.equal(weight, rounded[key]) for key, weight in model._weights().items())
+        assert all(torch.equal(weight, rounded[key]) for key, weight in wrapped._weights().items())
 
 
 def test_who_else_is_asked_changes_no_bit_of_a_rounded_loop() -> None:

@@ -24,19 +24,12 @@ def test_batches_keep_their_samples_lengths_and_labels() -> None:
             assert torch.equal(image, source) or torch.equal(image, source.flip(-1))
 
 
-def test_a_sample_of_two_batches_is_transformed_in_each() -> None:
-    often = LocalWork({}, X, Y, [np.array([4])] * 20, 0.1)
-    flipped = [torch.equal(image, X[4]) for image in augmented_work(often, "flips", **KEY).x]
-    assert 0 < sum(flipped) < 20
-
-
-def test_draws_are_of_the_run_the_round_and_the_node() -> None:
+def test_draws_are_of_the_run_the_round_and_the_node_and_a_sample_is_transformed_in_each_batch() -> None:
     first = augmented_work(work(), "crops-and-flips", **KEY).x
     assert torch.equal(first, augmented_work(work(), "crops-and-flips", **KEY).x)
     for key in KEY:
         assert not torch.equal(first, augmented_work(work(), "crops-and-flips", **{**KEY, key: 7}).x)
-
-
-def test_nothing_asked_for_is_the_work_itself() -> None:
-    plain = work()
-    assert augmented_work(plain, "none", **KEY) is plain
+    often = LocalWork({}, X, Y, [np.array([4])] * 20, 0.1)
+    flipped = [torch.equal(image, X[4]) for image in augmented_work(often, "flips", **KEY).x]
+    assert 0 < sum(flipped) < 20
+    assert augmented_work(often, "none", **KEY) is often

@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.clients.training.digests import learnt, weights
+
+from hedgerow.clients import TrainingMode
 
 STACKED = ("lenet", "logistic", "mlp", "cnn-431k")
 ROOT = Path(__file__).parents[3]
@@ -26,7 +29,6 @@ OTHERS = [
     "MKL_DEBUG_CPU_TYPE=5",
     "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE",
 ]
-QUICK = ("ATEN_CPU_CAPABILITY=default", "MKL_CBWR=COMPATIBLE")
 
 
 def elsewhere(settings: str, names: str, batches: str, modes: str) -> dict[str, dict[str, str]]:
@@ -44,31 +46,27 @@ def elsewhere(settings: str, names: str, batches: str, modes: str) -> dict[str, 
     return told
 
 
-@pytest.mark.parametrize("batch", [1, 5, 10, 32])
-@pytest.mark.parametrize("name", STACKED)
-def test_a_stack_of_any_size_on_any_threads_teaches_a_node_the_same_bits(name: str, batch: int) -> None:
-    found = learnt(name, batch)
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+CALLS: list[tuple[str, int, TrainingMode, tuple[int, ...]]] = [
+    *((name, batch, "stack", GREY) for name in STACKED for batch in (1, 5, 10, 32)),
+    *((name, 5, "loop", GREY) for name in ("lenet", "cnn4")),
+    # Where models are small.
+    *(
+        (name, batch, "auto", shape)
+        for name, shape in (("lenet", GREY), ("lenet", COLOUR), ("logistic", GREY))
+        for batch in (1, 10)
+    ),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_a_call_of_any_size_on_any_threads_teaches_a_node_the_same_bits(call: Any) -> None:
+    found = learnt(*call)
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.parametrize("name", ["lenet", "cnn4"])
-def test_the_loop_teaches_a_node_the_same_bits_whoever_else_is_asked(name: str) -> None:
-    found = learnt(name, 5, "loop")
-    assert len(set(found.values())) == 1, found
-
-
-@pytest.mark.parametrize("batch", [1, 10])
-@pytest.mark.parametrize(
-    ("name", "shape"), [("lenet", (1, 28, 28)), ("lenet", (3, 32, 32)), ("logistic", (1, 28, 28))]
-)
-def test_so_does_auto_where_models_are_small(name: str, shape: tuple[int, ...], batch: int) -> None:
-    found = learnt(name, batch, "auto", shape)
-    assert len(set(found.values())) == 1, found
-
-
-@pytest.mark.parametrize("settings", QUICK)
-def test_so_it_is_under_other_instruction_sets(settings: str) -> None:
-    told = elsewhere(settings, "lenet,mlp", "5", "stack,loop")
+def test_so_it_is_where_all_libraries_use_their_least_instructions() -> None:
+    told = elsewhere(OTHERS[-1], "lenet,mlp", "5", "stack,loop")
     del told["capability"]
     assert told.pop("weights") == weights(), "initial weights are the same on every processor"
     assert [found for found in told.values() if len(set(found.values())) != 1] == []

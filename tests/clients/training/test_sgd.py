@@ -22,57 +22,28 @@ def _same_bits(ours, theirs) -> bool:
     )
 
 
+def _work_of(model: nn.Module, lengths) -> list[LocalWork]:
+    """Return work on a model that takes what the small one takes."""
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    return [LocalWork(start, w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), lengths)]
+
+
 def _small() -> nn.Module:
     return build_model("logistic", IMAGES, 10, 0)
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", STACKABLE)
-def test_all_modes_agree(name):
+def test_all_modes_agree_and_neither_chunks_nor_neighbours_change_a_bit_of_a_stack(name):
     model = build_model(name, IMAGES, 10, 0)
     works = ragged_works(model, LENGTHS)
-
     loop, stack = (local_sgd(model, works, mode=mode) for mode in ("loop", "stack"))
-
     worst = max(
         (a.state[k] - b.state[k]).abs().max() for a, b in zip(loop, stack, strict=True) for k in a.state
     )
     assert worst < 1e-6
     assert np.allclose([a.mean_loss for a in loop], [b.mean_loss for b in stack], rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", STACKABLE)
-def test_on_a_cpu_neither_chunks_nor_neighbours_nor_threads_change_a_bit(name, threads):
-    model = build_model(name, IMAGES, 10, 0)
-    works = ragged_works(model, LENGTHS)
-
-    whole = local_sgd(model, works, mode="stack")
-    in_chunks = local_sgd(model, works, mode="stack", max_nodes=2)
-    torch.set_num_threads(1)
-    alone = [local_sgd(model, [work], mode="stack")[0] for work in works]
-
-    assert _same_bits(in_chunks, whole)
-    assert _same_bits(alone, whole)
-
-
-def test_a_loop_on_threads_gives_the_bits_of_one_after_the_other():
-    model = build_model("lenet", IMAGES, 10, 0)
-    works = ragged_works(model, LENGTHS)
-
-    several = local_sgd(model, works, mode="loop")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    one = local_sgd(model, works, mode="loop")
-    torch.set_num_threads(before)
-
-    assert _same_bits(several, one)
+    assert _same_bits(local_sgd(model, works, mode="stack", max_nodes=2), stack)
+    assert _same_bits([local_sgd(model, [work], mode="stack")[0] for work in works], stack)
 
 
 @pytest.mark.parametrize("mode", ["loop", "stack"])
@@ -80,11 +51,9 @@ def test_the_step_is_that_of_sgd_with_the_proximal_term(mode):
     model = _small()
     (work,) = ragged_works(model, [(5, 5, 3)])
     mu = 0.7
-
     (trained,) = local_sgd(
         model, [work], mode=mode, correction=lambda w, w0: {k: mu * (w[k] - w0[k]) for k in w}
     )
-
     w, b = (work.start[key].double() for key in ("linear.weight", "linear.bias"))
     w0, b0 = w, b
     for batch in work.batches:
@@ -97,25 +66,16 @@ def test_the_step_is_that_of_sgd_with_the_proximal_term(mode):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stack", "auto"])
-def test_no_step_returns_the_start(mode):
-    model = _small()
-    works = ragged_works(model, [(), ()])
-
-    for work, trained in zip(works, local_sgd(model, works, mode=mode), strict=True):
-        assert trained.mean_loss == 0
-        assert all(torch.equal(trained.state[key], work.start[key]) for key in work.start)
-
-
-@pytest.mark.parametrize("mode", ["loop", "stack"])
-def test_starts_are_not_changed_and_results_share_nothing_with_them(mode):
+def test_no_step_returns_the_start_and_results_share_nothing_with_it(mode):
     model = _small()
     works = ragged_works(model, [(3, 3), (3,), ()])
     before = [{key: value.clone() for key, value in work.start.items()} for work in works]
-
-    for trained in local_sgd(model, works, mode=mode):
+    found = local_sgd(model, works, mode=mode)
+    assert found[2].mean_loss == 0
+    assert all(torch.equal(found[2].state[key], works[2].start[key]) for key in works[2].start)
+    for trained in found:
         for value in trained.state.values():
             value.fill_(7)
-
     assert all(torch.equal(w.start[key], b[key]) for w, b in zip(works, before, strict=True) for key in b)
 
 
@@ -124,7 +84,6 @@ def test_frozen_parameters_stay(mode):
     model = build_model("mlp", IMAGES, 10, 0)
     model.linear1.requires_grad_(False)
     works = ragged_works(model, [(3, 3), (3,)])
-
     for work, trained in zip(works, local_sgd(model, works, mode=mode), strict=True):
         assert torch.equal(trained.state["linear1.weight"], work.start["linear1.weight"])
         assert not torch.equal(trained.state["linear2.weight"], work.start["linear2.weight"])
@@ -134,9 +93,7 @@ def test_frozen_parameters_stay(mode):
 def test_nothing_global_is_changed(mode):
     model = build_model("lenet", IMAGES, 10, 0)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-
     local_sgd(model, ragged_works(model, LENGTHS), mode=mode)
-
     seen = []
     fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     fresh.start()
@@ -163,22 +120,11 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reason):
     model = torch_seeded(REFUSED[reason])
-    works = [
-        LocalWork(
-            {key: value.clone() for key, value in model.state_dict().items()}, w.x, w.y, w.batches, w.lr
-        )
-        for w in ragged_works(_small(), [(4, 4), (4,)])
-    ]
-
+    works = _work_of(model, [(4, 4), (4,)])
     assert reason in stackable(model)
     with pytest.raises(ValueError, match=f"(?s)mode='stack'.*{reason}.*valid here: 'loop'"):
         local_sgd(model, works, mode="stack")
     assert len(local_sgd(model, works)) == 2
-
-
-def test_norms_can_stack():
-    norms = nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2), nn.BatchNorm2d(2), nn.BatchNorm1d(2)
-    assert stackable(nn.Sequential(*norms)) is None
 
 
 class Noisy(nn.Module):
@@ -194,13 +140,8 @@ class Noisy(nn.Module):
 
 def test_a_model_that_draws_loops_in_the_order_of_the_nodes():
     model = torch_seeded(Noisy)
-    works = [
-        LocalWork(model.state_dict(), w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), LENGTHS)
-    ]
-    works = [LocalWork({k: v.clone() for k, v in w.start.items()}, w.x, w.y, w.batches, w.lr) for w in works]
-
+    works = _work_of(model, LENGTHS)
     runs = [torch_seeded(lambda: local_sgd(model, works)) for _ in range(3)]
-
     assert _same_bits(runs[1], runs[0])
     assert _same_bits(runs[2], runs[0])
 
@@ -223,9 +164,7 @@ class Viewing(nn.Module):
 def test_a_model_may_rely_on_the_layout_of_its_feature_maps(mode, nodes):
     model = torch_seeded(Viewing)
     works = ragged_works(model, [(4, 4)] * nodes)
-
     trained = local_sgd(model, works, mode=mode)
-
     assert all(torch.isfinite(each.state["conv.weight"]).all() for each in trained)
     assert not any(
         torch.equal(each.state["conv.weight"], work.start["conv.weight"])
@@ -237,7 +176,6 @@ def test_a_model_may_rely_on_the_layout_of_its_feature_maps(mode, nodes):
 def test_auto_loops_networks_that_lie_channels_last(name, shape):
     model = build_model(name, shape, 10, 0)
     works = ragged_works(model, LENGTHS, shape)
-
     assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
 
 
@@ -255,9 +193,7 @@ class Branching(nn.Module):
 
 def test_auto_loops_where_vmap_cannot_take_the_forward_pass():
     model = torch_seeded(Branching)
-    start = {key: value.clone() for key, value in model.state_dict().items()}
-    works = [LocalWork(start, w.x, w.y, w.batches, w.lr) for w in ragged_works(_small(), LENGTHS)]
-
+    works = _work_of(model, LENGTHS)
     assert _same_bits(local_sgd(model, works), local_sgd(model, works, mode="loop"))
     with pytest.raises(RuntimeError, match="vmap"):
         local_sgd(model, works, mode="stack")
@@ -269,17 +205,16 @@ def test_a_start_that_does_not_fit_names_the_node_and_what_is_wrong(mode):
     good, bad = ragged_works(model, [(2,), (2,)])
     start = {"linear.weight": bad.start["linear.weight"][:, :5], "other": torch.zeros(1)}
     bad = LocalWork(start, bad.x, bad.y, bad.batches, bad.lr)
-
     with pytest.raises(
         ValueError, match=r"works\[1\].start has linear.weight: \(10, 5\), linear.bias: missing, other"
     ):
         local_sgd(model, [good, bad], mode=mode)
 
 
-def test_no_work_is_no_result():
-    model = _small()
-
-    assert local_sgd(model, []) == []
+def test_norms_can_stack_and_no_work_is_no_result():
+    norms = nn.GroupNorm(1, 2), nn.LayerNorm(4), nn.InstanceNorm2d(2), nn.BatchNorm2d(2), nn.BatchNorm1d(2)
+    assert stackable(nn.Sequential(*norms)) is None
+    assert local_sgd(_small(), []) == []
 
 
 def test_a_full_device_says_what_to_change(monkeypatch):

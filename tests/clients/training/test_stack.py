@@ -21,19 +21,20 @@ from hedgerow.tasks.resnet import ResNet
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-class StackEqualsLoop:
-    """One model; every form of the stack is held against the loop, and all failures are told at once."""
+def check(model, works: Sequence[LocalWork], stacked: Sequence[Trained], correction=None) -> None:
+    """Hold a stack against the loop; all failures are told at once."""
+    model = model.to(next(iter(works[0].start.values())).dtype)
+    failures = []
+    for node, (work, ours) in enumerate(zip(works, stacked, strict=True)):
+        failures += _differences(f"node {node}", train_one(model, work, correction=correction), ours)
+    assert not failures, "\n".join(failures)
 
-    def model(self) -> nn.Module:
-        raise NotImplementedError
 
-    def check(self, works: Sequence[LocalWork], stacked: Sequence[Trained], correction=None) -> None:
-        model = self.model().to(next(iter(works[0].start.values())).dtype)
-        failures = []
-        for node, (work, ours) in enumerate(zip(works, stacked, strict=True)):
-            oracle = train_one(model, work, correction=correction)
-            failures += _differences(f"node {node}", oracle, ours)
-        assert not failures, "\n".join(failures)
+def layers_of(model: nn.Module, form: str):
+    layers = stacked_layers(model, 3) if form == "layers" else None
+    if form == "layers" and layers is None:
+        pytest.skip("has no stacked layers")
+    return layers
 
 
 def _differences(where: str, oracle: Trained, ours: Trained) -> list[str]:
@@ -109,35 +110,24 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-class TestAStackEqualsTheLoop(StackEqualsLoop):
-    @pytest.fixture(autouse=True)
-    def _name(self, name):
-        self.name = name
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("form", ["layers", "vmap"])
+def test_a_stack_of_padded_batches_and_different_steps_and_rates_equals_the_loop(name, dtype, form):
+    model = CASES[name]().to(dtype)
+    works = ragged_works(model, [(4, 7, 2, 1, 5), (3, 3), (6,), ()])
+    check(CASES[name](), works, train_stack(model, works, layers=layers_of(model, form)))
 
-    def model(self) -> nn.Module:
-        return CASES[self.name]()
 
-    @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-    @pytest.mark.parametrize("form", ["layers", "vmap"])
-    def test_on_padded_batches_and_different_steps_and_rates(self, dtype, form):
-        model = self.model().to(dtype)
-        layers = stacked_layers(model, 3) if form == "layers" else None
-        if form == "layers" and layers is None:
-            pytest.skip("has no stacked layers")
-        works = ragged_works(model, [(4, 7, 2, 1, 5), (3, 3), (6,), ()])
+@pytest.mark.parametrize("name", CASES)
+def test_a_stack_with_a_correction_of_the_gradients_equals_the_loop(name):
+    model = CASES[name]()
+    works = ragged_works(model, [(4, 4, 4), (2, 2)])
 
-        self.check(works, train_stack(model, works, layers=layers))
+    def proximal(w, w0):
+        return {name: 0.5 * (w[name] - w0[name]) for name in w}
 
-    def test_with_a_correction_of_the_gradients(self):
-        model = self.model()
-        works = ragged_works(model, [(4, 4, 4), (2, 2)])
-
-        def proximal(w, w0):
-            return {name: 0.5 * (w[name] - w0[name]) for name in w}
-
-        stacked = train_stack(model, works, correction=proximal, layers=stacked_layers(model, 3))
-
-        self.check(works, stacked, proximal)
+    stacked = train_stack(model, works, correction=proximal, layers=stacked_layers(model, 3))
+    check(CASES[name](), works, stacked, proximal)
 
 
 def _normalised_features() -> nn.Module:
@@ -159,40 +149,23 @@ NORMALISED = {
 
 
 @pytest.mark.parametrize("name", NORMALISED)
-class TestAStackWithBatchStatisticsEqualsTheLoop(StackEqualsLoop):
-    """Also its buffers: running means and variances, and how many batches a node has seen."""
+@pytest.mark.parametrize("form", ["layers", "vmap"])
+def test_a_stack_with_batch_statistics_equals_the_loop_and_counts_the_batches_of_each_node(name, form):
+    model = NORMALISED[name]().double()
+    works = ragged_works(model, [(5, 7, 5), (5, 7), (5,), ()])
+    works[1] = LocalWork(works[0].start, works[1].x, works[1].y, works[1].batches, 0.05)
+    trained = train_stack(model, works, layers=layers_of(model, form))
+    check(NORMALISED[name](), works, trained)
+    seen = [key for key in works[0].start if key.endswith("num_batches_tracked")]
+    assert seen
+    assert all(int(trained[0].state[key]) - int(works[0].start[key]) == 3 for key in seen)
 
-    @pytest.fixture(autouse=True)
-    def _name(self, name):
-        self.name = name
 
-    def model(self) -> nn.Module:
-        return NORMALISED[self.name]()
-
-    @pytest.mark.parametrize("form", ["layers", "vmap"])
-    def test_of_nodes_with_other_numbers_of_steps(self, form):
-        model = self.model().double()
-        layers = stacked_layers(model, 3) if form == "layers" else None
-        if form == "layers" and layers is None:
-            pytest.skip("has no stacked layers")
-        works = ragged_works(model, [(5, 7, 5), (5, 7), (5,), ()])
-        works[1] = LocalWork(works[0].start, works[1].x, works[1].y, works[1].batches, 0.05)
-
-        trained = train_stack(model, works, layers=layers)
-
-        self.check(works, trained)
-        counts = [v for k, v in trained[0].state.items() if k.endswith("num_batches_tracked")]
-        assert counts
-        start = [v for k, v in works[0].start.items() if k.endswith("num_batches_tracked")]
-        assert [int(count) - int(first) for count, first in zip(counts, start, strict=True)] == [3] * len(
-            counts
-        )
-
-    def test_of_nodes_in_groups_of_equal_batches(self):
-        model = self.model().double()
-        works = ragged_works(model, [(4, 4), (6, 2), (4,), (6, 2, 3), ()])
-
-        self.check(works, train_stacks(model, works, max_nodes=3))
+@pytest.mark.parametrize("name", NORMALISED)
+def test_stacks_of_nodes_in_groups_of_equal_batches_equal_the_loop(name):
+    model = NORMALISED[name]().double()
+    works = ragged_works(model, [(4, 4), (6, 2), (4,), (6, 2, 3), ()])
+    check(NORMALISED[name](), works, train_stacks(model, works, max_nodes=3))
 
 
 def test_nodes_share_what_stays_and_get_a_copy_back():
@@ -201,9 +174,7 @@ def test_nodes_share_what_stays_and_get_a_copy_back():
     fixed = {name for name, p in model.named_parameters() if not p.requires_grad}
     start = {key: one.start[key] if key in fixed else value for key, value in other.start.items()}
     works = [one, LocalWork(start, other.x, other.y, other.batches, other.lr)]
-
     trained = train_stack(model, works, layers=stacked_layers(model, 3))
-
     for work, ours in zip(works, trained, strict=True):
         assert not _differences("", train_one(model, work), ours)
         for key in fixed:
@@ -215,52 +186,38 @@ def test_nodes_share_what_stays_and_get_a_copy_back():
 def test_batches_of_other_lengths_are_never_padded_where_statistics_are_of_a_batch():
     model = NORMALISED["cnn4"]()
     works = ragged_works(model, [(4, 4), (3, 4)])
-
     with pytest.raises(ValueError, match="valid for statistics over a batch is one length"):
         train_stack(model, works, layers=stacked_layers(model, 3))
-
-
-def test_the_built_in_models_without_batch_statistics_have_stacked_layers():
-    assert all(stacked_layers(build_model(name, IMAGES, 10, 0), 3) for name in STACKABLE)
 
 
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.Conv2d(4, 4, 3, dilation=2),
-        nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-        nn.MaxPool2d(2, return_indices=True),
-        nn.LPPool2d(2, 2),
-        nn.GroupNorm(2, 4),
-        nn.Linear(4, 4),
-        nn.Flatten(2),
-        nn.Dropout(0.5),
+        nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2), nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.MaxPool2d(2, return_indices=True),
+        nn.LPPool2d(2, 2), nn.GroupNorm(2, 4), nn.Linear(4, 4), nn.Flatten(2), nn.Dropout(0.5),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_the_stacked_layers_do_not_know_has_none(layer):
     assert stacked_layers(nn.Sequential(layer), 3) is None
 
 
-def test_a_hook_keeps_a_model_out_of_the_stacked_layers():
+def test_the_built_in_models_without_batch_statistics_have_stacked_layers_unless_hooked():
+    assert all(stacked_layers(build_model(name, IMAGES, 10, 0), 3) for name in STACKABLE)
     model = build_model("mlp", IMAGES, 10, 0)
     model.linear1.register_forward_hook(lambda *_: None)
-
     assert stacked_layers(model, 3) is None
 
 
 def test_equal_maxima_pass_their_gradient_to_the_first_as_in_torch():
     x = torch.randint(0, 2, (3, 2, 6, 6, 5), generator=torch.Generator().manual_seed(0)).float()
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-
     pooled = stacked_layers(nn.Sequential(nn.MaxPool2d(2)), 3)({}, ours.movedim(-1, 1))
     expected = nn.functional.max_pool2d(theirs.permute(0, 4, 1, 2, 3).flatten(0, 1), 2)
     weights = torch.arange(expected.numel(), dtype=torch.float32).view(expected.shape)
     (pooled.flatten(0, 1) * weights).sum().backward()
     (expected * weights).sum().backward()
-
     assert torch.equal(ours.grad, theirs.grad)
 
 
@@ -268,9 +225,7 @@ def test_nodes_may_hold_data_of_their_own():
     model = build_model("mlp", IMAGES, 10, 0)
     shared = ragged_works(model, [(3, 3), (3, 3)])
     own = [LocalWork(w.start, w.x.clone(), w.y.flip(0), w.batches, w.lr) for w in shared]
-
     stacked = train_stack(model, own, layers=stacked_layers(model, 3))
-
     failures = [
         _differences(str(i), train_one(model, w), s)
         for i, (w, s) in enumerate(zip(own, stacked, strict=True))
@@ -284,53 +239,37 @@ def test_nodes_may_hold_data_of_their_own():
     size=st.integers(1, 5),
     pad=st.booleans(),
 )
-def test_chunks_hold_every_node_once_within_the_size_and_by_falling_steps(lengths, size, pad):
-    chunks = split(_shapes(lengths), size, pad=pad)
-
+def test_chunks_hold_every_node_once_by_falling_steps_and_without_padding_batches_of_one_length(
+    lengths, size, pad
+):
+    x = torch.zeros(1, 1)
+    works = [LocalWork({}, x, x, [np.zeros(n, np.int64) for n in node], 0.1) for node in lengths]
+    chunks = split(works, size, pad=pad)
     assert sorted(i for chunk in chunks for i in chunk) == list(range(len(lengths)))
     for chunk in chunks:
         steps = [len(lengths[i]) for i in chunk]
         assert len(chunk) <= size
         assert steps == sorted(steps, reverse=True)
-
-
-@settings(deadline=None)
-@given(lengths=st.lists(st.lists(st.integers(1, 3), max_size=4).map(tuple), min_size=1, max_size=12))
-def test_without_padding_a_chunk_s_batches_are_equally_long(lengths):
-    for chunk in split(_shapes(lengths), 5, pad=False):
         longest = lengths[chunk[0]]
-        assert all(lengths[i] == longest[: len(lengths[i])] for i in chunk)
-
-
-def _shapes(lengths):
-    x = torch.zeros(1, 1)
-    return [LocalWork({}, x, x, [np.zeros(n, np.int64) for n in node], 0.1) for node in lengths]
+        assert pad or all(lengths[i] == longest[: len(lengths[i])] for i in chunk)
 
 
 def test_a_node_s_bytes_count_parameters_outputs_and_patches():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 5))
-
     estimate = node_bytes(model, torch.zeros(1, 1, 4, 4), batch_size=3)
-
     parameters = 2 * 9 + 2 + 5 * 8 + 5
     outputs = 8 + 8 + 5
     patches = 9 * 4
     assert estimate == 4 * (4 * parameters + 3 * (16 + 3 * outputs + 2 * patches))
 
 
-def test_on_cuda_a_stack_fills_four_fifths_of_free_memory(monkeypatch):
+def test_on_cuda_a_stack_fills_four_fifths_of_free_memory_or_has_max_nodes(monkeypatch):
     monkeypatch.setattr(stack_memory, "_free_bytes", lambda device: 1000)
     device = torch.device("cuda")
-
     assert chunk_size(100, 50, device) == 16
     assert chunk_size(10, 50, device) == 10
     assert chunk_size(10, 5000, device) == 1
-
-
-def test_max_nodes_overrides_the_estimate_of_memory(monkeypatch):
-    monkeypatch.setattr(stack_memory, "_free_bytes", lambda device: 1000)
-
-    assert chunk_size(100, 50, torch.device("cuda"), max_nodes=40) == 40
+    assert chunk_size(100, 50, device, max_nodes=40) == 40
     assert chunk_size(1000, 1, torch.device("cpu"), max_nodes=3) == 3
 
 
@@ -339,8 +278,6 @@ def test_the_split_of_a_cuda_device_is_told_to_the_user_once(monkeypatch, caplog
     told = []
     monkeypatch.setattr(stack_memory, "log", lambda level, text, *values: told.append(text % values))
     stack_memory._announce.cache_clear()
-
     for _ in range(3):
         chunk_size(1000, 2**23, torch.device("cuda"))
-
     assert told == ["Local training on cuda: 1000 nodes, at most 102 in one stack (8.0 MiB each)"]

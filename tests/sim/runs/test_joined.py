@@ -49,6 +49,17 @@ def test_servers_and_their_monitor_are_one_run_with_u_and_what_the_servers_measu
     assert [one.rounds for one in named.runs] == [run.rounds]
 
 
+def test_what_was_measured_of_all_together_stands_in_the_place_of_their_own(tmp_path: Path) -> None:
+    first = folder(tmp_path / "edge0", 0, [record(0, 0.9), record(1, 0.8), record(2, 0.5)])
+    folder(tmp_path / "edge1", 1, [record(0, 0.9), record(1, 0.7), record(2, 0.3)])
+    u = {"round": 2, "central": {"loss": 0.35}, "train": {"consensus-error": 0.1, "servers": [0, 1]}}
+    (first / "together.jsonl").write_text(json.dumps(u) + "\n")
+    (run,) = load([tmp_path]).runs
+    assert [(point.x, point.y) for point in run.series("bits", "loss")] == [(32.0, 0.35)]
+    assert [point.y for point in run.series("rounds", "consensus-error")] == [0.1]
+    assert run.costs("bits") == [0.0, 16.0, 32.0]
+
+
 def test_without_a_monitor_u_is_nobodys_and_costs_are_those_of_all(tmp_path: Path) -> None:
     folder(tmp_path / "edge0", 0, [record(0, 0.9), record(1, 0.8), record(2, 0.5)])
     # One that was away in round 1.
@@ -56,7 +67,7 @@ def test_without_a_monitor_u_is_nobodys_and_costs_are_those_of_all(tmp_path: Pat
     found = load([tmp_path])
     (run,) = found.runs
     assert found.ys == ("servers-loss",)
-    assert "no monitor saw" in found.warnings[0]
+    assert "'hedgerow evaluate' does it" in found.warnings[0]
     assert [point.y for point in run.series("rounds", "servers-loss")] == pytest.approx([0.9, 0.8, 0.4])
     assert run.costs("bits") == [0.0, 8.0, 32.0]
     assert run.costs("sim-seconds") == [0.0, 0.5, 4.0]

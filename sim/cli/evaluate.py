@@ -1,0 +1,32 @@
+"""``hedgerow evaluate``: what the models of several servers are together."""
+
+from __future__ import annotations
+
+import typer
+
+from hedgerow.sim.cli.options import Paths, bad_options
+
+__all__ = ["evaluate"]
+
+
+def evaluate(paths: Paths) -> None:
+    """Measure u, the mean of the models of edge servers without a centre, once their runs are over.
+
+    FOLDERS are the servers' run folders, or one that they lie in. `report`, `table` and `plot` then know u.
+    """
+    from hedgerow.sim.runs.joined import parts_beneath, parts_of_runs
+    from hedgerow.sim.runs.together import evaluate_together
+
+    with bad_options():
+        given = [one for path in paths for one in parts_beneath(path) or [path]]
+        runs, _ = parts_of_runs(given)
+        if not runs:
+            raise ValueError("no run of several edge servers there; valid are their run folders")
+        for parts in runs:
+            records = evaluate_together(parts)
+            told = " ".join(
+                f"{key}={value:.4f}"
+                for key, value in records[-1]["central"].items()
+                if isinstance(value, float)
+            )
+            typer.echo(f"{len(parts)} edge servers, round {records[-1]['round']}: {told}")

@@ -1,0 +1,69 @@
+"""What several orchestrators' models are together: measured after the run, of the models that they kept.
+
+Servers without a centre know their own model each. A run of theirs keeps it in the rounds in which it is
+measured (``models/<round>.npz`` in the run's folder). Here those of all are put together, as the app says
+(``Experiment.together``), and measured as a run of one server would have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hedgerow.sim.runs.app import find_app, load_app
+from hedgerow.sim.runs.checkpoint import load_arrays
+from hedgerow.sim.runs.joined import TOGETHER, Part, joined_config
+from hedgerow.sim.runs.model_files import MODELS
+from hedgerow.sim.runs.serverapp import Experiment, experiment_of
+from hedgerow.wire.records import Layout, to_record, to_state_dict
+
+__all__ = ["evaluate_together"]
+
+
+def evaluate_together(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """Measure what the servers of a run are together; return a record a round, and write them beside.
+
+    Each has the ``round``, ``central`` metrics, and in ``train`` what the app says of the models. The file is
+    in the first server's folder, where ``report``, ``table`` and ``plot`` find it.
+
+    Raises
+    ------
+    ValueError
+        If no server kept a model, or the app puts none together.
+    """
+    config, said = joined_config(parts), parts[0].config["run"]
+    spec = find_app(str(config["app"]))
+    settings = {**spec.config, **config["run"], "peers": said.get("peers", "")}
+    made = experiment_of(load_app(spec.folder).server_app, settings)
+    if not isinstance(made, Experiment) or made.together is None:
+        raise ValueError(f"app {spec.name!r} puts no models of several servers together")
+    layout = Layout.of(made.initial_arrays)
+    floats = [dtype for dtype in layout.dtypes if np.dtype(dtype).kind == "f"]
+    kept = {int(file.stem) for part in parts for file in (part.folder / MODELS).glob("*.npz")}
+    if not kept:
+        raise ValueError(f"{parts[0].folder} and the others hold no {MODELS}: nothing to measure")
+    records = []
+    for number in sorted(kept):
+        name = f"{number:06d}.npz"
+        there = [part for part in parts if (part.folder / MODELS / name).is_file()]
+        arrays = [to_record(load_arrays(part.folder / MODELS / name)) for part in there]
+        models = np.stack([layout.flatten(one, np.result_type(np.float32, *floats)) for one in arrays])
+        u, told = made.together(models, [_size(part, number) for part in there])
+        record = {
+            "round": number,
+            "train": {**told, "servers": [part.number for part in there]},
+            "central": dict(made.measure(to_state_dict(layout.unflatten(u)))),
+        }
+        records.append(record)
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (parts[0].folder / TOGETHER).write_text(lines, encoding="utf-8")
+    return records
+
+
+def _size(part: Part, number: int) -> float:
+    """Return the samples of a server's cluster in a round; before the first all are alike."""
+    sizes = [one["train"]["cluster-size"] for one in part.rounds if one["round"] == number and number]
+    return float(sizes[-1]) if sizes else 1.0

@@ -1,0 +1,145 @@
+"""An exchange without messages, where the grid answers it in columns: to the same bits, books and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from hedgerow.strategies.exchange import (
+    Columns,
+    Exchange,
+    Models,
+    RoundFailedError,
+    Vector,
+)
+from hedgerow.strategies.federation import only_arrays
+from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.run import Run, read
+from hedgerow.wire.calls import InColumns
+from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
+from hedgerow.wire.records import PayloadError, payload_bytes
+
+__all__ = ["at_once"]
+
+
+def at_once(run: Run, exchange: Exchange) -> Iterator[Columns] | None:
+    """Make the training exchange without messages, to the same ends; None where messages must go."""
+    answer = getattr(run.grid, "columns", None)
+    simple = exchange.reads is None and type(exchange.coding) is Models and not exchange.bounded
+    simple = simple and all(part.sees_columns for part in run.parts)
+    bare = all(ask.model is not None and not (ask.arrays or ask.held or ask.records) for ask in exchange.asks)
+    if answer is None or not simple or not bare or run.federation.settings.train_metrics_aggr_fn:
+        return None
+    nodes, away = run.federation.there(list(exchange.asked))
+    groups: dict[Any, list[int]] = {}
+    for node in nodes:
+        ask = exchange.asked[node.partition_id]
+        own = [values.get(node.partition_id) for values in ask.own.values()]
+        if any(isinstance(value, ArrayRecord) for value in own):
+            return None
+        groups.setdefault((ask.pool, *own), []).append(node.partition_id)
+    asked = [(run.instruction(exchange, members[0]), members) for members in groups.values()]
+    found = answer(exchange.kind, asked)
+    if found is None or found.rows.shape != (len(nodes), run.layout.size):
+        return None
+    if any(part.check_columns(exchange, found.metrics, run) for part in run.parts):
+        return None
+    return _checked(run, exchange, nodes, exchange.offline + away, asked, found)
+
+
+def _checked(
+    run: Run,
+    exchange: Exchange,
+    nodes: Sequence[Node],
+    offline: int,
+    asked: Sequence[tuple[RecordDict, Sequence[int]]],
+    found: InColumns,
+) -> Iterator[Columns]:
+    federation = run.federation
+    _book_down(run, exchange, asked)
+    inbox = federation.open_exchange(run.round, nodes, run.reader(exchange), offline=offline)
+    partitions = np.array([i for _, members in asked for i in members])
+    rows, metrics = found.rows, {key: np.asarray(values) for key, values in found.metrics.items()}
+    if (np.diff(partitions) < 0).any():
+        order = np.argsort(partitions)
+        rows, metrics = rows[order], {key: values[order] for key, values in metrics.items()}
+    weights = np.asarray(metrics[federation.settings.weighted_by_key], np.float64)
+    fine = np.isfinite(rows).all(axis=1) & federation.valid_weights(weights)
+    for values in metrics.values():
+        fine &= np.isfinite(values)
+    sent = {ask.pool: ask.model for ask in exchange.asks}
+    accepted, sizes = [], _reply_sizes(run, rows, metrics)
+    for k, node in enumerate(nodes):
+        model = sent[exchange.asked[node.partition_id].pool]
+        assert model is not None
+        rows_dtype = rows[k].astype(model.dtype, copy=False)
+        inbox.take(node)
+        try:
+            if not fine[k]:
+                read(run, exchange, node, _reply(run, rows[k], {key: v[k] for key, v in metrics.items()}))
+            if federation.settings.max_update_norm_ratio:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    exchange.check(federation, rows_dtype - model, model)
+        except PayloadError as error:
+            inbox.refuse(node, error)
+            continue
+        inbox.use(node)
+        accepted.append(k)
+    federation.judge(inbox)
+    kept = [nodes[k].partition_id for k in accepted]
+    pools = [exchange.asked[i].pool for i in kept]
+    bits, ledger, link = exchange.coding.bits(run.layout), federation.ledger, exchange.links[1]
+    arrays, whole = zip(*(sizes[k] for k in accepted), strict=True) if accepted else ((), ())
+    if link:
+        ledger.book_all(run.round, link, kept, pools, bits, arrays)
+    ledger.book_all(run.round, NODE_TO_HUB, kept, [0] * len(kept), bits, whole)
+    run.table = {key: values[accepted] for key, values in metrics.items()}
+    run.absorbed += kept
+    dtype = next(iter(sent.values())).dtype  # type: ignore[union-attr]
+    taken = rows if len(accepted) == len(rows) else rows[accepted]
+    vectors = list(taken.astype(dtype, copy=False))
+    columns = Columns(kept, pools, vectors, weights[accepted].tolist(), [])
+    if kept:
+        for part in run.parts:
+            part.learnt(exchange, columns, run)
+        yield columns
+    if not federation.enough():
+        raise RoundFailedError
+
+
+def _book_down(run: Run, exchange: Exchange, asked: Sequence[tuple[RecordDict, Sequence[int]]]) -> None:
+    ledger = run.federation.ledger
+    for content, members in asked:
+        ask = exchange.asked[members[0]]
+        told = content[run.federation.settings.configrecord_key]
+        size = sum(payload_bytes(record) for record in content.values() if record is not told)
+        bits = run.federation.model_bits if ask.bits is None else ask.bits
+        whole, count = payload_bytes(content), len(members)
+        if exchange.links[0]:
+            pools = [ask.pool] * count
+            ledger.book_all(run.round, exchange.links[0], pools, members, bits, [size] * count)
+        ledger.book_all(run.round, HUB_TO_NODE, [0] * count, members, bits, [whole] * count)
+
+
+def _reply(run: Run, row: Vector, metrics: Mapping[str, Any]) -> RecordDict:
+    """Return the reply that a row stands for."""
+    told = MetricRecord({key: value.item() for key, value in metrics.items()})
+    return RecordDict({"arrays": run.layout.unflatten(row), "metrics": told})
+
+
+def _reply_sizes(run: Run, rows: Vector, metrics: Mapping[str, NDArray[Any]]) -> list[tuple[int, int]]:
+    """Return the bytes of each reply's arrays, and of all of it; integers take more as they grow."""
+    whole = [values for values in metrics.values() if values.dtype.kind != "f"]
+    known: dict[Any, tuple[int, int]] = {}
+    sizes = []
+    for k in range(len(rows)):
+        alike = tuple(int(values[k]) for values in whole)
+        if alike not in known:
+            content = _reply(run, rows[k], {key: values[k] for key, values in metrics.items()})
+            known[alike] = payload_bytes(only_arrays(content)), payload_bytes(content)
+        sizes.append(known[alike])
+    return sizes

@@ -1,0 +1,126 @@
+"""Exchanges in columns come to what the same exchanges in messages do."""
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord, RecordDict
+
+from hedgerow.clients import BatchClientApp, whoami
+from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
+from hedgerow.strategies import FedAvg, RoundEnd, SDFeel
+from hedgerow.wire import Call, InColumns, Told, to_record
+
+NODES = 6
+
+
+class Nodes:
+    """Nodes whose replies are those of a table, in messages and in columns."""
+
+    def __init__(self, spoilt: dict[int, dict[str, Any]]) -> None:
+        self.spoilt = spoilt
+        self.asked: list[str] = []
+        self.app = BatchClientApp(
+            {"train": self.messages, "query.whoami": whoami(lambda context: 10)}, {"train": self.columns}
+        )
+
+    def one(self, node: int, content: RecordDict) -> tuple[np.ndarray, dict[str, float]]:
+        told, sent = content["config"], content["arrays"]["w"].numpy()
+        w = sent + np.float32(0.1) * (node - told["server-round"])
+        metrics = {
+            "num-examples": 10 + node,
+            "num-steps": told["local-steps"],
+            "train-loss": 1.0 / (1 + node),
+        }
+        spoilt = dict(self.spoilt.get(node, {}))
+        w = w * spoilt.pop("times", 1.0)
+        if spoilt.pop("raises", False):
+            raise ValueError("no data")
+        return w.astype(np.float32), metrics | spoilt
+
+    def messages(self, calls: Sequence[Call]) -> list[RecordDict | Exception]:
+        self.asked.append("messages")
+        answers: list[RecordDict | Exception] = []
+        for call in calls:
+            try:
+                w, metrics = self.one(call.partition_id, call.content)
+            except ValueError as error:
+                answers.append(error)
+                continue
+            told: Any = MetricRecord(metrics)
+            answers.append(RecordDict({"arrays": to_record({"w": w}), "metrics": told}))
+        return answers
+
+    def columns(self, told: Sequence[Told]) -> InColumns:
+        self.asked.append("columns")
+        found = [
+            self.one(int(context.node_config["partition-id"]), group.content)
+            for group in told
+            for context in group.contexts
+        ]
+        metrics = {key: np.array([one[key] for _, one in found]) for key in found[0][1]}
+        return InColumns(np.stack([w for w, _ in found]), metrics)
+
+
+def played(spoilt: dict[int, dict[str, Any]], at_once: bool, **options: Any) -> tuple[Any, ...]:
+    nodes, ends = Nodes(spoilt), list[RoundEnd]()
+    strategy = SDFeel(
+        num_servers=3, tau1=2, tau2=2, min_available_nodes=NODES, fraction_evaluate=0.0,
+        on_round_end=[ends.append], **options,
+    )  # fmt: skip
+    never = patch.object(InProcessGrid, "columns", lambda *asked: None)
+    with InProcessGrid(nodes.app, NODES) as grid, flower_identity(1):
+        if not at_once:
+            never.start()
+        try:
+            start = to_record({"w": np.linspace(-1, 1, 5, dtype=np.float32)})
+            strategy.start(grid, start, num_rounds=6)
+        finally:
+            if not at_once:
+                never.stop()
+    assert set(nodes.asked) == {"columns" if at_once else "messages"}
+    rounds = [(end.train, end.rejected, end.accepted, end.sim_seconds, end.by_link) for end in ends]
+    transfers = sorted(map(repr, strategy.ledger.transfers))
+    return [w["w"].numpy().tobytes() for w in strategy.server_models()], rounds, transfers
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {},
+        {2: {"times": np.nan}},
+        {4: {"times": 1e9}},
+        {1: {"num-examples": -1}},
+        {0: {"train-loss": np.inf}, 5: {"times": np.inf}},
+        {3: {"num-examples": 2**60}},
+        {1: {"num-examples": 40_000}},
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"aggregation": "median"}, {"participation": 0.7, "seed": 3}])
+def test_rows_that_are_wrong_cost_themselves_alone_as_in_messages(
+    spoilt: dict[int, dict[str, Any]], options: dict[str, Any]
+) -> None:
+    assert played(spoilt, True, **options) == played(spoilt, False, **options)
+
+
+@pytest.mark.parametrize("spoilt", [{3: {"raises": True}}, {3: {"num-steps": 1}}])
+def test_where_a_node_fails_or_took_other_steps_messages_go(spoilt: dict[int, dict[str, Any]]) -> None:
+    nodes = Nodes(spoilt)
+    strategy = FedAvg(min_available_nodes=NODES, fraction_evaluate=0.0, local_steps=2)
+    with InProcessGrid(nodes.app, NODES) as grid, flower_identity(1):
+        strategy.start(grid, to_record({"w": np.zeros(3, np.float32)}), num_rounds=2)
+    assert nodes.asked[:2] == ["columns", "messages"]
+    assert strategy.report.accepted == NODES - 1
+
+
+@pytest.mark.parametrize(
+    "engine", [{"strict": True}, {"faults": FaultModel(dropout=0.1)}, {"real_time": True}]
+)
+def test_what_is_serialised_lost_or_timed_goes_in_messages(engine: dict[str, Any]) -> None:
+    nodes = Nodes({})
+    strategy = FedAvg(min_available_nodes=NODES, fraction_evaluate=0.0, local_steps=2)
+    with InProcessGrid(nodes.app, NODES, **engine) as grid, flower_identity(1):
+        strategy.start(grid, to_record({"w": np.zeros(3, np.float32)}), num_rounds=2)
+    assert set(nodes.asked) == {"messages"}
