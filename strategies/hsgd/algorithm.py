@@ -120,7 +120,7 @@ class Algorithm(Method[State]):
             return State(mean.theta, t)
         # Without a cloud each goes on from its own; those that are not there from what they had.
         now = {one.group.number: (one.group.size, one.model or one.start) for one in groups}
-        apart = {**state.apart, **now}
+        apart = dict(sorted({**state.apart, **now}.items()))
         return State((yield from mean_of_models(state.theta, apart, run)), t, apart, state.first)
 
     def model(self, state: State) -> Vector:

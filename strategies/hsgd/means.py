@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.aggregate import Aggregator, Mean, Robust, WeightedMean, means_of
+from hedgerow.strategies.aggregate import Aggregator, Choice, Mean, WeightedMean, means_of
 from hedgerow.strategies.exchange import Ask, Exchange, Models, Steps, together
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
@@ -26,6 +26,7 @@ from hedgerow.strategies.hsgd.interval import Hold, Interval, Local
 from hedgerow.strategies.hsgd.system import Variant
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import ExchangeReport, Node
+from hedgerow.strategies.parts import Part
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, SummedUpdate, parse_secure_sum
 from hedgerow.strategies.vectors import WeightedMean as RunningMean
@@ -33,11 +34,12 @@ from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.masked_sums import LEAST_MEMBERS, MAX_MEMBERS
 from hedgerow.wire.message_types import UPLOAD
 from hedgerow.wire.records import payload_bytes, to_record
-from hedgerow.wire.robust_means import Aggregation, parse_aggregation
+from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["MANY_DEVICES", "Averages", "Means", "Summed", "Told", "mean_of_models", "plain"]
+__all__ = ["MANY_DEVICES", "Asked", "Averages", "Means", "Summed", "Told", "mean_of_models", "plain"]
 
 Vector = NDArray[Any]
+Asked = str | Aggregation | Aggregator
 
 _ALONE = "a sum of fewer tells of each: of a device alone in it, which has one person, it tells the features"
 
@@ -52,7 +54,7 @@ class Means:
 
     Parameters
     ----------
-    groups, devices : Aggregation
+    groups, devices : Choice
         Of the cloud's mean of groups; of an edge's mean of devices, and of JFL's pairs.
     sums : SecureSum or None
         Whether the server sees means alone.
@@ -60,26 +62,27 @@ class Means:
         Devices without which there is no sum of a batch's.
     """
 
-    groups: Aggregation
-    devices: Aggregation
+    groups: Choice
+    devices: Choice
     sums: SecureSum | None
     least_devices: int = MANY_DEVICES
 
     @classmethod
     def of(
         cls,
-        aggregation: str,
-        device_aggregation: str | None,
+        aggregation: Asked,
+        device_aggregation: Asked | None,
         secure_sum: bool | SecureSum,
         min_sum_devices: int = MANY_DEVICES,
     ) -> Self:
         """Return the rules of some settings; ValueError where they do not go together."""
-        devices = aggregation if device_aggregation is None else device_aggregation
+        groups = Choice.of(aggregation)
+        devices = Choice(groups.rule) if device_aggregation is None else Choice.of(device_aggregation)
         sums = parse_secure_sum(secure_sum)
         int_at_least(LEAST_MEMBERS if sums is None else sums.min_nodes, min_sum_devices=min_sum_devices)
         if min_sum_devices > MAX_MEMBERS:
             raise ValueError(f"min_sum_devices is {min_sum_devices!r}; valid is at most {MAX_MEMBERS}")
-        means = cls(parse_aggregation(aggregation), parse_aggregation(devices), sums, min_sum_devices)
+        means = cls(groups, devices, sums, min_sum_devices)
         if means.sums is not None and (rule := means._robust):
             raise ValueError(
                 f"aggregation is {str(rule)!r}; valid with secure_sum is 'mean': a sum gives no other"
@@ -87,7 +90,7 @@ class Means:
         return means
 
     @property
-    def _robust(self) -> Aggregation | None:
+    def _robust(self) -> Choice | None:
         return next((rule for rule in (self.groups, self.devices) if not rule.is_mean), None)
 
     def check(self, variant: Variant, num_groups: int | None, *, sealed: bool, adaptive: bool) -> None:
@@ -96,10 +99,10 @@ class Means:
         if adaptive and (rule is not None or sums is not None):
             what = "secure_sum is set" if rule is None else f"aggregation is {str(rule)!r}"
             raise ValueError(f"{what}; valid with adaptive are plain means, which its estimates are of")
-        if _one_model(variant) and num_groups is not None and num_groups < self.groups.least:
+        if _one_model(variant) and num_groups is not None and num_groups < self.groups.rule.least:
             raise ValueError(
-                f"aggregation is {str(self.groups)!r}, which needs {self.groups.least} groups; num_groups is "
-                f"{num_groups}"
+                f"aggregation is {str(self.groups)!r}, which needs {self.groups.rule.least} groups; "
+                f"num_groups is {num_groups}"
             )
         if sums is None:
             return
@@ -135,9 +138,9 @@ class Means:
         PairingError
             Where not one is large enough, or there are too few of them.
         """
-        if _one_model(variant) and len(groups) < self.groups.least:
+        if _one_model(variant) and len(groups) < self.groups.rule.least:
             log(WARNING, "%d groups are too few for %s: their median is taken.", len(groups), self.groups)
-        least = self.devices.least
+        least = self.devices.rule.least
         averaged = [(g, a) for g, a in groups if variant.pairs or not g.hosted]
         small = [g.number for g, a in averaged if a < least]
         if small and len(small) == len(groups):
@@ -175,11 +178,14 @@ class Means:
 
     def told(self, *, apart: bool = False) -> "Told":
         """Return the means of models that parties tell; groups that are kept ``apart`` have no rule."""
-        groups: Aggregator = ByPeople() if self.groups.is_mean or apart else Robust(self.groups)
-        devices: Aggregator = (
-            WeightedMean(by_examples=False) if self.devices.is_mean else Robust(self.devices)
-        )
-        return Told(groups, devices)
+        groups = ByPeople() if apart else self.groups.aggregator(ByPeople())
+        return Told(groups, self.devices.aggregator(WeightedMean(by_examples=False)))
+
+    @property
+    def parts(self) -> list[Part]:
+        """The aggregators that keep state."""
+        owns: tuple[Any, ...] = self.groups.own, self.devices.own
+        return [own for own in owns if isinstance(own, Part)]
 
     def __str__(self) -> str:
         if self.sums is not None:
@@ -232,15 +238,14 @@ def plain() -> "Told":
     return Told(ByPeople(), WeightedMean(by_examples=False))
 
 
-def mean_of_models(theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run) -> Steps[Theta]:
-    """Return the mean by people of models by group."""
-    return (yield from _of_models(ByPeople(), theta, models, run))
-
-
-def _of_models(
-    aggregator: Aggregator, theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run
+def mean_of_models(
+    theta: Theta,
+    models: Mapping[int, tuple[int, Theta]],
+    run: Run,
+    aggregator: Aggregator = ByPeople(),
 ) -> Steps[Theta]:
-    rows = {m: model.whole for m, (_, model) in sorted(models.items())}
+    """Return the mean of models, each with its group's people, by its hospital or its group's number."""
+    rows = {m: model.whole for m, (_, model) in models.items()}
     people = {m: float(size) for m, (size, _) in models.items()}
     means = yield from means_of(aggregator, {0: (theta.whole, rows)}, run, people)
     return theta.like(means[0].model()) if rows else theta
@@ -290,9 +295,9 @@ class Told:
 
     def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
         """Take the mean of the groups that did not miss the last interval."""
-        there = {one.group.number: (one.group.size, one.model) for one in groups}
-        models = {m: (size, model) for m, (size, model) in there.items() if model is not None}
-        return GroupsMean((yield from _of_models(self.groups, theta, models, run)), len(models))
+        there = sorted((one for one in groups if one.model is not None), key=lambda one: one.group.number)
+        models = {one.group.hospital: (one.group.size, one.model) for one in there if one.model is not None}
+        return GroupsMean((yield from mean_of_models(theta, models, run, self.groups)), len(models))
 
 
 def _by_host(one: Local, models: Mapping[str, Vector]) -> dict[int, Vector]:

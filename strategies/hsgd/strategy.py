@@ -30,7 +30,7 @@ from hedgerow.strategies.hsgd.groups import Group, batch_size
 from hedgerow.strategies.hsgd.interval import Interval, Local, Terms
 from hedgerow.strategies.hsgd.links import Links, SealedLinks
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import MANY_DEVICES, Averages, Means, Summed, plain
+from hedgerow.strategies.hsgd.means import MANY_DEVICES, Asked, Averages, Means, Summed, plain
 from hedgerow.strategies.hsgd.members import Members
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
@@ -100,13 +100,14 @@ class HSGD(Algorithm):
         Whether hospital and devices seal what they tell each other (``hedgerow.wire.sealed``). Metrics then
         tell how many parties are ``pinning`` their peers' keys and what was refused: ``withheld`` shares, and
         ``unopened`` ones, with ``unopened-<reason>`` for each reason.
-    aggregation : str (default: "mean")
-        What the cloud takes of the groups' models: the mean, (2), or a rule that some lying groups cannot
-        ruin, see ``parse_aggregation``. Under a rule every group counts as one, whatever people it tells of.
-        Where a round leaves fewer than the rule wants, it takes their median (``rule-fell-back``).
-    device_aggregation : str or None (default: None)
+    aggregation : str, Aggregation or Aggregator (default: "mean")
+        What the cloud takes of the groups' models: the mean, (2), a rule that some lying groups cannot
+        ruin, see ``parse_aggregation``, or an aggregator of your own, to which groups are their hospitals.
+        Under a rule every group counts as one, whatever people it tells of. Where a round leaves fewer than
+        the rule wants, it takes their median (``rule-fell-back``).
+    device_aggregation : str, Aggregation, Aggregator or None (default: None)
         The same of a group's devices, (1), and in JFL of the pairs' models at a hospital; None for
-        ``aggregation``. The mean of devices that an edge node hosts is that node's own.
+        the rule of ``aggregation``. The mean of devices that an edge node hosts is that node's own.
     secure_sum : bool or SecureSum (default: False)
         Whether the server sees means alone, of a batch's devices, of hospitals and of edges (``SecureSum``
         for other settings than the defaults): parties must answer ``train.upload``, ``query.sum_keys`` and
@@ -153,8 +154,8 @@ class HSGD(Algorithm):
         noise: EmbeddingNoise | None = None,
         upload_noise: UploadNoise | None = None,
         sealed: bool = False,
-        aggregation: str = "mean",
-        device_aggregation: str | None = None,
+        aggregation: Asked = "mean",
+        device_aggregation: Asked | None = None,
         secure_sum: bool | SecureSum = False,
         min_sum_devices: int = MANY_DEVICES,
         adaptive: Adaptive | None = None,
@@ -213,7 +214,8 @@ class HSGD(Algorithm):
                 sums, federation, upload_noise is None, min_sum_devices, self._hold, self.members.people
             )
         # Who takes part comes before what is chosen by it.
-        super().__init__(federation, parts=[self.links, self.exposure, self.members, self._pacer])
+        parts = [self.links, self.exposure, self.members, self._pacer]
+        super().__init__(federation, parts=[*parts, *self.means_asked.parts])
 
     # What is known of the run.
 

@@ -375,7 +375,7 @@ def test_a_trained_model_predicts_for_people_it_has_not_seen(tmp_path: Path) -> 
     model = split_model("auto", (15,), (15,), 2, 0)
     with np.load(trained / "model.npz") as file:
         model.load_state_dict({key: torch.tensor(file[key]) for key in file})
-    state = load_newest(trained / "checkpoint")[1].state["parts"]["strategy"]["own"]
+    state = load_newest(trained / "checkpoint")[1].state["parts"]["strategy"]["parts"]["members"]["agreed"]
     halves = []
     for x, side in ((data.hospital_train, "hospital"), (data.device_train, "device")):
         mean, deviation = (np.array(part) for part in state[side])

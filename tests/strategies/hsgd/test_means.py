@@ -11,7 +11,7 @@ from tests.strategies.hsgd.nodes import Parties, run
 from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, hsgd
 
-from hedgerow.strategies import PairingError
+from hedgerow.strategies import Exchange, Mean, Moved, PairingError, Run, Steps, WeightedMean
 from hedgerow.wire import to_record, view
 
 RULES = ["median", "trimmed-mean(0.25)", "krum(1)", "multi-krum(1,3)", "geometric-median", "clipped(0.05)"]
@@ -135,3 +135,24 @@ def test_batches_too_small_for_their_rule_end_the_run_before_its_first_round() -
         ended(edges=False, people=3, device_aggregation="krum(1)")
     with pytest.raises(PairingError, match=r"'multi-krum\(1,3\)', which needs 5 devices"):
         ended(edges=False, participation=0.5, method="jfl", device_aggregation="multi-krum(1,3)")
+
+
+class Halved(WeightedMean):
+    """Goes half of the way to the mean of the groups."""
+
+    def means(self, exchange: Exchange, run: Run) -> Steps[dict[int, Mean]]:
+        found = yield from super().means(exchange, run)
+        starts = {pool: exchange.sent(pool) for pool in found}
+        return {
+            pool: Moved(list(mean.nodes), mean.weight, starts[pool], (mean.model() - starts[pool]) / 2)
+            for pool, mean in found.items()
+        }
+
+
+@LAYOUTS
+def test_an_aggregator_of_ones_own_takes_the_groups(edges: bool) -> None:
+    whole, _ = ended(edges=edges, rounds=1)
+    half, _ = ended(edges=edges, rounds=1, aggregation=Halved())
+    start = flat(START)
+    assert half == pytest.approx((start + whole) / 2, abs=1e-12)
+    assert not np.array_equal(half, start)
