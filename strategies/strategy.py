@@ -241,7 +241,7 @@ class FederatedStrategy(Strategy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round depends on, of the federation, the sums, the method and its parts."""
+        """Return all that the next round depends on: federation, sums, method and parts, each apart."""
         sums = {} if self.sums is None else self.sums.state_dict()
         return {"federation": self.federation.state_dict(), "sums": sums, **self._state()}
 
