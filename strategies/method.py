@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Aggregator, Mean, WeightedMean
 from hedgerow.strategies.at_once import at_once
@@ -169,7 +170,9 @@ class Method(FederatedStrategy, Generic[S]):
 
         They must where the grid does not answer otherwise, or a subclass has other ways with messages.
         """
-        hooks = ("configure_train", "aggregate_train", "train_metrics")
+        hooks = ["configure_train", "aggregate_train"]
+        if type(self).table_metrics is Method.table_metrics:  # Else a subclass says what both come to.
+            hooks.append("train_metrics")
         if any(getattr(getattr(self, hook), "__func__", None) is not getattr(Method, hook) for hook in hooks):
             return list(self.configure_train(server_round, arrays, config, grid))
         self._go_on_from(server_round, arrays)
@@ -257,12 +260,14 @@ class Method(FederatedStrategy, Generic[S]):
         for part in self.parts:
             part.ended(run)
         self.ended(self._known_state(), run)
-        if run.table is None:
-            metrics = self.train_metrics(run.contents)
-        else:
-            metrics = self.federation.table_metrics(run.table)
+        table = run.table
+        metrics = self.train_metrics(run.contents) if table is None else self.table_metrics(table)
         metrics.update(run.told)
         return self.current_arrays(), metrics
+
+    def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
+        """Return the same of metrics in columns (K,), by name."""
+        return self.federation.table_metrics(table)
 
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Return the round's metrics of those that nodes told."""

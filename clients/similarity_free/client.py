@@ -24,9 +24,11 @@ from hedgerow.clients.instructions import (
     flag,
     local_steps,
     nonnegative,
+    only_arrays,
     only_config,
     positive,
     sent_state,
+    state_rows,
     string,
     whole,
 )
@@ -38,7 +40,7 @@ from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, pa
 from hedgerow.clients.training.augmented_work import augmented_work
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import BatchHandler, Call, InColumns, Told
 from hedgerow.wire.compress import Compressor, Identity, parse_compressor, summed_arrays
 from hedgerow.wire.message_types import PROBE
 from hedgerow.wire.records import finite_views, only_record, to_record
@@ -82,6 +84,18 @@ def similarity_free_client(
     def answers(calls: Sequence[Call], rounds: Mapping[int, _Round]) -> dict[int, Answer]:
         return _answers(calls, rounds, LocalTraining.of(calls[0].context, training_mode, loss))
 
+    def in_columns(told: Sequence[Told]) -> InColumns:
+        calls = [Call(group.content, context, "train") for group in told for context in group.contexts]
+        rounds = {i: _Round.of(call, task(call.context), loss) for i, call in enumerate(calls)}
+        if any(one.compressor != Identity() for one in rounds.values()):
+            raise ValueError("compressed changes go in messages")
+        how = LocalTraining.of(calls[0].context, training_mode, loss)
+        applied = _apply_operators(rounds[0].task.model, rounds, how)
+        learnt = [rounds[i].learnt(applied[i]) for i in range(len(calls))]
+        keys = list(only_arrays(told[0].content))
+        metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}
+        return InColumns(state_rows([one.state for one in learnt], keys), metrics)
+
     def answer_probe(call: Call) -> RecordDict:
         own = task(call.context)
         found = probe_as_told(call, own, "round-index", loss)
@@ -95,7 +109,7 @@ def similarity_free_client(
         **task_handlers(task),
         PROBE: each(answer_probe),
     }
-    return BatchClientApp(handlers)
+    return BatchClientApp(handlers, {"train": in_columns})
 
 
 def _part(call: Call) -> SumPart:

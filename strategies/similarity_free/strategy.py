@@ -3,11 +3,13 @@
 The paper's lines are in ``algorithm.py``.
 """
 
+from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
 from typing import Any, Literal, Self, Unpack
 
 from flwr.app import MetricRecord, RecordDict
 from flwr.common import log
+from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.federation import Federation, FederationOptions
@@ -210,14 +212,24 @@ class SimilarityFree(Algorithm):
     def train_metrics(self, contents: list[RecordDict]) -> MetricRecord:
         """Aggregate as asked for; sums and maxima where a mean says nothing."""
         metrics = super().train_metrics(contents)
-        if self.settings.train_metrics_aggr_fn is None:
-            for keys, combine in ((_TOTALS, sum), (_LARGEST, max)):
-                for key in keys:
-                    if key in metrics:
-                        metrics[key] = combine([_metric(content, key) for content in contents])
-        if lost := metrics.get("memory-lost"):
-            log(WARNING, "%.0f workers had lost their error memory: what it held is gone.", lost)
-        return metrics
+        if self.settings.train_metrics_aggr_fn is not None:
+            return metrics
+        return _combined(metrics, lambda key: [_metric(content, key) for content in contents])
+
+    def table_metrics(self, table: Mapping[str, NDArray[Any]]) -> MetricRecord:
+        """Aggregate the same of metrics in columns."""
+        return _combined(super().table_metrics(table), lambda key: table[key].tolist())
+
+
+def _combined(metrics: MetricRecord, told: Callable[[str], list[float]]) -> MetricRecord:
+    """Put sums and maxima of what nodes told in the place of means that say nothing."""
+    for keys, combine in ((_TOTALS, sum), (_LARGEST, max)):
+        for key in keys:
+            if key in metrics:
+                metrics[key] = combine(told(key))
+    if lost := metrics.get("memory-lost"):
+        log(WARNING, "%.0f workers had lost their error memory: what it held is gone.", lost)
+    return metrics
 
 
 def _metric(content: RecordDict, key: str) -> float:

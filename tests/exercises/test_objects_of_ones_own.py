@@ -170,7 +170,7 @@ class Weighed(Momentum):  # type: ignore[misc,valid-type]
 
 @pytest.mark.parametrize("edges", [True, False])
 def test_they_are_in_hsgd_too(edges: bool) -> None:
-    plain, first = ended(edges=edges, rounds=3)
+    plain, _ = ended(edges=edges, rounds=3)
     moved, _ = ended(edges=edges, rounds=3, aggregation=Weighed(0.5), device_aggregation="mean")
     assert np.isfinite(moved).all()
     assert not np.array_equal(plain, moved)
