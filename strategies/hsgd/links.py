@@ -17,11 +17,11 @@ from flwr.common import log
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.introductions import Introductions
 from hedgerow.strategies.hsgd.groups import Group
+from hedgerow.strategies.hsgd.introductions import LinkIntroduction
 from hedgerow.strategies.hsgd.messages import (
     REFUSED,
     Encodings,
     Heads,
-    LinkIntroduction,
     Schema,
     SealedForAll,
 )

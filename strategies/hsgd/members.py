@@ -15,9 +15,9 @@ from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
+from hedgerow.strategies.hsgd.introductions import introduction
 from hedgerow.strategies.hsgd.links import Links
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.messages import introduction
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
 from hedgerow.strategies.hsgd.parties import question
 from hedgerow.strategies.hsgd.setup import DealtSetup

@@ -25,8 +25,8 @@ from tests.strategies.hsgd.real_nodes import (
 
 from hedgerow.sim import FaultModel
 from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
+from hedgerow.strategies.hsgd.introductions import LinkIntroduction
 from hedgerow.strategies.hsgd.links import SealedLinks
-from hedgerow.strategies.hsgd.messages import LinkIntroduction
 from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, Identity
 
