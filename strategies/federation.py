@@ -400,14 +400,6 @@ class Federation:
         assert self._roster is not None, "the nodes were gathered"
         return self._roster.nodes[client]
 
-    def online(self, grid: Grid, chosen: Chosen = None) -> tuple[list[Node], int]:
-        """Return those of the chosen partitions whose nodes are there, and how many are not.
-
-        ``chosen`` may be drawn from those that are there; None is all of the federation.
-        """
-        self.gather(grid)
-        return self.there(chosen)
-
     def there(self, chosen: Chosen = None) -> tuple[list[Node], int]:
         """Return the same of those that were there when they were last looked for."""
         roster = self._roster
@@ -525,11 +517,6 @@ class Federation:
     def valid_weights(self, told: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return which of some weights that nodes tell ``checked_weight`` would take."""
         return (told > 0) & (told <= min(MAX_EXAMPLES, self._most_claimed()))
-
-    def size_of(self, reply: Reply, told: float) -> float:
-        """Return |S_i|: what a client told first holds, or a run of unequal epochs would reweigh it."""
-        self.sizes.setdefault(reply.node.partition_id, told)
-        return self.weight_of(reply.node.partition_id)
 
     def weight_of(self, client: int) -> float:
         """Return what a client counts whose size is known: that, up to ``max_weight_ratio`` medians."""

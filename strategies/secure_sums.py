@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.mean import Mean
-from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, answered
+from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport, Node, Reply
 from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, SumNoise, SumPrivacyReport, SumReleases
@@ -200,7 +199,6 @@ class SecureSums:
 
     def forget(self) -> None:
         """Forget the run."""
-        self._grid: Grid | None = None
         self._number = 0
         # By partition id: under which node id it told its keys, and which; the first long-lived one.
         self._keys: dict[int, tuple[int, bytes]] = {}
@@ -236,11 +234,6 @@ class SecureSums:
             # Noise of a seed is drawn by the sum's number.
             self._number = int(state["sums"])
             self.releases.load_state_dict(state["released"])
-
-    def members(self, server_round: int, grid: Grid, groups: Mapping[int, Sequence[Node]]) -> list[Node]:
-        """Begin a round, see ``choose``, over a grid."""
-        self._grid = grid
-        return self._driven(server_round, self.choose(server_round, groups))
 
     def choose(self, server_round: int, groups: Mapping[int, Sequence[Node]]) -> Steps[list[Node]]:
         """Begin a round: return those nodes of each group that can be in its sum; others are counted."""
@@ -307,11 +300,6 @@ class SecureSums:
         for reply in (yield self._question(server_round, SUM_KEYS, "sum keys", asked, check)):
             self._number = max(self._number, reply.value[1])
         self._left_out[NO_KEYS] += sum(node.partition_id not in self._keys for node in new)
-
-    def announce(self, group: int, content: RecordDict) -> RecordDict:
-        """Return a group's instruction with the plan of its sum: all members are sent this one."""
-        told = self.plan_for(group, content, only_record(content, ArrayRecord, "bad arrays"))
-        return RecordDict({**content, MASKED_SUM: told})
 
     def plan_for(self, group: int, common: RecordDict, start: ArrayRecord) -> ConfigRecord:
         """Return the plan of a group's sum, which each of its instructions holds as ``MASKED_SUM``.
@@ -383,12 +371,6 @@ class SecureSums:
         if (len(sealed), len(commitments)) != sizes:
             raise PayloadError(BAD_SHARES, f"{len(sealed)} and {len(commitments)} bytes, expected {sizes}")
         return _Masked(words, sealed, commitments)
-
-    def unmask(self, server_round: int, replies: Iterable[Reply]) -> dict[int, SummedUpdate]:
-        """Return the update of each group, see ``solve``, over the round's grid."""
-        return self._driven(
-            server_round, self.solve(server_round, ((one.node, one.value) for one in replies))
-        )
 
     def solve(
         self, server_round: int, replies: Iterable[tuple[Node, "_Masked"]]
@@ -505,20 +487,6 @@ class SecureSums:
         self, server_round: int, kind: str, what: str, contents: Mapping[Node, RecordDict], check: Any
     ) -> Question:
         return Question(kind, f"{server_round}-{what}-{self._number}", contents, check, self.book)
-
-    def _driven(self, server_round: int, steps: Steps[T]) -> T:
-        """Make the questions of some steps over the round's grid."""
-        try:
-            question = next(steps)
-            while True:
-                question = steps.send(self._answered(server_round, question))
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-    def _answered(self, server_round: int, question: Any) -> Iterable[Reply]:
-        if self._grid is None:
-            raise RuntimeError("No round is open: configure_train comes first.")
-        return answered(self.federation, self._grid, server_round, question)
 
     # As an aggregator.
 

@@ -241,18 +241,20 @@ class FederatedStrategy(Strategy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next round depends on."""
+        """Return all that the next round depends on: federation, sums, method and parts, each apart."""
         sums = {} if self.sums is None else self.sums.state_dict()
-        return {**self.federation.state_dict(), **self._state(), **sums}
+        return {"federation": self.federation.state_dict(), "sums": sums, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next ``start`` goes on after its round."""
-        self.federation.load_state_dict(state)
+        if "federation" not in state:
+            raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
+        self.federation.load_state_dict(state["federation"])
         self._handed = None
         self._forget()
         self._restore(state)
         if self.sums is not None:
-            self.sums.load_state_dict(state)
+            self.sums.load_state_dict(state["sums"])
 
     def sum_privacy(self) -> SumPrivacyReport | None:
         """Return what sums with noise promise the node of which most was told; None where there are none."""

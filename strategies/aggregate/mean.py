@@ -184,12 +184,16 @@ def means_of(
     """
     asks = [Ask(list(rows), sent, pool=pool) for pool, (sent, rows) in pools.items()]
     of = [(i, pool, row) for pool, (_, rows) in pools.items() for i, row in rows.items()]
-    steps = aggregator.means(Exchange("", asks), run)
+    exchange = Exchange("", asks)
+    steps = aggregator.means(exchange, run)
     next(steps)
     nodes, numbers, rows = zip(*of, strict=True) if of else ((), (), ())
     sizes = [1.0 if claimed is None else claimed[i] for i in nodes]
+    columns = Columns(nodes, numbers, rows, sizes, [])
+    for part in run.parts if nodes else ():
+        part.learnt(exchange, columns, run)
     try:
-        step = steps.send(iter([Columns(nodes, numbers, rows, sizes, [])]))
+        step = steps.send(iter([columns]))
         while True:
             step = steps.send((yield step))
     except StopIteration as end:

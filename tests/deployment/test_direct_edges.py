@@ -108,7 +108,7 @@ def emulated(nodes: int, servers: int, config: str, out: Path) -> list[dict[str,
     (folder,) = out.iterdir()
     _, found = load_newest(folder / "checkpoint")
     state = found.state["parts"]["strategy"]
-    layout, models = state["layout"], []
+    layout, models = state["federation"]["layout"], []
     for vector in np.asarray(state["method"]["servers"]):
         parts, at = {}, 0
         for key, shape in zip(layout["keys"], layout["shapes"], strict=True):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from tests.docs.pages import blocks
+from tests.strategies.hsgd.test_means import ended
 from torch import nn
 
 from hedgerow.clients import BatchClientApp, LocalTask, fedmud_client, sd_feel_client, similarity_free_client
@@ -158,3 +159,21 @@ def test_a_part_that_records_cosines_is_in_every_method_that_averages(name: str)
 def test_two_parts_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="valid is another name for each"):
         FedAvg(**OPTIONS, parts=[Cosines(), Cosines()])
+
+
+class Weighed(Momentum):  # type: ignore[misc,valid-type]
+    """Of HSGD, whose groups count by their people."""
+
+    def weight(self, run: Run, node: int, claimed: float) -> float:
+        return claimed
+
+
+@pytest.mark.parametrize("edges", [True, False])
+def test_they_are_in_hsgd_too(edges: bool) -> None:
+    plain, first = ended(edges=edges, rounds=3)
+    moved, _ = ended(edges=edges, rounds=3, aggregation=Weighed(0.5), device_aggregation="mean")
+    assert np.isfinite(moved).all()
+    assert not np.array_equal(plain, moved)
+    watched, ends = ended(edges=edges, rounds=3, parts=[Cosines()])
+    np.testing.assert_array_equal(plain, watched)
+    assert [len(end.train["cosines"]) > 0 for end in ends if end.round] == [True] * 3

@@ -108,7 +108,7 @@ def test_nodes_that_were_asked_before_the_run_are_not_asked_again() -> None:
     again = FedAvg(roster=roster, **OPTIONS | {"num_clients": 0})
     again.load_state_dict(state)
     run(again, problem, 3, grid=grid)
-    assert again.state_dict()["names"] == state["names"]
+    assert again.state_dict()["federation"]["names"] == state["federation"]["names"]
 
 
 def test_who_introduces_itself_wrongly_is_counted_and_the_run_goes_on() -> None:
@@ -151,7 +151,7 @@ def test_a_resumed_run_knows_its_nodes_by_name_whatever_their_order() -> None:
     )
     first = FedAvg(**options)
     run(first, fresh(), 3, grid=ChangingGrid(introducing(fresh(), [{"name": n} for n in names]), 6))
-    assert first.state_dict()["names"] == {name: i for i, name in enumerate("abcdef")}
+    assert first.state_dict()["federation"]["names"] == {name: i for i, name in enumerate("abcdef")}
     # The same six at other places of the machine, under other node ids, and one that is first by name.
     order = [3, 1, 5, 0, 4, 2]
     shuffled = fresh(sizes=[SIX.sizes[i] for i in order], centres=[SIX.centres[i] for i in order])

@@ -169,4 +169,4 @@ def test_of_a_million_nodes_those_that_take_part_are_made() -> None:
     assert strategy.report.accepted == 4
     assert len(grid._made) == 8
     assert len(grid.state_dict()["nodes"]) == 8
-    assert isinstance(strategy.state_dict()["sizes"], np.ndarray)
+    assert isinstance(strategy.state_dict()["federation"]["sizes"], np.ndarray)

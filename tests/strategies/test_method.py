@@ -1,15 +1,13 @@
-"""What is known to be wrong, each by a test that fails until it is right."""
+"""What every method keeps for a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 from tests.strategies.quadratic import Quadratics, run
 
 from hedgerow.strategies import FedAvg
 
 
-@pytest.mark.xfail(strict=True, reason="a method's state and the base's share one dict without namespaces")
 def test_a_methods_state_overwrites_none_of_the_bases() -> None:
     class Named(FedAvg):
         def _state(self) -> dict[str, Any]:
