@@ -8,7 +8,17 @@ from tests.oracles.test_hsgd_oracle import START
 from tests.strategies.hsgd.nodes import run
 from tests.strategies.hsgd.test_strategy import hsgd, toy
 
-from hedgerow.strategies import Ask, Exchange, Question, Steps, Together, WeightedMean, means_of, together
+from hedgerow.strategies import (
+    Ask,
+    Exchange,
+    Question,
+    Run,
+    Steps,
+    Together,
+    WeightedMean,
+    means_of,
+    together,
+)
 
 
 def exchange(kind: str) -> Exchange:
@@ -47,7 +57,8 @@ def test_what_is_asked_together_goes_out_pool_by_pool_before_any_reply_is_read()
 
 def test_an_aggregator_takes_rows_that_are_there() -> None:
     rows = {3: np.array([1.0, 2.0]), 5: np.array([3.0, 6.0])}
-    taken = means_of(WeightedMean(by_examples=False), {7: (np.zeros(2), rows)}, None)  # type: ignore[arg-type]
+    empty = Run(hsgd(toy()).federation, 1, {}, [], ())
+    taken = means_of(WeightedMean(by_examples=False), {7: (np.zeros(2), rows)}, empty)
     with pytest.raises(StopIteration) as end:
         next(taken)
     assert end.value.value[7].model().tolist() == [2.0, 4.0]
