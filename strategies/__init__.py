@@ -1,6 +1,6 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
-from hedgerow.strategies.aggregate import Aggregator, Mean, Moved, Robust, WeightedMean
+from hedgerow.strategies.aggregate import Aggregator, Mean, Moved, Robust, WeightedMean, means_of
 from hedgerow.strategies.ceps import (
     BEER,
     CEPS,
@@ -165,6 +165,7 @@ __all__ = [
     "as_digraph",
     "as_graph",
     "laplacian",
+    "means_of",
     "metropolis",
     "mixing",
     "only_arrays",

@@ -17,11 +17,11 @@ from flwr.common import log
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.introductions import Introductions
 from hedgerow.strategies.hsgd.groups import Group
+from hedgerow.strategies.hsgd.introductions import LinkIntroduction
 from hedgerow.strategies.hsgd.messages import (
     REFUSED,
     Encodings,
     Heads,
-    LinkIntroduction,
     Schema,
     SealedForAll,
 )
@@ -57,7 +57,7 @@ class Links(Part):
     def place(self, groups: Iterable[Group]) -> None:
         """Take who talks with whom."""
 
-    def told(self, i: int, told: LinkIntroduction | None) -> None:
+    def introduced(self, i: int, told: LinkIntroduction | None) -> None:
         """Take a party's own introduction."""
 
     def takes_part(self, i: int) -> bool:
@@ -233,7 +233,7 @@ class SealedLinks(Links):
         heads = 1 if edge else shares
         return shares * (SEAL_BYTES + HEAD_KEY_BYTES) + heads * SEAL_BYTES
 
-    def told(self, i: int, told: LinkIntroduction | None) -> None:
+    def introduced(self, i: int, told: LinkIntroduction | None) -> None:
         """Take a party's own introduction; without one, or under another's name, it takes no part."""
         claimed = told is None or self._of_name.get(told.name, i) != i or _is_anothers(told.name, i)
         if told is None or claimed or self.names.get(i, told.name) != told.name:

@@ -5,108 +5,16 @@ bear it out: of two hospitals of a group the one with more matches counts, and o
 first. Who comes later takes nobody's place.
 """
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, cast
-
-from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.messages import (
-    LinkIntroduction,
-    link_introduction,
-    told_integer,
-    told_role,
-)
-from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
-from hedgerow.wire.records import PayloadError
+from hedgerow.strategies.hsgd.introductions import Introduction
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Form", "Matching", "OwnIntroduction", "form_of", "match", "own_introduction"]
-
-_HASH = 32
-# Of texts that a node may tell: a class, a feature.
-_MOST_TEXT = 200
-
-
-@dataclass(frozen=True)
-class OwnIntroduction:
-    """What a party with a file of its own tells: who it is, and of its people no more than hashes.
-
-    Parameters
-    ----------
-    role : {"hospital", "device", "edge"}
-        What it is.
-    group : int
-        m, from 0.
-    ids : tuple[str, ...]
-        Keyed hashes of its people, in their order.
-    shape : tuple[int, ...]
-        Of one person's half.
-    features : tuple[str, ...]
-        Names of its columns; empty where they have none.
-    labelled : bool
-        Whether it has labels of its own.
-    classes : tuple[str, ...]
-        Which, at a hospital.
-    link : LinkIntroduction or None
-        How its peers are told of it, where links are sealed.
-    """
-
-    role: str
-    group: int
-    ids: tuple[str, ...]
-    shape: tuple[int, ...]
-    features: tuple[str, ...] = ()
-    labelled: bool = True
-    classes: tuple[str, ...] = ()
-    link: LinkIntroduction | None = None
-
-    @property
-    def form(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """What the parties of a side must have in common, the order of columns aside."""
-        return self.shape, tuple(sorted(self.features))
-
-
-def own_introduction(content: RecordDict) -> OwnIntroduction:
-    """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
-    told = content.config_records.get("pair", ConfigRecord())
-    role, group = told_role(told), told_integer(told, "group", 0)
-    if content.array_records or len(content) != 1:
-        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
-    ids, shape, features, classes = (told.get(key, []) for key in ("ids", "shape", "features", "classes"))
-    if not _texts(ids, _HASH) or not ids or len(set(cast(list[str], ids))) < len(cast(list[str], ids)):
-        raise PayloadError("bad pair", "ids are no list of hashes, or one is there twice")
-    if not _hexadecimal(cast(list[str], ids)) or len(cast(list[str], ids)) > MAX_SAMPLES:
-        raise PayloadError("bad pair", "ids are no hashes of 32 hexadecimal digits, or too many")
-    if (
-        not isinstance(shape, list)
-        or not shape
-        or not all(isinstance(n, int) and 0 < n < 2**31 for n in shape)
-    ):
-        raise PayloadError("bad pair", "shape is no list of integers > 0")
-    if math.prod(cast(list[int], shape)) > MAX_FEATURES:
-        raise PayloadError("bad pair", f"shape is of more than {MAX_FEATURES} features")
-    if not _texts(features, _MOST_TEXT) or len(cast(list[str], features)) not in (0, shape[-1]):
-        raise PayloadError("bad pair", "features are no list of names, one a column")
-    if not _texts(classes, _MOST_TEXT):
-        raise PayloadError("bad pair", "classes are no list of names")
-    return OwnIntroduction(
-        role, group, tuple(cast(list[str], ids)), tuple(cast(list[int], shape)),
-        tuple(cast(list[str], features)), told.get("labelled") is True, tuple(cast(list[str], classes)),
-        link_introduction(told),
-    )  # fmt: skip
-
-
-def _texts(value: Any, most: int) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and len(one) <= most for one in value)
-
-
-def _hexadecimal(ids: Sequence[str]) -> bool:
-    return all(len(one) == _HASH and not set(one) - set("0123456789abcdef") for one in ids)
+__all__ = ["Form", "Matching", "form_of", "match"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +27,7 @@ class Form:
     device_features: tuple[str, ...]
     classes: tuple[str, ...]
 
-    def fits(self, one: OwnIntroduction) -> bool:
+    def fits(self, one: Introduction) -> bool:
         """Return whether a party's half is of this form; a hospital with a new class is not."""
         hospital = one.role == "hospital"
         shape = self.hospital_shape if hospital else self.device_shape
@@ -171,7 +79,7 @@ class Matching:
         return whole
 
 
-def form_of(parties: Mapping[int, OwnIntroduction], classes: tuple[str, ...] = ()) -> Form | None:
+def form_of(parties: Mapping[int, Introduction], classes: tuple[str, ...] = ()) -> Form | None:
     """Return the form that most parties of each side have, the first of equals; None if a side is missing.
 
     Columns are in the order of the first party that has the form. Classes are as given, or those of all
@@ -200,7 +108,7 @@ def _is_whole(name: str) -> bool:
 
 
 def match(
-    parties: Mapping[int, OwnIntroduction],
+    parties: Mapping[int, Introduction],
     form: Form,
     *,
     holdout: float = 0.0,
@@ -212,7 +120,7 @@ def match(
 
     Parameters
     ----------
-    parties : Mapping[int, OwnIntroduction]
+    parties : Mapping[int, Introduction]
         By partition id.
     form : Form
         Who is not of it is left out.
@@ -228,7 +136,7 @@ def match(
         that claim the same.
     """
     found = Matching(form)
-    members: dict[int, dict[int, OwnIntroduction]] = {}
+    members: dict[int, dict[int, Introduction]] = {}
     for partition, one in sorted(parties.items()):
         if not form.fits(one):
             found.counts["left-out-other-form"] += 1
@@ -244,7 +152,7 @@ def match(
 def _match_group(
     found: Matching,
     m: int,
-    members: Mapping[int, OwnIntroduction],
+    members: Mapping[int, Introduction],
     holdout: float,
     seed: int,
     before: Group | None,
@@ -279,7 +187,7 @@ def _match_group(
 
 
 def _hosts(
-    found: Matching, others: Mapping[int, OwnIntroduction], before: Group | None
+    found: Matching, others: Mapping[int, Introduction], before: Group | None
 ) -> tuple[dict[str, int], bool]:
     """Return who has each person's device, and whether that is one edge for all: the largest there is."""
     had = {} if before is None else before.hosts

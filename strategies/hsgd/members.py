@@ -15,9 +15,9 @@ from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
+from hedgerow.strategies.hsgd.introductions import introduction
 from hedgerow.strategies.hsgd.links import Links
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.messages import introduction
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
 from hedgerow.strategies.hsgd.parties import question
 from hedgerow.strategies.hsgd.setup import DealtSetup
@@ -224,14 +224,14 @@ class Members(Part):
         timeout = min(self._federation.timeout, self._federation.settings.max_wait)
         asked = [(i, content) for i in contents]
         for reply in talk.ask(grid, PAIR, asked, lambda _, told: introduction(told), timeout):
-            self._links.told(reply.node.partition_id, reply.value.link)
+            self._links.introduced(reply.node.partition_id, reply.value.link)
             self._greeted[reply.node.partition_id] = reply.node.node_id
 
     def _take_links(self, setup: OwnSetup, grid: Grid) -> None:
         """Take the introductions of parties with data of their own that told who they are anew."""
         for i, one in sorted(setup.parties.there(grid).items()) if self._links.sealed else ():
             if self._greeted.get(i) is not one:
-                self._links.told(i, one.link)
+                self._links.introduced(i, one.link)
                 self._greeted[i] = one
 
     def _heard(self, dealt: DealtSetup, matching: Matching | None, told: set[int], grid: Grid) -> None:
@@ -239,7 +239,7 @@ class Members(Part):
         nodes = self._federation.gather(grid).nodes if self._links.sealed else []
         for i, party in dealt.parties.known.items() if self._links.sealed else ():
             if i in told:
-                self._links.told(i, party.link)
+                self._links.introduced(i, party.link)
                 self._greeted[i] = nodes[i].node_id
         self.counts = dealt.counts
         if matching is not None:

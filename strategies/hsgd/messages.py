@@ -61,9 +61,8 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import checked_metrics
-from hedgerow.wire.limits import MAX_SAMPLES
 from hedgerow.wire.records import PayloadError, records_of, to_record, view
-from hedgerow.wire.sealed import HEAD_KEY_BYTES, INTRODUCTION_BYTES, SEAL_BYTES
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = [
@@ -71,21 +70,15 @@ __all__ = [
     "REFUSED",
     "Encodings",
     "Heads",
-    "Introduction",
-    "LinkIntroduction",
     "Schema",
     "SealedForAll",
     "instruction",
-    "introduction",
-    "link_introduction",
     "picked",
     "records",
 ]
 
-ROLES = ("hospital", "device", "edge")
 # Records beside a message and in an answer, where links are sealed.
 INTRODUCTIONS, REFUSED = "introductions", "refused"
-_LONGEST_NAME = 64
 
 Vector = NDArray[Any]
 # A row a person: dense (a, e), or each row's bytes.
@@ -98,88 +91,6 @@ class SealedForAll(list[bytes]):
 
 # One head (n0,), a head a pair (a, n0), or a compressed head's bytes.
 Heads = NDArray[Any] | bytes
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """What a party tells of itself at set-up: no data and no labels.
-
-    Parameters
-    ----------
-    role : {"hospital", "device", "edge"}
-        What it is.
-    group : int
-        m, from 0.
-    ids : tuple[str, ...]
-        Its people, in the order of its rows.
-    encoding : int
-        Length of one person's encoding, >= 1.
-    link : LinkIntroduction or None
-        How its peers are told of it, where links are sealed.
-    """
-
-    role: str
-    group: int
-    ids: tuple[str, ...]
-    encoding: int
-    link: "LinkIntroduction | None" = None
-
-
-@dataclass(frozen=True)
-class LinkIntroduction:
-    """What a party tells its peers where links are sealed: its name, its keys, if it pins theirs."""
-
-    name: str
-    introduction: bytes
-    pinned: bool
-
-
-def link_introduction(told: ConfigRecord) -> LinkIntroduction | None:
-    """Return how a party is introduced to its peers; None where it tells nothing of that.
-
-    Raises
-    ------
-    PayloadError
-        With reason ``bad pair``, if it is no introduction.
-    """
-    if "introduction" not in told:
-        return None
-    name, one = told.get("name"), told.get("introduction")
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise PayloadError("bad pair", "name is no short text")
-    if not isinstance(one, bytes) or len(one) != INTRODUCTION_BYTES:
-        raise PayloadError("bad pair", f"introduction is not of {INTRODUCTION_BYTES} bytes")
-    return LinkIntroduction(name, one, told.get("pinned") is True)
-
-
-def introduction(content: RecordDict) -> Introduction:
-    """Return a party's answer to ``query.pair``; PayloadError with reason ``bad pair`` if it is none."""
-    told = records_of(content, ConfigRecord).get("pair", ConfigRecord())
-    role, group, encoding = told_role(told), told_integer(told, "group", 0), told_integer(told, "encoding", 1)
-    ids = told.get("ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
-        raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
-    if len(ids) > MAX_SAMPLES or len({*ids}) < len(ids):
-        raise PayloadError("bad pair", "ids are too many, or one is there twice")
-    if records_of(content, ArrayRecord) or len(content) != 1:
-        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
-    return Introduction(role, group, tuple(cast(list[str], ids)), encoding, link_introduction(told))
-
-
-def told_role(told: ConfigRecord) -> str:
-    """Return the role that an introduction tells; PayloadError with reason ``bad pair`` if it is none."""
-    role = told.get("role")
-    if role not in ROLES:
-        raise PayloadError("bad pair", f"role={role!r}, expected one of {', '.join(ROLES)}")
-    return str(role)
-
-
-def told_integer(told: ConfigRecord, key: str, least: int) -> int:
-    """Return an integer that an introduction tells, at least ``least``; PayloadError as above."""
-    number = told.get(key)
-    if not isinstance(number, int) or isinstance(number, bool) or number < least:
-        raise PayloadError("bad pair", f"{key}={number!r}, expected an integer >= {least}")
-    return number
 
 
 def records(**parts: Vector | bytes | list[bytes]) -> dict[str, ArrayRecord | ConfigRecord]:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
-from hedgerow.strategies.hsgd.matching import Form, Matching, OwnIntroduction, form_of, match
+from hedgerow.strategies.hsgd.introductions import Introduction
+from hedgerow.strategies.hsgd.matching import Form, Matching, form_of, match
 from hedgerow.strategies.hsgd.parties import Parties
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.roster import grid_clock
@@ -217,7 +218,7 @@ class OwnSetup:
 
     def _first_groups(
         self, grid: Grid, agreed: Agreed | None
-    ) -> tuple[dict[int, OwnIntroduction], Form, Matching]:
+    ) -> tuple[dict[int, Introduction], Form, Matching]:
         now, sleep = grid_clock(grid)
         end = now() + self.federation.settings.max_wait
         while True:
@@ -287,7 +288,7 @@ class OwnSetup:
         self._told = {i: people for i, people in self._told.items() if i not in partitions}
         self._seen = None
 
-    def _met(self, grid: Grid, parties: Mapping[int, OwnIntroduction], agreed: Agreed) -> Matching:
+    def _met(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
         found = self._match(parties, agreed.form)
         lacking = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
         if lacking:
@@ -295,7 +296,7 @@ class OwnSetup:
             self._tell(grid, parties, found, agreed, only=lacking)
         return self._settled(grid, parties, agreed.form)
 
-    def _settled(self, grid: Grid, parties: Mapping[int, OwnIntroduction], form: Form) -> Matching:
+    def _settled(self, grid: Grid, parties: Mapping[int, Introduction], form: Form) -> Matching:
         """Return the groups of those that were told, and are ready."""
         found = self._match(parties, form)
         untold = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
@@ -317,7 +318,7 @@ class OwnSetup:
             ", ".join(f"{number} x {reason}" for reason, number in sorted(self.counts.items())) or "none came"
         )
 
-    def _match(self, parties: Mapping[int, OwnIntroduction], form: Form) -> Matching:
+    def _match(self, parties: Mapping[int, Introduction], form: Form) -> Matching:
         return match(
             parties,
             form,
@@ -332,7 +333,7 @@ class OwnSetup:
     def _pool(
         self,
         grid: Grid,
-        parties: Mapping[int, OwnIntroduction],
+        parties: Mapping[int, Introduction],
         matching: Matching,
         *,
         first: bool,
@@ -489,7 +490,7 @@ class OwnSetup:
     def _tell(
         self,
         grid: Grid,
-        parties: Mapping[int, OwnIntroduction],
+        parties: Mapping[int, Introduction],
         matching: Matching,
         agreed: Agreed,
         only: Collection[int] | None = None,
@@ -551,7 +552,7 @@ class OwnSetup:
             self.parties.leave_out(i, "left-out-not-ready")
 
     def _lengths(
-        self, parties: Mapping[int, OwnIntroduction], replies: Sequence[Reply], asked: int
+        self, parties: Mapping[int, Introduction], replies: Sequence[Reply], asked: int
     ) -> tuple[int, int]:
         """Return e1 and e2, as most of each side told."""
         lengths = []

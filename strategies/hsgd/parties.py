@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
-from hedgerow.strategies.hsgd.matching import OwnIntroduction, own_introduction
+from hedgerow.strategies.hsgd.introductions import Introduction, own_introduction
 from hedgerow.strategies.inbox import Node
 from hedgerow.strategies.roster import rounds_away
 from hedgerow.wire.message_types import PAIR
@@ -38,7 +38,7 @@ class Parties:
         Whose nodes they are.
     sealed : bool (default: False)
         Whether they are asked for the keys of sealed links.
-    read : Callable[[RecordDict], OwnIntroduction] (default: own_introduction)
+    read : Callable[[RecordDict], Introduction] (default: own_introduction)
         Returns a party's answer, or raises PayloadError.
     """
 
@@ -46,12 +46,12 @@ class Parties:
         self,
         federation: Federation,
         sealed: bool = False,
-        read: Callable[[RecordDict], OwnIntroduction] = own_introduction,
+        read: Callable[[RecordDict], Introduction] = own_introduction,
     ) -> None:
         self._federation = federation
         self._read = read
         self._sealed = sealed
-        self._known: dict[int, OwnIntroduction] = {}
+        self._known: dict[int, Introduction] = {}
         # Under which node id each of them told.
         self._node_ids: dict[int, int] = {}
         self._claims: dict[int, tuple[str, int]] = {}
@@ -64,13 +64,13 @@ class Parties:
         """Return the node ids of those that are there, by partition id, ascending."""
         return self._federation.gather(grid).node_ids
 
-    def there(self, grid: Grid) -> dict[int, OwnIntroduction]:
+    def there(self, grid: Grid) -> dict[int, Introduction]:
         """Return who is known and there, under the node id that it told under."""
         present = self.present(grid)
         return {i: one for i, one in self.known.items() if present.get(i) == self._node_ids[i]}
 
     @property
-    def known(self) -> dict[int, OwnIntroduction]:
+    def known(self) -> dict[int, Introduction]:
         """What each party told that is not left out, whether it is there or not."""
         return {i: self._known[i] for i in sorted(self._known)}
 
@@ -117,7 +117,7 @@ class Parties:
             )
         return told & self._known.keys()
 
-    def _take(self, partition: int, node: Node, one: OwnIntroduction) -> None:
+    def _take(self, partition: int, node: Node, one: Introduction) -> None:
         node_id = node.node_id
         if (reason := _mismatch(node, one, self._federation)) is not None:
             self.leave_out(partition, reason, node_id)
@@ -150,7 +150,7 @@ class Parties:
         self._node_ids.pop(partition, None)
 
 
-def _mismatch(node: Node, one: OwnIntroduction, federation: Federation) -> str | None:
+def _mismatch(node: Node, one: Introduction, federation: Federation) -> str | None:
     """Return which claim of a party is not what was registered, or what the node said when it came."""
     if federation.settings.registry is None:
         return None

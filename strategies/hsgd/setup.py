@@ -10,26 +10,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
 
-from flwr.app import RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError, faults
-from hedgerow.strategies.hsgd.matching import Form, Matching, OwnIntroduction, match
-from hedgerow.strategies.hsgd.messages import introduction
+from hedgerow.strategies.hsgd.introductions import Introduction, introduction
+from hedgerow.strategies.hsgd.matching import Form, Matching, match
 from hedgerow.strategies.hsgd.parties import Parties
 
 __all__ = ["DealtSetup"]
 
 # How often silent parties are asked who they are, before the first round.
 _QUESTIONS = 3
-
-
-def _dealt_introduction(content: RecordDict) -> OwnIntroduction:
-    """Return a party's answer; what parties of a side have in common is the length of their encodings."""
-    told = introduction(content)
-    return OwnIntroduction(told.role, told.group, told.ids, (told.encoding,), link=told.link)
 
 
 class DealtSetup:
@@ -67,7 +60,7 @@ class DealtSetup:
         sealed: bool = False,
         widths: Collection[int] = (),
     ) -> None:
-        self.parties = Parties(federation, sealed, _dealt_introduction)
+        self.parties = Parties(federation, sealed, introduction)
         self.encodings = (0, 0)
         self.sizes: dict[int, int] = {}
         self.counts: Counter[str] = Counter()
@@ -114,7 +107,7 @@ class DealtSetup:
         known = self.parties.known
         return [i for i in partitions if i not in known]
 
-    def _match(self, grid: Grid, parties: Mapping[int, OwnIntroduction]) -> Matching:
+    def _match(self, grid: Grid, parties: Mapping[int, Introduction]) -> Matching:
         limit = len(parties) if self._num_groups is None else self._num_groups
         hospital, device = self.encodings
         form = Form((hospital,), (device,), (), (), ())
@@ -147,7 +140,7 @@ class DealtSetup:
             log(WARNING, "Parties: %s: %d", reason, number)
         return found
 
-    def _lengths(self, parties: Mapping[int, OwnIntroduction]) -> tuple[int, int]:
+    def _lengths(self, parties: Mapping[int, Introduction]) -> tuple[int, int]:
         """Return e1 and e2, as most parties of each side told."""
         sides = []
         for at_hospital in (True, False):
@@ -161,7 +154,7 @@ class DealtSetup:
 
         return max(((one, other) for one in sides[0] for other in sides[1]), key=rank)
 
-    def _faults(self, parties: Mapping[int, OwnIntroduction], sizes: Mapping[int, int]) -> str:
+    def _faults(self, parties: Mapping[int, Introduction], sizes: Mapping[int, int]) -> str:
         found = faults(parties, self._num_groups)
         told = {one.group: len(one.ids) for one in parties.values() if one.role == "hospital"}
         if wrong := {m: n for m, n in sorted(told.items()) if sizes.get(m, n) != n}:
@@ -170,7 +163,7 @@ class DealtSetup:
         return "; ".join(found) or "no hospital is there"
 
 
-def _as_dealt(parties: Mapping[int, OwnIntroduction]) -> dict[int, Group]:
+def _as_dealt(parties: Mapping[int, Introduction]) -> dict[int, Group]:
     """Return the groups that partition ids make up, of parties that tell nothing else."""
     hospitals = [i for i in sorted(parties) if parties[i].role == "hospital"]
     roles = Counter(one.role for one in parties.values() if one.role != "hospital")

@@ -31,7 +31,8 @@ from hedgerow.strategies.compressed import Uplink
 from hedgerow.strategies.gossip.looks import seen
 from hedgerow.strategies.gossip.state import Appointment, next_communication
 from hedgerow.strategies.gossip.state import introduced as greeted
-from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
+from hedgerow.strategies.hsgd.introductions import Introduction, introduction
+from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.strategies.roster import introduced
 from hedgerow.strategies.run import read
@@ -90,7 +91,7 @@ def are_metrics(metrics: MetricRecord) -> bool:
 
 
 def is_party(party: Introduction) -> bool:
-    return party.group >= 0 and party.encoding >= 1 and all(isinstance(one, str) for one in party.ids)
+    return party.group >= 0 and party.shape[0] >= 1 and all(isinstance(one, str) for one in party.ids)
 
 
 def is_next(value: tuple[int, list[int]]) -> bool:

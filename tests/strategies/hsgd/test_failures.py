@@ -13,7 +13,8 @@ from tests.strategies.hsgd.test_strategy import LAYOUTS, final, hsgd, toy
 
 from hedgerow.sim.engine._compat import NodeInfo
 from hedgerow.strategies import PairingError, Registry, TooFewRepliesError
-from hedgerow.strategies.hsgd.messages import Introduction, Schema, introduction
+from hedgerow.strategies.hsgd.introductions import Introduction, introduction
+from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.registry import Registered
 from hedgerow.wire import PayloadError
 from hedgerow.wire.sparse_rows import row_bytes
@@ -432,7 +433,7 @@ def test_a_party_that_does_not_say_who_it_is_is_left_out() -> None:
 )
 def test_an_introduction_is_checked(change: dict[str, Any]) -> None:
     told: dict[str, Any] = {"role": "edge", "group": 0, "ids": ["a"], "encoding": 2}
-    assert introduction(RecordDict({"pair": ConfigRecord(told)})) == Introduction("edge", 0, ("a",), 2)
+    assert introduction(RecordDict({"pair": ConfigRecord(told)})) == Introduction("edge", 0, ("a",), (2,))
     with pytest.raises(PayloadError, match="bad pair"):
         introduction(RecordDict({"pair": ConfigRecord({**told, **change})}))
 

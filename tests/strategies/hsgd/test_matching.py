@@ -7,7 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.strategies.hsgd.evaluation import BINS, Scores, score_metrics
-from hedgerow.strategies.hsgd.matching import OwnIntroduction, form_of, match, own_introduction
+from hedgerow.strategies.hsgd.introductions import Introduction, own_introduction
+from hedgerow.strategies.hsgd.matching import form_of, match
 from hedgerow.wire import PayloadError
 
 
@@ -15,12 +16,12 @@ def ids(*numbers: int) -> tuple[str, ...]:
     return tuple(f"{n:032x}" for n in numbers)
 
 
-def one(role: str, *people: int, group: int = 0, shape: int = 2, **more: Any) -> OwnIntroduction:
+def one(role: str, *people: int, group: int = 0, shape: int = 2, **more: Any) -> Introduction:
     classes = ("no", "yes") if role == "hospital" else ()
-    return OwnIntroduction(role, group, ids(*people), (shape,), **{"classes": classes, **more})
+    return Introduction(role, group, ids(*people), (shape,), **{"classes": classes, **more})
 
 
-def matched(*parties: OwnIntroduction, **options: Any) -> Any:
+def matched(*parties: Introduction, **options: Any) -> Any:
     told = dict(enumerate(parties))
     form = form_of(told)
     assert form is not None

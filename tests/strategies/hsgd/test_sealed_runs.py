@@ -25,8 +25,8 @@ from tests.strategies.hsgd.real_nodes import (
 
 from hedgerow.sim import FaultModel
 from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
+from hedgerow.strategies.hsgd.introductions import LinkIntroduction
 from hedgerow.strategies.hsgd.links import SealedLinks
-from hedgerow.strategies.hsgd.messages import LinkIntroduction
 from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, Identity
 
@@ -355,9 +355,9 @@ def test_nobody_is_called_by_anothers_place() -> None:
     links = SealedLinks(0)
     told = LinkIntroduction("0", Identity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
     links.begin(1)
-    links.told(3, told)
+    links.introduced(3, told)
     assert links.names == {}
-    links.told(0, told)
+    links.introduced(0, told)
     named = LinkIntroduction(str(2**61), Identity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
-    links.told(3, named)
+    links.introduced(3, named)
     assert links.names == {0: "0", 3: str(2**61)}
