@@ -2,8 +2,10 @@
 
 import atexit
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -35,3 +37,20 @@ def flowers_log() -> Iterator[None]:
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """Write an importable module, which is forgotten with the test."""
+    written = []
+
+    def write(name: str, source: str) -> None:
+        folder = tmp_path / "modules"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(folder)
+        written.append(name)
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)

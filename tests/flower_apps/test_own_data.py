@@ -202,15 +202,6 @@ def test_a_run_names_no_module_on_a_node_that_does_not_allow_it(
         run(SIMILARITY_FREE, tmp_path / "not", files(split), **changes)
 
 
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def write(name: str, source: str) -> None:
-        (tmp_path / f"{name}.py").write_text(source)
-        monkeypatch.syspath_prepend(tmp_path)
-
-    return write
-
-
 @pytest.fixture(autouse=True)
 def _log_is_seen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     import logging

@@ -73,16 +73,3 @@ def python2_pickle(rows: np.ndarray, labels: np.ndarray) -> bytes:
             b"u.",
         ]
     )
-
-
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Write an importable module."""
-
-    def write(name: str, source: str) -> None:
-        folder = tmp_path / "modules"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.py").write_text(source)
-        monkeypatch.syspath_prepend(folder)
-
-    return write
