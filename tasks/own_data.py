@@ -171,8 +171,8 @@ class OwnSource:
         data, allowed = texts["data"], _listed(texts["allow-imports"])
         if not data:
             raise ValueError(
-                "data is missing in the node config; valid with partition = 'own' is a file or folder of "
-                "this node's own, or 'module:function': --node-config 'data=\"/srv/x.npz\"'"
+                "data is missing in the node config; with partition = 'own' it names this node's file or "
+                "folder, or a 'module:function': --node-config 'data=\"/srv/x.npz\"'"
             )
         if is_import_path(data) and not Path(data).exists() and data not in allowed:
             raise ValueError(

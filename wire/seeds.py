@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     STRAGGLER = 16
     MOBILITY = 17
     AUGMENTATION = 18
+    TRAINING = 19
 
 
 def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> np.random.Generator:

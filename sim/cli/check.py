@@ -464,7 +464,6 @@ def _fedmud(nodes: _Nodes) -> Verdict:
 
 def _compressed(nodes: _Nodes) -> Verdict:
     from hedgerow.strategies import Compressed, SDFeel
-    from hedgerow.wire.calls import Batched
 
     # Its messages say all that those of a strategy on ordinary models say.
     wrapped = SDFeel(
@@ -472,8 +471,6 @@ def _compressed(nodes: _Nodes) -> Verdict:
         **nodes.options,
     )  # fmt: skip
     mend = "app = ClientApp(mods=[compress_reply])  # from hedgerow.clients; before mods that see arrays"
-    if isinstance(nodes.app.client_app, Batched):
-        mend = "app = compressed(app)  # from hedgerow.clients"
     return _served("Compressed", nodes.run(Compressed(wrapped, "topk(0.5)")), mend)
 
 

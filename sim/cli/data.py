@@ -63,5 +63,11 @@ def _download(name: str, data_dir: str | None) -> None:
             f"torchvision cannot be loaded here ({type(error).__name__}: {shown(error, 120)}). In an "
             f'environment that has it, run: python -c "import torchvision; {call}"'
         ) from error
-    getattr(torchvision.datasets, _TORCHVISION[known])(str(folder), download=True)
+    try:
+        getattr(torchvision.datasets, _TORCHVISION[known])(str(folder), download=True)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"torchvision could not fetch {known} ({type(error).__name__}: {shown(error, 120)}). Where there "
+            f'is internet, run: python -c "import torchvision; {call}", and copy that folder here'
+        ) from error
     typer.echo(f"{known} is in {folder}. Runs find it there: -c \"dataset={known} data-dir='{folder}'\"")

@@ -34,9 +34,7 @@ def export(
 
     with bad_options():
         if csv is None and json is None and tensorboard is None:
-            raise ValueError(
-                "nothing to write; valid is --csv FILE, --json FILE, --tensorboard FOLDER or several of them"
-            )
+            raise ValueError("nothing to write: give --csv FILE, --json FILE or --tensorboard FOLDER")
         results = load_results(paths)
         if csv is not None:
             typer.echo(f"{csv}: {write_csv(results, csv)} rows")

@@ -59,9 +59,9 @@ class Group(TyperGroup):
         widest = max(len(name) for name in self.commands)
         for panel, commands in panels.items():
             with formatter.section(panel):
-                limit = formatter.width - 6 - widest
+                # The whole first sentence, on as many lines as it takes.
                 formatter.write_dl(
-                    [(f"{one.name:{widest}}", one.get_short_help_str(limit)) for one in commands]
+                    [(f"{one.name:{widest}}", one.get_short_help_str(limit=200)) for one in commands]
                 )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

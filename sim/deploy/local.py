@@ -76,6 +76,8 @@ def deploy_local(
             for node in deployment.nodes:
                 if not node.running:
                     print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)
+            if code and not logs:
+                print("The nodes' logs are gone; --keep-logs keeps them.", file=sys.stderr)
             return code
 
 

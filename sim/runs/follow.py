@@ -77,7 +77,7 @@ def check_followed(folder: str | Path) -> Path:
     path = Path(folder).expanduser().resolve()
     if not path.is_dir():
         raise RunFolderError(
-            f"{path} is not there; valid is the folder of a run, which it names when it starts"
+            f"{path} is not there; valid is the folder of a run, which the run prints when it starts"
         )
     if (path / CONFIG).exists():
         read_config(path)

@@ -281,9 +281,11 @@ class RunRecorder:
             )
         parts = _parts(place, found.state)
         if unknown := sorted(parts.keys() - self._parts.keys()):
+            engine = read_config(self.folder).get("environment", {}).get("engine", "not recorded")
+            engine = "--engine flower" if engine == "flower-simulation" else engine
             raise CheckpointError(
                 f"{place} holds the state of {', '.join(unknown)}, which this run does not have: "
-                "resume it on the engine that it was started on"
+                f"resume it on the engine of the run: {engine}"
             )
         for name, state in parts.items():
             try:

@@ -33,7 +33,7 @@ def round_table(
     metrics = [name for name in metrics if any(name in record["central"] for record in evaluated)]
     hub = [_hub_bytes(record) for record in evaluated]
     places = 1 if evaluated and evaluated[-1]["bits"] > 1e7 else 3
-    table = Table(title=title, title_justify="left")
+    table = Table()
     costs = [*(["simulated s"] if timed else []), "Mbit", *(["hub MB"] if any(hub) else [])]
     for column in ("round", *metrics, *costs):
         table.add_column(column, justify="right")
@@ -51,7 +51,8 @@ def round_table(
     console = Console(width=100, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
-    return capture.get()
+    # As the table's own title it would be wrapped at the table's width.
+    return f"{title}\n{capture.get()}"
 
 
 def run_end(rounds: Sequence[Mapping[str, Any]], folder: Path | None) -> str:

@@ -270,7 +270,7 @@ def _run(
         )
     print(round_table(recorder.rounds, experiment.title))
     if not len(result.arrays):
-        print("No model.npz: the server has no model, the nodes keep theirs.")
+        print("No model.npz: the server has no model; each node keeps its own.")
     if before and len(recorder.rounds) == before:
         print("The run was already finished: nothing was left to do.")
     print(run_end(recorder.rounds, recorder.folder), flush=True)

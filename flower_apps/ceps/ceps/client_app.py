@@ -4,7 +4,7 @@ from flwr.app import Context
 
 from ceps.problems import evaluate_own, node_problem
 from hedgerow.clients import ceps_client, whoami
-from hedgerow.clients.app import each
+from hedgerow.clients.handlers import each
 from hedgerow.clients.own_share import has_own, own_handlers, own_part, told_of_own
 from hedgerow.wire.message_types import WHOAMI
 

@@ -90,7 +90,7 @@ def _experiment(
     check_work(f"tau1 = {values['tau1']}", steps, min(values["batch-size"], most_samples))
     data = "own data" if values["partition"] == OWN else values["dataset"]
     return Experiment(
-        title=f"{values['method']} on {data}, seconds of preset {values['latency-preset']}",
+        title=f"{values['method']} on {data}, latency preset {values['latency-preset']}",
         realism=REALISM[values["edge-servers"]],
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),

@@ -101,7 +101,12 @@ def test_a_plain_app_serves_none_and_is_told_why(foreign: Foreign) -> None:
     assert found[WHO][2].startswith("app = ClientApp(mods=[introduce])")
     assert found[SD_FEEL][1] == "nodes train the same model for 1 and 4 local-steps"
     assert "config['local-steps']" in found[SD_FEEL][2]
-    assert "ignore config['local-iters']" in found["SimilarityFree"][1]
+    for name, client in (
+        ("SimilarityFree", "similarity_free_client"),
+        ("FedMUD and its family", "fedmud_client"),
+    ):
+        assert client in found[name][2]
+    assert "the ClientApp ignores operator, local-step, local-iters" in found["SimilarityFree"][1]
     assert "not compressed" in found["Compressed"][1]
     assert "mods=[compress_reply]" in found["Compressed"][2]
     assert "'hello'" in found["CEPS"][1]
@@ -165,7 +170,7 @@ SMALL = {
     "hsgd": "iterations=4",
 }
 OWN = {
-    "sd-feel": {SD_FEEL},
+    "sd-feel": {SD_FEEL, "Compressed"},
     "similarity-free": {"SimilarityFree"},
     "fedmud": {"FedMUD and its family"},
     "ceps": {"CEPS"},

@@ -65,6 +65,7 @@ def test_every_known_set_is_listed() -> None:
         (("data=n{partition-id}.csv label=target",), "n0.csv: no column 'target'; there are 'a', 'y'"),
         (("data=none-{partition-id}.csv",), "none-0.csv: there is no such file"),
         (("1: data=n1.csv label=y", "0: data=n0.csv label=target"), "n0.csv: no column 'target'"),
+        ((), "data is missing in the node config; "),
     ],
 )
 def test_what_keeps_local_data_from_being_read_is_the_one_error(
@@ -78,7 +79,8 @@ def test_what_keeps_local_data_from_being_read_is_the_one_error(
     assert shown.exit_code == 1, shown.output
     last = shown.stderr.splitlines()[-1].replace("none-1", "none-0").replace("n1.csv", "n0.csv")
     assert last.startswith("Run failed: ")
-    assert f"local data are not valid: {tmp_path / cause}" in last
+    place = f"{tmp_path}/" if node else ""
+    assert f"local data are not valid: {place}{cause}" in last
     assert "Traceback" not in shown.stderr
     assert "ClientApp(mods=[introduce])" not in shown.stderr
 
@@ -97,5 +99,15 @@ def test_a_data_set_is_fetched_by_torchvision_or_the_line_that_fetches_it_is_tol
     done = hedgerow("data", "--download", "mnist", "--data-dir", tmp_path)
     assert done.exit_code == 0, done.output
     assert fetched == [(str(tmp_path), True)]
+
+    def offline(folder: str, *, download: bool) -> None:
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    sets.MNIST = offline
+    failed = hedgerow("data", "--download", "mnist", "--data-dir", tmp_path)
+    assert failed.exit_code == 2
+    assert failed.stderr.startswith(
+        "Error: torchvision could not fetch mnist (RuntimeError: Error downloading"
+    )
     assert "(did you mean 'cifar10'?)" in hedgerow("data", "--download", "cifar1").stderr
     assert "needs --data-dir" in hedgerow("data", "--download", "mnist").stderr

@@ -58,7 +58,7 @@ REFUSED = [
     ("report made --target loss", "--target 'loss'; valid is name=number"),
     ("report made --x money", "x = 'money'; valid is one of rounds"),
     ("report made --out file/x.html", "file: File exists"),
-    ("export made", "valid is --csv FILE, --json FILE, --tensorboard FOLDER or several"),
+    ("export made", "nothing to write: give --csv FILE, --json FILE or --tensorboard FOLDER"),
     ("watch none", "is not there; valid is the folder of a run"),
     ("watch made/A/seed-0 --host 256.1.1.1", "--host '256.1.1.1' --port 0: cannot listen there"),
     ("plot ~nosuchuser/x", "Could not determine home directory. Valid after ~ in a path is"),

@@ -1,6 +1,7 @@
 """A run on a deployment of its own."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -28,3 +29,19 @@ def test_the_data_folder_goes_into_the_node_config(monkeypatch: pytest.MonkeyPat
             deploy_local(spec, plan_run(spec, ["data-dir=mine"], num_nodes=2), node_config=own)
     mine = {"data-dir": str(tmp_path / "mine")}
     assert asked == [[mine, {"data-dir": "/own"}], [mine, mine]]
+
+
+@pytest.mark.parametrize(("code", "keep", "told"), [(1, False, True), (1, True, False), (0, False, False)])
+def test_a_failed_run_whose_logs_are_gone_says_what_keeps_them(
+    code: int,
+    keep: bool,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec = AppSpec("tiny-app", tmp_path / "app", {}, {}, None)
+    monkeypatch.setattr(local, "Deployment", MagicMock())
+    monkeypatch.setattr(local, "follow", lambda _: code)
+    assert deploy_local(spec, plan_run(spec, [], num_nodes=2), keep_logs=keep) == code
+    assert ("--keep-logs" in capsys.readouterr().err) == told

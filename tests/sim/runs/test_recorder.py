@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from hedgerow.sim import RunRecorder, load, load_checkpoint, read_rounds
+from hedgerow.sim import CheckpointError, RunRecorder, load, load_checkpoint, read_rounds
 from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, RunFolderError, new_run_folder
 
 
@@ -132,6 +132,17 @@ def test_each_part_gets_its_own_state_back(tmp_path: Path) -> None:
     second.keep_state(strategy=strategy, engine=engine)
     second.resume()
     assert (strategy.value.tolist(), engine.value.tolist()) == ([7, 7, 7], [8, 8, 8])
+
+
+def test_a_checkpoint_of_another_engine_names_it(tmp_path: Path) -> None:
+    first = RunRecorder(tmp_path, {"environment": {"engine": "flower-simulation"}}, checkpoint_every=1)
+    first.keep_state(strategy=Part(7), nodes=Part(8))
+    play(first, range(2))
+    first.close()
+    second = RunRecorder(tmp_path, {})
+    second.keep_state(strategy=Part())
+    with pytest.raises(CheckpointError, match=r"the state of nodes, .*: --engine flower$"):
+        second.resume()
 
 
 def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path) -> None:

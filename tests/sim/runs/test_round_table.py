@@ -69,3 +69,8 @@ def test_the_end_says_what_was_lost_where_the_folder_is_and_how_to_go_on(tmp_pat
         ["hedgerow", one] for one in ("report", "watch", "plot")
     ]
     assert f"hedgerow plot '{tmp_path / 'a run'}' --y loss" in said[5]
+
+
+def test_a_title_wider_than_the_table_stays_on_one_line() -> None:
+    title = "fedmud+bkd+aad on mnist-5k, ratio 0.03125, catchup, " + "x" * 40
+    assert round_table([], title).splitlines()[0] == title
