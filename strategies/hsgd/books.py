@@ -11,10 +11,9 @@ a run in which nobody fails, and nothing is sealed, the sums are those of ``cost
 
 from dataclasses import dataclass
 
-from hedgerow.strategies.hsgd.costs import Method
 from hedgerow.strategies.hsgd.messages import Schema
+from hedgerow.strategies.hsgd.system import Variant
 from hedgerow.wire.ledger import Ledger
-from hedgerow.wire.sparse_rows import row_bytes
 
 __all__ = ["Books"]
 
@@ -32,91 +31,76 @@ class Books:
         Where to.
     schema : Schema
         How large what is sent is.
-    method : Method
-        TDCD books no link to the cloud.
-    aggregate : bool (default: True)
-        False: groups stay apart, and there is no cloud either.
-    original_groups : int (default: 1)
-        Groups that TDCD merged into this one: the paper states its cost per original group, each with a head.
+    variant : Variant
+        TDCD books no link to the cloud, and its cost is stated per group that was merged, each with a head.
     """
 
     ledger: Ledger
     schema: Schema
-    method: Method = Method.HSGD
-    aggregate: bool = True
-    original_groups: int = 1
-
-    @property
-    def has_cloud(self) -> bool:
-        """Whether there are links to a cloud."""
-        return self.aggregate and self.method not in (Method.TDCD, Method.C_TDCD)
+    variant: Variant
 
     def model_to_devices(self, server_round: int, m: int, a: int) -> None:
         """Book theta_2 on its way to a devices."""
-        self._book(server_round, "edge->device", m, self._dense(a * self.schema.device))
+        self._book(server_round, "edge->device", m, self.schema.dense(a * self.schema.device))
 
     def encodings_to_edge(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book a devices' own encodings."""
-        self._book(server_round, "device->edge", m, a * self._coded(self.schema.zeta2) + seals)
+        self._book(server_round, "device->edge", m, a * self.schema.coded(self.schema.zeta2) + seals)
 
     def encodings_to_hospital(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book the batch's zeta2."""
         zeta2 = self.schema.zeta2
-        payload, bits = a * self._coded(zeta2) + seals, a * zeta2 * self._bits_of_encoding
+        payload, bits = a * self.schema.coded(zeta2) + seals, a * zeta2 * self._bits_of_encoding
         self._book(server_round, "edge->hospital", m, payload, bits)
 
     def head_and_encodings_to_edge(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book the hospital's head, of JFL one a pair, and the batch's zeta1."""
         heads = a if self.schema.pairs else 1
-        scalars = heads * self.schema.head * self.original_groups + a * self.schema.zeta1
-        payload = heads * self._coded(self.schema.head) + a * self._coded(self.schema.zeta1) + seals
+        scalars = heads * self.schema.head * self.variant.system.original_groups + a * self.schema.zeta1
+        payload = (
+            heads * self.schema.coded(self.schema.head) + a * self.schema.coded(self.schema.zeta1) + seals
+        )
         self._book(server_round, "hospital->edge", m, payload, scalars * self._bits_of_encoding)
 
     def head_and_encodings_to_devices(self, server_round: int, m: int, a: int, seals: int = 0) -> None:
         """Book the head and its own row of zeta1 for each of a devices."""
-        one = self._coded(self.schema.head) + self._coded(self.schema.zeta1)
+        one = self.schema.coded(self.schema.head) + self.schema.coded(self.schema.zeta1)
         self._book(server_round, "edge->device", m, a * one + seals)
 
     def models_to_edge(self, server_round: int, m: int, a: int, counted: bool = True) -> None:
         """Book a devices' models; the paper counts none of a pair's before the last of a round."""
         scalars = a * self.schema.device
         bits = scalars * _NOMINAL_BITS if counted else 0
-        self._book(server_round, "device->edge", m, self._dense(scalars), bits)
+        self._book(server_round, "device->edge", m, self.schema.dense(scalars), bits)
 
     def to_cloud(self, server_round: int, m: int, a: int) -> None:
         """Book head and hospital's encoder, of JFL one each a pair, and theta_2, which the edge sends."""
-        if not self.has_cloud:
+        if not self.variant.has_cloud:
             return
         pairs = a if self.schema.pairs else 1
         head, hospital = pairs * self.schema.head, pairs * self.schema.hospital
         # (19) leaves the head out; the paper prints no cost of JFL, of which all is counted.
         counted = hospital + head if self.schema.pairs else hospital
         bits = counted * _NOMINAL_BITS
-        self._book(server_round, "hospital->cloud", m, self._dense(head + hospital), bits)
-        self._book(server_round, "edge->cloud", m, self._dense(self.schema.device))
+        self._book(server_round, "hospital->cloud", m, self.schema.dense(head + hospital), bits)
+        self._book(server_round, "edge->cloud", m, self.schema.dense(self.schema.device))
 
     def from_cloud(self, server_round: int, m: int) -> None:
         """Book the global model."""
-        if not self.has_cloud:
+        if not self.variant.has_cloud:
             return
-        down = self._dense(self.schema.head + self.schema.hospital)
+        down = self.schema.dense(self.schema.head + self.schema.hospital)
         self._book(server_round, "cloud->hospital", m, down)
-        self._book(server_round, "cloud->edge", m, self._dense(self.schema.device))
+        self._book(server_round, "cloud->edge", m, self.schema.dense(self.schema.device))
 
     def raw_data(self, server_round: int, raw_bytes: float) -> None:
         """Book the raw features that TDCD's merger moves once, ``raw_bytes`` for each original group."""
-        moved = round(raw_bytes * self.original_groups)
+        moved = round(raw_bytes * self.variant.system.original_groups)
         self.ledger.book(server_round, "hospital->hospital", 0, 0, 8 * moved, moved)
 
     @property
     def _bits_of_encoding(self) -> int:
         return _COMPRESSED_BITS if self.schema.compressed else _NOMINAL_BITS
-
-    def _dense(self, scalars: int) -> int:
-        return scalars * self.schema.dtype.itemsize
-
-    def _coded(self, length: int) -> int:
-        return row_bytes(length) if self.schema.compressed else self._dense(length)
 
     def _book(self, server_round: int, link: str, m: int, payload: int, bits: int = 0) -> None:
         self.ledger.book(server_round, link, m, m, bits, payload)

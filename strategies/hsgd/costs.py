@@ -91,13 +91,7 @@ class Sizes:
 
 
 def paper_bytes(
-    sizes: Sizes,
-    *,
-    P: int,
-    Q: int,
-    T: int,
-    method: str = Method.HSGD,
-    raw_bytes: float = 0.0,
+    sizes: Sizes, *, P: int, Q: int, T: int, method: str = Method.HSGD, raw_bytes: float = 0.0
 ) -> float:
     """Return one group's bytes by the paper's own account: (19) over M, and its like for the baselines.
 
@@ -126,7 +120,9 @@ def paper_bytes(
     require_intervals(P=P, Q=Q)
     at_least(1, T=T)
     method = _valid_method(method)
-    raw = _raw("raw_bytes", raw_bytes, method)
+    not_negative(raw_bytes=raw_bytes)
+    if raw_bytes and method not in (Method.TDCD, Method.C_TDCD):
+        raise ValueError(f"raw_bytes is {raw_bytes!r}; valid is 0 for {method}, which moves no raw data")
     pairs = sizes.batch if method is Method.JFL else 1  # JFL keeps a head and an encoder a device
     exchanged = pairs * sizes.head + sizes.batch * (sizes.hospital_encoding + sizes.device_encoding)
     swapped = _ratio(method) * exchanged
@@ -136,7 +132,7 @@ def paper_bytes(
         scalars = (sizes.batch * sizes.device + swapped) / Q
     else:
         scalars = sizes.hospital / P + (sizes.batch * sizes.device + swapped) / Q  # (19)
-    return _BYTES_PER_SCALAR * scalars * T + raw
+    return _BYTES_PER_SCALAR * scalars * T + raw_bytes
 
 
 def traffic(
@@ -298,10 +294,3 @@ def _ratio(method: Method) -> float:
 def _valid_method(method: str) -> Method:
     one_of("method", method, Method)
     return Method(method)
-
-
-def _raw(key: str, value: float, method: Method) -> float:
-    not_negative(**{key: value})
-    if value and method not in (Method.TDCD, Method.C_TDCD):
-        raise ValueError(f"{key} is {value!r}; valid is 0 for {method}, which moves no raw data")
-    return value

@@ -1,4 +1,4 @@
-"""How well people are told of whom no one has both halves: by messages, as histograms of scores.
+"""Evaluation of people of whom no party has both halves: by messages, as histograms of scores.
 
 Devices tell encodings, as in training; the hospital has the labels and the head, and tells how many people
 of which class have which score. Pooled over hospitals these give the curves; no score of a person leaves its
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.links import Links
-from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Encodings, Schema, instruction
+from hedgerow.strategies.hsgd.links import EVALUATED, Links
+from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Encodings, Schema, records
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import checked_metrics
 from hedgerow.wire.message_types import ENCODE, SCORE
@@ -91,16 +91,16 @@ def evaluate_groups(
     for m, group in sorted(groups.items()):
         hosts = sorted({i for i in group.hosts.values() if links.takes_part(i)})
         for host in hosts if links.takes_part(group.hospital) else ():
-            asked[host] = [person for person in group.ids if group.hosts[person] == host]
+            asked[host] = group.people_at(host)
             hospitals[host] = group.hospital
             told = ConfigRecord({**config, "ids": asked[host], **links.config([group.hospital])})
-            content = instruction(told, device=models[m].device)
+            content = RecordDict({"config": told, **records(device=models[m].device)})
             contents.append((host, _with(links, host, [group.hospital], content)))
 
     def check(i: int, content: RecordDict) -> Encodings:
         rest, refused = links.refusals(content)
         links.met(i, [hospitals[i]], refused)
-        return links.evaluated(schema, rest, len(asked[i]))
+        return links.of_device(schema, rest, len(asked[i]), False, EVALUATED)
 
     shares = {one.node.partition_id: one.value for one in talk.ask(grid, ENCODE, contents, check)}
     contents, counted, hosts_of = [], {}, {}
@@ -112,7 +112,8 @@ def evaluate_groups(
         told = ConfigRecord({**config, "ids": there, "bins": BINS, **links.config(hosts)})
         rows = {p: (i, asked[i].index(p)) for i in hosts for p in asked[i]}
         parts = links.for_scores(shares, hosts, [rows[person] for person in there])
-        content = instruction(told, head=models[m].head, hospital=models[m].hospital, **parts)
+        blocks = records(head=models[m].head, hospital=models[m].hospital, **parts)
+        content = RecordDict({"config": told, **blocks})
         contents.append((group.hospital, _with(links, group.hospital, hosts, content)))
         counted[group.hospital], hosts_of[group.hospital] = (m, len(there)), hosts
 

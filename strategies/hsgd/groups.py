@@ -8,34 +8,18 @@ Differs: the paper takes for granted that both sides know the same people; here 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from hedgerow.strategies.hsgd.introductions import Introduction
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Group", "PairingError", "Party", "batch_size", "draw", "faults"]
+__all__ = ["Group", "PairingError", "batch_size", "draw", "faults"]
 
 _SHOWN = 5
 
 
 class PairingError(ValueError):
     """The parties do not make up groups: a side lacks people, or has them twice."""
-
-
-class Party(Protocol):
-    """What a party tells of itself: its role, its group and its people."""
-
-    @property
-    def role(self) -> str:
-        """Hospital, device or edge."""
-
-    @property
-    def group(self) -> int:
-        """m, from 0."""
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Its people."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +56,10 @@ class Group:
         """The partition ids of all of its nodes."""
         return {self.hospital, *self.hosts.values()}
 
+    def people_at(self, host: int) -> list[str]:
+        """Return whose devices a node has."""
+        return [person for person in self.ids if self.hosts[person] == host]
+
 
 def batch_size(participation: float, size: int) -> int:
     """Return |A_m| = max(1, floor(alpha K_m)); an alpha of a / K_m is taken for a, whatever its rounding."""
@@ -92,12 +80,12 @@ def draw(
     return [group.ids[i] for i in sorted(chosen.tolist())]
 
 
-def faults(parties: Mapping[int, Party], num_groups: int | None = None) -> list[str]:
+def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -> list[str]:
     """Return what keeps parties from making up groups that have the same people on both sides.
 
     Parameters
     ----------
-    parties : Mapping[int, Party]
+    parties : Mapping[int, Introduction]
         Each node's introduction by its partition id.
     num_groups : int or None (default: None)
         How many groups there must be; None for as many as there are hospitals.
@@ -112,7 +100,7 @@ def faults(parties: Mapping[int, Party], num_groups: int | None = None) -> list[
     return found
 
 
-def _faults(members: Sequence[Party]) -> list[str]:
+def _faults(members: Sequence[Introduction]) -> list[str]:
     by_role = {role: [one for one in members if one.role == role] for role in ("hospital", "device", "edge")}
     if len(by_role["hospital"]) != 1:
         return [f"{len(by_role['hospital'])} hospitals, valid is one"]

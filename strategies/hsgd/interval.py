@@ -8,7 +8,6 @@ takes them back (``since``).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -238,12 +237,6 @@ class Interval:
         self._asked: dict[int, list[str]] = {}
         self._swaps: dict[int, _Swap] = {}
 
-    @cached_property
-    def common(self) -> dict[str, Any]:
-        """What hospitals and edges are told in an exchange beside their people."""
-        grouping = "pairs" if self.schema.pairs else "group"
-        return {"grouping": grouping, "compress": self.schema.compressed}
-
     # Wave 1: encodings.
 
     def begin(self, groups: Iterable[Local]) -> list[Local]:
@@ -270,8 +263,8 @@ class Interval:
         asks = []
         for one in _left(groups):
             m, starts = one.group.number, one.at is None
-            blocks = {"head": one.start.head, "hospital": one.start.hospital} if starts else {}
-            asks.append(self._ask(one, one.group.hospital, self._told_of(one), blocks))
+            blocks = records(head=one.start.head, hospital=one.start.hospital) if starts else {}
+            asks.append(self._ask(one, self._told_of(one), {one.group.hospital: blocks}))
             if starts:
                 self.books.from_cloud(self.round, m)
             if starts or not self._keeps_models(one.group):
@@ -283,32 +276,31 @@ class Interval:
         asks = []
         for one in _left(groups):
             if one.group.hosted:
-                blocks = {"device": one.device} if one.at is None else {}
-                asks.append(self._ask(one, next(iter(one.hosts)), self._told_of(one), blocks))
+                blocks = records(device=one.device) if one.at is None else {}
+                asks.append(self._ask(one, self._told_of(one), dict.fromkeys(one.hosts, blocks)))
                 continue
-            told = {"compress": self.schema.compressed, **self.links.config([one.group.hospital])}
-            own: dict[str, dict[int, Any]] = {}
-            models: dict[int, Mapping[str, Any]] = {}
-            for i, (person,) in one.hosts.items():
-                self._asked[i] = [person]
-                # Devices that start from one model are sent one and the same record.
-                model = one.device_of(person)
-                models.setdefault(id(model), records(device=model))
-                for key, record in models[id(model)].items():
-                    own.setdefault(key, {})[i] = record
-            asks.append(Ask(list(one.hosts), None, told, own, pool=one.group.number))
+            models = {i: one.device_of(person) for i, (person,) in one.hosts.items()}
+            # Devices that start from one model are sent one and the same record.
+            made = {id(model): records(device=model) for model in models.values()}
+            own = {i: made[id(model)] for i, model in models.items()}
+            asks.append(self._ask(one, {"compress": self.schema.compressed}, own))
         return self._exchange(EXCHANGE, asks, self.terms.exchange)
 
     def _told_of(self, one: Local) -> dict[str, Any]:
+        """Return what a hospital or an edge is told in an exchange."""
+        coding = {"grouping": "pairs" if self.schema.pairs else "group", "compress": self.schema.compressed}
         since = {} if one.at in (None, self.terms.t) else {"since": one.at}
-        return {"ids": list(one.ids), **self.common, **since}
+        return {"ids": list(one.ids), **coding, **since}
 
-    def _ask(self, one: Local, i: int, told: Mapping[str, Any], blocks: Mapping[str, Any]) -> Ask:
-        """Return what one node of a group is asked."""
-        self._asked[i] = list(one.ids)
-        told = {**told, **self.links.config(self._peers(one, i))}
-        own = {key: {i: record} for key, record in records(**blocks).items()}
-        return Ask([i], None, told, own, pool=one.group.number)
+    def _ask(self, one: Local, told: Mapping[str, Any], blocks: Mapping[int, Mapping[str, Any]]) -> Ask:
+        """Return what nodes of one side of a group are asked; ``blocks`` has the records of each."""
+        hosts, everyone, own = one.hosts, list(one.ids), dict[str, dict[int, Any]]()
+        for i, parts in blocks.items():
+            self._asked[i] = hosts.get(i, everyone)
+            for key, record in parts.items():
+                own.setdefault(key, {})[i] = record
+        told = {**told, **self.links.config(self._peers(one, next(iter(blocks))))}
+        return Ask([*blocks], None, told, own, pool=one.group.number)
 
     def _exchange(self, kind: str, asks: Sequence[Ask], told: Mapping[str, Any]) -> Exchange:
         if kind == EXCHANGE:
@@ -395,7 +387,8 @@ class Interval:
             seals = self.links.seals(self.schema, a, one.group.hosted, hospital=False, edge=True)
             self.books.encodings_to_hospital(self.round, m, a, seals)
             told = {"ids": list(one.ids), "upload": self.terms.told, **self.links.coding(self.schema)}
-            asks.append(self._ask(one, one.group.hospital, told, {"zeta2": _joined(swap.zeta2, one.ids)}))
+            zeta2 = records(zeta2=_joined(swap.zeta2, one.ids))
+            asks.append(self._ask(one, told, {one.group.hospital: zeta2}))
             seals = self.links.seals(self.schema, a, one.group.hosted, hospital=True, edge=False)
             self.books.head_and_encodings_to_devices(self.round, m, a, seals)
         return self._exchange(UPDATE, asks, self.terms.update)
@@ -404,37 +397,30 @@ class Interval:
         """Have devices make Q steps with the head and their own row of zeta_1."""
         asks = []
         for one in _left(groups):
-            told = {**self.links.coding(self.schema), **self.links.config([one.group.hospital])}
-            own: dict[str, dict[int, Any]] = {}
             batch = {"ids": list(one.ids), "upload": self.terms.told} if one.group.hosted else {}
-            for i, ids in one.hosts.items():
-                self._asked[i] = ids
-                head, zeta1 = self._for_devices(one, ids)
-                sealed_within = isinstance(head, bytes) and not head
-                blocks = {**({} if sealed_within else {"head": head}), "zeta1": zeta1}
-                for key, record in records(**blocks).items():
-                    own.setdefault(key, {})[i] = record
-            asks.append(Ask(list(one.hosts), None, {**batch, **told}, own, pool=one.group.number))
+            own = {i: self._for_devices(one, ids) for i, ids in one.hosts.items()}
+            asks.append(self._ask(one, {**batch, **self.links.coding(self.schema)}, own))
         return self._exchange(UPDATE, asks, self.terms.update)
 
-    def _for_devices(self, one: Local, ids: Sequence[str]) -> tuple[Heads, Encodings]:
+    def _for_devices(self, one: Local, ids: Sequence[str]) -> Mapping[str, Any]:
         """Return the head and these people's rows of zeta_1, and no one else's."""
-        swap, group = self._swaps[one.group.number], one.group
+        swap = self._swaps[one.group.number]
         assert swap.head is not None
         assert swap.zeta1 is not None
-        rows = [one.ids.index(person) for person in ids]
-        if not self.schema.pairs or isinstance(swap.head, bytes):
-            return swap.head, picked(swap.zeta1, rows)
-        return swap.head[rows if group.hosted else rows[0]], picked(swap.zeta1, rows)
+        rows, head = [one.ids.index(person) for person in ids], swap.head
+        zeta1 = picked(swap.zeta1, rows)
+        if isinstance(head, np.ndarray):
+            own = head if not self.schema.pairs else head[rows if one.group.hosted else rows[0]]
+            return records(head=own, zeta1=zeta1)
+        # The sealed heads of pairs are parts of their shares.
+        return records(head=head, zeta1=zeta1) if head else records(zeta1=zeta1)
 
     def check_update(self, node: Node, content: RecordDict) -> Row:
         """Return what a party made of its steps; PayloadError for other replies."""
-        rest, refused = self.links.refusals(content)
-        if refused and not len(rest):
+        content, refused = self.links.refusals(content)
+        if refused and not len(content):
             return Row(Refused(refused), 0)
-        return Row(self._check_updated(node.partition_id, rest, refused), 0)
-
-    def _check_updated(self, at: int, content: RecordDict, refused: Mapping[str, Sequence[str]]) -> Updated:
+        at = node.partition_id
         one, count = self._of[at], len(self._asked[at])
         group = one.group
         metrics = RecordDict({**records_of(content, MetricRecord)})
@@ -446,12 +432,12 @@ class Interval:
             device = self.schema.device_update(content, self._tells_device(group))
             if device.size and self.hold is not None:
                 self.hold(device, one.device_of(self._asked[at][0]), "device")
-            return Updated(None, device, metrics, refused)
+            return Row(Updated(None, device, metrics, refused), 0)
         loss, head, hospital = self.schema.hospital_update(content, count, self.terms.told)
         if self.terms.told and self.hold is not None:
             self.hold(head, one.start.head, "head")
             self.hold(hospital, one.start.hospital, "hospital")
-        return Updated(loss, np.concatenate([head, hospital], axis=-1), metrics, refused)
+        return Row(Updated(loss, np.concatenate([head, hospital], axis=-1), metrics, refused), 0)
 
     def _unread(self, at: int, refused: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the people whose encodings a hospital of devices could not open."""
@@ -479,9 +465,9 @@ class Interval:
             if at == one.group.hospital:
                 unread |= {(one.group.number, person) for person in self._unread(at, reply.refused)}
         made = {at: reply for at, reply in told if isinstance(reply, Updated)}
-        self.contents += [] if self.terms.summed else [
-            reply.metrics for at, reply in made.items() if at == self._of[at].group.hospital
-        ]  # fmt: skip
+        if not self.terms.summed:
+            hospitals = [at for at in made if at == self._of[at].group.hospital]
+            self.contents += [made[at].metrics for at in hospitals]
         return [one if one.lost else self._trained(one, made, unread) for one in groups]
 
     def _trained(self, one: Local, made: Mapping[int, Updated], unread: set[tuple[int, str]]) -> Local:

@@ -1,14 +1,13 @@
 """Who a party of HSGD says that it is: its answer to ``query.pair``, read and checked."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from hedgerow.wire.limits import MAX_FEATURES, MAX_SAMPLES
-from hedgerow.wire.records import PayloadError, records_of
+from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import INTRODUCTION_BYTES
 
 __all__ = ["Introduction", "LinkIntroduction", "introduction", "own_introduction"]
@@ -70,54 +69,49 @@ class Introduction:
 
 def introduction(content: RecordDict) -> Introduction:
     """Return the answer to ``query.pair`` of a party with dealt data; PayloadError if it is none."""
-    told = records_of(content, ConfigRecord).get("pair", ConfigRecord())
+    told = config_in(content, "pair")
     role, group, encoding = _role(told), _integer(told, "group", 0), _integer(told, "encoding", 1)
-    ids = told.get("ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(one, str) for one in ids):
-        raise PayloadError("bad pair", "ids are no list of texts, or an empty one")
-    if len(ids) > MAX_SAMPLES or len({*ids}) < len(ids):
-        raise PayloadError("bad pair", "ids are too many, or one is there twice")
-    if records_of(content, ArrayRecord) or len(content) != 1:
-        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
-    return Introduction(role, group, tuple(cast(list[str], ids)), (encoding,), link=_link(told))
+    ids = _texts(told, "ids")
+    if not 0 < len(ids) <= MAX_SAMPLES or len(set(ids)) < len(ids):
+        raise PayloadError("bad pair", "ids are none or too many, or one is there twice")
+    _check_alone(content)
+    return Introduction(role, group, ids, (encoding,), link=_link(told))
 
 
 def own_introduction(content: RecordDict) -> Introduction:
     """Return the same of a party with a file of its own, which tells of its people no more than hashes."""
-    told = content.config_records.get("pair", ConfigRecord())
+    told = config_in(content, "pair")
     role, group = _role(told), _integer(told, "group", 0)
-    if content.array_records or len(content) != 1:
-        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
-    ids, shape, features, classes = (told.get(key, []) for key in ("ids", "shape", "features", "classes"))
-    if not _texts(ids, _HASH) or not ids or len(set(cast(list[str], ids))) < len(cast(list[str], ids)):
-        raise PayloadError("bad pair", "ids are no list of hashes, or one is there twice")
-    if not _hexadecimal(cast(list[str], ids)) or len(cast(list[str], ids)) > MAX_SAMPLES:
-        raise PayloadError("bad pair", "ids are no hashes of 32 hexadecimal digits, or too many")
-    if (
-        not isinstance(shape, list)
-        or not shape
-        or not all(isinstance(n, int) and 0 < n < 2**31 for n in shape)
-    ):
+    _check_alone(content)
+    ids, shape = _texts(told, "ids"), told.get("shape")
+    if not 0 < len(ids) <= MAX_SAMPLES or len(set(ids)) < len(ids):
+        raise PayloadError("bad pair", "ids are none or too many, or one is there twice")
+    if not all(len(one) == _HASH and set(one) <= set("0123456789abcdef") for one in ids):
+        raise PayloadError("bad pair", f"ids are no hashes of {_HASH} hexadecimal digits")
+    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n < 2**31 for n in shape)
+    if not whole or not shape:
         raise PayloadError("bad pair", "shape is no list of integers > 0")
-    if math.prod(cast(list[int], shape)) > MAX_FEATURES:
+    sides = tuple(cast(list[int], shape))
+    if math.prod(sides) > MAX_FEATURES:
         raise PayloadError("bad pair", f"shape is of more than {MAX_FEATURES} features")
-    if not _texts(features, _MOST_TEXT) or len(cast(list[str], features)) not in (0, shape[-1]):
+    features, classes = _texts(told, "features", _MOST_TEXT), _texts(told, "classes", _MOST_TEXT)
+    if len(features) not in (0, sides[-1]):
         raise PayloadError("bad pair", "features are no list of names, one a column")
-    if not _texts(classes, _MOST_TEXT):
-        raise PayloadError("bad pair", "classes are no list of names")
-    return Introduction(
-        role, group, tuple(cast(list[str], ids)), tuple(cast(list[int], shape)),
-        tuple(cast(list[str], features)), told.get("labelled") is True, tuple(cast(list[str], classes)),
-        _link(told),
-    )  # fmt: skip
+    labelled = told.get("labelled") is True
+    return Introduction(role, group, ids, sides, features, labelled, classes, _link(told))
 
 
-def _texts(value: Any, most: int) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and len(one) <= most for one in value)
+def _check_alone(content: RecordDict) -> None:
+    if list(content) != ["pair"]:
+        raise PayloadError("unknown record", f"{sorted(content)}, expected pair alone")
 
 
-def _hexadecimal(ids: Sequence[str]) -> bool:
-    return all(len(one) == _HASH and not set(one) - set("0123456789abcdef") for one in ids)
+def _texts(told: ConfigRecord, key: str, most: float = math.inf) -> tuple[str, ...]:
+    """Return a list of texts of at most so many characters; PayloadError as below."""
+    value = told.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) and len(one) <= most for one in value):
+        raise PayloadError("bad pair", f"{key} is no list of short texts")
+    return tuple(map(str, value))
 
 
 def _link(told: ConfigRecord) -> LinkIntroduction | None:

@@ -18,24 +18,18 @@ from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.gossip.introductions import Introductions
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.introductions import LinkIntroduction
-from hedgerow.strategies.hsgd.messages import (
-    REFUSED,
-    Encodings,
-    Heads,
-    Schema,
-    SealedForAll,
-)
+from hedgerow.strategies.hsgd.messages import REFUSED, Encodings, Heads, Schema, SealedForAll
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.run import Run
 from hedgerow.wire.limits import MAX_PLACES
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, REASONS, SEAL_BYTES
 
-__all__ = ["Links", "Refused", "SealedLinks"]
+__all__ = ["EVALUATED", "Links", "Refused", "SealedLinks"]
 
 # What was sealed by its sender is not what was agreed on.
 _REASONS = (*REASONS, "malformed contents")
 # What sealed encodings of evaluated people are called.
-_EVALUATED = "evaluated-zeta2"
+EVALUATED = "evaluated-zeta2"
 
 
 @dataclass(frozen=True)
@@ -94,12 +88,10 @@ class Links(Part):
         """Return a hospital's head and zeta_1 of ``a`` people; PayloadError for anything else."""
         return schema.hospital_exchange(content, a)
 
-    def of_device(self, schema: Schema, content: RecordDict, a: int, hosted: bool) -> Encodings:
+    def of_device(
+        self, schema: Schema, content: RecordDict, a: int, hosted: bool, kind: str = "zeta2"
+    ) -> Encodings:
         """Return a device's or edge's zeta_2; PayloadError for anything else."""
-        return schema.device_exchange(content, a)
-
-    def evaluated(self, schema: Schema, content: RecordDict, a: int) -> Encodings:
-        """Return a device's or edge's zeta_2 of people who are evaluated; PayloadError for anything else."""
         return schema.device_exchange(content, a)
 
     def for_scores(
@@ -202,20 +194,18 @@ class SealedLinks(Links):
         head, shares = schema.hospital_shares(content, a, 1 if hosted else a)
         return head, SealedForAll(shares) if hosted else shares
 
-    def of_device(self, schema: Schema, content: RecordDict, a: int, hosted: bool) -> Encodings:
-        """Return the one share for the hospital."""
-        share = schema.device_share(content, a)
+    def of_device(
+        self, schema: Schema, content: RecordDict, a: int, hosted: bool, kind: str = "zeta2"
+    ) -> Encodings:
+        """Return the one share for the hospital, sealed as ``kind``."""
+        share = schema.device_share(content, a, kind)
         return SealedForAll(share) if hosted else share
-
-    def evaluated(self, schema: Schema, content: RecordDict, a: int) -> Encodings:
-        """Return the one share for the hospital."""
-        return schema.device_share(content, a, _EVALUATED)
 
     def for_scores(
         self, told: Mapping[int, Encodings], hosts: Sequence[int], rows: Sequence[tuple[int, int]]
     ) -> dict[str, Any]:
         """Return the hosts' shares."""
-        return {_EVALUATED: [told[i][0] for i in hosts]}
+        return {EVALUATED: [told[i][0] for i in hosts]}
 
     def empty(self, rows: Encodings) -> list[int]:
         """Return, and count, the shares that a party withheld."""

@@ -11,7 +11,7 @@ What cannot be is refused before a run, or, where only the parties know, before 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import WARNING
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -36,7 +36,7 @@ from hedgerow.wire.message_types import UPLOAD
 from hedgerow.wire.records import payload_bytes, to_record
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["MANY_DEVICES", "Asked", "Averages", "Means", "Summed", "Told", "mean_of_models", "plain"]
+__all__ = ["RECOMMENDED_SUM_SIZE", "Asked", "Averages", "Means", "Summed", "Told", "mean_of_models"]
 
 Vector = NDArray[Any]
 Asked = str | Aggregation | Aggregator
@@ -45,7 +45,7 @@ _ALONE = "a sum of fewer tells of each: of a device alone in it, which has one p
 
 
 # Devices in a sum in which hardly any unit of a small first layer is one person's alone.
-MANY_DEVICES = 16
+RECOMMENDED_SUM_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Means:
     groups: Choice
     devices: Choice
     sums: SecureSum | None
-    least_devices: int = MANY_DEVICES
+    least_devices: int = RECOMMENDED_SUM_SIZE
 
     @classmethod
     def of(
@@ -73,7 +73,7 @@ class Means:
         aggregation: Asked,
         device_aggregation: Asked | None,
         secure_sum: bool | SecureSum,
-        min_sum_devices: int = MANY_DEVICES,
+        min_sum_devices: int = RECOMMENDED_SUM_SIZE,
     ) -> Self:
         """Return the rules of some settings; ValueError where they do not go together."""
         groups = Choice.of(aggregation)
@@ -99,7 +99,7 @@ class Means:
         if adaptive and (rule is not None or sums is not None):
             what = "secure_sum is set" if rule is None else f"aggregation is {str(rule)!r}"
             raise ValueError(f"{what}; valid with adaptive are plain means, which its estimates are of")
-        if _one_model(variant) and num_groups is not None and num_groups < self.groups.rule.least:
+        if variant.has_cloud and num_groups is not None and num_groups < self.groups.rule.least:
             raise ValueError(
                 f"aggregation is {str(self.groups)!r}, which needs {self.groups.rule.least} groups; "
                 f"num_groups is {num_groups}"
@@ -113,7 +113,7 @@ class Means:
                 "sealed is False; valid with secure_sum is True: heads and encodings that the server reads "
                 "tell what a sum hides"
             )
-        if not _one_model(variant):
+        if not variant.has_cloud:
             alone = "the one hospital" if variant.merged else "a group that is kept apart"
             raise ValueError(
                 f"secure_sum is set; valid is False in {variant.method}: {alone} is alone in its sum"
@@ -138,7 +138,7 @@ class Means:
         PairingError
             Where not one is large enough, or there are too few of them.
         """
-        if _one_model(variant) and len(groups) < self.groups.rule.least:
+        if variant.has_cloud and len(groups) < self.groups.rule.least:
             log(WARNING, "%d groups are too few for %s: their median is taken.", len(groups), self.groups)
         least = self.devices.rule.least
         averaged = [(g, a) for g, a in groups if variant.pairs or not g.hosted]
@@ -168,7 +168,7 @@ class Means:
             )
         if alone:
             log(WARNING, "Groups %s have no sum of devices, so that their theta_2 stays: %s.", alone, _ALONE)
-        if few := [a for _, a in devices if self.least_devices <= a < MANY_DEVICES]:
+        if few := [a for _, a in devices if self.least_devices <= a < RECOMMENDED_SUM_SIZE]:
             log(
                 WARNING,
                 "Sums of %d devices: of a unit that one person alone turns on their mean still tells the "
@@ -178,8 +178,9 @@ class Means:
 
     def told(self, *, apart: bool = False) -> "Told":
         """Return the means of models that parties tell; groups that are kept ``apart`` have no rule."""
-        groups = ByPeople() if apart else self.groups.aggregator(ByPeople())
-        return Told(groups, self.devices.aggregator(WeightedMean(by_examples=False)))
+        plain = Told()
+        groups = plain.groups if apart else self.groups.aggregator(plain.groups)
+        return Told(groups, self.devices.aggregator(plain.devices))
 
     @property
     def parts(self) -> list[Part]:
@@ -191,10 +192,6 @@ class Means:
         if self.sums is not None:
             return f"secure sums, {self.sums}"
         return f"{self.groups} of groups, {self.devices} of devices"
-
-
-def _one_model(variant: Variant) -> bool:
-    return variant.aggregate and not variant.merged
 
 
 def _too_few_groups(key: str, count: int, sums: SecureSum) -> str:
@@ -214,16 +211,6 @@ class GroupsMean(NamedTuple):
     groups: int
 
 
-class Averages(Protocol):
-    """The two means."""
-
-    def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
-        """Return the groups with theta_{2,m} after the interval, (1)."""
-
-    def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
-        """Return the mean of the groups that are left at the end of a round which began with theta, (2)."""
-
-
 @dataclass(frozen=True)
 class ByPeople(WeightedMean):
     """The mean by people, as many as each group has."""
@@ -233,16 +220,11 @@ class ByPeople(WeightedMean):
         return claimed
 
 
-def plain() -> "Told":
-    """Return plain means."""
-    return Told(ByPeople(), WeightedMean(by_examples=False))
+_ALIKE = WeightedMean(by_examples=False)
 
 
 def mean_of_models(
-    theta: Theta,
-    models: Mapping[int, tuple[int, Theta]],
-    run: Run,
-    aggregator: Aggregator = ByPeople(),
+    theta: Theta, models: Mapping[int, tuple[int, Theta]], run: Run, aggregator: Aggregator = ByPeople()
 ) -> Steps[Theta]:
     """Return the mean of models, each with its group's people, by its hospital or its group's number."""
     rows = {m: model.whole for m, (_, model) in models.items()}
@@ -257,12 +239,12 @@ class Told:
 
     Parameters
     ----------
-    groups, devices : Aggregator
+    groups, devices : Aggregator (default: plain means)
         Of groups, and of devices and JFL's pairs.
     """
 
-    groups: Aggregator
-    devices: Aggregator
+    groups: Aggregator = ByPeople()
+    devices: Aggregator = _ALIKE
 
     def of_devices(self, interval: Interval, groups: Sequence[Local], run: Run) -> Steps[list[Local]]:
         """Take the mean of the devices that answered; theta_2 stays where none did."""
@@ -276,22 +258,18 @@ class Told:
         """Take the means of JFL's pairs at the end of a round: of hospitals' halves, and of devices'."""
         if not interval.terms.uploads:
             return list(groups)
-        left = {one.group.number: one for one in groups if one.uploaded is not None}
-        pairs = {
-            m: (np.concatenate(one.start[:2]), dict(enumerate(one.uploaded))) for m, one in left.items()
-            if one.uploaded is not None
-        }  # fmt: skip
+        told = [(one, one.uploaded) for one in groups if one.uploaded is not None]
+        pairs = {one.group.number: (np.concatenate(one.start[:2]), dict(enumerate(up))) for one, up in told}
         halves = yield from means_of(self.devices, pairs, run)
         rows = {
-            m: (one.device, _by_host(one, {person: one.device_of(person) for person in one.ids}))
-            for m, one in left.items()
+            one.group.number: (one.device, _by_host(one, {p: one.device_of(p) for p in one.ids}))
+            for one, _ in told
             if not one.group.hosted
         }
         groups = _with_devices(groups, (yield from means_of(self.devices, rows, run)))
-        return [
-            one if (half := halves.get(one.group.number)) is None or one.uploaded is None
-            else replace(one, uploaded=half.model().astype(one.uploaded.dtype)) for one in groups
-        ]  # fmt: skip
+        types = {one.group.number: up.dtype for one, up in told}
+        means = {m: mean.model().astype(types[m]) for m, mean in halves.items()}
+        return [replace(one, uploaded=means.get(one.group.number, one.uploaded)) for one in groups]
 
     def of_groups(self, theta: Theta, groups: Sequence[Local], run: Run) -> Steps[GroupsMean]:
         """Take the mean of the groups that did not miss the last interval."""
@@ -509,3 +487,7 @@ class Summed(SecureSums):
         run.contents.append(self._metrics[_HOSPITALS])
         whole = np.concatenate([found[_HOSPITALS].model(), device.value])
         return GroupsMean(theta.like(whole), len(there))
+
+
+# Both say ``of_devices``, (1), and ``of_groups``, (2).
+Averages = Told | Summed

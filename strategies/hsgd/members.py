@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from hedgerow.strategies.exchange import Steps
@@ -19,14 +19,13 @@ from hedgerow.strategies.hsgd.introductions import introduction
 from hedgerow.strategies.hsgd.links import Links
 from hedgerow.strategies.hsgd.matching import Matching
 from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
-from hedgerow.strategies.hsgd.parties import question
+from hedgerow.strategies.hsgd.parties import introduced
 from hedgerow.strategies.hsgd.setup import DealtSetup
 from hedgerow.strategies.hsgd.system import Variant
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.roster import RAISED
 from hedgerow.strategies.run import Run
-from hedgerow.wire.message_types import PAIR
 
 __all__ = ["Members"]
 
@@ -161,7 +160,7 @@ class Members(Part):
         self._check_merged(matching)
         self._check(matching)
         self._dealt = dealt
-        self._heard(dealt, matching, set(dealt.parties.known), grid)
+        self._take_introductions(dealt, matching, set(dealt.parties.known), grid)
         self._links.log()
 
     def _check_merged(self, matching: Matching) -> None:
@@ -179,10 +178,10 @@ class Members(Part):
         self.report = run.whole
         assert run.grid is not None
         if self._dealt is not None:
-            self._heard(self._dealt, *self._dealt.meet(run.grid), run.grid)
+            self._take_introductions(self._dealt, *self._dealt.refresh(run.grid), run.grid)
         if self._setup is not None and self.agreed is not None:
-            self._meet(self._setup, self.agreed, raised, run.grid)
-        self._greet(raised, run.grid)
+            self._refresh(self._setup, self.agreed, raised, run.grid)
+        self._exchange_keys(raised, run.grid)
         yield from ()
 
     def ended(self, run: Run) -> None:
@@ -190,11 +189,11 @@ class Members(Part):
         run.told["lost-groups"] = self.due - run.told["groups"]
         run.told |= {reason: number for reason, number in sorted(self.counts.items()) if number}
 
-    def _meet(self, setup: OwnSetup, agreed: Agreed, raised: set[int], grid: Grid) -> None:
+    def _refresh(self, setup: OwnSetup, agreed: Agreed, raised: set[int], grid: Grid) -> None:
         assert self.own is not None
         completed, every = self._federation.completed, self.own.rematch_every
         due = every > 0 and completed - self._matched_at >= every
-        matching = setup.meet(grid, agreed, raised, reread=due)
+        matching = setup.refresh(grid, agreed, raised, reread=due)
         if due:
             self._matched_at = completed
         if matching is not None:
@@ -209,21 +208,17 @@ class Members(Part):
         if away := missed - len(roster.online):
             self.report.rejected["offline"] += away
 
-    def _greet(self, raised: set[int], grid: Grid) -> None:
+    def _exchange_keys(self, raised: set[int], grid: Grid) -> None:
         """Take the introductions of parties that are new, came under another node id, or forgot theirs."""
         if not self._links.sealed or self.own is not None:
             return
         there = self._federation.gather(grid).node_ids
         new = [i for i, node_id in there.items() if i in raised or self._greeted.get(i) != node_id]
         taking_part = {i for group in self.groups for i in group.partitions} if new else set()
-        contents = [i for i in new if i in taking_part]
-        if not contents:
+        if not (asked := taking_part.intersection(new)):
             return
-        content = RecordDict({"config": question(self._federation, sealed=True)})
         talk = Conversation(self._federation, self._federation.completed, booked=False)
-        timeout = min(self._federation.timeout, self._federation.settings.max_wait)
-        asked = [(i, content) for i in contents]
-        for reply in talk.ask(grid, PAIR, asked, lambda _, told: introduction(told), timeout):
+        for reply in introduced(talk, self._federation, grid, asked, introduction, sealed=True):
             self._links.introduced(reply.node.partition_id, reply.value.link)
             self._greeted[reply.node.partition_id] = reply.node.node_id
 
@@ -234,7 +229,9 @@ class Members(Part):
                 self._links.introduced(i, one.link)
                 self._greeted[i] = one
 
-    def _heard(self, dealt: DealtSetup, matching: Matching | None, told: set[int], grid: Grid) -> None:
+    def _take_introductions(
+        self, dealt: DealtSetup, matching: Matching | None, told: set[int], grid: Grid
+    ) -> None:
         """Take what parties with dealt data told: their links, and the groups that they make up."""
         nodes = self._federation.gather(grid).nodes if self._links.sealed else []
         for i, party in dealt.parties.known.items() if self._links.sealed else ():

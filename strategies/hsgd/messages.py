@@ -1,55 +1,16 @@
-"""What HSGD's parties are told and answer: the table of messages, their records, and the check of each reply.
+"""What HSGD's parties are sent and answer, as the server writes it and checks each reply.
 
 Paper: C. Yu, S. Shen, S. Wang, K. Zhang, H. Zhao, "Communication-Efficient Hybrid Federated Learning for
 E-health with Horizontal and Vertical Data Partitioning", Algorithm 1, lines 5 to 21.
 Differs: nodes reach each other through Flower's server only, which relays encodings and heads.
 
-===============  ========  ===================================================  ==============================
-type             to        config and arrays                                    reply
-===============  ========  ===================================================  ==============================
-query.pair       all       seed                                                 config ``pair``: role, group,
-                                                                                ids, encoding
-train.exchange   hospital  t, ids, grouping, compress; head, hospital *         head, zeta1
-                 device    t, compress; device                                  zeta2 (1, e2)
-                 edge      t, ids, grouping, compress; device *                 zeta2 (a, e2)
-train.update     hospital  t, steps, eta0, eta-period, mu, ids, upload; zeta2   head, hospital +; loss
-                 device    t, steps, eta0, eta-period, mu; head, zeta1          device
-                 edge      t, steps, eta0, eta-period, mu, ids, upload; head,   device +
-                           zeta1
-train.upload     all       t, sealed; head, hospital or device; masked-sum      masked numbers, shares
-===============  ========  ===================================================  ==============================
-
-``*`` only where a round starts: these arrays say so, for t counts iterations from the start of the run, and
-P may change between rounds. A group that sat out intervals is told ``since`` with the next exchange, the
-iteration that its model stands at, or is sent the model again if that is the round's start. ``+`` only with
-``upload``. Records are named ``config``, ``arrays`` and, in a reply to an update, ``metrics`` with
-``num-examples``. ``encoding`` is the length e1 or e2 of the party's encodings. The learning rate of
-iteration t is eta0 / 2^floor(t / eta-period), constant if that is 0. Grouping ``pairs`` (JFL) gives head
-(a, n0) and hospital (a, n1), a row a pair; an edge then keeps a model for each of its devices. An edge
-answers with the mean of its devices: summed one after the other in the order of ids in float64, divided by
-their number, and cast to the model's dtype.
-
-Compressed, head and encodings travel in a ConfigRecord ``payload`` instead: ``head`` is bytes, ``zeta1`` and
-``zeta2`` are lists of bytes, one a row. Each is k values of 4 bytes, whatever the model's precision, and then
-k indices in whole bytes, none where the vector has one entry.
-
-Sealed (``sealed`` in the config), what hospital and devices tell each other is bytes that the server
-cannot read, in a ConfigRecord ``sealed`` of an answer and ``payload`` of an update: ``zeta2`` and ``zeta1``
-are lists with a share for each peer, a device or the group's edge. A share of ``zeta1`` begins with the
-pairs' heads or, where all have one, with the key and the digest of ``head``, which is sealed once. ``peers``
-in the config names the other ends, and a record ``introductions`` has the keys of those that are new. Who is
-refused is in the record ``refused`` of an answer, by reason; a share that is withheld is empty.
-
-Within secure sums (``summed`` in the config of an update) no answer to an update has a model or a loss: nodes
-keep both for ``train.upload``, which asks a sum's members with one content, see ``means.py``.
-
-With ``upload-clip`` and ``upload-noise-multiplier`` in the config of exchange and update, a party clips the
-change of what it uploads, since the server told it, to a norm of ``upload-clip``, adds normal noise of
-``upload-noise-multiplier * upload-clip`` to every entry, and tells no loss.
-
-With ``clip`` and ``noise-multiplier`` in an exchange's config, a party scales each row of its encodings to
-a norm of at most ``clip`` and adds normal noise of standard deviation ``noise-multiplier * clip`` to every
-entry, before compressing; ``noise-source`` says whether from ``seed`` or from ``entropy``.
+``hedgerow.clients.hsgd_client`` has the table of messages. Sealed, what hospital and devices tell each other
+is bytes that the server cannot read, in a ConfigRecord ``sealed`` of an answer and ``payload`` of an update:
+``zeta2`` and ``zeta1`` are lists with a share for each peer, a device or the group's edge. A share of
+``zeta1`` begins with the pairs' heads or, where all have one, with the key and the digest of ``head``, which
+is sealed once. ``peers`` in the config names the other ends, and a record ``introductions`` has the keys of
+those that are new. Who is refused is in the record ``refused`` of an answer, by reason; a share that is
+withheld is empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,21 +22,11 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import checked_metrics
-from hedgerow.wire.records import PayloadError, records_of, to_record, view
+from hedgerow.wire.records import PayloadError, config_in, records_of, to_record, view
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, SEAL_BYTES
 from hedgerow.wire.sparse_rows import row_bytes
 
-__all__ = [
-    "INTRODUCTIONS",
-    "REFUSED",
-    "Encodings",
-    "Heads",
-    "Schema",
-    "SealedForAll",
-    "instruction",
-    "picked",
-    "records",
-]
+__all__ = ["INTRODUCTIONS", "REFUSED", "Encodings", "Heads", "Schema", "SealedForAll", "picked", "records"]
 
 # Records beside a message and in an answer, where links are sealed.
 INTRODUCTIONS, REFUSED = "introductions", "refused"
@@ -103,11 +54,6 @@ def records(**parts: Vector | bytes | list[bytes]) -> dict[str, ArrayRecord | Co
     }
     found: dict[str, ArrayRecord | ConfigRecord] = {"arrays": to_record(arrays)} if arrays else {}
     return {**found, "payload": ConfigRecord(coded)} if coded else found
-
-
-def instruction(config: ConfigRecord, **parts: Vector | bytes | list[bytes]) -> RecordDict:
-    """Return a message's content: its config, and what travels as arrays or as bytes."""
-    return RecordDict({"config": config, **records(**parts)})
 
 
 def picked(rows: Encodings, chosen: Sequence[int]) -> Encodings:
@@ -152,9 +98,9 @@ class Schema:
 
         Shares that are empty were withheld. Like all checks here, raises PayloadError for anything else.
         """
-        rows, head = a // peers, row_bytes(self.head) if self.compressed else self._dense(self.head)
+        rows, head = a // peers, self.coded(self.head)
         common = rows * head if self.pairs else HEAD_KEY_BYTES
-        told = self._shares(content, "zeta1", peers, common + rows * self._row(self.zeta1), not self.pairs)
+        told = self._shares(content, "zeta1", peers, common + rows * self.coded(self.zeta1), not self.pairs)
         if self.pairs:
             return b"", told
         sealed = records_of(content, ConfigRecord)["sealed"].get("head")
@@ -162,13 +108,13 @@ class Schema:
             raise PayloadError("wrong size", f"head is not of {head + SEAL_BYTES} sealed bytes")
         return sealed, told
 
-    def device_share(self, content: RecordDict, a: int, key: str = "zeta2") -> list[bytes]:
+    def device_share(self, content: RecordDict, a: int, key: str) -> list[bytes]:
         """Return the one share that a device, or an edge with a people, sealed for its hospital."""
-        return self._shares(content, key, 1, a * self._row(self.zeta2), False)
+        return self._shares(content, key, 1, a * self.coded(self.zeta2), False)
 
     def _shares(self, content: RecordDict, key: str, count: int, size: int, head: bool) -> list[bytes]:
         _only_records(content, {"sealed"})
-        record = records_of(content, ConfigRecord).get("sealed", ConfigRecord())
+        record = config_in(content, "sealed")
         _same_keys(record, {key: None, **({"head": None} if head else {})})
         shares = record[key]
         if not isinstance(shares, list) or len(shares) != count:
@@ -177,10 +123,12 @@ class Schema:
             raise PayloadError("wrong size", f"{key!r} is not of {size + SEAL_BYTES} sealed bytes")
         return cast(list[bytes], shares)
 
-    def _row(self, length: int) -> int:
-        return row_bytes(length) if self.compressed else self._dense(length)
+    def coded(self, length: int) -> int:
+        """Return the bytes of a head or of a row of encodings."""
+        return row_bytes(length) if self.compressed else self.dense(length)
 
-    def _dense(self, length: int) -> int:
+    def dense(self, length: int) -> int:
+        """Return the bytes of a block of the model."""
         return length * self.dtype.itemsize
 
     def hospital_exchange(self, content: RecordDict, a: int) -> tuple[Heads, Encodings]:
@@ -241,7 +189,7 @@ class Schema:
         The server only relays them.
         """
         _only_records(content, {"payload"})
-        record = records_of(content, ConfigRecord).get("payload", ConfigRecord())
+        record = config_in(content, "payload")
         _same_keys(record, counts)
         lengths = {"head": self.head, "zeta1": self.zeta1, "zeta2": self.zeta2}
         coded = {}

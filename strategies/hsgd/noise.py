@@ -133,63 +133,39 @@ class Exposure(Part):
         self._resumed = False
 
     def opened(self, run: Run) -> Steps[None]:
-        """Begin a round."""
-        self.begin_round()
-        yield from ()
-
-    def begin_round(self) -> None:
         """Begin a round, to which devices come with what the server told."""
         self._there = {}
+        yield from ()
 
     def ended(self, run: Run) -> None:
         """Tell the account."""
         if (told := self.told()) is not None:
             run.told |= told.metrics()
 
-    def told(self) -> "Report | None":
-        """Return what was told of the person of whom most was; None without any noise."""
-        if self.noise is None and self.uploads is None:
-            return None
-        return self.report(self.noise, self.uploads, hidden=self.hidden)
-
     def exchange(self, groups: Iterable["Local"], *, starts: bool) -> None:
-        """Count an exchange of encodings, and of heads that no aggregation has just made."""
+        """Count an exchange of encodings, one of each half, and of heads that no aggregation just made."""
         for one in groups if self.noise is not None else ():
-            self.count_encodings(one.group.number, one.ids)
+            for person in one.ids:
+                self._of(one.group.number, person)[0] += 2
         if not starts and not self.hidden:
             self.note_open(HEADS)
 
     def update(self, one: "Local", *, pairs: bool, ends: bool) -> None:
-        """Count what a group is asked to upload."""
-        if self.uploads is not None:
-            self.count_uploads(one.group.number, one.ids, hosted=one.group.hosted, pairs=pairs, ends=ends)
-
-    def note_open(self, *paths: str) -> None:
-        """Note paths on which something of the records was told without noise."""
-        self._open.update(paths)
-
-    def count_encodings(self, group: int, ids: Iterable[str]) -> None:
-        """Count one exchange of these people of a group: an encoding of each half."""
-        for person in ids:
-            self._of(group, person)[0] += 2
-
-    def count_uploads(self, group: int, ids: Iterable[str], *, hosted: bool, pairs: bool, ends: bool) -> None:
-        """Count what is uploaded after one interval's steps of these people.
+        """Count what a group is asked to upload after one interval's steps.
 
         Parameters
         ----------
-        group : int
-            m.
-        ids : Iterable[str]
-            A_m.
-        hosted : bool
-            Whether an edge uploads, at the round's end, and no device.
+        one : Local
+            The group. Where an edge hosts its devices that uploads, at the round's end, and no device.
         pairs : bool
             Whether every pair has its own model, on which no other person has an influence.
         ends : bool
             Whether the round ends, at which hospitals upload.
         """
-        those, there = set(ids), self._there.setdefault(group, set())
+        if self.uploads is None:
+            return
+        group, hosted = one.group.number, one.group.hosted
+        those, there = set(one.ids), self._there.setdefault(group, set())
         if not hosted:
             for person in those:
                 self._of(group, person)[1] += 1
@@ -200,25 +176,22 @@ class Exposure(Part):
             for person in there:
                 self._of(group, person)[1] += 2 if hosted else 1
 
+    def note_open(self, *paths: str) -> None:
+        """Note paths on which something of the records was told without noise."""
+        self._open.update(paths)
+
     def _of(self, group: int, person: str) -> list[int]:
         return self._releases.setdefault((group, person), [0, 0])
 
-    def report(self, noise: EmbeddingNoise | None, uploads: UploadNoise | None, *, hidden: bool) -> "Report":
-        """Return what was told of the person of whom most was.
-
-        Parameters
-        ----------
-        noise : EmbeddingNoise or None
-            On encodings; None for none.
-        uploads : UploadNoise or None
-            On uploads; None for none.
-        hidden : bool
-            Whether encodings and heads are sealed, so that the server does not see them.
-        """
+    def told(self) -> "Report | None":
+        """Return what was told of the person of whom most was; None without any noise."""
+        noise, uploads = self.noise, self.uploads
+        if noise is None and uploads is None:
+            return None
         paths = set(self._open)
         if uploads is None:
             paths.add(UPLOADS)
-        if noise is None and not hidden:
+        if noise is None and not self.hidden:
             paths.add(ENCODINGS)
         if any(one is not None and one.source == "seed" for one in (noise, uploads)):
             paths.add(SEEDED)

@@ -22,19 +22,17 @@ from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.introductions import Introduction
 from hedgerow.strategies.hsgd.matching import Form, Matching, form_of, match
-from hedgerow.strategies.hsgd.parties import Parties
+from hedgerow.strategies.hsgd.parties import QUESTIONS, Parties
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.roster import grid_clock
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.fixed_point import from_fixed_point, split
 from hedgerow.wire.message_types import POOL, SETUP, UNMASK
-from hedgerow.wire.records import PayloadError, view
+from hedgerow.wire.records import PayloadError, config_in, view
 
 __all__ = ["Agreed", "OwnData", "OwnSetup"]
 
 Build = Callable[[tuple[int, ...], tuple[int, ...], int], ArrayRecord]
-# How often silent parties are asked who they are, before the first round.
-_QUESTIONS = 3
 _POLL_SECONDS = 1.0
 
 
@@ -222,7 +220,7 @@ class OwnSetup:
         now, sleep = grid_clock(grid)
         end = now() + self.federation.settings.max_wait
         while True:
-            self.parties.ask(grid, self.parties.strangers(grid), _QUESTIONS)
+            self.parties.ask(grid, self.parties.strangers(grid), QUESTIONS)
             parties = self.parties.there(grid)
             form = agreed.form if agreed is not None else form_of(parties, self.own.classes)
             complete = form is not None and len(form.classes) > 1
@@ -241,7 +239,7 @@ class OwnSetup:
             raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
         return parties, form, found
 
-    def meet(
+    def refresh(
         self, grid: Grid, agreed: Agreed, raised: Collection[int] = (), *, reread: bool = False
     ) -> Matching | None:
         """Take in who came, let go of who left, and return the groups of those that are there.
@@ -277,7 +275,7 @@ class OwnSetup:
                 self._heard(self.parties.ask(grid, strangers, 1))
             parties = self.parties.there(grid)
             if self._seen is None or self._seen != parties.keys():
-                matching = self._met(grid, parties, agreed)
+                matching = self._matched_again(grid, parties, agreed)
             complete = bool(self._complete) if matching is None else bool(matching.groups)
             if complete or now() >= end:
                 return matching
@@ -288,7 +286,7 @@ class OwnSetup:
         self._told = {i: people for i, people in self._told.items() if i not in partitions}
         self._seen = None
 
-    def _met(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
+    def _matched_again(self, grid: Grid, parties: Mapping[int, Introduction], agreed: Agreed) -> Matching:
         found = self._match(parties, agreed.form)
         lacking = {i for i, people in found.partitions.items() if set(people) - set(self._told.get(i, ()))}
         if lacking:
@@ -314,19 +312,14 @@ class OwnSetup:
         return found
 
     def _lost(self) -> str:
-        return (
-            ", ".join(f"{number} x {reason}" for reason, number in sorted(self.counts.items())) or "none came"
-        )
+        told = [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
+        return ", ".join(told) or "none came"
 
     def _match(self, parties: Mapping[int, Introduction], form: Form) -> Matching:
         return match(
-            parties,
-            form,
-            holdout=0.0 if self.own.trained is not None else self.own.holdout,
-            seed=self.federation.settings.seed,
-            num_groups=self.num_groups,
-            standing=self._standing,
-        )
+            parties, form, holdout=0.0 if self.own.trained is not None else self.own.holdout,
+            seed=self.federation.settings.seed, num_groups=self.num_groups, standing=self._standing,
+        )  # fmt: skip
 
     # Sums.
 
@@ -342,36 +335,26 @@ class OwnSetup:
         """Return pooled sums, and keep the sealed labels of people whose party, one of ``only``, has none."""
         sums = first and self.own.standardise == "federated"
         counts = first and self.own.class_weights == "balanced"
-        form, contents = matching.form, []
+        form, standing = matching.form, matching.standing
+        contents: list[tuple[int, RecordDict]] = []
         unlabelled: dict[int, list[str]] = {}
         asked: dict[int, Group] = {}
         for group in matching.groups:
-            everyone = [*group.ids, *(held.ids if (held := matching.held_out.get(group.number)) else ())]
-            hosts = {**group.hosts, **(held.hosts if held else {})}
-            lacking = [
+            m, hosts = group.number, standing[group.number].hosts
+            lacking = unlabelled[m] = [
                 person
-                for person in everyone
+                for person in standing[m].ids
                 if not parties[hosts[person]].labelled
                 and (only is None or hosts[person] in only)
-                and (group.number, person) not in self._sealed
+                and (m, person) not in self._sealed
             ]
-            unlabelled[group.number] = lacking
             asked |= dict.fromkeys(group.partitions, group)
             if sums or counts or lacking:
-                contents.append((group.hospital, self._question(
-                    form.hospital_features, sums, list(group.ids),
-                    classes=list(form.classes), counts=counts, **{"labels-of": lacking},
-                )))  # fmt: skip
-            if sums:
-                contents += [
-                    (
-                        i,
-                        self._question(
-                            form.device_features, True, [p for p in group.ids if group.hosts[p] == i]
-                        ),
-                    )
-                    for i in sorted(set(group.hosts.values()))
-                ]
+                more = {"classes": list(form.classes), "counts": counts, "labels-of": lacking}
+                question = self._question(form.hospital_features, sums, list(group.ids), **more)
+                contents.append((group.hospital, question))
+            for i in sorted(set(group.hosts.values())) if sums else ():
+                contents.append((i, self._question(form.device_features, True, group.people_at(i))))
         if not contents:
             return {}
         widths = form.hospital_shape[-1], form.device_shape[-1]
@@ -391,11 +374,8 @@ class OwnSetup:
             told = replies.get(group.hospital, {}).get("labels", [])
             people = [(group.number, person) for person in unlabelled[group.number]]
             self._sealed |= dict(zip(people, told, strict=bool(told)))
-        pooled: dict[str, Any] = {
-            "counts": np.zeros(len(form.classes)),
-            "hospital": _Sums(),
-            "device": _Sums(),
-        }
+        pooled: dict[str, Any] = {"hospital": _Sums(), "device": _Sums()}
+        pooled["counts"] = np.zeros(len(form.classes))
         for partition, value in sorted(replies.items()):
             if "counts" in value:
                 pooled["counts"] = pooled["counts"] + value["counts"]
@@ -430,19 +410,15 @@ class OwnSetup:
             there = [(p, replies[i]) for p in group.ids if "seed" in replies.get(i := group.hosts[p], {})]
             if not there:
                 continue
-            config: dict[str, Any] = {
-                "ids": [p for p, _ in there],
-                "seeds": [v["seed"] for _, v in there],
-                "numbers": 2 * width,
-                **self._flag,
-            }
+            config: dict[str, Any] = {"ids": [p for p, _ in there], "seeds": [v["seed"] for _, v in there]}
+            config |= {"numbers": 2 * width, **self._flag}
             contents.append((group.hospital, RecordDict({"config": ConfigRecord(config)})))
             masked[group.hospital] = [value for _, value in there]
         if not contents:
             return
 
         def check(partition: int, content: RecordDict) -> list[int]:
-            told = content.config_records.get("masks", ConfigRecord()).get("sum")
+            told = config_in(content, "masks").get("sum")
             return _numbers(told, 2 * width)
 
         for reply in talk.ask(grid, UNMASK, contents, check):
@@ -515,22 +491,19 @@ class OwnSetup:
             hospital = one.role == "hospital"
             mean, deviation = agreed.hospital if hospital else agreed.device
             features = form.hospital_features if hospital else form.device_features
-            side: dict[str, Any] = {
-                "features": list(features),
-                "mean": list(mean),
-                "deviation": list(deviation),
-            }
+            side: dict[str, Any] = {"features": list(features), "mean": list(mean)}
+            side["deviation"] = list(deviation)
             labels = []
             if not one.labelled:
                 labels = [self._sealed[one.group, p] for p in people if (one.group, p) in self._sealed]
-            if not one.labelled and len(labels) != len(people):
-                continue
+                if len(labels) < len(people):
+                    continue
             config = ConfigRecord({**common, **side, "people": people, "labels": labels, **self._flag})
             contents.append((partition, RecordDict({"config": config})))
             told[partition] = people
 
         def check(_: int, content: RecordDict) -> int:
-            encoding = content.config_records.get("ready", ConfigRecord()).get("encoding")
+            encoding = config_in(content, "ready").get("encoding")
             if not isinstance(encoding, int) or isinstance(encoding, bool) or encoding < 1:
                 raise PayloadError("bad setup", f"encoding={encoding!r}, expected an integer >= 1")
             return encoding
@@ -539,12 +512,8 @@ class OwnSetup:
         replies = talk.ask(grid, SETUP, contents, check)
         if only is None:
             self.encodings = self._lengths(parties, replies, len(asked))
-        lengths = {True: self.encodings[0], False: self.encodings[1]}
-        ready = {
-            reply.node.partition_id
-            for reply in replies
-            if reply.value == lengths[parties[reply.node.partition_id].role == "hospital"]
-        }
+        told_of = {reply.node.partition_id: reply.value for reply in replies}
+        ready = {i for i, e in told_of.items() if e == self.encodings[parties[i].role != "hospital"]}
         self._told |= {i: told[i] for i in ready}
         self.parties.settled(ready)
         for i in asked.keys() - ready:
@@ -556,16 +525,12 @@ class OwnSetup:
     ) -> tuple[int, int]:
         """Return e1 and e2, as most of each side told."""
         lengths = []
-        for hospital in (True, False):
-            side = Counter(
-                r.value for r in replies if (parties[r.node.partition_id].role == "hospital") is hospital
-            )
-            if not side:
+        for side, hospital in (("hospital", True), ("device or edge", False)):
+            told = [r.value for r in replies if (parties[r.node.partition_id].role == "hospital") is hospital]
+            if not told:
                 self.counts["left-out-not-ready"] += asked - len(replies)
-                raise PairingError(
-                    f"no {'hospital' if hospital else 'device or edge'} is ready ({self._lost()})"
-                )
-            lengths.append(side.most_common(1)[0][0])
+                raise PairingError(f"no {side} is ready ({self._lost()})")
+            lengths.append(Counter(told).most_common(1)[0][0])
         return lengths[0], lengths[1]
 
 
@@ -575,14 +540,10 @@ def _pooled(
     """Return what a node told of its people; PayloadError for anything else than was asked for."""
     out: dict[str, Any] = {}
     if role == "device":
-        masked = content.config_records.get("masked", ConfigRecord())
+        masked = config_in(content, "masked")
         seed, rows = masked.get("seed"), masked.get("rows")
-        if (
-            not isinstance(seed, bytes)
-            or len(seed) > 256
-            or not isinstance(rows, int)
-            or not 0 < rows < 2**31
-        ):
+        short = isinstance(seed, bytes) and len(seed) <= 256
+        if not short or not isinstance(rows, int) or not 0 < rows < 2**31:
             raise PayloadError("bad sums", "no sealed seed, or no number of values")
         return {"masked": _numbers(masked.get("sums"), 2 * width), "seed": seed, "rows": float(rows)}
     arrays = content.array_records.get("arrays", ArrayRecord())
@@ -597,7 +558,7 @@ def _pooled(
     if sums and not out["rows"] >= 1:
         raise PayloadError("bad sums", "no values")
     if sealed:
-        labels = content.config_records.get("sealed", ConfigRecord()).get("labels")
+        labels = config_in(content, "sealed").get("labels")
         if not isinstance(labels, list) or len(labels) != sealed:
             raise PayloadError("bad sums", f"sealed labels are not {sealed}")
         if not all(isinstance(label, bytes) and len(label) <= 256 for label in labels):

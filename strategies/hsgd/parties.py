@@ -17,16 +17,30 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.introductions import Introduction, own_introduction
-from hedgerow.strategies.inbox import Node
+from hedgerow.strategies.inbox import Node, Reply
 from hedgerow.strategies.roster import rounds_away
 from hedgerow.wire.message_types import PAIR
 
-__all__ = ["Parties", "question"]
+__all__ = ["QUESTIONS", "Parties", "introduced"]
+
+# How often silent parties are asked who they are, before the first round.
+QUESTIONS = 3
 
 
-def question(federation: Federation, sealed: bool) -> ConfigRecord:
-    """Return the config of ``query.pair``."""
-    return ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
+def introduced(
+    talk: Conversation,
+    federation: Federation,
+    grid: Grid,
+    partitions: Iterable[int],
+    read: Callable[[RecordDict], Introduction],
+    *,
+    sealed: bool,
+) -> list[Reply]:
+    """Ask parties who they are; ``read`` returns an answer, or raises PayloadError."""
+    config = ConfigRecord({"seed": federation.settings.seed, **({"sealed": True} if sealed else {})})
+    contents = [(i, RecordDict({"config": config})) for i in sorted(partitions)]
+    timeout = min(federation.timeout, federation.settings.max_wait)
+    return talk.ask(grid, PAIR, contents, lambda _, content: read(content), timeout)
 
 
 class Parties:
@@ -94,31 +108,25 @@ class Parties:
         """Ask parties who they are, at most so many times; return those that told it validly."""
         talk = Conversation(self._federation, self._federation.completed, booked=False)
         waiting = set(partitions)
-        content = RecordDict({"config": question(self._federation, self._sealed)})
-        timeout = min(self._federation.timeout, self._federation.settings.max_wait)
         told: set[int] = set()
         for _ in range(questions):
-            contents = [(i, content) for i in sorted(waiting - told)]
-            if not contents:
+            if told >= waiting:
                 break
-            for reply in talk.ask(grid, PAIR, contents, lambda _, one: self._read(one), timeout):
+            asked = waiting - told
+            for reply in introduced(talk, self._federation, grid, asked, self._read, sealed=self._sealed):
                 told.add(reply.node.partition_id)
-                self._take(reply.node.partition_id, reply.node, reply.value)
+                self._take(reply.node, reply.value)
         if silent := waiting - told:
             present = self.present(grid)
             for i in silent & present.keys():
                 self.leave_out(i, "left-out-no-introduction", present[i])
             reasons = ", ".join(f"{n} x {reason}" for reason, n in sorted(talk.report.rejected.items()))
-            log(
-                WARNING,
-                "%d nodes gave no valid introduction (%s); their own logs say why.",
-                len(silent),
-                reasons,
-            )
+            text = "%d nodes gave no valid introduction (%s); their own logs say why."
+            log(WARNING, text, len(silent), reasons)
         return told & self._known.keys()
 
-    def _take(self, partition: int, node: Node, one: Introduction) -> None:
-        node_id = node.node_id
+    def _take(self, node: Node, one: Introduction) -> None:
+        partition, node_id = node.partition_id, node.node_id
         if (reason := _mismatch(node, one, self._federation)) is not None:
             self.leave_out(partition, reason, node_id)
             return

@@ -105,6 +105,7 @@ class Seen:
 Ask = Callable[[Terms, Sequence[Local]], Steps[list[Local]]]
 
 
+@dataclass
 class Prober:
     """Makes the exchanges of an estimate.
 
@@ -122,23 +123,21 @@ class Prober:
         Key the draws.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        counts: Sequence[int],
-        ask: Ask,
-        terms: Terms,
-        *,
-        seed: int,
-        server_round: int,
-    ) -> None:
-        self._groups, self._counts, self._ask, self._seed = groups, counts, ask, seed
-        self._t = terms.t
-        first = _PROBE_T + server_round * _PROBES_A_ROUND
-        self._terms = replace(
-            terms, t=first, steps=1, starts=True, uploads=True, eta0=_PROBE_ETA, eta_period=0
+    groups: Sequence[Group]
+    counts: Sequence[int]
+    ask: Ask
+    terms: Terms
+    seed: int
+    server_round: int
+
+    def __post_init__(self) -> None:
+        self._t = self.terms.t
+        first = _PROBE_T + self.server_round * _PROBES_A_ROUND
+        self.terms = replace(
+            self.terms, t=first, steps=1, starts=True, uploads=True, eta0=_PROBE_ETA, eta_period=0
         )
-        self._weights = np.array([group.size for group in groups]) / sum(group.size for group in groups)
+        sizes = np.array([group.size for group in self.groups])
+        self._weights = sizes / sizes.sum()
 
     def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[Seen]:
         """Return what a run of S steps of ``eta`` from ``start`` shows.
@@ -150,7 +149,7 @@ class Prober:
         ValueError
             If F0 is not above the final loss.
         """
-        fixed = [self._fixed_batch(group, probing.batch) for group in self._groups]
+        fixed = [self._fixed_batch(group, probing.batch) for group in self.groups]
         theta, losses, points, gradients, variances = start, [], [], [], []
         for k in range(probing.steps + 1):
             groups = yield from self._step(theta, fixed)
@@ -161,31 +160,27 @@ class Prober:
             gradients.append(own)
             numbers = range(k * probing.batches + 1, (k + 1) * probing.batches + 1)
             variances.append((yield from self._variances(theta, own, whole, numbers)))
-            steps = zip(theta, _blocks(eta * whole, theta), strict=True)
+            steps = zip(theta, theta.split(eta * whole), strict=True)
             theta = Theta(*((block - step).astype(block.dtype) for block, step in steps))
         if any(np.array_equal(one, other) for one, other in pairwise(points)):
             raise LostProbeError("the gradient is zero: the short run stands still")
         known = estimate(
-            losses[0],
-            np.stack(points),
-            np.stack(gradients),
-            np.array(variances),
-            final_loss=probing.final_loss,
-            aggregate=probing.aggregate,
-        )
+            losses[0], np.stack(points), np.stack(gradients), np.array(variances),
+            final_loss=probing.final_loss, aggregate=probing.aggregate,
+        )  # fmt: skip
         first = self._weights @ gradients[0]
         return Seen(replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first))
 
     def _fixed_batch(self, group: Group, count: int | None) -> list[str]:
         if count is None or count >= group.size:
             return list(group.ids)
-        return draw(group, count, seed=self._seed, t=self._t, purpose=Purpose.PROBE)
+        return draw(group, count, seed=self.seed, t=self._t, purpose=Purpose.PROBE)
 
     def _step(self, theta: Theta, batches: Sequence[Sequence[str]]) -> Steps[list[Local]]:
         """Return what one step from a point makes of each group."""
-        groups = [Local(group, theta, tuple(ids)) for group, ids in zip(self._groups, batches, strict=True)]
-        self._terms = replace(self._terms, t=self._terms.t + 1)
-        groups = yield from self._ask(self._terms, groups)
+        groups = [Local(group, theta, tuple(ids)) for group, ids in zip(self.groups, batches, strict=True)]
+        self.terms = replace(self.terms, t=self.terms.t + 1)
+        groups = yield from self.ask(self.terms, groups)
         if lost := [one.group.number for one in groups if one.model is None]:
             raise LostProbeError(f"groups {lost} did not answer")
         return groups
@@ -195,18 +190,18 @@ class Prober:
         drawn = []
         for number in numbers:
             batches = [
-                draw(group, count, seed=self._seed, t=self._t, purpose=Purpose.PROBE, number=number)
-                for group, count in zip(self._groups, self._counts, strict=True)
+                draw(group, count, seed=self.seed, t=self._t, purpose=Purpose.PROBE, number=number)
+                for group, count in zip(self.groups, self.counts, strict=True)
             ]
             drawn.append((yield from self._step(theta, batches)))
-        blocks = _blocks(whole, theta)
-        table = np.empty((len(self._groups), 3))
-        for m in range(len(self._groups)):
+        blocks = theta.split(whole)
+        table = np.empty((len(self.groups), 3))
+        for m in range(len(self.groups)):
             those = [groups[m] for groups in drawn]
             steps = [_gradient(one) for one in those]
             table[m, 0] = gradient_variance(np.stack([step.head for step in steps]), blocks.head)
             table[m, 1] = gradient_variance(np.stack([step.hospital for step in steps]), blocks.hospital)
-            table[m, 2] = self._device_variance(m, those, steps, _blocks(own[m], theta).device, blocks.device)
+            table[m, 2] = self._device_variance(m, those, steps, theta.split(own[m]).device, blocks.device)
         return table
 
     def _device_variance(
@@ -217,7 +212,7 @@ class Prober:
         Where a node is the edge, only means over its devices are told. Their spread about the group's
         gradient is that of a sample without replacement, from which the single devices' follows.
         """
-        group, a = self._groups[m], self._counts[m]
+        group, a = self.groups[m], self.counts[m]
         if not group.hosted:
             told = [device_variance(one, _PROBE_ETA, whole) for one in drawn]
             return sum(total for total, _ in told) / max(1, sum(count for _, count in told))
@@ -228,8 +223,8 @@ class Prober:
         return offset + spread * a * (group.size - 1) / (group.size - a)
 
     def _assumed(self) -> tuple[str, ...]:
-        hosted = [group for group in self._groups if group.hosted]
-        blind = [m for m, group in enumerate(self._groups) if group.hosted and self._counts[m] == group.size]
+        hosted = [group for group in self.groups if group.hosted]
+        blind = [m for m, group in enumerate(self.groups) if group.hosted and self.counts[m] == group.size]
         return (
             *(("single devices' variance follows from that of an edge's means",) if hosted else ()),
             *((f"devices of groups {blind} do not vary: all take part in every mean",) if blind else ()),
@@ -248,7 +243,3 @@ def _gradient(one: Local) -> Theta:
     assert one.model is not None
     ends = zip(one.start, one.model, strict=True)
     return Theta(*((start.astype(np.float64) - end) / _PROBE_ETA for start, end in ends))
-
-
-def _blocks(flat: Vector, like: Theta) -> Theta:
-    return Theta(*np.split(flat, np.cumsum([len(block) for block in like])[:-1]))

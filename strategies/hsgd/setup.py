@@ -7,7 +7,7 @@ paper takes for granted that both sides know the same people.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 
 from flwr.common import log
@@ -17,14 +17,12 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError, faults
 from hedgerow.strategies.hsgd.introductions import Introduction, introduction
 from hedgerow.strategies.hsgd.matching import Form, Matching, match
-from hedgerow.strategies.hsgd.parties import Parties
+from hedgerow.strategies.hsgd.parties import QUESTIONS, Parties
 
 __all__ = ["DealtSetup"]
 
-# How often silent parties are asked who they are, before the first round.
-_QUESTIONS = 3
 
-
+@dataclass
 class DealtSetup:
     """Who belongs together, as far as parties bear each other out.
 
@@ -53,20 +51,16 @@ class DealtSetup:
         Parties that are left out, by reason, and people whom one side alone has.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        num_groups: int | None = None,
-        sealed: bool = False,
-        widths: Collection[int] = (),
-    ) -> None:
-        self.parties = Parties(federation, sealed, introduction)
-        self.encodings = (0, 0)
-        self.sizes: dict[int, int] = {}
-        self.counts: Counter[str] = Counter()
-        self._federation = federation
-        self._num_groups = num_groups
-        self._widths = widths
+    federation: Federation
+    num_groups: int | None = None
+    sealed: bool = False
+    widths: Collection[int] = ()
+    encodings: tuple[int, int] = (0, 0)
+    sizes: dict[int, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.parties = Parties(self.federation, self.sealed, introduction)
         self._standing: dict[int, Group] = {}
         self._unmatched: Counter[str] = Counter()
 
@@ -79,7 +73,7 @@ class DealtSetup:
             If no group is left, naming what is wrong with each.
         """
         self.sizes = dict(sizes)
-        self.parties.ask(grid, self.parties.present(grid), _QUESTIONS)
+        self.parties.ask(grid, self.parties.present(grid), QUESTIONS)
         parties = self.parties.known
         self.encodings = self._lengths(parties)
         matching = self._match(grid, parties)
@@ -87,7 +81,7 @@ class DealtSetup:
             raise PairingError(self._faults(parties, sizes))
         return matching
 
-    def meet(self, grid: Grid) -> tuple[Matching | None, set[int]]:
+    def refresh(self, grid: Grid) -> tuple[Matching | None, set[int]]:
         """Ask those who take no part where it is their time; return the groups if one told, and who told."""
         told = self.parties.ask(grid, self._outside(self.parties.strangers(grid)), 1)
         if told:  # What others of its group lacked may be there now.
@@ -99,7 +93,7 @@ class DealtSetup:
     def _count(self, grid: Grid) -> None:
         left = self.parties.left_out(grid)
         # Offline, or at rest for answers that were none.
-        away = len(self._federation.gather(grid).nodes) - len(self.parties.known) - left.total()
+        away = len(self.federation.gather(grid).nodes) - len(self.parties.known) - left.total()
         self.counts = self._unmatched + left + Counter({"left-out-away": away})
 
     def _outside(self, partitions: Collection[int]) -> list[int]:
@@ -108,7 +102,7 @@ class DealtSetup:
         return [i for i in partitions if i not in known]
 
     def _match(self, grid: Grid, parties: Mapping[int, Introduction]) -> Matching:
-        limit = len(parties) if self._num_groups is None else self._num_groups
+        limit = len(parties) if self.num_groups is None else self.num_groups
         hospital, device = self.encodings
         form = Form((hospital,), (device,), (), (), ())
         reasons = {}
@@ -150,12 +144,12 @@ class DealtSetup:
             sides.append(Counter(told))
 
         def rank(pair: tuple[int, int]) -> tuple[int, bool]:
-            return sides[0][pair[0]] + sides[1][pair[1]], sum(pair) in self._widths
+            return sides[0][pair[0]] + sides[1][pair[1]], sum(pair) in self.widths
 
         return max(((one, other) for one in sides[0] for other in sides[1]), key=rank)
 
     def _faults(self, parties: Mapping[int, Introduction], sizes: Mapping[int, int]) -> str:
-        found = faults(parties, self._num_groups)
+        found = faults(parties, self.num_groups)
         told = {one.group: len(one.ids) for one in parties.values() if one.role == "hospital"}
         if wrong := {m: n for m, n in sorted(told.items()) if sizes.get(m, n) != n}:
             found.append(f"groups have {wrong} people; valid is {dict(sizes)}, as in the checkpoint")

@@ -30,7 +30,7 @@ from hedgerow.strategies.hsgd.groups import Group, batch_size
 from hedgerow.strategies.hsgd.interval import Interval, Local, Terms
 from hedgerow.strategies.hsgd.links import Links, SealedLinks
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import MANY_DEVICES, Asked, Averages, Means, Summed, plain
+from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages, Means, Summed, Told
 from hedgerow.strategies.hsgd.members import Members
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
@@ -157,7 +157,7 @@ class HSGD(Algorithm):
         aggregation: Asked = "mean",
         device_aggregation: Asked | None = None,
         secure_sum: bool | SecureSum = False,
-        min_sum_devices: int = MANY_DEVICES,
+        min_sum_devices: int = RECOMMENDED_SUM_SIZE,
         adaptive: Adaptive | None = None,
         system: ModelledSystem | None = None,
         own: OwnData | None = None,
@@ -180,12 +180,8 @@ class HSGD(Algorithm):
                 "no party can be away when the run starts"
             )
         self.variant = Variant(Method(method), aggregate, system or ModelledSystem())
-        self.aggregate, self.pairs, self.participation, self.mu = (
-            aggregate,
-            self.variant.pairs,
-            participation,
-            mu,
-        )
+        self.aggregate, self.pairs = aggregate, self.variant.pairs
+        self.participation, self.mu = participation, mu
         if adaptive is not None and not aggregate:
             raise ValueError(
                 "adaptive is set; valid is None with aggregate=False: the theory is of one model"
@@ -205,13 +201,14 @@ class HSGD(Algorithm):
         self._hold = partial(federation.check_update, noise=deviation)
         self.links: Links = SealedLinks(federation.settings.seed) if sealed else Links()
         self.members = Members(federation, own, num_groups, self.variant, self.links, self._check_groups)
-        self.exposure = Exposure(noise, upload_noise, hidden=sealed, open_paths=_told_before(own))
+        sums = own is not None and (own.standardise == "federated" or own.class_weights == "balanced")
+        self.exposure = Exposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
         self._pacer = Pacer(asked, adaptive, lambda: self.iterations, self._estimate)
         self.averages: Averages = self.means_asked.told(apart=not aggregate)
-        if (sums := self.means_asked.sums) is not None:
+        if (masked := self.means_asked.sums) is not None:
             self.sums = self.averages = Summed(
-                sums, federation, upload_noise is None, min_sum_devices, self._hold, self.members.people
+                masked, federation, upload_noise is None, min_sum_devices, self._hold, self.members.people
             )
         # Who takes part comes before what is chosen by it.
         parts = [self.links, self.exposure, self.members, self._pacer]
@@ -294,9 +291,7 @@ class HSGD(Algorithm):
             if (trained := None if self.own is None else self.own.trained) is not None:
                 self.federation.vector(built)
                 self.state = self.restored(trained["method"])
-                if [len(block) for block in self.state.theta] != [
-                    *Blocks(self.federation.known_layout()).sizes
-                ]:
+                if (*map(len, self.state.theta),) != Blocks(self.federation.known_layout()).sizes:
                     raise ValueError("trained is the state of another model; valid is one of this run's")
                 arrays = self._record(self.state.theta)
         if self.state is None:
@@ -362,8 +357,11 @@ class HSGD(Algorithm):
         """Return the messages of the round's first exchange."""
         self._begin_round(server_round)
         self._set_up(arrays, grid)
+        system = self.variant.system
         if server_round == 1 and not self.ledger.total().messages:
-            self._move_raw_data()
+            if system.raw_bytes:
+                self._books().raw_data(1, system.raw_bytes)
+            self.clock.advance(system.raw_seconds)
         return super().configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
@@ -371,11 +369,6 @@ class HSGD(Algorithm):
     ) -> list[Message]:
         """Return no messages: no node may see the whole model."""
         return []
-
-    def _move_raw_data(self) -> None:
-        if self.variant.system.raw_bytes:
-            self._books().raw_data(1, self.variant.system.raw_bytes)
-        self.clock.advance(self.variant.system.raw_seconds)
 
     def _made(self, state: State, run: Run) -> Steps[State]:
         """Let a global interval pass, also where the round comes to nothing."""
@@ -389,17 +382,10 @@ class HSGD(Algorithm):
 
     def interval(self, t: int, run: Run, *, starts: bool, uploads: bool) -> Interval:
         """Return what parties are asked in the local interval that starts at t."""
-        terms = self._terms(t, starts=starts, uploads=uploads)
         return Interval(
-            terms,
-            self._schema(),
-            self.links,
-            self._books(),
-            run.round,
-            self.exposure,
-            self._hold,
-            run.contents,
-        )
+            self._terms(t, starts=starts, uploads=uploads), self._schema(), self.links, self._books(),
+            run.round, self.exposure, self._hold, run.contents,
+        )  # fmt: skip
 
     def _terms(self, t: int, *, starts: bool, uploads: bool) -> Terms:
         seed, (_, Q, eta0, period) = self.settings.seed, self.pace
@@ -426,14 +412,12 @@ class HSGD(Algorithm):
                 terms, self._schema(plain=True), self.links, self._books(plain=True), run.round,
                 self.exposure, beside=True,
             )  # fmt: skip
-            made = yield from local_interval(interval, groups, plain(), run)
+            made = yield from local_interval(interval, groups, Told(), run)
             self._advance(1, 1)
             return made
 
-        counts, terms = (
-            [self._count(group) for group in self.groups],
-            self._terms(self.iterations, starts=True, uploads=True),
-        )
+        counts = [self._count(group) for group in self.groups]
+        terms = self._terms(self.iterations, starts=True, uploads=True)
         prober = Prober(self.groups, counts, ask, terms, seed=self.settings.seed, server_round=run.round)
         return (yield from prober.estimate(adaptive.probing, self.state.theta, eta))
 
@@ -463,24 +447,23 @@ class HSGD(Algorithm):
         return batch_size(self.participation, group.size)
 
     def _schema(self, plain: bool = False) -> Schema:
-        # Beside what is noisy, or goes into a sum, no loss is told.
-        protected = self.exposure.uploads is not None or self.sums is not None
-        theta, encodings = self._known_state().theta, self.members.encodings
-        return self.variant.schema(theta, encodings, plain, sealed=self.links.sealed, protected=protected)
+        """Return how large what is sent is; ``plain`` for estimates: nothing compressed, and no pairs."""
+        (head, hospital, device), variant = self._known_state().theta, self.variant
+        return Schema(
+            len(head), len(hospital), len(device), *self.members.encodings, head.dtype,
+            compressed=variant.compressed and not plain, pairs=variant.pairs and not plain,
+            sealed=self.links.sealed,
+            # Beside what is noisy, or goes into a sum, no loss is told.
+            protected=self.exposure.uploads is not None or self.sums is not None,
+        )  # fmt: skip
 
     def _books(self, plain: bool = False) -> Books:
-        return self.variant.books(self.ledger, self._schema(plain))
+        return Books(self.ledger, self._schema(plain), self.variant)
 
     def _advance(self, P: int, Q: int) -> None:
         """Let a global interval of the slowest group pass."""
         batches = [self._count(group) for group in self.groups]
         self.clock.advance(self.variant.seconds(self._schema(), batches, P, Q))
-
-
-def _told_before(own: OwnData | None) -> tuple[str, ...]:
-    """Return the paths on which something of records is told before training."""
-    told = own is not None and (own.standardise == "federated" or own.class_weights == "balanced")
-    return (SUMS,) if told else ()
 
 
 def _theta(blocks: Mapping[str, Any]) -> Theta:

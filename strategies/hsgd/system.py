@@ -7,17 +7,13 @@ E-health with Horizontal and Vertical Data Partitioning", the set-up of the expe
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.costs import PAPER_RATES, Method, Sizes, round_parts, round_seconds
 from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Rates
-from hedgerow.wire.ledger import Ledger
 
 __all__ = ["ModelledSystem", "Variant"]
 
-_COMPRESSED = (Method.C_HSGD, Method.C_TDCD)
 _MERGED = (Method.TDCD, Method.C_TDCD)
 
 
@@ -81,6 +77,11 @@ class Variant:
                 raise ValueError(f"{key} is {value!r}; valid is 0 in {method}: no raw data moves")
 
     @property
+    def compressed(self) -> bool:
+        """Whether encodings and heads are."""
+        return self.method in (Method.C_HSGD, Method.C_TDCD)
+
+    @property
     def merged(self) -> bool:
         """Whether all people are at one hospital."""
         return self.method in _MERGED and self.aggregate
@@ -90,28 +91,14 @@ class Variant:
         """Whether every drawn pair has a model of its own in a round."""
         return self.method is Method.JFL
 
-    def schema(
-        self,
-        theta: Theta,
-        encodings: tuple[int, int],
-        plain: bool = False,
-        *,
-        sealed: bool = False,
-        protected: bool = False,
-    ) -> Schema:
-        """Return how large what is sent is; ``plain`` for estimates: nothing compressed, and no pairs."""
-        compressed, (head, hospital, device) = self.method in _COMPRESSED and not plain, map(len, theta)
-        pairs = self.pairs and not plain
-        dtype = theta.head.dtype
-        return Schema(head, hospital, device, *encodings, dtype, compressed, pairs, sealed, protected)
-
-    def books(self, ledger: Ledger, schema: Schema) -> Books:
-        """Return the books of what is sent."""
-        return Books(ledger, schema, self.method, self.aggregate, self.system.original_groups)
+    @property
+    def has_cloud(self) -> bool:
+        """Whether groups become one model at a cloud."""
+        return self.aggregate and not self.merged
 
     def seconds(self, schema: Schema, batches: Iterable[int], P: int, Q: int) -> float:
         """Return how long a global interval of the slowest of groups with such batches takes; 0 of none."""
-        apart = Method.C_TDCD if self.method in _COMPRESSED else Method.TDCD
+        apart = Method.C_TDCD if self.compressed else Method.TDCD
         method, system = self.method if self.aggregate else apart, self.system
 
         def of(a: int) -> float:

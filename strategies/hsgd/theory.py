@@ -176,23 +176,8 @@ def iterations(T: int, P: int) -> int:
 def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float) -> float:
     """Return the least Lambda = P / Q whose bound reaches a target (Strategy 1), inf where none does.
 
-    Parameters
-    ----------
-    known : Estimates
-        Delta F, rho and delta.
-    P : float
-        Global interval, > 0.
-    eta : float
-        Learning rate, > 0.
-    T : int
-        Iterations, >= 1.
-    target : float
-        Xi, the value that Gamma(P, P / Lambda) may take, > 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``target`` is Xi, the value that Gamma(P, P / Lambda) may take, > 0. Other parameters and errors as in
+    ``bound``.
     """
     positive(P=P, eta=eta, target=target)
     require_intervals(T=T)
@@ -203,16 +188,8 @@ def lambda_min(known: Estimates, *, P: float, eta: float, T: int, target: float)
 def choose_local_interval(known: Estimates, *, P: int, eta: float, T: int, target: float) -> int | None:
     """Return the cheapest Q at a given P, Strategy 1: the largest divisor of P whose bound reaches a target.
 
-    Returns
-    -------
-    int | None
-        Q, which is P wherever ``lambda_min`` <= 1; None where no Q reaches the target at this P. The
-        cap on eta is not looked at: see ``broken_conditions``.
-
-    Raises
-    ------
-    ValueError
-        If P is not an integer >= 1, or another number is out of range.
+    It is P wherever ``lambda_min`` <= 1; None where no Q reaches the target at this P. The cap on eta is not
+    looked at: see ``broken_conditions``. Parameters and errors as in ``lambda_min``, P an integer.
     """
     require_intervals(P=P)
     least = lambda_min(known, P=P, eta=eta, T=T, target=target)
@@ -223,21 +200,8 @@ def choose_local_interval(known: Estimates, *, P: int, eta: float, T: int, targe
 def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3) -> float:
     """Return Q* of Strategy 2, the real P = Q that minimises bound times cost.
 
-    Parameters
-    ----------
-    known : Estimates
-        Delta F, rho and delta > 0.
-    eta : float
-        Learning rate, > 0.
-    T : int
-        Iterations, >= 1.
-    eta_power : int (default: 3)
-        3 is the root of (20); 2 is Proposition 2 as printed, smaller by sqrt(eta) and no minimum.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    ``eta_power`` 3 is the root of (20); 2 is Proposition 2 as printed, smaller by sqrt(eta) and no minimum.
+    delta must be > 0; other parameters and errors as in ``bound``.
     """
     positive(eta=eta, delta=known.delta)
     require_intervals(T=T)
@@ -249,12 +213,8 @@ def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3
 def choose_same_interval(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3) -> int:
     """Return the integer P = Q of Strategy 2: Q* rounded to the better side, at least 1, within cap and T.
 
-    ``iterations`` gives the T to run with. Parameters as in ``q_star``.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or eta is too large for any P.
+    ``iterations`` gives the T to run with. Parameters and errors as in ``q_star``; ValueError, too, if eta is
+    too large for any P.
     """
     star = q_star(known, eta=eta, T=T, eta_power=eta_power)
     largest = min(interval_max(known.rho, eta), T)
@@ -281,19 +241,7 @@ def choose_eta(known: Estimates, *, P: int, Q: int, gradient2: float) -> float:
 
     Longer intervals ask for a smaller eta: at fixed P / Q it is inversely proportional to Q.
 
-    Parameters
-    ----------
-    known : Estimates
-        rho and delta.
-    P, Q : int
-        Intervals, >= 1, Q a divisor of P.
-    gradient2 : float
-        ||grad F||^2 at the current global model, > 0.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range.
+    Parameters and errors as in ``descent``, ``gradient2`` > 0.
     """
     positive(gradient2=gradient2)
     return min(eta_2(known, P=P, Q=Q, gradient2=gradient2), eta_max(known.rho, P))
@@ -436,13 +384,7 @@ def plan(
     compute_seconds: float = 0.0,
     rates: Rates = PAPER_RATES,
 ) -> Plan:
-    """Return the first of ``plans``, the cheapest pair.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of range, or no pair reaches the target.
-    """
+    """Return the first of ``plans``, the cheapest pair; ValueError, too, if none reaches the target."""
     found = plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds, rates=rates)
     if not found:
         raise ValueError(

@@ -25,10 +25,13 @@ class Theta(NamedTuple):
         joined: Vector = np.concatenate(self)
         return joined
 
+    def split(self, whole: Vector) -> "Theta":
+        """Return the blocks of a vector (n0 + n1 + n2,), of this model's lengths."""
+        return Theta(*np.split(whole, np.cumsum([len(block) for block in self])[:-1]))
+
     def like(self, whole: Vector) -> "Theta":
-        """Return the blocks of such a vector, of this model's lengths and types."""
-        ends = np.cumsum([len(block) for block in self])[:-1]
-        parts = zip(np.split(whole, ends), self, strict=True)
+        """Return the same, of this model's types."""
+        parts = zip(self.split(whole), self, strict=True)
         return Theta(*(part.astype(block.dtype) for part, block in parts))
 
 

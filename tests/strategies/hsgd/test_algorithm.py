@@ -8,9 +8,9 @@ import pytest
 from flwr.app import RecordDict
 from tests.oracles.hsgd import pairs
 from tests.oracles.hsgd import run as oracle
-from tests.oracles.test_hsgd_oracle import flat
+from tests.oracles.test_hsgd_oracle import flat, shrinking
 from tests.strategies.hsgd.nodes import Parties, record_of
-from tests.strategies.hsgd.test_strategy import LAYOUTS, chosen, hsgd, network_parties, shrinking
+from tests.strategies.hsgd.test_strategy import LAYOUTS, chosen, hsgd, network_parties
 
 from hedgerow.strategies import HSGD, Columns, Exchange, Node, Run
 from hedgerow.strategies.hsgd.groups import Group

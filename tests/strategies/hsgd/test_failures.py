@@ -17,7 +17,6 @@ from hedgerow.strategies.hsgd.introductions import Introduction, introduction
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.strategies.registry import Registered
 from hedgerow.wire import PayloadError
-from hedgerow.wire.sparse_rows import row_bytes
 
 
 class Silent:
@@ -220,24 +219,6 @@ def test_a_reply_off_the_white_list_is_lost(where: str, change: Any, reason: str
 
 
 SCHEMA = Schema(5, 4, 3, 8, 40, np.dtype(np.float32), compressed=True)
-
-
-def coded(**payload: Any) -> RecordDict:
-    return RecordDict({"payload": ConfigRecord(payload)})
-
-
-def test_compressed_rows_are_checked_for_number_and_size() -> None:
-    row = bytes(row_bytes(40))
-    assert SCHEMA.device_exchange(coded(zeta2=[row, row]), 2) == [row, row]
-    for payload in ({"zeta2": [row]}, {"zeta2": [row, row[1:]]}, {"zeta2": row}, {"zeta1": [row, row]}, {}):
-        with pytest.raises(PayloadError):
-            SCHEMA.device_exchange(coded(**payload), 2)
-
-
-def test_a_hospital_that_tells_no_loss_is_not_used() -> None:
-    content = RecordDict({"metrics": MetricRecord({"num-examples": 2})})
-    with pytest.raises(PayloadError, match="loss"):
-        SCHEMA.hospital_update(content, 2, upload=False)
 
 
 def test_an_upload_that_was_not_asked_for_is_refused() -> None:

@@ -123,13 +123,6 @@ def test_groups_that_are_kept_apart_have_no_rule_over_groups() -> None:
     assert plain.tolist() == ruled.tolist()
 
 
-@LAYOUTS
-def test_the_mean_is_what_it_was(edges: bool) -> None:
-    plain, _ = ended(edges=edges)
-    named, _ = ended(edges=edges, aggregation="mean", device_aggregation="mean")
-    assert plain.tobytes() == named.tobytes()
-
-
 def test_batches_too_small_for_their_rule_end_the_run_before_its_first_round() -> None:
     with pytest.raises(PairingError, match=r"device_aggregation is 'krum\(1\)', which needs 5 devices"):
         ended(edges=False, people=3, device_aggregation="krum(1)")

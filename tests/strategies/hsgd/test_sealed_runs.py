@@ -12,7 +12,6 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from tests.strategies.hsgd.real_nodes import (
     GROUPS,
-    MODEL,
     PEOPLE,
     Server,
     World,
@@ -310,19 +309,26 @@ def test_a_node_that_pins_keys_takes_part_in_no_plain_run(devices: Path) -> None
     assert ends[0].train["lost-groups"] == 1
 
 
+class Liar(Server):
+    """Lets a partition tell something else of itself when it is paired."""
+
+    def __init__(self, world: World, liar: int, **told: Any) -> None:
+        super().__init__(world)
+        self.liar, self.told = liar, told
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        pulled = super().pull_messages(message_ids)
+        for message in pulled:
+            about = message.content.config_records.get("pair") if message.has_content() else None
+            if about is not None and self.partitions[message.metadata.src_node_id] == self.liar:
+                about.update(self.told)
+        return pulled
+
+
 def test_who_tells_anothers_name_takes_no_part(devices: Path) -> None:
     world = World("devices")
-
-    class Liar(Server):
-        def pull_messages(self, message_ids: Any) -> Any:
-            pulled = super().pull_messages(message_ids)
-            for message in pulled:
-                about = message.content.config_records.get("pair") if message.has_content() else None
-                if about is not None and self.partitions[message.metadata.src_node_id] == GROUPS + 2:
-                    about["name"] = str(GROUPS + 1)
-            return pulled
-
-    _, ends, _ = run(strategy(world, sealed=True), world, 1, Liar(world))
+    liar = Liar(world, GROUPS + 2, name=str(GROUPS + 1))
+    _, ends, _ = run(strategy(world, sealed=True), world, 1, liar)
     assert ends[0].train["groups"] == GROUPS
     assert ends[0].sent == 2 * (len(world.parties) - 1)
 
@@ -330,24 +336,10 @@ def test_who_tells_anothers_name_takes_no_part(devices: Path) -> None:
 @pytest.mark.parametrize("liar", [0, GROUPS], ids=["hospital", "edge"])
 def test_of_encodings_that_as_many_tell_those_go_first_that_fit_the_head(liar: int) -> None:
     world = World("edges")
-
-    class Liar(Server):
-        def pull_messages(self, message_ids: Any) -> Any:
-            pulled = super().pull_messages(message_ids)
-            for message in pulled:
-                about = message.content.config_records.get("pair") if message.has_content() else None
-                if about is not None and self.partitions[message.metadata.src_node_id] == liar:
-                    about["encoding"] = 3
-            return pulled
-
     hsgd = strategy(world)
-    _, ends, _ = run(hsgd, world, 1, Liar(world))
+    _, ends, _ = run(hsgd, world, 1, Liar(world, liar, encoding=3))
     assert [group.number for group in hsgd.groups] == [1]
     assert (ends[0].train["left-out-other-form"], ends[0].train["left-out-no-group"]) == (1, 1)
-
-
-def test_the_model_is_that_of_the_app() -> None:
-    assert MODEL.device_encoding < World("devices").x2.shape[-1]
 
 
 def test_nobody_is_called_by_anothers_place() -> None:

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.oracles.hsgd import Group, Theta, central_sgd, pairs
+from tests.oracles.hsgd import Group, Theta, merged
 from tests.oracles.hsgd import run as oracle
 from tests.oracles.test_hsgd_oracle import (
-    BUGS,
     CENTRAL_1,
     FINALS,
     START,
@@ -23,7 +21,6 @@ from tests.oracles.test_hsgd_oracle import (
     ScalarModel,
     flat,
     network,
-    subsets,
 )
 from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 
@@ -33,7 +30,7 @@ from hedgerow.strategies import HSGD, EmbeddingNoise, ModelledSystem, UploadNois
 from hedgerow.strategies.hsgd.costs import Method, Sizes, paper_bytes, round_parts, run_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.hsgd.groups import draw as drawn
-from hedgerow.strategies.hsgd.noise import Exposure, Report
+from hedgerow.strategies.hsgd.noise import Exposure
 from hedgerow.wire import gaussian_epsilon
 
 LAYOUTS = pytest.mark.parametrize("edges", [False, True], ids=["devices", "edges"])
@@ -47,12 +44,8 @@ class Scalar(ScalarModel):
         return float(np.mean((Z @ theta.head - y) ** 2) / 2)
 
 
-def merged_toy() -> list[Group]:
-    return [Group(1.0, *(np.concatenate([g[i] for g in TOY]) for i in (1, 2, 3)))]
-
-
 def toy(method: str = "hsgd", *, edges: bool = False, **options: Any) -> Parties:
-    groups = merged_toy() if "tdcd" in method else TOY
+    groups = merged(TOY) if "tdcd" in method else TOY
     return Parties(Scalar(), groups, edges, **options)
 
 
@@ -78,43 +71,10 @@ def test_every_method_ends_at_its_golden_model(
 
 
 @LAYOUTS
-def test_the_regulariser_is_golden(edges: bool) -> None:
-    golden = (1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563)
-    assert final(2, 2, 2, mu=0.1, edges=edges) == pytest.approx(golden, abs=TOLERANCE, rel=0)
-
-
-@LAYOUTS
-def test_the_edge_averages_the_devices_that_trained(edges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def choose(group: Any, count: int, *, seed: int, t: int) -> list[str]:
-        return [group.ids[n] for n in subsets(group.number, t)]
-
-    monkeypatch.setattr(module, "draw", choose)
-    golden = (1.1072338670, 0.5887990870, 0.4940853733, 0.5134378075)
-    assert final(4, 2, 4, edges=edges) == pytest.approx(golden, abs=TOLERANCE, rel=0)
-
-
-@LAYOUTS
 @pytest.mark.parametrize("method", ["c-hsgd", "c-tdcd"])
 def test_a_compressed_head_stops_the_devices_that_lost_their_weight(method: str, edges: bool) -> None:
     ended = final(1, 1, 1, method=method, edges=edges)
     assert ended == pytest.approx((*CENTRAL_1[:3], 0.4), abs=1e-8, rel=0)  # encodings travel in 32 bits
-
-
-@LAYOUTS
-@pytest.mark.parametrize("bug", BUGS)
-def test_the_final_model_is_none_of_the_typical_mistakes(bug: str, edges: bool) -> None:
-    assert np.abs(final(2, 2, 2, edges=edges) - BUGS[bug]).max() > 1e-5
-
-
-@LAYOUTS
-def test_devices_learn_where_both_aggregations_coincide(edges: bool) -> None:
-    assert final(2, 2, 4, edges=edges)[3] > 0.44
-
-
-@pytest.mark.parametrize("method", ["hsgd", "jfl", "tdcd", "c-hsgd"])
-def test_both_layouts_give_the_same_bits(method: str) -> None:
-    one, other = (final(4, 2, 8, method=method, participation=0.7, edges=edges) for edges in (False, True))
-    assert one.tobytes() == other.tobytes()
 
 
 # A network with random data, uneven groups, sampled devices and a schedule.
@@ -139,89 +99,6 @@ def chosen(
         return [names.index(one) for one in drawn(group, batch_size(alpha, len(names)), seed=seed, t=t)]
 
     return choose
-
-
-def shrinking(t: int) -> float:
-    return 0.5 / 2 ** (t // 4)
-
-
-@LAYOUTS
-def test_a_network_follows_the_plain_algorithm(edges: bool) -> None:
-    parties, start = network_parties(1, edges=edges)
-    strategy = hsgd(parties, 4, 2, learning_rate=0.5, halving_period=4, participation=0.5, seed=3)
-    ended, _, _ = run(strategy, parties, start, 3)
-    plain = oracle(
-        parties.model, start, parties.groups, P=4, Q=2, T=12, eta=shrinking, choose=chosen(parties, 0.5, 3)
-    )
-    assert ended == pytest.approx(flat(plain.final), abs=1e-12)
-
-
-@LAYOUTS
-def test_pairs_are_groups_of_their_own(edges: bool) -> None:
-    parties, start = network_parties(2, edges=edges)
-    strategy = hsgd(
-        parties, 4, 2, method="jfl", learning_rate=0.5, halving_period=4, participation=0.5, seed=3
-    )
-    ended, _, _ = run(strategy, parties, start, 3)
-    grouping = pairs(parties.groups, chosen(parties, 0.5, 3))
-    plain = oracle(parties.model, start, grouping, P=4, Q=2, T=12, eta=shrinking)
-    assert ended == pytest.approx(flat(plain.final), abs=1e-12)
-
-
-@pytest.mark.parametrize("method", ["hsgd", "jfl"])
-def test_unit_intervals_are_central_split_sgd(method: str) -> None:
-    parties, start = network_parties(3, edges=True)
-    strategy = hsgd(parties, method=method, learning_rate=0.5, halving_period=4, participation=0.5, seed=9)
-    ended, _, _ = run(strategy, parties, start, 20)
-    central = central_sgd(
-        parties.model, start, parties.groups, T=20, eta=shrinking, choose=chosen(parties, 0.5, 9)
-    )
-    assert ended == pytest.approx(flat(central[-1]), abs=1e-12)
-
-
-def test_one_group_does_not_notice_the_cloud() -> None:
-    ends = [
-        final(P, 2, 8, method="tdcd", participation=0.5, edges=edges) for P in (2, 4, 8) for edges in (0, 1)
-    ]
-    assert all(one == pytest.approx(ends[0], abs=1e-14) for one in ends)
-
-
-def test_the_first_interval_does_not_depend_on_a_later_aggregation() -> None:
-    parties = toy()
-    ended, _, _ = run(hsgd(parties, 2, 2), parties, START, 1)
-    parties = toy()
-    _, _, grid = run(hsgd(parties, 4, 2), parties, START, 1)
-    later = [
-        content["arrays"]["device"].numpy()[0]
-        for kind, partition, content in grid.sent
-        if kind == "train.exchange" and content["config"]["t"] == 2 and partition >= 2
-    ]
-    assert 0.75 * later[0] + 0.25 * later[3] == pytest.approx(ended[3], abs=1e-14)
-
-
-def test_all_groups_start_a_round_from_the_same_bits() -> None:
-    parties, start = network_parties(4)
-    _, _, grid = run(hsgd(parties, 2, 2), parties, start, 3)
-    for t in (0, 2, 4):
-        heads = {
-            content["arrays"]["head"].numpy().tobytes()
-            for kind, _, content in grid.sent
-            if kind == "train.exchange" and content["config"]["t"] == t and "arrays" in content
-            if "head" in content["arrays"]
-        }
-        assert len(heads) == 1
-
-
-def test_nothing_moves_without_a_learning_rate() -> None:
-    ended = final(2, 2, 4, learning_rate=0.0)
-    assert ended == pytest.approx(flat(START), abs=1e-15)
-
-
-def test_flowers_own_start_runs_the_same_rounds() -> None:
-    parties = toy()
-    with flower_identity(1):
-        result = Strategy.start(hsgd(parties, 2, 2), Spy(parties), record_of(START), num_rounds=2)
-    assert theta_of(result.arrays).tolist() == final(2, 2, 4).tolist()
 
 
 def test_single_precision_stays_single_on_the_wire() -> None:
@@ -313,15 +190,15 @@ def test_a_merged_group_is_counted_for_each_that_it_was() -> None:
     parties, start = network_parties(8, edges=True, dtype="float32")
     K = 8
     whole = Group(1.0, *(np.concatenate([g[i] for g in parties.groups])[: 3 * K] for i in (1, 2, 3)))
-    merged = Parties(parties.model, [whole], True, parties.lengths, parties.head_length, "float32")
+    whole_group = Parties(parties.model, [whole], True, parties.lengths, parties.head_length, "float32")
     strategy = hsgd(
-        merged,
+        whole_group,
         4,
         2,
         method="tdcd",
         system=ModelledSystem(original_groups=3, raw_bytes=1000.0, raw_seconds=7.0),
     )
-    run(strategy, merged, start, 1)
+    run(strategy, whole_group, start, 1)
     each = Sizes(*map(len, start), *parties.lengths, K)
     per_group = paper_bytes(each, P=4, Q=2, T=4, method="tdcd", raw_bytes=1000.0)
     assert strategy.ledger.total().nominal_bits == 8 * 3 * per_group
@@ -329,18 +206,6 @@ def test_a_merged_group_is_counted_for_each_that_it_was() -> None:
     parts = round_parts(together, method=Method.TDCD)
     seconds = run_seconds(parts, P=4, Q=2, T=4, compute_seconds=0.0, raw_seconds=7.0)
     assert strategy.federation.clock.seconds == pytest.approx(seconds)
-
-
-def test_the_toys_bytes_are_golden() -> None:
-    parties = toy(dtype="float32")
-    strategy = hsgd(parties, 4, 2)
-    run(strategy, parties, START, 1)
-    total = strategy.ledger.total()
-    assert (total.nominal_bits / 8, total.payload_bytes) == (136, 352)
-    parties = toy()
-    strategy = hsgd(parties)
-    run(strategy, parties, START, 4)
-    assert strategy.ledger.total().nominal_bits / 8 == 288
 
 
 def test_the_clock_is_the_slowest_groups() -> None:
@@ -402,21 +267,6 @@ def test_a_device_is_sent_its_own_row_alone() -> None:
     assert np.concatenate([rows[p] for p in sorted(rows)]).tobytes() == whole.tobytes()
 
 
-def test_no_message_carries_a_feature_or_a_label() -> None:
-    parties, start = network_parties(12)
-    canaries = [1.2345678912345e-7 * (m + 1) for m in range(3)]
-    for g, canary in zip(parties.groups, canaries, strict=True):
-        g.x1[0, 0] = g.x2[0, 0] = canary
-    _, _, grid = run(hsgd(parties, 2, 2), parties, start, 1)
-    sent = b"".join(
-        array.data
-        for _, _, c in grid.sent + grid.replies
-        for r in c.array_records.values()
-        for array in r.values()
-    )
-    assert not any(np.float64(canary).tobytes() in sent for canary in canaries)
-
-
 def test_noise_is_asked_for_and_accounted_exactly() -> None:
     parties = toy()
     noise = EmbeddingNoise(1.5, 4.0, 1e-6, "seed")
@@ -429,25 +279,28 @@ def test_noise_is_asked_for_and_accounted_exactly() -> None:
     assert ends[-1].train["epsilon"] == math.inf
 
 
-def report(exposure: Exposure, hidden: bool = False, **how: Any) -> Report:
-    """Return the report of encodings with a multiplier of 4 and uploads with one of 2."""
-    noise, uploads = how.get("noise", EmbeddingNoise(1.0, 4.0)), how.get("uploads", UploadNoise(1.0, 2.0))
-    return exposure.report(noise, uploads, hidden=hidden)
+def exposure(**how: Any) -> Exposure:
+    """Return the account of encodings with a multiplier of 4 and uploads with one of 2."""
+    return Exposure(**{"noise": EmbeddingNoise(1.0, 4.0), "uploads": UploadNoise(1.0, 2.0), **how})
+
+
+def those(group: int, *ids: str, hosted: bool = False) -> module.Local:
+    start = module.Theta(np.zeros(1), np.zeros(1), np.zeros(1))
+    return module.Local(module.Group(group, 0, ids, {}, hosted), start, ids)
 
 
 def test_the_account_is_of_the_person_of_whom_most_was_told_and_composes_all_releases() -> None:
-    exposure = Exposure()
-    exposure.count_encodings(0, ["a", "b"])
-    exposure.count_encodings(0, ["a"])
-    exposure.count_encodings(1, ["a"])
-    exposure.count_uploads(0, ["a", "b"], hosted=False, pairs=False, ends=True)
-    told = report(exposure)
+    account = exposure()
+    account.exchange([those(0, "a", "b")], starts=True)
+    account.exchange([those(0, "a"), those(1, "a")], starts=True)
+    account.update(those(0, "a", "b"), pairs=False, ends=True)
+    told = account.told()
     assert (told.encodings, told.uploads, told.unprotected) == (4, 2, ())
     assert told.epsilon == gaussian_epsilon((4 * (2 / 4) ** 2 + 2 * (2 / 2) ** 2) ** 0.5, 1e-5)
-    assert report(Exposure()).epsilon == 0
-    again = Exposure()
-    again.load_state_dict(json.loads(json.dumps(exposure.state_dict())))
-    resumed = report(again)
+    assert exposure().told().epsilon == 0
+    again = exposure()
+    again.load_state_dict(json.loads(json.dumps(account.state_dict())))
+    resumed = again.told()
     assert (resumed.encodings, resumed.uploads, resumed.unprotected) == (4, 2, ("lost-rounds",))
 
 
@@ -459,26 +312,30 @@ def test_the_account_is_of_the_person_of_whom_most_was_told_and_composes_all_rel
 def test_what_others_upload_after_a_person_trained_counts_for_that_person(
     hosted: bool, pairs: bool, expected: int
 ) -> None:
-    exposure = Exposure()
-    for ids, ends in ((["a", "b"], False), (["a", "c", "d"], True)):
-        exposure.count_uploads(0, ids, hosted=hosted, pairs=pairs, ends=ends)
-    assert report(exposure).uploads == expected
+    account = exposure()
+    for ids, ends in ((("a", "b"), False), (("a", "c", "d"), True)):
+        account.update(those(0, *ids, hosted=hosted), pairs=pairs, ends=ends)
+    assert account.told().uploads == expected
     # In the next round all begin from what the server told them.
-    exposure.begin_round()
-    exposure.count_uploads(0, ["e"], hosted=hosted, pairs=pairs, ends=True)
-    assert report(exposure).uploads == expected
+    assert list(account.opened(None)) == []
+    account.update(those(0, "e", hosted=hosted), pairs=pairs, ends=True)
+    assert account.told().uploads == expected
 
 
 def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
-    exposure = Exposure()
-    exposure.count_uploads(0, ["a"], hosted=True, pairs=False, ends=True)
-    assert report(exposure, uploads=None).unprotected == ("uploads",)
-    assert report(exposure, noise=None).unprotected == ("encodings",)
-    assert report(exposure, noise=None, hidden=True).unprotected == ()
+    def account(**how: Any) -> Exposure:
+        made = exposure(**how)
+        made.update(those(0, "a", hosted=True), pairs=False, ends=True)
+        return made
+
+    assert account(uploads=None).told().unprotected == ("uploads",)
+    assert account(noise=None).told().unprotected == ("encodings",)
+    assert account(noise=None, hidden=True).told().unprotected == ()
     seeded = UploadNoise(1.0, 2.0, source="seed")
-    assert report(exposure, uploads=seeded).unprotected == ("seeded-noise",)
-    exposure.note_open("heads")
-    told = report(exposure)
+    assert account(uploads=seeded).told().unprotected == ("seeded-noise",)
+    between = account()
+    between.exchange([those(0, "a")], starts=False)
+    told = between.told()
     assert told.metrics()["epsilon"] == math.inf
     assert told.metrics()["unprotected-heads"] == 1
     assert "epsilon = infinity: heads are told without noise" in str(told)
@@ -530,17 +387,6 @@ def test_groups_kept_apart_are_runs_of_their_own(edges: bool) -> None:
     assert shown == pytest.approx(np.average(own, axis=0, weights=[g.weight for g in parties.groups]))
 
 
-# Resume
-
-
-def test_a_second_start_is_a_run_of_its_own() -> None:
-    parties = toy()
-    strategy = hsgd(parties, 2, 2)
-    one, _, _ = run(strategy, parties, START, 2)
-    other, _, _ = run(strategy, parties, START, 2)
-    assert one.tobytes() == other.tobytes()
-
-
 # What is refused
 
 
@@ -560,3 +406,11 @@ def test_the_train_config_reaches_every_party() -> None:
         hsgd(parties).start(grid, record_of(START), num_rounds=1, train_config=ConfigRecord({"tag": "x"}))
     contents: list[RecordDict] = [c for kind, _, c in grid.sent if kind.startswith("train")]
     assert all(content["config"]["tag"] == "x" for content in contents)
+
+
+def test_a_second_start_is_a_run_of_its_own() -> None:
+    parties = toy()
+    strategy = hsgd(parties, 2, 2)
+    one, _, _ = run(strategy, parties, START, 2)
+    other, _, _ = run(strategy, parties, START, 2)
+    assert one.tobytes() == other.tobytes()

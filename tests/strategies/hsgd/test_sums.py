@@ -23,7 +23,7 @@ from tests.strategies.summing import NOTHING, Loses, LossyGrid
 
 from hedgerow.clients import hsgd_client
 from hedgerow.strategies import PairingError, RoundEnd, SecureSum, TooFewRepliesError
-from hedgerow.strategies.hsgd.means import MANY_DEVICES
+from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE
 from hedgerow.wire import MASKED, view
 from hedgerow.wire.masked_sums import Grid
 
@@ -193,9 +193,9 @@ def test_a_device_alone_in_its_sum_is_refused_with_the_reason(participation: flo
 
 def test_batches_of_few_devices_have_no_sum_unless_it_is_asked_for() -> None:
     with pytest.raises(PairingError, match=r"valid with secure_sum is 16 \(min_sum_devices\) to 255"):
-        ended("devices", min_sum_devices=MANY_DEVICES)
+        ended("devices", min_sum_devices=RECOMMENDED_SUM_SIZE)
     # Hospitals and edges are no single person's: of them three are enough.
-    assert ended("edges", min_sum_devices=MANY_DEVICES)[1][-1].rejected == {}
+    assert ended("edges", min_sum_devices=RECOMMENDED_SUM_SIZE)[1][-1].rejected == {}
 
 
 def test_jfls_devices_have_no_sums_within_a_round() -> None:
@@ -308,13 +308,3 @@ def test_the_losses_and_models_of_single_parties_are_in_no_message() -> None:
         assert all(set(c) == {"metrics"} and set(c["metrics"]) == {"num-examples"} for c in told)
         arrays = {key for kind, _, c in grid.replies for key in c.array_records}
         assert arrays == {MASKED}
-
-
-def test_with_a_policy_that_wants_sums_a_node_makes_steps_for_nothing_else(tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    policy.write_text('secure-sums = "required"\nledger = "ledger.jsonl"\n')
-    told = [{"partition-id": i, **({"policy": str(policy)} if i == 1 else {})} for i in range(6)]
-    _, (end,), _ = ended("edges", nodes={"node_configs": told})
-    assert end.rejected == {}
-    _, (end,), _ = ended("edges", summed=False, nodes={"node_configs": told})
-    assert (end.train["groups"], end.rejected) == (2, {"error 2": 2})
