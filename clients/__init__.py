@@ -1,15 +1,14 @@
 """The node's side: ClientApps that learn on local data."""
 
-from hedgerow.clients.app import BatchClientApp, each, introduce, introduced, whoami
+from hedgerow.clients.app import BatchClientApp, introduce, introduced, whoami
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
-from hedgerow.clients.error_feedback import compress_reply, compressed
 from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
 from hedgerow.clients.gossip import GossipMethod, Memory, Node, Place, gossip_app
 from hedgerow.clients.gradient_noise import Privacy, gaussian_variance, noised, privacy_of
-from hedgerow.clients.guard import Refusal, Reveals, reveals
+from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.client import hsgd_client
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.local_task import (
@@ -21,12 +20,17 @@ from hedgerow.clients.local_task import (
     local_task,
     resolve_device,
 )
-from hedgerow.clients.masking import SumPart, masked_sum_handlers
+from hedgerow.clients.mods.compress import compress_reply
+from hedgerow.clients.mods.guard import Refusal, Reveals, reveals
+from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.mask import SumPart, masked_sum_handlers
+from hedgerow.clients.mods.update import Learnt, UpdateMod
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.clients.similarity_free.proximal import parse_inner_lr
 from hedgerow.clients.training.batches import batch_indices
+from hedgerow.clients.training.own import TrainingConfig, TrainingData, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode, local_sgd
 from hedgerow.clients.training.work import Loss, cross_entropy
 
@@ -35,6 +39,8 @@ __all__ = [
     "BatchClientApp",
     "FactoredModel",
     "GossipMethod",
+    "Learning",
+    "Learnt",
     "LinearRegression",
     "LocalTask",
     "LocalTaskFn",
@@ -52,11 +58,14 @@ __all__ = [
     "SumPart",
     "TorchProblem",
     "Trained",
+    "TrainingConfig",
+    "TrainingData",
+    "TrainingLoop",
     "TrainingMode",
+    "UpdateMod",
     "batch_indices",
     "ceps_client",
     "compress_reply",
-    "compressed",
     "cross_entropy",
     "decentralised_client",
     "each",

@@ -8,33 +8,25 @@ with one message and the handler sees a list of one; an engine that holds a whol
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
-from hedgerow.clients.guard import Reveals, guarded, reveals, reveals_of
+from hedgerow.clients.handlers import Answer, each
+from hedgerow.clients.mods.guard import Reveals, guarded, reveals, reveals_of
+from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.update import UpdateMod
 from hedgerow.clients.node_state import restore_state, tell_state
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.calls import BatchHandler, Call, ColumnHandler
 from hedgerow.wire.message_types import MESSAGE_FORMAT, RESTORE, STATE, WHOAMI
 
-__all__ = [
-    "Answer",
-    "BatchClientApp",
-    "Sizes",
-    "Whoami",
-    "each",
-    "introduce",
-    "introduced",
-    "together",
-    "whoami",
-]
+__all__ = ["BatchClientApp", "Sizes", "Whoami", "introduce", "introduced", "whoami"]
 
-Answer = RecordDict | Exception
-Job = TypeVar("Job")
-Found = TypeVar("Found")
 Scalar = bool | float | int | str | None
 # What a node tells of itself beside its number of examples, by key.
 Told = Mapping[str, Any]
@@ -47,31 +39,44 @@ class BatchClientApp(ClientApp):
 
     Parameters
     ----------
-    handlers : Mapping[str, BatchHandler]
+    handlers : Mapping[str, BatchHandler or Learning]
         Message type (``"train"``, ``"evaluate"``, ``"query.whoami"``, …) to handler, with what its answers
         reveal (``guard.reveals``): a handler that declares nothing is refused by nodes with a strict policy.
         ``query.state`` and ``query.restore``, by which a run's checkpoint holds what nodes keep, are added
         where missing.
-
-    columns : Mapping[str, ColumnHandler] or None (default: None)
-        Message type to what answers it for all nodes of a simulation at once, to the same bits.
+    mods : Sequence[UpdateMod or Mod] (default: none)
+        An ``UpdateMod`` changes what nodes learnt, in their order here, before it is compressed and masked. A
+        mod of Flower's sees messages, as in any ClientApp: nodes are then answered one by one.
 
     Raises
     ------
     ValueError
-        If a message type is of no kind that Flower knows.
+        If a message type is of no kind that Flower knows, or mods change updates and there are none.
     """
 
     def __init__(
-        self, handlers: Mapping[str, BatchHandler], columns: Mapping[str, ColumnHandler] | None = None
+        self, handlers: Mapping[str, BatchHandler | Learning], mods: Sequence[UpdateMod | Mod] = ()
     ) -> None:
-        super().__init__()
-        self._columns = dict(columns or {})
-        own = {
+        updates = [mod for mod in mods if isinstance(mod, UpdateMod)]
+        flowers = [mod for mod in mods if not isinstance(mod, UpdateMod)]
+        super().__init__(mods=flowers)
+        self._by_messages = bool(flowers)
+        learning = {key: one for key, one in handlers.items() if isinstance(one, Learning)}
+        if updates and not learning:
+            raise ValueError(
+                f"mods has {type(updates[0]).__name__}, which changes updates; this ClientApp sends none "
+                f"({', '.join(sorted(handlers))}): they protect what they send by settings of their own"
+            )
+        self._columns: dict[str, ColumnHandler] = {}
+        if not mods:
+            at_once = {key: one for key, one in learning.items() if one.at_once}
+            self._columns = {key: partial(one.in_columns, key) for key, one in at_once.items()}
+        own: dict[str, BatchHandler] = {
             STATE: reveals(Reveals.NOTHING, each(tell_state)),
             RESTORE: reveals(Reveals.NOTHING, each(restore_state)),
-            **handlers,
         }
+        for key, one in handlers.items():
+            own |= one.handlers(key, updates) if isinstance(one, Learning) else {key: one}
         self._introduction = own.get(WHOAMI)
         if isinstance(self._introduction, Whoami):
             own[WHOAMI] = reveals(Reveals.NOTHING, self._introduction)
@@ -89,8 +94,8 @@ class BatchClientApp(ClientApp):
             (register(action) if action else register())(_one_by_one(handler))
 
     def batch_handler(self, message_type: str) -> BatchHandler | None:
-        """Return the handler of a message type; None if there is none."""
-        return self._handlers.get(message_type)
+        """Return the handler of a message type; None if there is none, or Flower's mods stand before it."""
+        return None if self._by_messages else self._handlers.get(message_type)
 
     def column_handler(self, message_type: str) -> ColumnHandler | None:
         """Return what answers a message type in columns; None if nothing does, or a policy is to be asked."""
@@ -98,7 +103,7 @@ class BatchClientApp(ClientApp):
 
     def sizes(self, run_config: UserConfig) -> Sequence[int] | None:
         """Return what all nodes would tell of their sizes, see ``hedgerow.wire.calls.TellsSizes``."""
-        if not isinstance(self._introduction, Whoami) or os.environ.get(POLICY_VARIABLE):
+        if not isinstance(self._introduction, Whoami) or self._by_messages or os.environ.get(POLICY_VARIABLE):
             return None
         sizes = self._introduction.sizes(run_config)
         return sizes if sizes is None or all(sizes) else None
@@ -122,43 +127,6 @@ def _one_by_one(handler: BatchHandler) -> Callable[[Message, Context], Message]:
         return Message(answer, reply_to=message)
 
     return handle
-
-
-def each(work: Callable[[Call], RecordDict]) -> BatchHandler:
-    """Return the handler that answers call by call; one that fails does not fail the others."""
-    return lambda calls: [_outcome(work, call) for call in calls]
-
-
-def together(
-    read: Callable[[Call], Job | RecordDict],
-    work: Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, Answer]],
-) -> BatchHandler:
-    """Return the handler that works on all calls at once; one that cannot be read does not fail the others.
-
-    Parameters
-    ----------
-    read : Callable[[Call], Job or RecordDict]
-        Returns what there is to do, checked before anything is computed, or the answer where that is nothing.
-    work : Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, RecordDict or Exception]]
-        Does what there is to do, at least one job; jobs and answers stand under the positions of their calls.
-    """
-
-    def handle(calls: Sequence[Call]) -> list[Answer]:
-        found = [_outcome(read, call) for call in calls]
-        jobs = {at: job for at, job in enumerate(found) if not isinstance(job, RecordDict | Exception)}
-        answers = {at: one for at, one in enumerate(found) if isinstance(one, RecordDict | Exception)}
-        if jobs:
-            answers |= work(calls, jobs)
-        return [answers[at] for at in range(len(calls))]
-
-    return handle
-
-
-def _outcome(read: Callable[[Call], Found], call: Call) -> Found | Exception:
-    try:
-        return read(call)
-    except Exception as error:  # Whatever is wrong with one node is that node's answer.
-        return error
 
 
 @dataclass(frozen=True)

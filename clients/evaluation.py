@@ -3,7 +3,8 @@
 import torch
 from flwr.app import Context, MetricRecord, RecordDict
 
-from hedgerow.clients.app import Sizes, each, whoami
+from hedgerow.clients.app import Sizes, whoami
+from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import sent_state
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, dealt_sizes, local_task
 from hedgerow.clients.own_share import check_enough, has_own, own_handlers, own_part, told_of_own

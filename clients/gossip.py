@@ -19,13 +19,17 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.clientapp.typing import Mod
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.clients.app import BatchClientApp, each, whoami
+from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import Privacy, noise_root, noised, privacy_of
-from hedgerow.clients.guard import (
+from hedgerow.clients.handlers import each
+from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
+from hedgerow.clients.links import NodeLinks, check_sealed
+from hedgerow.clients.mods.guard import (
     Refusal,
     Reveals,
     check_hello,
@@ -36,8 +40,6 @@ from hedgerow.clients.guard import (
     releases_made,
     reveals,
 )
-from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
-from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.wire.calls import SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.limits import MAX_STEPS, MAX_WORK_BYTES
 from hedgerow.wire.message_types import HELLO, MONITOR, NO_MONITOR, PUBLISH, UPDATE, WHOAMI
@@ -287,7 +289,10 @@ class GossipMethod(Protocol):
 
 
 def gossip_app(
-    problem: ProblemFn, methods: Mapping[str, GossipMethod], more: Mapping[str, BatchHandler] | None = None
+    problem: ProblemFn,
+    methods: Mapping[str, GossipMethod],
+    more: Mapping[str, BatchHandler] | None = None,
+    mods: Sequence[Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of some methods; ``method`` in the config of ``query.hello`` names one.
 
@@ -299,6 +304,9 @@ def gossip_app(
         By name.
     more : Mapping[str, BatchHandler] or None (default: None)
         Other handlers by message type; they go before those of gossip.
+    mods : Sequence[Mod] (default: none)
+        Flower's, see ``BatchClientApp``. Noise on gradients protects what a node publishes. Mods of updates
+        cannot: a node's state is no change of a model that a server sent.
     """
 
     def hello(call: Call) -> RecordDict:
@@ -339,7 +347,7 @@ def gossip_app(
         MONITOR: each(lambda call: _monitored(call, problem, methods)),
         **(more or {}),
     }
-    return BatchClientApp(handlers)
+    return BatchClientApp(handlers, mods)
 
 
 def _read(call: Call) -> tuple[ConfigRecord, ConfigRecord, ConfigRecord]:

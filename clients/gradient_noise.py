@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from hedgerow.clients.grid_noise import GridNoise, noise_key
-from hedgerow.clients.guard import needs_entropy
 from hedgerow.clients.instructions import choice, nonnegative, positive
+from hedgerow.clients.mods.guard import needs_entropy
 from hedgerow.wire.discrete_gaussian import KEY_BYTES
 from hedgerow.wire.seeds import Purpose, generator
 

@@ -14,8 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.guard import KeyMistake
 from hedgerow.clients.local_task import LocalTask
+from hedgerow.clients.mods.guard import KeyMistake
+from hedgerow.clients.training.work import StackRow
 from hedgerow.wire.calls import Call
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.records import received_state, records_of
@@ -135,10 +136,36 @@ def state_rows(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str]) -> N
     sizes = [states[0][key].numel() for key in keys]
     rows = np.empty((len(states), sum(sizes)), np.result_type(np.float32, *floats))
     ends = np.cumsum(sizes).tolist()
-    for row, state in zip(rows, states, strict=True):
+    first = 0
+    while first < len(states):
+        last = _end_of_stack(states, first)
         for key, size, end in zip(keys, sizes, ends, strict=True):
-            row[end - size : end] = state[key].numpy(force=True).ravel()
+            rows[first:last, end - size : end] = _values(states, first, last, key)
+        first = last
     return rows
+
+
+def _end_of_stack(states: Sequence[Mapping[str, Tensor]], first: int) -> int:
+    """Return where the rows end that follow each other in the stack of the first, after ``first``."""
+    start, last = states[first], first + 1
+    while (
+        isinstance(start, StackRow)
+        and last < len(states)
+        and isinstance(state := states[last], StackRow)
+        and state.stack is start.stack
+        and state.row == start.row + last - first
+    ):
+        last += 1
+    return last
+
+
+def _values(states: Sequence[Mapping[str, Tensor]], first: int, last: int, key: str) -> NDArray[Any]:
+    """Return the values of one key of some states (last - first, size)."""
+    start = states[first]
+    if not isinstance(start, StackRow):
+        return start[key].numpy(force=True).reshape(1, -1)
+    rows = start.stack[key][start.row : start.row + last - first]
+    return rows.numpy(force=True).reshape(last - first, -1)
 
 
 def _entries(model: nn.Module) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context
 
-from hedgerow.clients.guard import WEAK, Refusal
+from hedgerow.clients.mods.guard import WEAK, Refusal
 from hedgerow.wire.calls import LINKS_RECORD, RUN_KEY, SECRET_RECORD, Call
 from hedgerow.wire.records import config_in
 from hedgerow.wire.sealed import Identity, Links, SealingKey, read_pins

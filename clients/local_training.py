@@ -1,4 +1,4 @@
-"""How the nodes of one call train: by which loss, in a loop or as a stack, how many at once."""
+"""How the nodes of one call train: by which loss, in a loop, a stack, or a loop of the user's own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,10 @@ from flwr.app import Context
 from torch import nn
 
 from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic, Precision
+from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy, local_sgd
 
-__all__ = ["LocalTraining"]
+__all__ = ["LocalTraining", "Training", "training_of"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,33 @@ class LocalTraining:
         return local_sgd(
             model, works, self.loss, self.mode, max_nodes=self.max_nodes, arithmetic=self.arithmetic
         )
+
+
+Training = LocalTraining | OwnTraining
+
+
+def training_of(
+    context: Context,
+    mode: TrainingMode | None,
+    loss: Loss = cross_entropy,
+    train: TrainingLoop | None = None,
+) -> Training:
+    """Return how a run's nodes train: as ``LocalTraining.of`` says, or by a loop of the user's own.
+
+    Raises
+    ------
+    ValueError
+        If there is a loop, and the run asks for what the built-in one does: a stack, bf16, compilation.
+    """
+    built_in = LocalTraining.of(context, mode, loss)
+    if train is None:
+        return built_in
+    if built_in.mode not in ("auto", "loop"):
+        raise ValueError(
+            f"training mode={built_in.mode!r}; valid with a loop of one's own: 'auto', 'loop', node by node"
+        )
+    if built_in.arithmetic != FLOAT32:
+        raise ValueError(
+            f"{built_in.arithmetic}; valid with a loop of one's own is precision 'float32' and compile false"
+        )
+    return OwnTraining(train)

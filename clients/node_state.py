@@ -14,8 +14,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hedgerow.clients.guard import check_restore, locked_number
 from hedgerow.clients.links import own_key
+from hedgerow.clients.mods.guard import check_restore, locked_number
 from hedgerow.wire.calls import LINKS_RECORD, NODE_RECORD, RUN_KEY, SEALED_RECORD, SECRET_RECORD, Call
 from hedgerow.wire.records import PayloadError, finite_views
 from hedgerow.wire.simulated import is_simulated

@@ -4,6 +4,7 @@ What is wrong with them is told in full in the node's log, and not to the server
 and what cells hold, are the owner's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -18,8 +19,8 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.app import Told, each
-from hedgerow.clients.guard import Reveals, check_pooled, is_guarded, reveals
+from hedgerow.clients.handlers import each
+from hedgerow.clients.mods.guard import Reveals, check_pooled, is_guarded, reveals
 from hedgerow.clients.told import keep_told, told
 from hedgerow.tasks import (
     OWN,
@@ -153,7 +154,7 @@ def own_share(context: Context) -> OwnShare:
     return held.share
 
 
-def told_of_own(context: Context) -> Told:
+def told_of_own(context: Context) -> Mapping[str, Any]:
     """Return what a node's introduction tells of its own data; nothing in other runs."""
     if not has_own(context):
         return {}
@@ -203,7 +204,11 @@ def _key(context: Context) -> _Key:
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"the seed of the held-out share must be an integer >= 0, got {seed!r}")
     name = str(node.get("name") or f"partition-{node.get('partition-id')}")
-    return OwnSource.of(node), str(run.get("classes", "")), float(holdout), seed, name
+    try:
+        source = OwnSource.of(node)
+    except ValueError as error:
+        raise _not_valid(error) from None
+    return source, str(run.get("classes", "")), float(holdout), seed, name
 
 
 @lru_cache(maxsize=4096)
@@ -227,11 +232,15 @@ def _read(key: _Key) -> OwnData:
     try:
         return read_own(source, parse_classes(classes))
     except Exception as error:  # A function of the owner's may fail in any way.
-        if is_simulated():
-            # Whoever simulates a node owns its data.
-            raise LocalDataError(f"local data are not valid: {error}") from None
-        log(ERROR, "This node's own data are not used: %s", error)
-        raise LocalDataError("this node's own data are not valid; its log says why") from None
+        raise _not_valid(error) from None
+
+
+def _not_valid(error: Exception) -> LocalDataError:
+    if is_simulated():
+        # Whoever simulates a node owns its data.
+        return LocalDataError(f"local data are not valid: {error}")
+    log(ERROR, "This node's own data are not used: %s", error)
+    return LocalDataError("this node's own data are not valid; its log says why")
 
 
 def _standardisation(context: Context) -> Standardisation | None:

@@ -73,22 +73,23 @@ def _checked(
         fine &= np.isfinite(values)
     sent = {ask.pool: ask.model for ask in exchange.asks}
     accepted, sizes = [], _reply_sizes(run, rows, metrics)
-    for k, node in enumerate(nodes):
-        model = sent[exchange.asked[node.partition_id].pool]
-        assert model is not None
-        rows_dtype = rows[k].astype(model.dtype, copy=False)
-        inbox.take(node)
-        try:
-            if not fine[k]:
-                read(run, exchange, node, _reply(run, rows[k], {key: v[k] for key, v in metrics.items()}))
-            if federation.settings.max_update_norm_ratio:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    exchange.check(federation, rows_dtype - model, model)
-        except PayloadError as error:
-            inbox.refuse(node, error)
-            continue
-        inbox.use(node)
-        accepted.append(k)
+    bounded = federation.settings.max_update_norm_ratio
+    with np.errstate(over="ignore", invalid="ignore"):
+        for k, node in enumerate(nodes):
+            inbox.take(node)
+            try:
+                if not fine[k]:
+                    told = {key: values[k] for key, values in metrics.items()}
+                    read(run, exchange, node, _reply(run, rows[k], told))
+                if bounded:
+                    model = sent[exchange.asked[node.partition_id].pool]
+                    assert model is not None
+                    exchange.check(federation, rows[k].astype(model.dtype, copy=False) - model, model)
+            except PayloadError as error:
+                inbox.refuse(node, error)
+                continue
+            inbox.use(node)
+            accepted.append(k)
     federation.judge(inbox)
     kept = [nodes[k].partition_id for k in accepted]
     pools = [exchange.asked[i].pool for i in kept]

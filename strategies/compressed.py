@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, Self
 
 import numpy as np
@@ -32,6 +32,7 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from hedgerow.strategies.inbox import ExchangeReport, Roster, checked_metrics
+from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.rounds import TooFewRepliesError
 from hedgerow.strategies.strategy import check_options
 from hedgerow.strategies.wrappers import chain, is_flowers, outer_strategies
@@ -42,12 +43,9 @@ from hedgerow.wire.compress import (
     Ternary,
     TopK,
     compressed_part,
-    dense_part,
-    in_round,
     parse_compressor,
     promoted,
     record_payload,
-    unpack_update,
 )
 from hedgerow.wire.records import (
     Layout,
@@ -75,9 +73,9 @@ _CLIENT_PRIVACY = (DifferentialPrivacyClientSideAdaptiveClipping, DifferentialPr
 class Compressed(Strategy):
     """A Strategy whose nodes send compressed updates.
 
-    **The ClientApp must compress: ``ClientApp(mods=[compress_reply])`` for any app whose replies to ``train``
-    hold one ArrayRecord and one MetricRecord, ``compressed(app)`` for this suite's batched ones.** What it
-    is asked for stands in each message's config: ``compressor``, ``error-feedback``, ``round-index`` (the
+    **The ClientApp must compress: this suite's do, any other whose replies to ``train`` hold one ArrayRecord
+    and one MetricRecord as ``ClientApp(mods=[compress_reply])``.** What it is asked for stands in each
+    message's config: ``compressor``, ``error-feedback``, ``round-index`` (the
     round, from 0) and ``acknowledged`` (the ``round-index`` of the node's last update that was absorbed, or
     -1).
 
@@ -127,7 +125,7 @@ class Compressed(Strategy):
         self, strategy: Strategy, compressor: str | Compressor = "topk(0.01)", error_feedback: bool = True
     ) -> None:
         self.strategy = strategy
-        self.uplink = Uplink(parse_compressor(str(compressor)), error_feedback)
+        self.uplink = Uplink(ErrorFeedback(parse_compressor(str(compressor)), error_feedback))
         self._check_composition()
 
     def __getattr__(self, name: str) -> Any:
@@ -204,12 +202,13 @@ class Compressed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Let the wrapped strategy write its messages, and ask in each for a compressed reply."""
-        if server_round == 1 and self.uplink.acknowledged:
-            self.uplink = Uplink(self.uplink.compressor, self.uplink.error_feedback)
+        if server_round == 1 and self.uplink.feedback.acknowledged:
+            self.uplink.feedback.forget()
+            self.uplink = Uplink(self.uplink.feedback)
         if server_round == 1:
             _check_callers(self)
         # Told now what nodes are asked for, the strategy books messages as large as they will be.
-        config = ConfigRecord({**config, **self.uplink.asked(server_round - 1)})
+        config = ConfigRecord({**config, **self.uplink.feedback.asked(server_round - 1), "acknowledged": -1})
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         return self.uplink.ask(server_round - 1, messages, _partition_ids(self.strategy))
 
@@ -239,8 +238,8 @@ class Compressed(Strategy):
     def summary(self) -> None:
         """Log the settings."""
         log(INFO, "\t├──> Compressed uplinks of %s:", type(self.strategy).__name__)
-        log(INFO, "\t│\t├── Compressor: %s", self.uplink.compressor)
-        log(INFO, "\t│\t└── Error feedback: %s", self.uplink.error_feedback)
+        log(INFO, "\t│\t├── Compressor: %s", self.uplink.feedback.compressor)
+        log(INFO, "\t│\t└── Error feedback: %s", self.uplink.feedback.error_feedback)
         self.strategy.summary()
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,7 +260,7 @@ class Compressed(Strategy):
         self.uplink.load_state_dict(state["uplink"])
 
     def _check_composition(self) -> None:
-        compressor = self.uplink.compressor
+        compressor = self.uplink.feedback.compressor
         sparse = isinstance(compressor, Ternary) or (
             isinstance(compressor, TopK) and compressor.fraction != 1
         )
@@ -284,7 +283,7 @@ class Compressed(Strategy):
                     "Krum finds that most want no change"
                 )
             private = isinstance(inner, _CLIENT_PRIVACY) and compressor != Identity()
-            if private and self.uplink.error_feedback:
+            if private and self.uplink.feedback.error_feedback:
                 raise ValueError(f"strategy is {type(inner).__name__}: {UNSOUND}")
 
     @contextmanager
@@ -349,10 +348,8 @@ class _Sent:
 class Uplink:
     """What is asked of the nodes, what of it came, and what of that was absorbed."""
 
-    compressor: Compressor
-    error_feedback: bool
     # By partition id where the wrapped strategy knows them: node ids do not outlive a run.
-    acknowledged: dict[int, int] = field(default_factory=dict)
+    feedback: ErrorFeedback
     bits: int = 0
     payload_bytes: int = 0
     dense_bits: int = 0
@@ -371,7 +368,7 @@ class Uplink:
     _models: dict[int, _Sent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._compressor = self.compressor
+        self._coding = self.feedback.coding(0)
 
     def ask(
         self, round_index: int, messages: list[Message], partition_ids: Mapping[int, int]
@@ -382,25 +379,16 @@ class Uplink:
         self._waiting = set(self._asked)
         self.absorbed, self.undecoded, self._errors, self.replaced = set(), Counter(), Counter(), 0
         self._models, self._reasons = {}, []
-        self._compressor = in_round(self.compressor, round_index)
+        self._coding = self.feedback.coding(round_index)
         contents: dict[tuple[int, int], RecordDict] = {}
         originals = [message.content for message in messages]
         for message, content in zip(messages, originals, strict=True):
-            acknowledged = self.acknowledged.get(self._key(message.metadata.dst_node_id), -1)
+            acknowledged = self.feedback.acknowledged.get(self._key(message.metadata.dst_node_id), -1)
             shared = id(content), acknowledged
             if shared not in contents:
                 contents[shared] = self._asking(content, round_index, acknowledged)
             message.content = contents[shared]
         return messages
-
-    def asked(self, round_index: int, acknowledged: int = -1) -> dict[str, str | bool | int]:
-        """Return what a message's config asks of a node whose last acknowledged round is this one."""
-        return {
-            "compressor": str(in_round(self.compressor, round_index)),
-            "error-feedback": self.error_feedback,
-            "round-index": round_index,
-            "acknowledged": acknowledged,
-        }
 
     def decoded(self, reply: Message, weighted_by_key: str) -> Message | None:
         """Return the reply as the wrapped strategy is to see it: a model, an error, or None for nothing."""
@@ -451,6 +439,11 @@ class Uplink:
                 "compress_reply comes before all mods that look at arrays"
             )
         else:
+            # What Flower's mods answer to a reply that they do not take is itself no reply.
+            why = self._reasons[0] if self._reasons else "no reply"
+            log(
+                WARNING, "Round %d: no update (%s). In mods=[...] compress_reply is first.", server_round, why
+            )
             return
         counts = ", ".join(f"{count} x {reason}" for reason, count in sorted(lost.items()))
         raise TooFewRepliesError(
@@ -459,8 +452,7 @@ class Uplink:
 
     def acknowledge(self, round_index: int) -> None:
         """Note that the updates that were absorbed are in the model."""
-        for node_id in sorted(self.absorbed):
-            self.acknowledged[self._key(node_id)] = round_index
+        self.feedback.acknowledge(map(self._key, sorted(self.absorbed)), round_index)
 
     @property
     def report(self) -> ExchangeReport:
@@ -471,11 +463,11 @@ class Uplink:
     def state_dict(self) -> dict[str, Any]:
         """Return what outlives a round."""
         traffic = [self.bits, self.payload_bytes, self.dense_bits, self.dense_payload_bytes]
-        return {"acknowledged": {str(k): v for k, v in sorted(self.acknowledged.items())}, "traffic": traffic}
+        return {**self.feedback.state_dict(), "traffic": traffic}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        self.acknowledged = {int(key): int(value) for key, value in state["acknowledged"].items()}
+        self.feedback.load_state_dict(state)
         self.bits, self.payload_bytes, self.dense_bits, self.dense_payload_bytes = map(int, state["traffic"])
 
     def _key(self, node_id: int) -> int:
@@ -488,7 +480,7 @@ class Uplink:
                 f"{len(content.config_records)} ConfigRecords; valid is one, and at most one"
             )
         key, config = next(iter(content.config_records.items()), ("config", ConfigRecord()))
-        asked = self.asked(round_index, acknowledged)
+        asked = {**self.feedback.asked(round_index), "acknowledged": acknowledged}
         return RecordDict({**content, key: ConfigRecord({**config, **asked})})
 
     def _answered(self, reply: Message) -> Message:
@@ -510,11 +502,11 @@ class Uplink:
         if id(arrays) not in self._models:
             self._models[id(arrays)] = _Sent.of(arrays)
         sent = self._models[id(arrays)]
-        if self.compressor == Identity():
+        if not isinstance(self._coding, CompressedChanges):
             model = _only_arrays(content)
             sent.layout.flatten(promoted(sent.layout, model), sent.vector.dtype)
         else:
-            model = self._rebuilt(_only_arrays(content, _UPDATE), sent)
+            model = _rebuilt(self._coding, _only_arrays(content, _UPDATE), sent)
         dense_bits = 32 * compressed_part(sent.layout).size
         self.bits += nominal_bits(model, dense_bits)
         self.payload_bytes += payload_bytes(model)
@@ -522,21 +514,20 @@ class Uplink:
         self.dense_payload_bytes += payload_bytes(to_record(record_payload(model)))
         return RecordDict({name: model, **content.metric_records, **content.config_records})
 
-    def _rebuilt(self, record: ArrayRecord, sent: _Sent) -> ArrayRecord:
-        """Return the model x^k + Q(m), which is counted as the update that came."""
-        part, rest = compressed_part(sent.layout), dense_part(sent.layout)
-        update, dense = unpack_update(self._compressor, sent.layout, record)
-        with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
-            values = record_payload(part.unflatten(sent.vector + update)) | dense
-        if not all(np.isfinite(values[key]).all() for key in part.keys):
-            raise PayloadError("non-finite", "the model with the update added overflows")
-        payload = {key: array for key, array in record_payload(record).items() if key not in rest.slices}
-        bits = self._compressor.bits(part.size, payload)
-        return decoded_record({key: values[key] for key in sent.layout.keys}, payload_bytes(record), bits)
-
     def _lose(self, node_id: int, error: PayloadError) -> None:
         self.undecoded[error.reason] += 1
         log(INFO, "\t> Update of node %d not used: %s", node_id, error)
+
+
+def _rebuilt(coding: CompressedChanges, record: ArrayRecord, sent: _Sent) -> ArrayRecord:
+    """Return the model x^k + Q(m), which is counted as the update that came."""
+    part = compressed_part(sent.layout)
+    update, dense, bits = coding.unpacked(record, sent.layout)
+    with np.errstate(over="ignore"):  # What overflows is infinite, and found below.
+        values = record_payload(part.unflatten(sent.vector + update)) | dense
+    if not all(np.isfinite(values[key]).all() for key in part.keys):
+        raise PayloadError("non-finite", "the model with the update added overflows")
+    return decoded_record({key: values[key] for key in sent.layout.keys}, payload_bytes(record), bits)
 
 
 def _only_arrays(content: RecordDict, key: str | None = None) -> ArrayRecord:

@@ -134,7 +134,7 @@ class Method(FederatedStrategy, Generic[S]):
             raise ValueError(f"state is none of {type(self).__name__}: it was written by an earlier version")
         self.state = self.restored(state["method"])
         for part in self.parts:
-            part.load_state_dict(state["parts"][part.name])
+            part.load_state_dict(state["parts"].get(part.name, {}))
 
     def _known_state(self) -> S:
         if self.state is None:

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
+from hedgerow.strategies.aggregate.choice import Choice
 from hedgerow.strategies.aggregate.mean import Mean
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
@@ -90,13 +91,25 @@ class SecureSum:
         int_between(LEAST_MEMBERS, MAX_MEMBERS, **{"secure_sum.min_nodes": self.min_nodes})
 
 
-def parse_secure_sum(value: bool | SecureSum) -> SecureSum | None:
-    """Return the settings of ``secure_sum``: True for the default ones, False for none."""
-    if isinstance(value, SecureSum):
-        return value
-    if not isinstance(value, bool):
+def parse_secure_sum(
+    value: bool | SecureSum, *aggregations: Choice, probe_rounds: int = 0
+) -> SecureSum | None:
+    """Return the settings of ``secure_sum``: True for the default ones, False for none.
+
+    Raises
+    ------
+    ValueError
+        If it is neither, or a sum does not give what is asked for beside it.
+    """
+    if not isinstance(value, bool | SecureSum):
         raise ValueError(f"secure_sum is {value!r}; valid is True, False or SecureSum(...)")
-    return SecureSum() if value else None
+    if value is False:
+        return None
+    if (rule := next((one for one in aggregations if not one.is_mean), None)) is not None:
+        raise ValueError(f"aggregation is '{rule}'; valid with secure_sum is 'mean': a sum gives no other")
+    if probe_rounds:
+        raise ValueError(f"probe_rounds is {probe_rounds}; valid with secure_sum is 0: they are each node's")
+    return SecureSum() if value is True else value
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ Paper: S. Sha, S. Zhou, L. Kong, G. Y. Li, "Sparse Decentralized Federated Learn
 one node. ``step.py`` has the iteration, ``gossip.py`` the messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from flwr.app import ConfigRecord
+from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp
@@ -22,7 +23,9 @@ from hedgerow.wire.calls import BatchHandler
 __all__ = ["ceps_client", "penalty"]
 
 
-def ceps_client(problem: ProblemFn, more: Mapping[str, BatchHandler] | None = None) -> BatchClientApp:
+def ceps_client(
+    problem: ProblemFn, more: Mapping[str, BatchHandler] | None = None, mods: Sequence[Mod] = ()
+) -> BatchClientApp:
     """Return the ClientApp of CEPS and its baselines.
 
     It answers ``query.whoami``, ``query.hello``, ``query.publish``, ``train.update`` and, unless the
@@ -48,8 +51,10 @@ def ceps_client(problem: ProblemFn, more: Mapping[str, BatchHandler] | None = No
         Finds a node's objective. It is asked in each call: keep what is dear to make.
     more : Mapping[str, BatchHandler] or None (default: None)
         Other handlers by message type; they go before those above.
+    mods : Sequence[Mod] (default: none)
+        As ``gossip_app`` takes them.
     """
-    return gossip_app(problem, {"ceps": _CEPS(), **BASELINES}, more)
+    return gossip_app(problem, {"ceps": _CEPS(), **BASELINES}, more, mods)
 
 
 def penalty(largest_eigenvalue: float, num_nodes: int, r: float, d: int) -> float:

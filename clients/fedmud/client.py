@@ -12,28 +12,37 @@ from dataclasses import dataclass
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.clientapp.typing import Mod
 from torch import nn
 
-from hedgerow.clients.app import Answer, BatchClientApp, each, together
+from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
 from hedgerow.clients.fedmud.frozen_base import Bases, held_base
 from hedgerow.clients.fedmud.methods import Instruction, Method, Work
-from hedgerow.clients.guard import Reveals, reveals
+from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.masking import SumPart, masked_sum_handlers
+from hedgerow.clients.local_training import Training, training_of
+from hedgerow.clients.mods.guard import Reveals, reveals
+from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.mask import SumPart
+from hedgerow.clients.mods.update import Learnt, UpdateMod
+from hedgerow.clients.training.own import OwnTraining, TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import Call
 from hedgerow.wire.message_types import MERGE
-from hedgerow.wire.records import finite_views, to_record
+from hedgerow.wire.records import finite_views
 
 __all__ = ["fedmud_client"]
 
 
 def fedmud_client(
-    task: LocalTaskFn = local_task, training_mode: TrainingMode | None = None, loss: Loss = cross_entropy
+    task: LocalTaskFn = local_task,
+    training_mode: TrainingMode | None = None,
+    loss: Loss = cross_entropy,
+    train: TrainingLoop | None = None,
+    mods: Sequence[UpdateMod | Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of FedMUD, FedLMT, FedHM, FedPara, EF21-P, FedBAT and their FedAvg.
 
@@ -69,30 +78,37 @@ def fedmud_client(
         node by node.
     loss : Loss (default: cross_entropy)
         Loss of each sample in training; ``evaluate`` reports cross-entropy and accuracy.
+    train : TrainingLoop or None (default: None)
+        A training loop of one's own in place of local SGD (docs/how-to/own-training.md); nodes then train one
+        after the other. Its model's trainable parameters are the factors, for ``factored``, and all that is
+        not compressed: what it does to others is not sent. ``fedbat``, whose training is the method, is
+        refused.
+    mods : Sequence[UpdateMod or Mod] (default: none)
+        As ``BatchClientApp`` takes them; mods of updates for methods whose nodes send factors or models, not
+        for ``ef21p`` and ``fedbat``.
     """
 
-    def train(calls: Sequence[Call]) -> Sequence[Answer]:
+    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
         bases = Bases()
-        handle = together(
+        how = training_of(calls[0].context, training_mode, loss, train)
+        return together(
             lambda call: _Round.of(call, task(call.context), bases) or _needs_base(call),
-            lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode, loss)),
-        )
-        return handle(calls)
+            lambda _, rounds: _learnt(rounds, how),
+        )(calls)
 
     def listen(calls: Sequence[Call]) -> Sequence[Answer]:
         bases = Bases()
         return each(lambda call: _listen(call, task(call.context), bases))(calls)
 
-    handlers: dict[str, BatchHandler] = {
-        **masked_sum_handlers(
-            train,
-            part_of=lambda call: _part(call, task(call.context)),
-            beside=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
-        ),
-        MERGE: reveals(Reveals.NOTHING, listen),
-        **task_handlers(task),
-    }
-    return BatchClientApp(handlers)
+    training = Learning(
+        learn,
+        part_of=lambda call: _part(call, task(call.context)),
+        beside=lambda call: {"base-version": whole(only_config(call), "version", 0), "need-base": 0},
+        at_once=train is None,
+    )
+    return BatchClientApp(
+        {"train": training, MERGE: reveals(Reveals.NOTHING, listen), **task_handlers(task)}, mods
+    )
 
 
 def _part(call: Call, task: LocalTask) -> SumPart:
@@ -130,21 +146,24 @@ class _Round:
         work = method.work(instruction.rest(method.compressed), base)
         return cls(instruction, method, base, work)
 
-    def reply(self, outcome: Trained | Exception) -> Answer:
-        """Return what is sent, or what is wrong with it: a model that is not finite is no answer."""
+    def learnt(self, outcome: Trained | Exception) -> Learnt:
+        """Return what is sent; raises what is wrong with it: a model that is not finite is no answer."""
         if isinstance(outcome, Exception):
-            return outcome
+            raise outcome
         arrays = self.method.sent(outcome.state, self.base)
         if not all(torch.isfinite(value).all() for value in arrays.values()):
             rate = self.instruction.learning_rate
-            return ValueError(
+            raise ValueError(
                 f"learning-rate is {rate:g} and makes the model not finite; valid is a smaller one"
             )
         samples = len(self.instruction.task.part)
         batches = math.ceil(samples / self.instruction.batch_size)
-        learnt = {"num-batches": batches, "train-loss": outcome.mean_loss}
+        learnt = {"num-batches": batches, **outcome.metrics}
         told = _told(self.instruction.version, samples, learnt)
-        return RecordDict({"arrays": to_record(arrays), "metrics": told})
+        start = None
+        if self.method.sends_state and isinstance(self.work, LocalWork):
+            start = self.method.sent(self.work.start, self.base)
+        return Learnt(arrays, told, start)
 
 
 def _base(instruction: Instruction, method: Method, bases: Bases) -> State | None:
@@ -156,8 +175,8 @@ def _base(instruction: Instruction, method: Method, bases: Bases) -> State | Non
     return bases.current(instruction.call, instruction.config, method.evolution, draw)
 
 
-def _answers(rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answer]:
-    """Train every node, those of one model together, and return what it replies."""
+def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
+    """Train every node, those of one model together."""
     groups: dict[nn.Module, list[int]] = {}
     for position, one in rounds.items():
         groups.setdefault(one.method.model, []).append(position)
@@ -169,21 +188,25 @@ def _answers(rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answ
         except Exception as error:  # A batch that a model does not take: its other nodes may have none.
             if len(positions) == 1:
                 return {positions[0]: error}
-            return {key: outcome for p in positions for key, outcome in train(model, [p]).items()}
+            return {key: found for p in positions for key, found in train(model, [p]).items()}
 
-    outcomes = {key: outcome for group in groups.items() for key, outcome in train(*group).items()}
-    return {position: rounds[position].reply(outcome) for position, outcome in outcomes.items()}
+    outcomes = {key: found for group in groups.items() for key, found in train(*group).items()}
+    return {at: outcome(rounds[at].learnt, one) for at, one in outcomes.items()}
 
 
-def _trained(model: nn.Module, works: Sequence[Work], how: LocalTraining) -> list[Trained]:
+def _trained(model: nn.Module, works: Sequence[Work], how: Training) -> list[Trained | Exception]:
     """Return what nodes of one model learnt."""
     trained = iter(how.sgd(model, [work for work in works if isinstance(work, LocalWork)]))
     return [
-        train_binarised(model, work, how.loss, how.arithmetic)
-        if isinstance(work, BinarisedWork)
-        else next(trained)
-        for work in works
+        _binarised(model, work, how) if isinstance(work, BinarisedWork) else next(trained) for work in works
     ]
+
+
+def _binarised(model: nn.Module, work: BinarisedWork, how: Training) -> Trained | Exception:
+    if isinstance(how, OwnTraining):
+        valid = "valid with a training loop of one's own is 'factored', 'dense' or 'ef21p'"
+        return ValueError(f"method is 'fedbat' in the message's config; {valid}")
+    return train_binarised(model, work, how.loss, how.arithmetic)
 
 
 def _listen(call: Call, task: LocalTask, bases: Bases) -> RecordDict:
@@ -191,19 +214,19 @@ def _listen(call: Call, task: LocalTask, bases: Bases) -> RecordDict:
     instruction = Instruction.of(call, task)
     lost = _base(instruction, instruction.method(), bases) is None
     samples = 0 if lost else len(task.part)
-    return RecordDict({"metrics": _told(instruction.version, samples, lost=lost)})
+    return RecordDict({"metrics": MetricRecord({**_told(instruction.version, samples, lost=lost)})})
 
 
 def _needs_base(call: Call) -> RecordDict:
     """Return the answer of a node that cannot train: it has no base, and asks for it."""
     nothing = {"num-batches": 0, "train-loss": 0.0}
     told = _told(whole(only_config(call), "version", 0), 0, nothing, lost=True)
-    return RecordDict({"arrays": ArrayRecord(), "metrics": told})
+    return RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord({**told})})
 
 
 def _told(
     version: int, samples: int, learnt: Mapping[str, float] | None = None, *, lost: bool = False
-) -> MetricRecord:
+) -> dict[str, int | float]:
     """Return a reply's metrics; ``lost`` where the node has no base."""
     about = {"base-version": version, "need-base": int(lost)}
-    return MetricRecord({"num-examples": samples, **(learnt or {}), **about})
+    return {"num-examples": samples, **(learnt or {}), **about}

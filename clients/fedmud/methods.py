@@ -23,7 +23,7 @@ from hedgerow.clients.instructions import choice, flag, local_steps, only_config
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.training.augmented_work import augmented_work
 from hedgerow.clients.training.epochs import epoch_batches
-from hedgerow.clients.training.work import LocalWork, State
+from hedgerow.clients.training.work import Asked, LocalWork, State
 from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import rand_k
 from hedgerow.wire.elias_fano import added
@@ -149,14 +149,12 @@ class Instruction:
 
     def local_work(self, start: Mapping[str, Tensor]) -> LocalWork:
         """Return the local epochs from a start."""
-        batches = epoch_batches(
-            self.task.part,
-            **self.stream,
-            epochs=local_steps(self.config, "local-epochs", len(self.task.part)),
-            batch_size=self.batch_size,
-        )
-        work = LocalWork(start, self.task.x, self.task.y, batches, self.learning_rate)
-        return augmented_work(work, self.task.augmentation, **self.stream)
+        part, augmentation = self.task.part, self.task.augmentation
+        epochs = local_steps(self.config, "local-epochs", len(part))
+        batches = epoch_batches(part, **self.stream, epochs=epochs, batch_size=self.batch_size)
+        asked = Asked(part, self.batch_size, **self.stream, epochs=epochs, augmentation=augmentation)
+        work = LocalWork(start, self.task.x, self.task.y, batches, self.learning_rate, asked)
+        return augmented_work(work, augmentation, **self.stream)
 
     def _skipped(self) -> dict[str, int]:
         return {f"skip_{side}": whole(self.config, f"skip-{side}", 0) for side in ("front", "back")}
@@ -178,6 +176,8 @@ class Method:
 
     model: nn.Module
     evolution: Evolution | None = None
+    # Whether what travels is a part of the trained state, and no code of its change.
+    sends_state = True
 
     def __init__(self, instruction: Instruction) -> None:
         self.instruction, self.plan = instruction, instruction.plan()
@@ -188,9 +188,9 @@ class Method:
         """Return the local training, from what travels as it is and the base."""
         return self.instruction.local_work(rest | base)
 
-    def sent(self, state: State, base: State) -> State:
+    def sent(self, state: Mapping[str, Tensor], base: State) -> State:
         """Return what travels of the trained state."""
-        return state
+        return dict(state)
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return what that is a change of, in the order of the keys, where replies are added up.
@@ -217,7 +217,7 @@ class _Factored(Method):
         factors = self.instruction.factors(self.plan)
         return self.instruction.local_work(self.model.state_from(rest, factors, frozen, base))
 
-    def sent(self, state: State, base: State) -> State:
+    def sent(self, state: Mapping[str, Tensor], base: State) -> State:
         return self.model.factors_of(state) | self.model.rest_of(state)
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -231,6 +231,8 @@ class _Factored(Method):
 
 class _MovingWeights(Method):
     """Weights that server and nodes move alike; a method says what travels of a node's change of them."""
+
+    sends_state = False
 
     def __init__(self, instruction: Instruction) -> None:
         super().__init__(instruction)
@@ -260,7 +262,7 @@ class _EF21P(_MovingWeights):
         size, keep = sum(map(math.prod, self.compressed.values())), whole(instruction.config, "keep", 1)
         self.kept = rand_k(size, keep, **instruction.stream)
 
-    def sent(self, state: State, base: State) -> State:
+    def sent(self, state: Mapping[str, Tensor], base: State) -> State:
         rest = {key: value for key, value in state.items() if key not in base}
         change = torch.cat([(state[key] - value.to(state[key])).flatten() for key, value in base.items()])
         return rest | {"values": change[torch.from_numpy(self.kept).to(change.device)].to(torch.float32)}

@@ -7,27 +7,28 @@ message; encodings can be clipped and made noisy before they leave a node. ``ste
 arithmetic, ``work.py`` what becomes of a message, ``messages.py`` the records.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.clientapp.typing import Mod
 
-from hedgerow.clients.app import BatchClientApp, Sizes, each, whoami
-from hedgerow.clients.guard import Reveals, reveals
+from hedgerow.clients.app import BatchClientApp, Sizes, whoami
+from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.hsgd.messages import ExchangeRequest, UpdateRequest, config_of
 from hedgerow.clients.hsgd.own import own_party, party_of
 from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import NotOpenedError, introduction_of
-from hedgerow.clients.hsgd.sums import sum_handlers
-from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of
+from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of, uploaded
+from hedgerow.clients.mods.guard import Reveals, reveals
+from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.wire.calls import BatchHandler, Call
-from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, WHOAMI
-from hedgerow.wire.records import records_of
+from hedgerow.wire.message_types import EXCHANGE, PAIR, UPDATE, UPLOAD, WHOAMI
+from hedgerow.wire.records import config_in, records_of
 
 __all__ = ["hsgd_client"]
 
-Answer = RecordDict | Exception
 Request = TypeVar("Request")
 
 
@@ -40,7 +41,10 @@ LoadParty = Callable[[Context], Party]
 
 
 def hsgd_client(
-    load: LoadParty, own: Callable[[Context], bool] = lambda context: False, sizes: Sizes = lambda _: None
+    load: LoadParty,
+    own: Callable[[Context], bool] = lambda context: False,
+    sizes: Sizes = lambda _: None,
+    mods: Sequence[Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of HSGD, C-HSGD, JFL, TDCD and C-TDCD, for every role.
 
@@ -100,6 +104,9 @@ def hsgd_client(
         ``own_work.py`` has the messages that come before training.
     sizes : Callable[[UserConfig], Sequence[int] or None] (default: not known)
         Returns how many people each party has, by partition id, see ``whoami``.
+    mods : Sequence[Mod] (default: none)
+        Flower's, see ``BatchClientApp``. Encodings and uploads are clipped and made noisy by the strategy's
+        own settings: a mod of updates does not know which of a message's arrays are one.
     """
 
     def party(context: Context) -> Party:
@@ -107,7 +114,7 @@ def hsgd_client(
 
     def pair(call: Call) -> RecordDict:
         told = own_pair(own_party(call.context)) if own(call.context) else _pair(load(call.context))
-        config = records_of(call.content, ConfigRecord).get("config", ConfigRecord())
+        config = config_in(call.content, "config")
         about = records_of(told, ConfigRecord)["pair"]
         return RecordDict({"pair": ConfigRecord({**about, **introduction_of(call, config)})})
 
@@ -127,8 +134,9 @@ def hsgd_client(
             EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, Exchange.of, encode_all)),
             UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update_of, step_all)),
             **own_handlers(),
-            **sum_handlers(party),
-        }
+            **masked_sum_handlers(each(lambda call: uploaded(call, party(call.context))), UPLOAD),
+        },
+        mods,
     )
 
 
@@ -148,32 +156,24 @@ def _handler(
 
     def handle(calls: Sequence[Call]) -> list[Answer]:
         requests: dict[int, Request] = {}  # nodes that were told the same were sent the same object
-        answers: list[Answer | None] = [None] * len(calls)
-        jobs: dict[int, Job] = {}
-        for number, call in enumerate(calls):
+
+        def job_of(call: Call) -> Job | RecordDict:
+            config = config_of(call)
+            if id(config) not in requests:
+                requests[id(config)] = read(config)
             try:
-                config = config_of(call)
-                if id(config) not in requests:
-                    requests[id(config)] = read(config)
-                jobs[number] = prepare(call, load(call.context), requests[id(config)])
+                return prepare(call, load(call.context), requests[id(config)])
             except NotOpenedError as refused:
-                answers[number] = refused.told
-            except Exception as error:  # Whatever is wrong with one node is that node's answer.
-                answers[number] = error
-        try:
-            work(list(jobs.values()))
-        except Exception:  # A job whose state fits no model: the others are worked on without it.
-            for number in list(jobs):
-                try:
-                    work([jobs[number]])
-                except Exception as error:
-                    answers[number] = error
-                    del jobs[number]
-        for number, job in jobs.items():
-            try:
-                answers[number] = job.answer()
-            except Exception as error:
-                answers[number] = error
-        return [one for one in answers if one is not None]
+                return refused.told
+
+        def worked(calls: Sequence[Call], jobs: Mapping[int, Job]) -> dict[int, Answer]:
+            failed: dict[int, Exception] = {}
+            if outcome(work, [*jobs.values()]) is not None:
+                # A job whose state fits no model: the others are worked on without it.
+                alone = {at: outcome(work, [job]) for at, job in jobs.items()}
+                failed = {at: error for at, error in alone.items() if error is not None}
+            return {at: failed[at] if at in failed else outcome(job.answer) for at, job in jobs.items()}
+
+        return together(job_of, worked)(calls)
 
     return handle

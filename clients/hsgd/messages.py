@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.gradient_noise import noise_root
 from hedgerow.clients.grid_noise import GridNoise, noise_key
-from hedgerow.clients.guard import check_privacy, check_release
 from hedgerow.clients.instructions import choice, flag, local_steps, nonnegative, positive, whole
+from hedgerow.clients.mods.guard import check_privacy, check_release
 from hedgerow.clients.told import digest_of, keep_told, told
 from hedgerow.wire.calls import Call
 from hedgerow.wire.masked_sums import told_content
 from hedgerow.wire.message_types import EXCHANGE
-from hedgerow.wire.records import PayloadError, finite_views, records_of, to_record, view
+from hedgerow.wire.records import PayloadError, config_in, finite_views, records_of, to_record, view
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
 __all__ = [
@@ -142,7 +142,17 @@ class ProtectedUpload:
             The iteration.
         call : Call
             The message.
+
+        Raises
+        ------
+        ValueError
+            If the node did not keep what it was told.
         """
+        if start.keys() != arrays.keys():
+            raise ValueError(
+                "upload-clip is in the message's config, and was not in that of the round's first exchange; "
+                "valid is in both"
+            )
         blocks = [arrays[key].astype(np.float64) - start[key] for key in arrays]
         change = np.concatenate([np.atleast_2d(block) for block in blocks], axis=1)  # (pairs, n)
         change = _noised(change, self.clip, self.noise_multiplier, _UPLOADS + t, call)
@@ -283,7 +293,7 @@ def received(call: Call, key: str, shape: tuple[int, ...], dtype: Any) -> Vector
     PayloadError
         If it is missing, or not of that shape, or not finite, or no numbers.
     """
-    payload = records_of(call.content, ConfigRecord).get(_PAYLOAD, ConfigRecord())
+    payload = config_in(call.content, _PAYLOAD)
     if key in payload:
         coded, count = payload[key], int(np.prod(shape[:-1], dtype=np.int64))
         rows = decode_rows(coded if isinstance(coded, list) else [coded], count, shape[-1])
@@ -354,10 +364,9 @@ class Memory:
         ValueError
             If the node has none, or one that is not finite.
         """
-        about = records_of(context.state, ConfigRecord).get(_STATE_AT)
-        kept = records_of(context.state, ArrayRecord).get(_STATE)
-        if about is None or kept is None or about.get("t") != t:
-            there = "none" if about is None else f"that of iteration {about.get('t')!r}"
+        about, kept = config_in(context.state, _STATE_AT), records_of(context.state, ArrayRecord).get(_STATE)
+        if kept is None or about.get("t") != t:
+            there = f"that of iteration {about['t']!r}" if "t" in about else "none"
             raise ValueError(
                 f"t is {t} in the message's config; valid here is a message with a model: "
                 f"the node holds {there}"
@@ -374,11 +383,8 @@ class Memory:
             If the node has none, or one that is not finite.
         """
         for where, at in ((_STATE, _STATE_AT), (_BEFORE, _BEFORE_AT)):
-            about, kept = (
-                records_of(context.state, ConfigRecord).get(at),
-                records_of(context.state, ArrayRecord).get(where),
-            )
-            if about is not None and kept is not None and about.get("made-at", about.get("t")) == since:
+            about, kept = config_in(context.state, at), records_of(context.state, ArrayRecord).get(where)
+            if kept is not None and about.get("made-at", about.get("t")) == since:
                 return cls._read(about, kept)
         raise ValueError(
             f"since is {since} in the message's config; valid here is a message with a model: the node holds "

@@ -32,26 +32,19 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch.func import functional_call
 
-from hedgerow.clients.app import each
-from hedgerow.clients.guard import Reveals, check_pooled, reveals
+from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.messages import Release, config_of, received
-from hedgerow.clients.hsgd.own import (
-    OwnParty,
-    keep_terms,
-    kept_terms,
-    least_people,
-    own_party,
-    party_of,
-)
+from hedgerow.clients.hsgd.own import OwnParty, keep_terms, kept_terms, least_people, own_party, party_of
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import Channel, NotOpenedError, is_sealed
 from hedgerow.clients.hsgd.step import block_size, encodings
 from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.mods.guard import Reveals, check_pooled, reveals
 from hedgerow.tasks.split_models import split_loss
 from hedgerow.wire.calls import BatchHandler, Call
 from hedgerow.wire.fixed_point import fixed_point
 from hedgerow.wire.message_types import ENCODE, POOL, SCORE, SETUP, UNMASK
-from hedgerow.wire.records import to_record
+from hedgerow.wire.records import config_in, to_record
 
 __all__ = ["own_handlers", "own_pair"]
 
@@ -93,7 +86,7 @@ def own_pair(own: OwnParty) -> RecordDict:
 
 def _pool_reveals(content: RecordDict) -> Reveals:
     """Return that sealed labels reveal nothing, and sums and counts do."""
-    config = content.config_records.get("config", ConfigRecord())
+    config = config_in(content, "config")
     pools = any(config.get(key, False) is not False for key in ("sums", "counts"))
     return Reveals.RECORDS if pools else Reveals.NOTHING
 

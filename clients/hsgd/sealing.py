@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
 from hedgerow.wire.calls import Call
-from hedgerow.wire.records import PayloadError, records_of
+from hedgerow.wire.records import PayloadError, config_in
 from hedgerow.wire.sealed import ALTERED, HEAD_KEY_BYTES, KEY_BYTES, Link
 from hedgerow.wire.sparse_rows import decode_rows, encode_rows, row_bytes
 
@@ -111,7 +111,7 @@ class Channel:
         links = NodeLinks(call, whole(config, "seed", 0))
         names, t = tuple(map(str, peers)), whole(config, "t", 0)
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
-        told: Mapping[str, Any] = records_of(call.content, ConfigRecord).get(_INTRODUCTIONS, ConfigRecord())
+        told: Mapping[str, Any] = config_in(call.content, _INTRODUCTIONS)
         if told:
             links.name_neighbours(told)
         for name in dict.fromkeys(names):
@@ -239,7 +239,7 @@ class Channel:
                 head = self._rows(contents[:size], count, lengths[0], dtype)
                 return head, self._rows(contents[size:], count, lengths[1], dtype)
             rows = self._rows(contents[HEAD_KEY_BYTES:], count, lengths[1], dtype)
-            told = records_of(self.call.content, ConfigRecord).get("payload", ConfigRecord()).get("head")
+            told = config_in(self.call.content, "payload").get("head")
             sealed = told if isinstance(told, bytes) else b""
             if sha256(sealed).digest() != contents[KEY_BYTES:HEAD_KEY_BYTES]:
                 raise PayloadError(ALTERED, "another head than the peer's")
@@ -250,7 +250,7 @@ class Channel:
             raise NotOpenedError(self.kept(RecordDict())) from error
 
     def _payload(self, kind: str) -> list[Any]:
-        payload = records_of(self.call.content, ConfigRecord).get("payload", ConfigRecord()).get(kind)
+        payload = config_in(self.call.content, "payload").get(kind)
         return payload if isinstance(payload, list) else []
 
     def _opened(self, peer: str, share: Any, purpose: str) -> bytes:

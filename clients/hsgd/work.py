@@ -17,10 +17,10 @@ from flwr.common import log
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.guard import check_kept_for_sum, check_privacy, reveals_nothing
 from hedgerow.clients.hsgd.messages import (
     ExchangeRequest,
     Memory,
+    ProtectedUpload,
     UpdateRequest,
     config_of,
     has_arrays,
@@ -29,7 +29,7 @@ from hedgerow.clients.hsgd.messages import (
     reply,
 )
 from hedgerow.clients.hsgd.party import Party
-from hedgerow.clients.hsgd.sealing import Channel
+from hedgerow.clients.hsgd.sealing import Channel, is_sealed
 from hedgerow.clients.hsgd.step import (
     DeviceStack,
     HospitalStack,
@@ -38,11 +38,11 @@ from hedgerow.clients.hsgd.step import (
     encodings,
     hospital_steps,
 )
-from hedgerow.clients.hsgd.sums import mean_of_rows
-from hedgerow.clients.instructions import flag
+from hedgerow.clients.instructions import flag, whole
+from hedgerow.clients.mods.guard import check_kept_for_sum, check_privacy, reveals_nothing
 from hedgerow.wire.calls import Call
 
-__all__ = ["Exchange", "encode_all", "step_all", "update_of"]
+__all__ = ["Exchange", "encode_all", "step_all", "update_of", "uploaded"]
 
 Vector = NDArray[Any]
 Job = TypeVar("Job")
@@ -77,7 +77,9 @@ class Exchange:
             model = _sent_model(call, party)
             known = Memory(request.t, model, start=model if request.keeps_start else {})
         else:
-            known = _held(call, request)
+            # A group that missed intervals goes on from the model of the last one that counts.
+            made_for, context = request.since, call.context
+            known = Memory.at(context, request.t) if made_for is None else Memory.made(context, made_for)
             if known.pairs != request.pairs:
                 raise ValueError("grouping is not what the round began with; valid is the same in a round")
         arrays = known.of_pairs(ids) if request.pairs else known.arrays
@@ -122,13 +124,6 @@ def encode_all(jobs: Sequence[Exchange]) -> None:
             raise ValueError(f"the encoder gives {tuple(zeta.shape[2:])}; valid is ({party.encoding},)")
         for job, rows in zip(stack, torch.split(zeta, [len(job.theta) for job in stack]), strict=True):
             job.zeta = rows
-
-
-def _held(call: Call, request: ExchangeRequest) -> Memory:
-    """Return the memory that an exchange goes on from."""
-    if request.since is None:
-        return Memory.at(call.context, request.t)
-    return Memory.made(call.context, request.since)
 
 
 @lru_cache(maxsize=64)
@@ -229,14 +224,10 @@ class DeviceUpdate(_Update[DeviceStack]):
     def answer(self) -> RecordDict:
         """Return a device's model; keep an edge's, or return its mean where the round ends."""
         theta = self.after[0].cpu().numpy()  # (a, n2)
-        if self.party.role == "device" and self.request.summed:
-            return _answered(self, {"device": theta[0]}, {})
         if self.party.role == "device":
-            Memory.forget(self.call.context)
-            told = MetricRecord({"num-examples": 1})
-            return _kept(self, RecordDict({**reply(_protected(self, {"device": theta[0]})), "metrics": told}))
+            return _answered(self, {"device": theta[0]}, {})
         keeps_all = self.pairs and not self.request.upload
-        return _answered(self, {"device": theta if keeps_all else mean_of_rows(theta)}, {})
+        return _answered(self, {"device": theta if keeps_all else _mean_of_rows(theta)}, {})
 
 
 Update = HospitalUpdate | DeviceUpdate
@@ -253,35 +244,30 @@ def update_of(call: Call, party: Party, request: UpdateRequest) -> Update:
 
 def step_all(jobs: Sequence[Update]) -> None:
     """Make the steps of all jobs."""
-    hospitals = [job for job in jobs if isinstance(job, HospitalUpdate)]
-    for alike in _stacks(hospitals, _terms):
-        party, request, alone = alike[0].party, alike[0].request, _alone(alike[0].call)
-        stack = HospitalStack(*map(torch.cat, zip(*(job.stack for job in alike), strict=True)))
-        after = hospital_steps(party.model, party.loss, stack, request.rates, request.mu, alone)
-        _hand_out(alike, after)
-    devices = [job for job in jobs if isinstance(job, DeviceUpdate)]
-    for same in _stacks(devices, _terms):
-        party, request, alone = same[0].party, same[0].request, _alone(same[0].call)
-        stacked = DeviceStack(*map(torch.cat, zip(*(job.stack for job in same), strict=True)))
-        moved = device_steps(party.model, party.loss, stacked, request.rates, request.mu, alone)
-        _hand_out(same, [moved])
+    for alike in _stacks(jobs, _terms):
+        first = alike[0]
+        model, loss, request = first.party.model, first.party.loss, first.request
+        parts = [torch.cat(values) for values in zip(*(job.stack for job in alike), strict=True)]
+        how = request.rates, request.mu, _alone(first.call)
+        after: Sequence[Tensor]
+        if isinstance(first, HospitalUpdate):
+            after = hospital_steps(model, loss, HospitalStack(*parts), *how)
+        else:
+            after = [device_steps(model, loss, DeviceStack(*parts), *how)]
+        sizes = [len(job.stack.y) for job in alike]
+        for job, *own in zip(alike, *(torch.split(value, sizes) for value in after), strict=True):
+            job.after = own
 
 
 def _terms(job: Update) -> Hashable:
     """Return what the members of one stack have in common."""
-    shapes = tuple(value.shape[1:] for value in job.stack)
-    return id(job.party.model), job.party.loss, shapes, job.request.rates, job.request.mu, _alone(job.call)
+    shapes, party, request = tuple(value.shape[1:] for value in job.stack), job.party, job.request
+    return type(job), id(party.model), party.loss, shapes, request.rates, request.mu, _alone(job.call)
 
 
 def _alone(call: Call) -> bool:
     """Return whether the run config asks for bits that depend on nobody beside a member."""
     return call.context.run_config.get("training-mode") == "loop"
-
-
-def _hand_out(jobs: Sequence[Update], after: Sequence[Tensor]) -> None:
-    sizes = [len(job.stack.y) for job in jobs]
-    for job, *own in zip(jobs, *(torch.split(value, sizes) for value in after), strict=True):
-        job.after = own
 
 
 def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], Memory]:
@@ -293,12 +279,15 @@ def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[s
 
 def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float]) -> RecordDict:
     """Keep the model at iteration t + Q, or send it and forget it; with the metrics."""
-    context, request = job.call.context, job.request
+    context, request, protected = job.call.context, job.request, job.request.protected
     told = MetricRecord({"num-examples": len(job.ids), **({} if request.summed else metrics)})
-    if request.upload:
+    # A device keeps its model for a sum alone.
+    if request.upload or (job.party.role == "device" and not request.summed):
         Memory.forget(context)
-        return _kept(job, RecordDict({**reply(_protected(job, arrays)), "metrics": told}))
-    start = job.start if request.protected is not None else {}
+        if protected is not None:
+            arrays = protected(arrays, job.start, request.t, job.call)
+        return _kept(job, RecordDict({**reply(arrays), "metrics": told}))
+    start = {} if protected is None else job.start
     loss = metrics.get("loss") if request.summed else None
     memory = Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
     memory.keep(context, stepped=job.party.role != "device")  # A device is sent theta_2 each time.
@@ -307,19 +296,6 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
     if "loss" not in told:
         reveals_nothing()
     return _kept(job, RecordDict({"metrics": told}))
-
-
-def _protected(job: Update, arrays: dict[str, Vector]) -> dict[str, Vector]:
-    """Return a model as it leaves the node."""
-    protected, request = job.request.protected, job.request
-    if protected is None:
-        return arrays
-    if set(job.start) != set(arrays):
-        raise ValueError(
-            "upload-clip is in the message's config, and was not in that of the round's first exchange; "
-            "valid is in both"
-        )
-    return protected(arrays, job.start, request.t, job.call)
 
 
 def _kept(job: Update, content: RecordDict) -> RecordDict:
@@ -346,3 +322,38 @@ def _stacks(jobs: Sequence[Job], terms: Callable[[Job], Hashable]) -> list[list[
     for job in jobs:
         stacks.setdefault(terms(job), []).append(job)
     return list(stacks.values())
+
+
+# Within secure sums all members are sent one content. So an update, which hands each node what is its own
+# alone, is answered without a model, and ``train.upload`` asks for that.
+
+
+def uploaded(call: Call, party: Party) -> RecordDict:
+    """Answer ``train.upload`` with what the steps made, kept since: of JFL's pairs the mean."""
+    config = config_of(call)
+    is_sealed(call, config)
+    memory = Memory.at(call.context, whole(config, "t", 0))
+    hospital = party.role == "hospital"
+    arrays = {key: memory.arrays[key] for key in (("head", "hospital") if hospital else ("device",))}
+    if not hospital:
+        arrays = _averaged(arrays)
+    if (protected := ProtectedUpload.of(config)) is not None:
+        arrays = protected(arrays, memory.start, memory.t, call)
+    told = MetricRecord({"num-examples": len(party.ids)})
+    if memory.loss is not None and protected is None:
+        told["loss"] = memory.loss
+    Memory.forget(call.context)
+    return RecordDict({**reply(_averaged(arrays)), "metrics": told})
+
+
+def _averaged(arrays: Mapping[str, Vector]) -> dict[str, Vector]:
+    return {key: _mean_of_rows(rows) if rows.ndim > 1 else rows for key, rows in arrays.items()}
+
+
+def _mean_of_rows(rows: Vector) -> Vector:
+    """Return (1), summed in the order of ids, which is the order of whoever averages devices elsewhere."""
+    total = np.zeros(rows.shape[1:])
+    for own in rows:
+        total += own
+    mean: Vector = (total / len(rows)).astype(rows.dtype)
+    return mean

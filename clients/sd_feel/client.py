@@ -8,32 +8,33 @@ see the same batches.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from torch import Tensor
+from flwr.clientapp.typing import Mod
+from torch import Tensor, nn
 
-from hedgerow.clients.app import Answer, BatchClientApp, each, together, whoami
+from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.evaluation import known_sizes, num_examples, task_handlers
+from hedgerow.clients.handlers import Answer, each, together
 from hedgerow.clients.instructions import (
     local_steps,
-    only_arrays,
     only_config,
     positive,
     sent_state,
-    state_rows,
     whole,
 )
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.masking import masked_sum_handlers
+from hedgerow.clients.local_training import Training, training_of
+from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.update import Learnt, UpdateMod
 from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.probes import local_gradient, probe_as_told
 from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
 from hedgerow.clients.training.batches import step_batches
+from hedgerow.clients.training.own import TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
-from hedgerow.wire.calls import BatchHandler, Call, InColumns, Told
+from hedgerow.clients.training.work import Asked
+from hedgerow.wire.calls import Call
 from hedgerow.wire.edge_servers import EDGE
 from hedgerow.wire.message_types import GRADIENT, WHOAMI
 from hedgerow.wire.records import to_record
@@ -42,7 +43,10 @@ __all__ = ["sd_feel_client"]
 
 
 def sd_feel_client(
-    task: LocalTaskFn = local_task, training_mode: TrainingMode | None = None
+    task: LocalTaskFn = local_task,
+    training_mode: TrainingMode | None = None,
+    train: TrainingLoop | None = None,
+    mods: Sequence[UpdateMod | Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of SD-FEEL, HierFAVG, FEEL and FedAvg.
 
@@ -58,49 +62,44 @@ def sd_feel_client(
         Finds a node's model and data; the default reads the run config.
     training_mode : {"auto", "loop", "stack"} or None (default: None)
         How nodes train; None is what the run config says, see ``LocalTraining.of``.
+    train : TrainingLoop or None (default: None)
+        A training loop of one's own in place of mini-batch SGD (docs/how-to/own-training.md); nodes then
+        train one after the other.
+    mods : Sequence[UpdateMod or Mod] (default: none)
+        As ``BatchClientApp`` takes them.
     """
 
-    handlers: dict[str, BatchHandler] = {
-        **masked_sum_handlers(
-            together(
-                lambda call: _Round.of(call, task(call.context)),
-                lambda calls, rounds: _answers(rounds, LocalTraining.of(calls[0].context, training_mode)),
-            ),
-            beside=lambda call: {"num-steps": whole(only_config(call), "local-steps", 1)},
-        ),
-        **task_handlers(task),
-        WHOAMI: whoami(
-            lambda context: 0 if role_of(context) == EDGE else num_examples(context, task),
-            lambda context: {} if role_of(context) == EDGE else told_of_own(context),
-            known_sizes(task),
-        ),
-        GRADIENT: each(lambda call: _gradient(call, task(call.context))),
-        **edge_server_handlers(),
-    }
-    return BatchClientApp(handlers, {"train": partial(_in_columns, task, training_mode)})
+    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+        # Nodes that were sent the same share what is read of it.
+        asked: dict[tuple[int, nn.Module], _Asked] = {}
 
+        def read(call: Call) -> _Round:
+            own = task(call.context)
+            key = id(call.content), own.model
+            if key not in asked:
+                asked[key] = _Asked.of(call, own)
+            return _Round.asked(asked[key], call.partition_id, own)
 
-def _in_columns(task: LocalTaskFn, mode: TrainingMode | None, told: Sequence[Told]) -> InColumns:
-    """Answer ``train`` for all nodes at once."""
-    rounds: list[_Round] = []
-    for group in told:
-        asked: _Asked | None = None
-        for context in group.contexts:
-            call = Call(group.content, context, "train")
-            own = task(context)
-            if asked is None or own.model is not rounds[-1].task.model:
-                asked = _Asked.of(call, own)
-            rounds.append(_Round.asked(asked, call.partition_id, own))
-    how = LocalTraining.of(told[0].contexts[0], mode)
-    outcomes = how.sgd(rounds[0].task.model, [one.work for one in rounds])
-    keys = list(only_arrays(told[0].content))
-    return InColumns(
-        state_rows([outcome.state for outcome in outcomes], keys),
+        how = training_of(calls[0].context, training_mode, train=train)
+        return together(read, lambda _, rounds: _learnt(rounds, how))(calls)
+
+    return BatchClientApp(
         {
-            "num-examples": np.array([len(one.task.part) for one in rounds]),
-            "num-steps": np.array([len(one.work.batches) for one in rounds]),
-            "train-loss": np.array([outcome.mean_loss for outcome in outcomes]),
+            "train": Learning(
+                learn,
+                beside=lambda call: {"num-steps": whole(only_config(call), "local-steps", 1)},
+                at_once=train is None,
+            ),
+            **task_handlers(task),
+            WHOAMI: whoami(
+                lambda context: 0 if role_of(context) == EDGE else num_examples(context, task),
+                lambda context: {} if role_of(context) == EDGE else told_of_own(context),
+                known_sizes(task),
+            ),
+            GRADIENT: each(lambda call: _gradient(call, task(call.context))),
+            **edge_server_handlers(),
         },
+        mods,
     )
 
 
@@ -125,6 +124,7 @@ class _Asked:
     batch_size: int
     done: int
     lr: float
+    round: int
 
     @classmethod
     def of(cls, call: Call, task: LocalTask) -> "_Asked":
@@ -136,6 +136,7 @@ class _Asked:
             whole(config, "batch-size", 1),
             whole(config, "first-step", 0),
             positive(config, "learning-rate"),
+            whole(config, "server-round", 0) if "server-round" in config else 0,
         )
 
 
@@ -147,10 +148,6 @@ class _Round:
     work: LocalWork
 
     @classmethod
-    def of(cls, call: Call, task: LocalTask) -> "_Round":
-        return cls.asked(_Asked.of(call, task), call.partition_id, task)
-
-    @classmethod
     def asked(cls, asked: _Asked, partition_id: int, task: LocalTask) -> "_Round":
         batches = step_batches(
             task.part,
@@ -160,15 +157,17 @@ class _Round:
             steps=local_steps(asked.config, "local-steps", min(asked.batch_size, len(task.part))),
             batch_size=asked.batch_size,
         )
-        return cls(task, LocalWork(asked.start, task.x, task.y, batches, asked.lr))
+        about = Asked(task.part, asked.batch_size, asked.seed, asked.round, partition_id)
+        return cls(task, LocalWork(asked.start, task.x, task.y, batches, asked.lr, about))
 
-    def reply(self, outcome: Trained) -> RecordDict:
+    def learnt(self, outcome: Trained | ValueError) -> Learnt | ValueError:
+        if isinstance(outcome, ValueError):
+            return outcome
         told = {"num-examples": len(self.task.part), "num-steps": len(self.work.batches)}
-        metrics = MetricRecord({**told, "train-loss": outcome.mean_loss})
-        return RecordDict({"arrays": to_record(outcome.state), "metrics": metrics})
+        return Learnt(outcome.state, {**told, **outcome.metrics}, self.work.start)
 
 
-def _answers(rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answer]:
+def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
     model = next(iter(rounds.values())).task.model
     outcomes = how.sgd(model, [one.work for one in rounds.values()])
-    return {at: one.reply(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}
+    return {at: one.learnt(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}

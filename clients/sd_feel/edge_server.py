@@ -13,9 +13,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from hedgerow.clients.app import each
-from hedgerow.clients.guard import Reveals, reveals
+from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import choice, only_config, string, whole
+from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.wire.calls import RUN_KEY, BatchHandler, Call
 from hedgerow.wire.edge_servers import (
     CLIENT,

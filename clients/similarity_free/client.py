@@ -2,7 +2,7 @@
 
 Paper: A. Beikmohammadi, S. Khirirat, S. Magnússon, "On the Convergence of Federated Learning Algorithms
 without Data Similarity", the worker's lines of Algorithms 1 to 4. The proximal point, which the paper takes
-as given, is approximated by ``proximal.py``; the error memory is kept by ``error_feedback.py``. A
+as given, is approximated by ``proximal.py``; the error memory is kept by ``mods/compress.py``. A
 mini-batch is a function of (seed, client, step of the whole run) alone.
 """
 
@@ -13,37 +13,40 @@ from math import isfinite
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hedgerow.clients.app import Answer, BatchClientApp, each, together
-from hedgerow.clients.error_feedback import Update, compress_updates
+from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
+from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import (
     choice,
     flag,
     local_steps,
     nonnegative,
-    only_arrays,
     only_config,
     positive,
     sent_state,
-    state_rows,
     string,
     whole,
 )
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
-from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.masking import SumPart, masked_sum_handlers
+from hedgerow.clients.local_training import Training, training_of
+from hedgerow.clients.mods.learning import Learning
+from hedgerow.clients.mods.mask import SumPart
+from hedgerow.clients.mods.update import Learnt, UpdateMod
 from hedgerow.clients.probes import probe_as_told
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, parse_inner_lr, proximal_steps
 from hedgerow.clients.training.augmented_work import augmented_work
 from hedgerow.clients.training.batches import step_batches
-from hedgerow.clients.training.sgd import LocalWork, Loss, State, Trained, TrainingMode, cross_entropy
-from hedgerow.wire.calls import BatchHandler, Call, InColumns, Told
-from hedgerow.wire.compress import Compressor, Identity, parse_compressor, summed_arrays
+from hedgerow.clients.training.own import OwnTraining, TrainingLoop
+from hedgerow.clients.training.sgd import LocalWork, Loss, Trained, TrainingMode, cross_entropy
+from hedgerow.clients.training.work import Asked
+from hedgerow.wire.calls import Call
+from hedgerow.wire.compress import parse_compressor, summed_arrays
 from hedgerow.wire.message_types import PROBE
-from hedgerow.wire.records import finite_views, only_record, to_record
+from hedgerow.wire.records import finite_views, only_record
 
 __all__ = ["similarity_free_client"]
 
@@ -52,7 +55,11 @@ Outcome = Trained | Proximal | ValueError
 
 
 def similarity_free_client(
-    task: LocalTaskFn = local_task, training_mode: TrainingMode | None = None, loss: Loss = cross_entropy
+    task: LocalTaskFn = local_task,
+    training_mode: TrainingMode | None = None,
+    loss: Loss = cross_entropy,
+    train: TrainingLoop | None = None,
+    mods: Sequence[UpdateMod | Mod] = (),
 ) -> BatchClientApp:
     """Return the ClientApp of FedAvg, FedProx, EF-FedAvg, EF-FedProx and FedPAQ.
 
@@ -64,7 +71,7 @@ def similarity_free_client(
     - for ``prox``: ``inner-lr``, ``inner-steps``, ``inner-tol`` and ``inner-batch``: ``fixed`` is one
       mini-batch a round, as in the paper, ``fresh`` one an inner step, which never stops early and whose
       residual is that of the last batch;
-    - ``compressor``, ``error-feedback`` and ``acknowledged``: as ``error_feedback.py`` reads them;
+    - ``compressor``, ``error-feedback`` and ``acknowledged``: as ``mods/compress.py`` reads them;
     - ``probe`` (absent: false): also estimate ``curvature`` and ``gradient-variance`` at x^k.
 
     The reply holds the model as ``arrays``, or its compressed change as ``update``, and ``metrics``.
@@ -79,22 +86,18 @@ def similarity_free_client(
         How nodes train; None is what the run config says, see ``LocalTraining.of``.
     loss : Loss (default: cross_entropy)
         Loss of each sample in training and probes; ``evaluate`` reports cross-entropy and accuracy.
+    train : TrainingLoop or None (default: None)
+        A training loop of one's own in place of the operator ``gradient`` (docs/how-to/own-training.md);
+        nodes then train one after the other, and ``prox`` is refused.
+    mods : Sequence[UpdateMod or Mod] (default: none)
+        As ``BatchClientApp`` takes them.
     """
 
-    def answers(calls: Sequence[Call], rounds: Mapping[int, _Round]) -> dict[int, Answer]:
-        return _answers(calls, rounds, LocalTraining.of(calls[0].context, training_mode, loss))
-
-    def in_columns(told: Sequence[Told]) -> InColumns:
-        calls = [Call(group.content, context, "train") for group in told for context in group.contexts]
-        rounds = {i: _Round.of(call, task(call.context), loss) for i, call in enumerate(calls)}
-        if any(one.compressor != Identity() for one in rounds.values()):
-            raise ValueError("compressed changes go in messages")
-        how = LocalTraining.of(calls[0].context, training_mode, loss)
-        applied = _apply_operators(rounds[0].task.model, rounds, how)
-        learnt = [rounds[i].learnt(applied[i]) for i in range(len(calls))]
-        keys = list(only_arrays(told[0].content))
-        metrics = {key: np.array([one.metrics[key] for one in learnt]) for key in learnt[0].metrics}
-        return InColumns(state_rows([one.state for one in learnt], keys), metrics)
+    def learn(calls: Sequence[Call]) -> Sequence[Learnt | Answer]:
+        how = training_of(calls[0].context, training_mode, loss, train)
+        return together(
+            lambda call: _Round.of(call, task(call.context), loss), lambda _, rounds: _learnt(rounds, how)
+        )(calls)
 
     def answer_probe(call: Call) -> RecordDict:
         own = task(call.context)
@@ -102,14 +105,14 @@ def similarity_free_client(
         metrics = {"num-examples": len(own.part), "loss": found.loss, **found.estimates()}
         return RecordDict({"metrics": MetricRecord({**metrics})})
 
-    handlers: dict[str, BatchHandler] = {
-        **masked_sum_handlers(
-            together(lambda call: _Round.of(call, task(call.context), loss), answers), part_of=_part
-        ),
-        **task_handlers(task),
-        PROBE: each(answer_probe),
-    }
-    return BatchClientApp(handlers, {"train": in_columns})
+    return BatchClientApp(
+        {
+            "train": Learning(learn, part_of=_part, at_once=train is None),
+            **task_handlers(task),
+            PROBE: each(answer_probe),
+        },
+        mods,
+    )
 
 
 def _part(call: Call) -> SumPart:
@@ -128,7 +131,6 @@ class _Round:
 
     task: LocalTask
     work: Work
-    compressor: Compressor
     estimates: Mapping[str, float]
 
     @classmethod
@@ -143,13 +145,12 @@ class _Round:
             round=whole(config, "round-index", 0),
             partition_id=call.partition_id,
         )
-        compressor = parse_compressor(string(config, "compressor"))
         asked = flag(config, "probe", default=False)
         estimates = probe_as_told(call, task, "round-index", loss).estimates() if asked else {}
-        return cls(task, work, compressor, estimates)
+        return cls(task, work, estimates)
 
-    def learnt(self, outcome: Outcome) -> "_Learnt":
-        """Return the operator's outcome with what the reply tells of it.
+    def learnt(self, outcome: Outcome) -> Learnt:
+        """Return x_i^k with what the reply tells of it.
 
         Raises
         ------
@@ -164,64 +165,34 @@ class _Round:
             raise ValueError(f"local-step is {step:g} and makes the model not finite; valid is a smaller one")
         metrics = {
             "num-examples": len(self.task.part),
-            "train-loss": outcome.mean_loss,
+            **outcome.metrics,
             "drift-norm": drift,
             **self.estimates,
         }
         if isinstance(outcome, Proximal):
             metrics["prox-residual"] = outcome.relative_residual
             metrics["inner-steps-taken"] = outcome.steps_taken
-        return _Learnt(self, outcome.state, metrics)
+        return Learnt(outcome.state, metrics, self.work.start)
 
 
-@dataclass(frozen=True)
-class _Learnt:
-    """x_i^k of one node."""
-
-    round: _Round
-    state: State
-    metrics: Mapping[str, float]
-
-
-def _answers(calls: Sequence[Call], rounds: Mapping[int, _Round], how: LocalTraining) -> dict[int, Answer]:
-    """Apply every node's operator, and return what it replies."""
+def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
+    """Apply every node's operator."""
     model = next(iter(rounds.values())).task.model
-    learnt: dict[int, _Learnt] = {}
-    failed: dict[int, Answer] = {}
-    for position, outcome in _apply_operators(model, rounds, how).items():
-        try:
-            learnt[position] = rounds[position].learnt(outcome)
-        except ValueError as error:
-            failed[position] = error
-    return failed | _replies(calls, learnt)
-
-
-def _replies(calls: Sequence[Call], learnt: Mapping[int, _Learnt]) -> dict[int, Answer]:
-    """Return x_i^k itself where nothing compresses it, else q_i^k, Algorithm 2, steps 3 and 4."""
-    replies: dict[int, Answer] = {}
-    changes: dict[int, Update] = {}
-    for position, one in learnt.items():
-        if one.round.compressor == Identity():
-            replies[position] = _reply("arrays", to_record(one.state), one.metrics)
-        else:
-            changes[position] = Update.between(one.round.work.start, one.state)
-    sent = compress_updates([calls[position] for position in changes], list(changes.values()))
-    for position, answer in zip(changes, sent, strict=True):
-        if isinstance(answer, Exception):
-            replies[position] = answer
-        else:
-            record, metrics = answer
-            replies[position] = _reply("update", record, {**learnt[position].metrics, **metrics})
-    return replies
-
-
-def _reply(key: str, record: ArrayRecord, metrics: Mapping[str, float]) -> RecordDict:
-    return RecordDict({key: record, "metrics": MetricRecord({**metrics})})
+    outcomes = _apply_operators(model, rounds, how)
+    return {at: outcome(rounds[at].learnt, found) for at, found in outcomes.items()}
 
 
 def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWork:
     batches = _batches(call, config, task, "local-iters")
-    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"))
+    asked = Asked(
+        task.part,
+        whole(config, "batch-size", 1),
+        whole(config, "seed", 0),
+        whole(config, "round-index", 0) + 1,
+        call.partition_id,
+        augmentation=task.augmentation,
+    )
+    return LocalWork(sent_state(call, task), task.x, task.y, batches, positive(config, "local-step"), asked)
 
 
 def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> ProximalWork:
@@ -255,15 +226,18 @@ def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> lis
     )
 
 
-def _apply_operators(
-    model: nn.Module, rounds: Mapping[int, _Round], how: LocalTraining
-) -> dict[int, Outcome]:
+def _apply_operators(model: nn.Module, rounds: Mapping[int, _Round], how: Training) -> dict[int, Outcome]:
     """Return x_i^k of every node; nodes that were asked for the same operator are computed together."""
     works = {position: one.work for position, one in rounds.items()}
     gradient = {i: work for i, work in works.items() if isinstance(work, LocalWork)}
     prox = {i: work for i, work in works.items() if isinstance(work, ProximalWork)}
     sgd = how.sgd(model, list(gradient.values()))
-    points = proximal_steps(model, list(prox.values()), how)
+    points: Sequence[Outcome]
+    if isinstance(how, OwnTraining):
+        valid = "valid with a training loop of one's own is 'gradient'"
+        points = [ValueError(f"operator is 'prox' in the message's config; {valid}") for _ in prox]
+    else:
+        points = proximal_steps(model, list(prox.values()), how)
     return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.local_training import LocalTraining
-from hedgerow.clients.training.work import LocalWork, State, Trained
+from hedgerow.clients.training.work import LocalWork, Trained
 from hedgerow.wire.checks import at_least, in_range, positive
 
 __all__ = ["InnerLR", "Proximal", "ProximalWork", "parse_inner_lr", "proximal_steps"]
@@ -143,10 +143,15 @@ class Proximal:
         Mean mini-batch loss over the steps taken, before each; the loss at x^k if none was.
     """
 
-    state: State
+    state: Mapping[str, Tensor]
     relative_residual: float
     steps_taken: int
     mean_loss: float
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What the node tells of it."""
+        return {"train-loss": self.mean_loss}
 
 
 def proximal_steps(
@@ -198,7 +203,7 @@ class _Solver:
     def __init__(self, work: ProximalWork, trainable: Sequence[str]) -> None:
         self.work = work
         self.trainable = trainable
-        self.y: State = dict(work.start)
+        self.y: Mapping[str, Tensor] = work.start
         self.step = 0
         self.loss = 0.0
         self.reference = 0.0
@@ -219,7 +224,7 @@ class _Solver:
         following = {**trained.state, **dict(zip(self.trainable, pulled, strict=True))}
         self._decide(following, trained.mean_loss, self._distance(following))
 
-    def _decide(self, following: State, loss: float, distance: float) -> None:
+    def _decide(self, following: Mapping[str, Tensor], loss: float, distance: float) -> None:
         work, s = self.work, self.step
         converged = work.shares_a_batch and distance <= work.tol * self.reference
         if not isfinite(distance):
@@ -230,7 +235,7 @@ class _Solver:
         else:
             self.y, self.step, self.loss = following, s + 1, self.loss + loss
 
-    def _distance(self, state: State) -> float:
+    def _distance(self, state: Mapping[str, Tensor]) -> float:
         """Return the distance from y_s over the trainable parameters."""
         change = torch._foreach_sub(self._values(state), self._values(self.y))
         return float(torch.stack(torch._foreach_norm(change)).double().norm()) if change else 0.0

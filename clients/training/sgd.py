@@ -14,6 +14,7 @@ stacks. What ``auto`` takes is ``_prefers_stack``'s rule; docs/bits.md is the co
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,6 +34,7 @@ __all__ = [
     "Trained",
     "TrainingMode",
     "cross_entropy",
+    "is_small",
     "local_sgd",
     "stackable",
 ]
@@ -81,8 +83,8 @@ def local_sgd(
     Raises
     ------
     ValueError
-        If a work's start does not fit the model, or ``stack`` is asked for and the model cannot stack, or
-        forward passes are to be compiled.
+        If a work's start does not fit the model, a batch is empty or indexes past the data, or ``stack`` is
+        asked for and the model cannot stack, or forward passes are to be compiled.
     RuntimeError
         If the device's memory does not hold a stack.
     """
@@ -91,8 +93,12 @@ def local_sgd(
     if max_nodes is not None:
         at_least(1, max_nodes=max_nodes)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
+    starts: set[int] = set()  # Nodes of one exchange start from the same object.
     for position, work in enumerate(works):
-        _check_start(shapes, work, position)
+        if id(work.start) not in starts:
+            _check_start(shapes, work, position)
+            starts.add(id(work.start))
+    _check_batches(works)
     if not works:
         return []
     reason = stackable(model)
@@ -102,7 +108,7 @@ def local_sgd(
         raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
     if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works, arithmetic)):
         return train_stacks(model, works, loss, correction, max_nodes, arithmetic)
-    spread = mode == "auto" and not _is_small(model)
+    spread = mode == "auto" and not is_small(model)
     return train_loop(model, works, loss, correction, spread=spread, arithmetic=arithmetic)
 
 
@@ -176,7 +182,7 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
     """
     first = works[0]
     several = len(works) > 1
-    small = _is_small(model)
+    small = is_small(model)
     on_cpu = first.x.device.type == "cpu"
     if on_cpu and (takes_batch_statistics(model) or arithmetic.rounds):
         return False
@@ -189,12 +195,30 @@ def _prefers_stack(model: nn.Module, works: Sequence[LocalWork], arithmetic: Ari
     return several and (small or not on_cpu) and can_vmap(model, first)
 
 
-def _is_small(model: nn.Module) -> bool:
+def is_small(model: nn.Module) -> bool:
+    """Return whether a node that is alone gains nothing from threads within an operation."""
     return sum(p.numel() for p in model.parameters()) < _SMALL
 
 
 def _lies_channels_last(model: nn.Module) -> bool:
     return any(isinstance(module, ChannelsLast) for module in model.modules())
+
+
+def _check_batches(works: Sequence[LocalWork]) -> None:
+    """Raise ValueError if a batch is empty or indexes past its node's data: all at once, then one by one."""
+    batches = [batch for work in works for batch in work.batches]
+    if not batches:
+        return
+    samples = min(len(work.x) for work in works)
+    index = np.concatenate(batches)
+    if all(len(batch) for batch in batches) and index.min() >= 0 and index.max() < samples:
+        return
+    for position, work in enumerate(works):
+        for step, batch in enumerate(work.batches):
+            if not len(batch) or batch.min() < 0 or batch.max() >= len(work.x):
+                bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "empty"
+                valid = f"valid are indices 0 to {len(work.x) - 1}"
+                raise ValueError(f"works[{position}].batches[{step}] is {bounds}; {valid}")
 
 
 def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:

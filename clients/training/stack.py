@@ -12,7 +12,15 @@ from hedgerow.clients.training.arithmetic import FLOAT32, Arithmetic
 from hedgerow.clients.training.memory import chunk_size, node_bytes
 from hedgerow.clients.training.stacked_layers import StackedLayers, stacked_layers
 from hedgerow.clients.training.threads import train_on_threads
-from hedgerow.clients.training.work import Correction, LocalWork, Loss, State, Trained, cross_entropy
+from hedgerow.clients.training.work import (
+    Correction,
+    LocalWork,
+    Loss,
+    StackRow,
+    State,
+    Trained,
+    cross_entropy,
+)
 
 __all__ = ["can_vmap", "split", "train_stack", "train_stacks"]
 
@@ -139,7 +147,7 @@ def train_stack(
     stack = {
         name: works[0].start[name].to(value).expand(len(works), *value.shape)
         if name in shared
-        else torch.stack([work.start[name] for work in works]).to(value)  # (nodes, *shape)
+        else _stacked([work.start[name] for work in works], value)  # (nodes, *shape)
         for name, value in model.state_dict().items()
     }
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -187,12 +195,15 @@ def train_stack(
 
     total = torch.stack(losses).sum(0).tolist() if losses else [0.0] * len(works)
     return [
-        Trained(
-            {name: value[row].clone() if name in shared else value[row] for name, value in stack.items()},
-            total[row] / max(steps[row], 1),
-        )
-        for row in range(len(works))
+        Trained(StackRow(stack, row, shared), total[row] / max(steps[row], 1)) for row in range(len(works))
     ]
+
+
+def _stacked(values: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return the nodes' values as one tensor of its own, of a dtype and on a device."""
+    if any(value is not values[0] for value in values):
+        return torch.stack(list(values)).to(like)
+    return torch.empty(len(values), *like.shape, dtype=like.dtype, device=like.device).copy_(values[0])
 
 
 def _forward(

@@ -1,6 +1,6 @@
 """What local training takes and gives: one node's model, batches and step size."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hedgerow.wire.checks import is_real, require
 
-__all__ = ["Correction", "LocalWork", "Loss", "State", "Trained", "cross_entropy"]
+__all__ = ["Asked", "Correction", "LocalWork", "Loss", "StackRow", "State", "Trained", "cross_entropy"]
 
 State = dict[str, Tensor]
 # (outputs, targets) -> one loss a sample.
@@ -18,6 +18,31 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Correction = Callable[[State, State], Mapping[str, Tensor]]
 
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a node's batches were made of, for a training loop of the user's own.
+
+    Parameters
+    ----------
+    part : NDArray[int64]
+        The node's samples, as indices into the data.
+    batch_size, seed, round, partition_id : int
+        What the message asks for, and of whom.
+    epochs : int or None (default: None)
+        How many local epochs the batches are; None where a method counts steps.
+    augmentation : str (default: "none")
+        What was done to the samples of each batch.
+    """
+
+    part: NDArray[np.int64]
+    batch_size: int
+    seed: int
+    round: int
+    partition_id: int
+    epochs: int | None = None
+    augmentation: str = "none"
 
 
 @dataclass(frozen=True)
@@ -32,14 +57,17 @@ class LocalWork:
         The data that ``batches`` index, (samples, ...) and (samples,), on the training device. Nodes of
         one simulation share one resident copy.
     batches : Sequence[NDArray[int64]]
-        The samples of each step, in order; lengths may differ, none may be empty.
+        The samples of each step, in order; lengths may differ. ``local_sgd`` checks that none is empty or
+        indexes past the data.
     lr : float
         Step size, > 0 and finite in float32.
+    asked : Asked or None (default: None)
+        What the batches were made of; read by nobody but ``OwnTraining``.
 
     Raises
     ------
     ValueError
-        If the step size is not positive and finite in float32, or a batch is empty or indexes past the data.
+        If the step size is not positive and finite in float32.
     """
 
     start: Mapping[str, Tensor]
@@ -47,22 +75,56 @@ class LocalWork:
     y: Tensor
     batches: Sequence[NDArray[np.int64]]
     lr: float
+    asked: Asked | None = None
 
     def __post_init__(self) -> None:
         valid = is_real(self.lr) and 0 < self.lr <= _LARGEST
         require("lr", self.lr, "a finite number > 0, also in float32", valid)
-        for step, batch in enumerate(self.batches):
-            if not len(batch) or batch.min() < 0 or batch.max() >= len(self.x):
-                bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "empty"
-                raise ValueError(f"batches[{step}] is {bounds}; valid are indices 0 to {len(self.x) - 1}")
+
+
+class StackRow(Mapping[str, Tensor]):
+    """One node's state in a stack, whose tensors are made where they are read.
+
+    Parameters
+    ----------
+    stack : Mapping[str, Tensor]
+        All nodes' (nodes, *shape).
+    row : int
+        The node's.
+    shared : Collection[str] (default: none)
+        Keys whose values take the room of one in the stack, and are copied for each node.
+    """
+
+    __slots__ = ("row", "shared", "stack")
+
+    def __init__(self, stack: Mapping[str, Tensor], row: int, shared: Collection[str] = ()) -> None:
+        self.stack, self.row, self.shared = stack, row, shared
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Return the node's values."""
+        own = self.stack[key][self.row]
+        return own.clone() if key in self.shared else own
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys."""
+        return iter(self.stack)
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self.stack)
 
 
 @dataclass(frozen=True)
 class Trained:
     """The model after the last step, and the mean mini-batch loss over the steps (before each step)."""
 
-    state: State
+    state: Mapping[str, Tensor]
     mean_loss: float
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What the node tells of it."""
+        return {"train-loss": self.mean_loss}
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

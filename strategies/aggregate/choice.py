@@ -46,6 +46,14 @@ class Choice:
         """Whether it is the plain weighted mean."""
         return self.own is None and self.rule.is_mean
 
+    def check(self, most: int, whose: str) -> None:
+        """Raise ValueError if the rule needs more updates than a round has at most."""
+        if self.rule.least > most:
+            raise ValueError(
+                f"aggregation is '{self}'; valid is one of at most {most} updates, {whose}, and it needs "
+                f"{self.rule.least}"
+            )
+
     def aggregator(self, mean: Aggregator) -> Aggregator:
         """Return what takes the replies, given a method's mean."""
         return self.own or (mean if self.rule.is_mean else Robust(self.rule))

@@ -26,7 +26,7 @@ from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.codings import Coded
 from hedgerow.strategies.fedmud.init_width import init_width
 from hedgerow.strategies.method import Method
-from hedgerow.strategies.parts import Downlink, Download, LocalIterations, Sync, UpdateLog
+from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterations, Sync, UpdateLog
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.vectors import joined, split
@@ -43,6 +43,8 @@ Scalar = str | int | float | bool
 Weighting = Literal["num-examples", "num-batches", "uniform"]
 # What a reply tells of its node's base: no quantity to average.
 _BOOKKEEPING = ("base-version", "need-base")
+# What a ClientApp must take from a message's config.
+_INSTRUCTIONS = ("method", "learning-rate", "local-epochs")
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,8 @@ class CompressedLayers(Method[S]):
         if num_clients_per_round is not None:
             _check_count(num_clients_per_round, federation.places)
         most = num_clients_per_round or federation.places or federation.quorum
-        if self.aggregation.rule.least > most:
-            raise ValueError(
-                f"aggregation is '{self.aggregation}'; valid is one of at most {most} updates, the nodes of "
-                f"a round, and it needs {self.aggregation.rule.least}"
-            )
-        if (summed := parse_secure_sum(secure_sum)) is not None:
+        self.aggregation.check(most, "the nodes of a round")
+        if (summed := parse_secure_sum(secure_sum, self.aggregation)) is not None:
             self._check_sums(summed, most)
             self.sums = _Sums(summed, federation, weighting, batch_size)
         self.downlink = Downlink(
@@ -214,7 +212,10 @@ class CompressedLayers(Method[S]):
         self.local = LocalIterations(
             federation, local_epochs, batch_size, required=weighting == "num-batches"
         )
-        super().__init__(federation, aggregator=self._aggregator(), parts=[self.downlink, self.local])
+        followed = Followed(("base-version", "num-batches"), _INSTRUCTIONS, "fedmud_client()")
+        super().__init__(
+            federation, aggregator=self._aggregator(), parts=[self.downlink, self.local, followed]
+        )
 
     def _aggregator(self) -> Aggregator:
         if self.sums is not None:
@@ -224,10 +225,6 @@ class CompressedLayers(Method[S]):
         return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "num-examples"))
 
     def _check_sums(self, settings: SecureSum, most: int) -> None:
-        if not self.aggregation.is_mean:
-            raise ValueError(
-                f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
-            )
         if self.no_sums:
             raise ValueError(f"secure_sum is set; valid is False with this method: {self.no_sums}")
         if most < settings.min_nodes:

@@ -2,6 +2,7 @@
 
 from hedgerow.strategies.parts.compression import CompressedChanges, ErrorFeedback
 from hedgerow.strategies.parts.downlink import SYNCS, Downlink, Download, Sync, UpdateLog
+from hedgerow.strategies.parts.followed import Followed
 from hedgerow.strategies.parts.iterations import LocalIterations
 from hedgerow.strategies.parts.part import Part
 
@@ -11,6 +12,7 @@ __all__ = [
     "Downlink",
     "Download",
     "ErrorFeedback",
+    "Followed",
     "LocalIterations",
     "Part",
     "Sync",

@@ -6,7 +6,7 @@ without Data Similarity", Algorithms 2 and 4, step 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,15 +49,28 @@ class CompressedChanges:
 
     def read(self, record: ArrayRecord, sent: Vector, layout: Layout, node: int) -> Row:
         """Return the change (M,), and the bits of its payload."""
-        update, dense = unpack_update(self.codec, layout, record)
+        update, dense, bits = self.unpacked(record, layout)
         part = compressed_part(layout)
         change = np.zeros_like(sent)
         for key, where in part.slices.items():
             change[layout.slices[key]] = update[where]
         for key, values in dense.items():
             change[layout.slices[key]] = values.ravel() - sent[layout.slices[key]]
+        return Row(change, bits)
+
+    def unpacked(
+        self, record: ArrayRecord, layout: Layout
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[Any]], int]:
+        """Return Q(m) (d,) of the compressed arrays, the others by key, and the bits of the payload.
+
+        Raises
+        ------
+        PayloadError
+            If the record holds none.
+        """
+        update, dense = unpack_update(self.codec, layout, record)
         payload = {key: values for key, values in record_payload(record).items() if key not in dense}
-        return Row(change, self.codec.bits(part.size, payload))
+        return update, dense, self.codec.bits(compressed_part(layout).size, payload)
 
     def bits(self, layout: Layout) -> int:
         """Return the bits of a payload."""
@@ -110,15 +123,27 @@ class ErrorFeedback(Part):
         if exchange.kind != "train":
             return exchange
         k = run.round - 1
-        told = {"compressor": str(in_round(self.compressor, k)), "error-feedback": self.error_feedback}
         last = {i: self.acknowledged.get(i, -1) for i in exchange.asked}
         asks = [replace(ask, own={**ask.own, "acknowledged": last}) for ask in exchange.asks]
-        config = {**exchange.config, **told, "round-index": k}
+        config = {**exchange.config, **self.asked(k)}
         return replace(exchange, asks=asks, config=config, coding=self.coding(k))
+
+    def asked(self, round_index: int) -> dict[str, str | bool | int]:
+        """Return what the config of every message of a round asks for."""
+        codec = in_round(self.compressor, round_index)
+        return {
+            "compressor": str(codec),
+            "error-feedback": self.error_feedback,
+            "round-index": round_index,
+        }
+
+    def acknowledge(self, nodes: Iterable[int], round_index: int) -> None:
+        """Note whose updates of a round are in the model."""
+        self.acknowledged |= dict.fromkeys(nodes, round_index)
 
     def ended(self, run: Run) -> None:
         """Acknowledge what a round has absorbed."""
-        self.acknowledged |= dict.fromkeys(run.absorbed, run.round - 1)
+        self.acknowledge(run.absorbed, run.round - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the acknowledgements."""

@@ -136,11 +136,7 @@ class ClusteredStrategy(Algorithm):
     ) -> None:
         int_at_least(1, num_servers=num_servers, local_steps=local_steps, tau2=tau2)
         self.aggregation = Choice.of(aggregation)
-        summed = parse_secure_sum(secure_sum)
-        if summed is not None and not self.aggregation.is_mean:
-            raise ValueError(
-                f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
-            )
+        summed = parse_secure_sum(secure_sum, self.aggregation)
         if summed is not None and edge_nodes:
             raise ValueError("secure_sum is set; valid is False where edge servers are nodes")
         if self.aggregation.own and edge_nodes:

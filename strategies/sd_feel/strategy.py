@@ -23,6 +23,7 @@ from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStra
 from hedgerow.strategies.sd_feel.probes import Probes
 from hedgerow.strategies.sd_feel.simulated_time import Stragglers
 from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.secure_sums import parse_secure_sum
 from hedgerow.strategies.topology import Mixing, as_graph
 from hedgerow.wire.checks import int_at_least, one_of
 
@@ -108,10 +109,7 @@ class SDFeel(ClusteredStrategy):
         int_at_least(1, num_servers=num_servers)
         int_at_least(0, alpha=alpha, probe_rounds=probe_rounds)
         one_of("edge_servers", edge_servers, EDGE_SERVERS)
-        if probe_rounds and options.get("secure_sum"):
-            raise ValueError(
-                f"probe_rounds is {probe_rounds}; valid with secure_sum is 0: they are each client's"
-            )
+        parse_secure_sum(options.get("secure_sum", False), probe_rounds=probe_rounds)
         self.alpha, self.stragglers, self.probe_rounds = alpha, stragglers, probe_rounds
         self.graph = as_graph(topology, num_servers, options.get("seed", 0))
         self.exact_if_complete = exact_if_complete

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.federation import Federation, FederationOptions
-from hedgerow.strategies.parts import ErrorFeedback
+from hedgerow.strategies.parts import ErrorFeedback, Followed
 from hedgerow.strategies.schedules import Schedule
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.similarity_free.algorithm import DOWN, UP, Algorithm, InnerSolver
@@ -27,6 +27,8 @@ __all__ = ["InnerSolver", "SimilarityFree"]
 # Metrics of single workers whose mean says nothing.
 _TOTALS = ("memory-lost", "payload-bits")
 _LARGEST = ("curvature", "prox-residual")
+# What a ClientApp must take from a message's config.
+_INSTRUCTIONS = ("operator", "local-step", "local-iters")
 
 
 class SimilarityFree(Algorithm):
@@ -39,7 +41,10 @@ class SimilarityFree(Algorithm):
       then x^{k+1} = x^k + (1/n) sum_i q_i^k (Algorithms 2 and 4);
     - a compressor without error feedback: the same with e_i = 0, which is FedPAQ.
 
-    **The ClientApp must be** ``hedgerow.clients.similarity_free_client()``.
+    **The ClientApp must be** ``hedgerow.clients.similarity_free_client()``, or one that takes ``operator``,
+    ``local-step`` and ``local-iters`` from a message's config and says so: its metrics tell ``local-step``,
+    the step that it took. A reply that tells neither this nor ``drift-norm`` is refused; where all are, the
+    run ends in its first round.
 
     Parameters
     ----------
@@ -119,37 +124,27 @@ class SimilarityFree(Algorithm):
         self.aggregation = Choice.of(aggregation)
         federation = Federation(**options)
         workers = federation.places or federation.quorum
-        if (least := self.aggregation.rule.least) > workers:
-            raise ValueError(
-                f"aggregation is '{self.aggregation}'; valid is one of at most {workers} updates, the "
-                f"workers', and it needs {least}"
-            )
-        self.sums = self._sums(parse_secure_sum(secure_sum), federation, workers)
+        self.aggregation.check(workers, "the workers'")
+        self.sums = self._sums(secure_sum, federation, workers)
         uplink = ErrorFeedback(self.compressor, error_feedback)
-        super().__init__(federation, aggregator=self._aggregator(), parts=[uplink])
+        followed = Followed(("drift-norm", "local-step"), _INSTRUCTIONS, "similarity_free_client()")
+        super().__init__(federation, aggregator=self._aggregator(), parts=[uplink, followed])
 
     def _aggregator(self) -> Aggregator:
         if self.sums is not None:
             return self.sums
         return self.aggregation.aggregator(WeightedMean(by_examples=self.weighting == "examples"))
 
-    def _sums(self, settings: SecureSum | None, federation: Federation, workers: int) -> SecureSums | None:
+    def _sums(self, asked: bool | SecureSum, federation: Federation, workers: int) -> SecureSums | None:
         """Return the sums of a run; ValueError where what workers send cannot be in one."""
+        settings = parse_secure_sum(asked, self.aggregation, probe_rounds=self.probe_rounds)
         if settings is None:
             return None
-        if not self.aggregation.is_mean:
-            raise ValueError(
-                f"aggregation is '{self.aggregation}'; valid with secure_sum is 'mean': a sum gives no other"
-            )
         if not isinstance(self.compressor, Identity | RandK):
             raise ValueError(
                 f"compressor is '{self.compressor}'; valid with secure_sum is 'identity' or 'randk(0.1)': "
                 "masks are on every entry, so that where each worker chooses its own, or sends signs, "
                 "nothing is saved"
-            )
-        if self.probe_rounds:
-            raise ValueError(
-                f"probe_rounds is {self.probe_rounds}; valid with secure_sum is 0: they are each worker's"
             )
         if workers < settings.min_nodes:
             raise ValueError(f"secure_sum needs {settings.min_nodes} workers; there are {workers}")

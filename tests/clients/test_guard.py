@@ -29,7 +29,15 @@ from hedgerow.clients import (
     privacy_of,
     sd_feel_client,
 )
-from hedgerow.clients.guard import FAILED, NO_MESSAGE, NO_MONITOR, NO_POLICY, SPENT, TOO_OFTEN, UNPROTECTED
+from hedgerow.clients.mods.guard import (
+    FAILED,
+    NO_MESSAGE,
+    NO_MONITOR,
+    NO_POLICY,
+    SPENT,
+    TOO_OFTEN,
+    UNPROTECTED,
+)
 from hedgerow.clients.policy import POLICY_VARIABLE, Policy, PolicyError, policy_of, read_policy
 from hedgerow.clients.releases import Releases, ReleasesError, Spent, TooOften
 from hedgerow.strategies import Privacy

@@ -16,7 +16,6 @@ from hedgerow.clients import (
     Refusal,
     Reveals,
     ceps_client,
-    compressed,
     each,
     fedmud_client,
     hsgd_client,
@@ -25,8 +24,8 @@ from hedgerow.clients import (
     sd_feel_client,
     similarity_free_client,
 )
-from hedgerow.clients.guard import UNPROTECTED, check_privacy
 from hedgerow.clients.hsgd.own import own_party
+from hedgerow.clients.mods.guard import UNPROTECTED, check_privacy
 from hedgerow.clients.policy import POLICY_VARIABLE
 from hedgerow.clients.releases import Releases
 from hedgerow.tasks import build_model
@@ -41,7 +40,6 @@ APPS: Mapping[str, BatchClientApp] = {
     "fedmud": fedmud_client(),
     "ceps": ceps_client(lambda context: PROBLEM),
     "hsgd": hsgd_client(own_party, own=lambda context: True),  # type: ignore[arg-type]
-    "compressed": compressed(sd_feel_client()),
 }
 EVERYBODY = {"query.whoami", "query.state", "query.restore"}
 SUMS = {"query.sum_keys", "query.sum_shares"}
@@ -55,7 +53,6 @@ COVERED: Mapping[str, Mapping[str, set[str]]] = {
         "hsgd": EVERYBODY
         | SUMS
         | {"query.pair", "query.pool", "query.setup", "train.exchange", "train.update"},
-        "compressed": EVERYBODY | SUMS | {"query.standardise", "train.intra", "train.gossip"},
     },
 }
 COVERED = {

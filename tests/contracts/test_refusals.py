@@ -24,6 +24,7 @@ from tests.flower_apps.cases import CASES as APPS
 from tests.flower_apps.cases import AppCase
 from torch import nn
 
+from hedgerow.clients import LocalWork
 from hedgerow.clients.policy import read_policy
 from hedgerow.sim import Setting, SettingsError
 from hedgerow.sim.runs.kinds import LARGEST, SMALLEST
@@ -637,7 +638,14 @@ case("clients.similarity_free.proximal:ProximalWork",
     {"start": {}, "x": X, "y": Y, "batches": [ONE], "gamma": 0.1, "inner_lr": 0.1, "steps": 3},
     gamma=POSITIVE, inner_lr=POSITIVE, steps=COUNT, tol=real(0, 1, "high"))
 case("clients:LocalWork", {"start": {}, "x": X, "y": Y, "batches": [ONE], "lr": 0.1}, lr=POSITIVE)
-case("clients:local_sgd", {"model": nn.Linear(3, 2), "works": []}, mode=one_of("auto", "loop", "stack"),
+LINEAR = nn.Linear(3, 2)
+
+
+def work(batches: list[np.ndarray]) -> list[LocalWork]:
+    return [LocalWork(LINEAR.state_dict(), X, Y, batches, 0.1)]
+
+
+case("clients:local_sgd", {"model": LINEAR, "works": []}, mode=one_of("auto", "loop", "stack"),
     max_nodes=COUNT | NONE)
 case("clients.training.arithmetic:Arithmetic", {}, precision=one_of("float32", "bf16"), compiled=COUNT_OR_0)
 case("clients.training.epochs:epoch_batches",
@@ -1029,10 +1037,10 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"y": torch.zeros(3)}, "x and y have 2 and 3 samples"),
     ],
     "clients:LogisticRegression": [({"y": np.array([1.0, -1.0])}, "y has the label .*-1.0")],
-    "clients:LocalWork": [
-        ({"batches": [ONE, ONE[:0]]}, r"batches\[1\] is empty; valid are indices 0 to 1"),
-        ({"batches": [np.array([1, 2])]}, r"batches\[0\] is 1 to 2; valid are indices 0 to 1"),
-        ({"batches": [np.array([-1])]}, r"batches\[0\] is -1 to -1; valid are indices 0 to 1"),
+    "clients:local_sgd": [
+        ({"works": work([ONE, ONE[:0]])}, r"works\[0\].batches\[1\] is empty; valid are indices 0 to 1"),
+        ({"works": work([np.array([1, 2])])}, r"batches\[0\] is 1 to 2; valid are indices 0 to 1"),
+        ({"works": work([np.array([-1])])}, r"batches\[0\] is -1 to -1; valid are indices 0 to 1"),
     ],
     "clients.similarity_free.proximal:ProximalWork": [
         ({"batches": [ONE] * 2}, "batches are 2; valid is 1 or one a step, 3"),

@@ -82,10 +82,11 @@ def renamed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place = ROOT / name
         ignored = shutil.ignore_patterns("__pycache__", "results")
         shutil.copytree(place, copy / name, ignore=ignored) if place.is_dir() else shutil.copy(place, copy)
-    client = copy / "clients" / "similarity_free" / "client.py"
-    source = client.read_text()
-    assert source.count('_reply("update", ') == 1
-    client.write_text(source.replace('_reply("update", ', '_reply("change", '))
+    replies = copy / "clients" / "mods" / "compress.py"
+    source = replies.read_text()
+    name = '{"update": record, "metrics"'
+    assert source.count(name) == 1
+    replies.write_text(source.replace(name, name.replace("update", "change")))
     return copy
 
 

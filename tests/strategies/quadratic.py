@@ -65,6 +65,8 @@ class Quadratics:
             )
             if self.tells_steps:
                 reply["metrics"]["num-steps"] = steps
+            if "local-step" in config:
+                reply["metrics"]["local-step"] = config["local-step"]
             if self.sabotage is not None:
                 reply = self.sabotage(client, server_round, reply)
             return Message(reply, reply_to=message)

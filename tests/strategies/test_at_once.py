@@ -11,9 +11,20 @@ from flwr.app import MetricRecord, RecordDict
 from hedgerow.clients import BatchClientApp, whoami
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import FedAvg, RoundEnd, SDFeel
-from hedgerow.wire import Call, InColumns, Told, to_record
+from hedgerow.wire import Call, ColumnHandler, InColumns, Told, to_record
 
 NODES = 6
+
+
+class App(BatchClientApp):
+    """Answers in messages and in columns, and says which it was asked for."""
+
+    def __init__(self, nodes: "Nodes") -> None:
+        super().__init__({"train": nodes.messages, "query.whoami": whoami(lambda context: 10)})
+        self.nodes = nodes
+
+    def column_handler(self, message_type: str) -> ColumnHandler | None:
+        return self.nodes.columns if message_type == "train" else None
 
 
 class Nodes:
@@ -22,9 +33,7 @@ class Nodes:
     def __init__(self, spoilt: dict[int, dict[str, Any]]) -> None:
         self.spoilt = spoilt
         self.asked: list[str] = []
-        self.app = BatchClientApp(
-            {"train": self.messages, "query.whoami": whoami(lambda context: 10)}, {"train": self.columns}
-        )
+        self.app = App(self)
 
     def one(self, node: int, content: RecordDict) -> tuple[np.ndarray, dict[str, float]]:
         told, sent = content["config"], content["arrays"]["w"].numpy()

@@ -125,6 +125,7 @@ def metrics(**values: Any) -> RecordDict:
         (metrics(loss=1.0), "bad weight"),
         (metrics(n=0), "bad weight"),
         (metrics(n=float("inf")), "bad weight"),
+        (metrics(n=1e300), "bad weight"),
         (metrics(n=[1, 2]), "bad weight"),
         (metrics(n=1, loss=float("nan")), "non-finite"),
         (metrics(n=1, losses=[1.0, float("inf")]), "non-finite"),

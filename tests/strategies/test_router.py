@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.gossip.nodes import Nodes, Spy, payloads_within
+from tests.strategies.gossip.nodes import Nodes, Spy
 
 from hedgerow.sim import Delay, FaultModel, flower_identity
 from hedgerow.strategies import NODE_TO_NODE, PayloadSizes, Roster, Router
@@ -187,12 +187,6 @@ def test_nothing_is_sent_where_nothing_is_wanted() -> None:
     relay = Relay()
     assert relay.route({0: [], 1: []}) == {0: {}, 1: {}}
     assert relay.grid.sent == []
-
-
-def test_the_router_keeps_no_payload_after_an_event() -> None:
-    relay = Relay()
-    assert payloads_within(relay.route({1: [0, 2]}))
-    assert payloads_within(relay.router) == []
 
 
 def test_requests_carry_an_iteration_and_nothing_else() -> None:

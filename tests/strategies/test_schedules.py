@@ -85,12 +85,6 @@ def test_numpy_parameters_are_written_as_plain_numbers() -> None:
     assert str(Diminishing(np.float64(0.8), np.float64(0.51))) == "diminishing(c=0.8, nu=0.51)"
 
 
-@given(STEPS, st.integers(1, 5000))
-@settings(deadline=None)
-def test_the_squares_of_a_fixed_schedule_sum_to_c_squared(c: float, num_rounds: int) -> None:
-    assert np.sum(Fixed(c, num_rounds).values(num_rounds) ** 2) == pytest.approx(c**2)
-
-
 def test_a_fixed_schedule_goes_on_past_its_rounds() -> None:
     assert Fixed(c=1, num_rounds=4)(100) == 0.5
 

@@ -304,21 +304,8 @@ def test_a_mean_that_is_too_large_is_refused_as_one_update() -> None:
         run(strategy, LossyGrid(6, client=app(train)), rounds=3)
 
 
-def test_a_run_that_goes_on_ends_like_one_that_did_not_stop() -> None:
-    whole, _ = run(fedavg(6), LossyGrid(6), rounds=4)
-    first = fedavg(6)
-    run(first, LossyGrid(6), rounds=2)
-    second = fedavg(6)
-    second.load_state_dict(first.state_dict())
-    rest, _ = run(second, LossyGrid(6), rounds=4)
-    np.testing.assert_array_equal(whole, rest)
-
-
 def test_a_grid_that_served_a_run_serves_another() -> None:
     grid = LossyGrid(5)
     first, _ = run(fedavg(5), grid, rounds=2)
     second, _ = run(fedavg(5), grid, rounds=2)
     np.testing.assert_array_equal(first, second)
-
-
-# Settings

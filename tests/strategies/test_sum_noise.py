@@ -165,16 +165,6 @@ def test_epsilon_is_infinite_with_the_reason_where_noise_is_of_the_seed_or_round
     assert report.unprotected == ("evaluation",)
 
 
-def test_a_seeded_run_that_goes_on_draws_the_same_noise() -> None:
-    whole, _ = run(fedavg(5, noisy(1.0, 4.0, source="seed")), LossyGrid(5), rounds=3)
-    first = fedavg(5, noisy(1.0, 4.0, source="seed"))
-    run(first, LossyGrid(5), rounds=2)
-    second = fedavg(5, noisy(1.0, 4.0, source="seed"))
-    second.load_state_dict(first.state_dict())
-    rest, _ = run(second, LossyGrid(5), rounds=3)
-    np.testing.assert_array_equal(whole, rest)
-
-
 @pytest.mark.parametrize("name", ["sd-feel", "fedavg by examples", "ef-fedavg", "fedmud", "fedmud+bkd"])
 def test_every_method_with_faint_noise_is_near_the_one_without(name: str) -> None:
     make = METHODS[name][0]

@@ -122,23 +122,10 @@ def test_the_partially_connected_figure_is_a_ring_with_its_long_diagonals() -> N
     assert sorted(tuple(sorted(edge)) for edge in graph("fig2b", 6).edges) == expected
 
 
-def test_a_random_regular_graph_is_regular() -> None:
-    assert set(dict(graph("regular(4)", 9, seed=3).degree).values()) == {4}
-
-
 @pytest.mark.parametrize("name", RANDOM)
 def test_a_random_graph_depends_on_its_seed_alone(name: str) -> None:
     draws = [sorted(graph(name, 12, seed).edges) for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_drawing_a_graph_leaves_the_global_generators_alone(name: str) -> None:
-    import random
-
-    before = (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
-    graph(name, 12)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
 
 
 def test_a_graph_that_is_never_connected_is_refused() -> None:
@@ -194,31 +181,12 @@ def test_the_laplacian_is_degree_minus_adjacency() -> None:
     np.testing.assert_array_equal(laplacian(graph("path", 3)), expected)
 
 
-def test_the_laplacian_follows_node_numbers_not_the_order_of_insertion() -> None:
-    own = nx.Graph([(2, 1), (1, 0)])
-    np.testing.assert_array_equal(laplacian(own), laplacian(graph("path", 3)))
-
-
-def test_the_laplacian_of_the_figures_ring_has_its_spectrum() -> None:
-    np.testing.assert_allclose(
-        np.linalg.eigvalsh(laplacian(graph("fig2a", 6))), [0, 1, 1, 3, 3, 4], atol=1e-12
-    )
-
-
 # Spectra
 
 
 @pytest.mark.parametrize(("name", "D", "zeta"), ZETA_TABLE)
 def test_zeta_has_the_tabulated_value(name: str, D: int, zeta: float) -> None:
     assert mixing(graph(name, D), np.ones(D)).zeta == pytest.approx(zeta, abs=5.1e-7)
-
-
-@pytest.mark.parametrize("D", [4, 6, 8, 10, 20, 50])
-def test_zeta_has_its_closed_form_on_even_rings_stars_and_bipartite_graphs(D: int) -> None:
-    c = math.cos(2 * math.pi / D)
-    closed = {"ring": (1 + c) / (3 - c), "star": (D - 1) / (D + 1), "bipartite": 1 / 3}
-    for name, zeta in closed.items():
-        assert mixing(graph(name, D), np.ones(D)).zeta == pytest.approx(zeta, abs=1e-12)
 
 
 def test_fig_2_values_single_out_ring_and_clique_among_all_graphs_on_six_nodes() -> None:
@@ -250,34 +218,6 @@ def test_a_regular_graph_of_equal_clusters_has_one_self_weight_and_one_edge_weig
     g = graph(name, D)
     expected = self_weight * np.eye(D) + edge_weight * nx.to_numpy_array(g, nodelist=range(D))
     np.testing.assert_allclose(mixing(g, np.ones(D)).matrix, expected, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "contraction"),
-    [
-        (1, 0.825665),
-        (2, 0.681722),
-        (3, 0.562874),
-        (5, 0.383723),
-        (8, 0.215988),
-        (10, 0.147244),
-        (15, 0.056501),
-        (20, 0.021681),
-    ],
-)
-def test_alpha_steps_on_the_ring_of_ten_contract_by_the_tabulated_factor(
-    alpha: int, contraction: float
-) -> None:
-    network = mixing(graph("ring", 10), np.ones(10))
-    assert network.zeta == pytest.approx(0.8256645486206611, abs=1e-14)
-    assert network.zeta**alpha == pytest.approx(contraction, abs=5.1e-7)
-    assert moduli(network.power(alpha))[1] == pytest.approx(contraction, abs=5.1e-7)
-
-
-@pytest.mark.parametrize(("reached", "alpha"), [(1e-1, 13), (1e-2, 25), (1e-3, 37), (1e-6, 73)])
-def test_the_ring_of_ten_needs_the_tabulated_steps_to_contract_so_far(reached: float, alpha: int) -> None:
-    zeta = mixing(graph("ring", 10), np.ones(10)).zeta
-    assert zeta**alpha <= reached < zeta ** (alpha - 1)
 
 
 @pytest.fixture(scope="module")
@@ -386,41 +326,6 @@ def test_gossip_gives_the_golden_models(
     np.testing.assert_allclose(network.gossip(np.array(start, float), alpha), expected, atol=5.1e-11)
 
 
-def test_the_weighted_deviation_of_g2_shrinks_to_the_golden_values() -> None:
-    network = mixing(graph("path", 3), [50, 30, 20])
-    after = [network.deviation(network.gossip(np.array([1.0, 2.0, 4.0]), alpha)) for alpha in (1, 2, 3)]
-    np.testing.assert_allclose(after, [0.607552114, 0.324991661, 0.173844478], atol=5e-10)
-
-
-def test_trap_1_rows_of_models_are_mixed_by_the_transposed_matrix() -> None:
-    network = mixing(graph("ring", 4), [40, 30, 20, 10])
-    models = np.array([1.0, 2.0, 3.0, 4.0])
-    wrong = network.matrix @ models
-    np.testing.assert_allclose(wrong, [3.631578947, 2.263157895, 4.052631579, 0.052631579], atol=5e-10)
-    assert network.mean(wrong) == pytest.approx(2.947368, abs=5e-7)
-    np.testing.assert_allclose(network.step(models), network.matrix.T @ models, atol=1e-14)
-    assert network.mean(network.step(models)) == pytest.approx(2.0, abs=1e-14)
-
-
-def test_trap_2_the_golden_spectrum_is_taken_from_the_smallest_nonzero_eigenvalue() -> None:
-    g = graph("ring", 4)
-    m = np.array([0.4, 0.3, 0.2, 0.1])
-    eigenvalues = np.sort(np.linalg.eigvals(laplacian(g) / m).real)[::-1]
-    np.testing.assert_allclose(eigenvalues, [25, 10, 20 / 3, 0], atol=1e-12)
-    assert mixing(g, m).scale == pytest.approx(2 / (25 + 20 / 3))
-
-
-def test_trap_3_negative_self_weights_are_kept() -> None:
-    assert mixing(graph("star", 6), np.ones(6)).matrix[0, 0] == pytest.approx(-3 / 7)
-    assert mixing(graph("ring", 4), [40, 30, 20, 10]).matrix[3, 3] == pytest.approx(-5 / 19)
-
-
-def test_trap_4_a_complete_graph_of_unequal_clusters_does_not_reach_consensus_at_once() -> None:
-    network = mixing(graph("complete", 3), [50, 30, 20])
-    assert network.zeta == pytest.approx(0.251943537932, abs=5e-13)
-    assert network.deviation(network.step(np.array([1.0, 2.0, 4.0]))) > 0.1
-
-
 def test_a_complete_graph_can_take_the_exact_mean_instead() -> None:
     network = mixing(graph("complete", 3), [50, 30, 20], exact_if_complete=True)
     assert network.zeta == 0.0
@@ -440,14 +345,6 @@ def test_a_single_server_keeps_its_model() -> None:
     assert network.gossip(np.array([[3.0, 4.0]]), 5).tolist() == [[3.0, 4.0]]
 
 
-@settings(deadline=None)
-@given(st.integers(1, 10**6), st.integers(1, 10**6))
-def test_two_servers_of_any_sizes_agree_after_one_step(first: int, second: int) -> None:
-    network = mixing(graph("path", 2), [first, second])
-    assert network.zeta == 0.0
-    assert network.deviation(network.step(np.array([-1.0, 1.0]))) < 1e-9
-
-
 # Properties T1 to T4, T6, T7, T11, T13
 
 
@@ -465,22 +362,6 @@ def test_weights_stand_on_edges_only_and_are_not_negative_there(network: Mixing)
     edges = nx.to_numpy_array(network.graph, nodelist=range(len(network.sizes))) > 0
     assert np.all(off_diagonal[edges] > 0)
     assert np.all(off_diagonal[~edges] == 0)
-
-
-@settings(deadline=None)
-@given(networks(least=2))
-def test_the_matrix_is_symmetric_only_for_equal_sizes(network: Mixing) -> None:
-    equal = mixing(network.graph, np.full(len(network.sizes), 7))
-    np.testing.assert_allclose(equal.matrix, equal.matrix.T, atol=1e-12)
-    if len(set(network.sizes.tolist())) > 1:
-        assert np.abs(network.matrix - network.matrix.T).max() > 1e-9
-
-
-@settings(deadline=None)
-@given(networks())
-def test_consensus_is_a_fixed_point_of_gossip(network: Mixing) -> None:
-    same = np.tile([1.0, -2.0, 3.0], (len(network.sizes), 1))
-    np.testing.assert_allclose(network.gossip(same, 4), same, atol=1e-11)
 
 
 @settings(deadline=None)
@@ -508,13 +389,6 @@ def test_no_other_scale_mixes_faster(network: Mixing, factor: float) -> None:
 
 
 @settings(deadline=None)
-@given(networks(), st.floats(1e-3, 1e3))
-def test_only_the_ratios_of_sizes_matter(network: Mixing, factor: float) -> None:
-    scaled = mixing(network.graph, factor * network.sizes)
-    np.testing.assert_allclose(scaled.matrix, network.matrix, atol=1e-10)
-
-
-@settings(deadline=None)
 @given(networks(), st.integers(0, 6))
 def test_alpha_steps_are_the_matrix_to_the_power_alpha(network: Mixing, alpha: int) -> None:
     models = models_of(network)
@@ -522,42 +396,10 @@ def test_alpha_steps_are_the_matrix_to_the_power_alpha(network: Mixing, alpha: i
 
 
 @settings(deadline=None)
-@given(networks(least=2))
-def test_a_gossip_step_is_a_diffusion_towards_the_neighbours(network: Mixing) -> None:
-    models = models_of(network)
-    expected = [
-        models[d] + network.scale / network.weights[d] * sum(models[j] - models[d] for j in network.graph[d])
-        for d in range(len(models))
-    ]
-    np.testing.assert_allclose(network.step(models), expected, atol=1e-10)
-
-
-@settings(deadline=None)
 @given(networks())
 def test_each_step_contracts_the_weighted_deviation_by_zeta(network: Mixing) -> None:
     models = models_of(network)
     assert network.deviation(network.step(models)) <= network.zeta * network.deviation(models) + 1e-10
-
-
-@settings(deadline=None)
-@given(networks())
-def test_endless_gossip_reaches_the_weighted_mean(network: Mixing) -> None:
-    models = models_of(network)
-    bound = network.zeta**200 * network.deviation(models) + 1e-9
-    assert network.deviation(network.gossip(models, 200)) <= bound
-
-
-@settings(deadline=None)
-@given(networks(), st.randoms(use_true_random=False))
-def test_relabelling_servers_changes_nothing(network: Mixing, shuffle: object) -> None:
-    D = len(network.sizes)
-    order = list(range(D))
-    shuffle.shuffle(order)  # type: ignore[attr-defined]
-    relabelled = nx.relabel_nodes(network.graph, dict(zip(order, range(D), strict=True)))
-    other = mixing(relabelled, network.sizes[order])
-    np.testing.assert_allclose(other.matrix, network.matrix[np.ix_(order, order)], atol=1e-10)
-    models = models_of(network)
-    np.testing.assert_allclose(other.step(models[order]), network.step(models)[order], atol=1e-10)
 
 
 @settings(deadline=None)
@@ -572,21 +414,14 @@ def test_losing_an_edge_at_both_ends_keeps_consensus_and_mean(network: Mixing, d
     assert rest.zeta == pytest.approx(moduli(rest.matrix)[1], abs=1e-7)
 
 
-def test_losing_an_edge_leaves_the_original_as_it_was() -> None:
+def test_a_mixing_is_never_changed() -> None:
     network = mixing(graph("ring", 4), [40, 30, 20, 10])
     before = network.matrix.copy()
     network.without_edge(0, 1)
     np.testing.assert_array_equal(network.matrix, before)
     assert network.graph.has_edge(0, 1)
-
-
-def test_an_edge_that_is_not_there_cannot_be_lost() -> None:
     with pytest.raises(ValueError, match=r"edge is \(0, 2\); valid is one of \[\(0, 1\)"):
-        mixing(graph("ring", 4), np.ones(4)).without_edge(0, 2)
-
-
-def test_a_mixing_matrix_cannot_be_written_to() -> None:
-    network = mixing(graph("ring", 4), np.ones(4))
+        network.without_edge(0, 2)
     with pytest.raises(ValueError, match="read-only"):
         network.matrix[0, 0] = 0.5
 
@@ -710,42 +545,24 @@ def test_metropolis_rows_and_columns_sum_to_one(network: Mixing) -> None:
     assert np.all(matrix >= 0)
 
 
-@settings(deadline=None)
-@given(networks(least=2))
-def test_metropolis_zeta_is_the_second_largest_modulus_and_below_one(network: Mixing) -> None:
-    mixed = metropolis(network.graph)
-    assert mixed.zeta == pytest.approx(moduli(mixed.matrix)[1], abs=1e-8)
-    assert mixed.zeta < 1
-
-
-def test_metropolis_weights_of_a_path_are_those_of_its_degrees() -> None:
-    expected = exact([[2, 1, 0], [1, 1, 1], [0, 1, 2]], 3)
-    np.testing.assert_allclose(metropolis(graph("path", 3)).matrix, expected, atol=1e-15)
-
-
-def test_metropolis_gossip_preserves_the_plain_mean() -> None:
-    mixed = metropolis(graph("star", 5))
-    models = models_of(mixed)
-    np.testing.assert_allclose(mixed.gossip(models, 3).mean(axis=0), models.mean(axis=0), atol=1e-14)
-
-
 # Gossip on real arrays
 
 
-def test_gossip_in_place_gives_the_bits_of_gossip_into_a_new_array() -> None:
+def test_gossip_in_place_into_doubles_or_of_a_view_gives_the_same_bits_and_else_leaves_the_models() -> None:
     network = mixing(graph("ring", 4), [40, 30, 20, 10])
     models = np.random.default_rng(0).normal(size=(4, 3, 5)).astype(np.float32)
+    before = models.copy()
     expected = network.gossip(models, 3)
-    result = network.gossip(models, 3, out=models)
-    assert result is models
+    doubled = network.gossip(models, 3, out=np.empty(models.shape))
+    np.testing.assert_array_equal(doubled, network.gossip(models.astype(np.float64), 3))
+    view = np.asfortranarray(models)
+    np.testing.assert_array_equal(network.gossip(view, 3), expected)
+    still = network.gossip(models, 0)
+    np.testing.assert_array_equal(still, before)
+    assert not np.shares_memory(still, models)
+    np.testing.assert_array_equal(models, before)
+    assert network.gossip(models, 3, out=models) is models
     np.testing.assert_array_equal(models, expected)
-
-
-def test_gossip_into_a_new_array_leaves_the_models_as_they_were() -> None:
-    network = mixing(graph("ring", 4), [40, 30, 20, 10])
-    models = np.arange(8.0).reshape(4, 2)
-    network.gossip(models, 2)
-    np.testing.assert_array_equal(models, np.arange(8.0).reshape(4, 2))
 
 
 def test_a_coordinate_is_mixed_the_same_wherever_it_stands() -> None:
@@ -765,33 +582,12 @@ def test_sums_run_in_double_precision_and_round_once() -> None:
     np.testing.assert_array_equal(result, exactly.astype(np.float32))
 
 
-def test_a_double_precision_result_can_be_asked_for() -> None:
-    network = mixing(graph("ring", 4), [40, 30, 20, 10])
-    models = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
-    result = network.gossip(models, 2, out=np.empty((4, 6)))
-    np.testing.assert_array_equal(result, network.gossip(models.astype(np.float64), 2))
-
-
-def test_gossip_takes_a_transposed_view() -> None:
-    network = mixing(graph("ring", 4), [40, 30, 20, 10])
-    models = np.random.default_rng(0).normal(size=(6, 4)).T
-    np.testing.assert_array_equal(network.gossip(models, 2), network.gossip(models.copy(), 2))
-
-
 @pytest.mark.parametrize("shape", [(4,), (4, 0), (4, 2, 3)])
 def test_gossip_takes_models_of_any_shape(shape: tuple[int, ...]) -> None:
     network = mixing(graph("ring", 4), [40, 30, 20, 10])
     models = np.random.default_rng(0).normal(size=shape)
     expected = np.tensordot(network.power(2).T, models, axes=1)
     np.testing.assert_allclose(network.gossip(models, 2), expected, atol=1e-14)
-
-
-def test_no_gossip_steps_copy_the_models() -> None:
-    network = mixing(graph("ring", 4), np.ones(4))
-    models = np.arange(8.0).reshape(4, 2)
-    result = network.gossip(models, 0)
-    np.testing.assert_array_equal(result, models)
-    assert not np.shares_memory(result, models)
 
 
 @pytest.mark.parametrize("models", [np.zeros((3, 2)), np.zeros((4, 2), dtype=np.int64), np.zeros(())])

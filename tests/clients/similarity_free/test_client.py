@@ -459,7 +459,6 @@ BAD: list[tuple[Mapping[str, Any], dict[str, Any], str]] = [
         for bad in (
             {"operator": None}, {"operator": "magic"}, {"local-step": 0.0}, {"local-step": float("nan")},
             {"local-iters": 0}, {"batch-size": True}, {"seed": -1}, {"round-index": None}, {"probe": 1},
-            {"compressor": None},
         )
     ),
     *(

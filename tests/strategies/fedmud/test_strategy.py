@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies.fedmud.cases import FAMILY, fedmud, made
+from tests.strategies.fedmud.cases import fedmud, made
 from tests.strategies.linear_federation import (
     COMPRESSED,
     E_UNC,
@@ -22,12 +21,10 @@ from tests.strategies.linear_federation import (
 )
 from torch import nn
 
-from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
+from hedgerow.sim import FaultModel, flower_identity
 from hedgerow.strategies import EF21P, FedBAT, FedMUD
 from hedgerow.strategies.fedmud import SYNCS
-from hedgerow.strategies.fedmud.strategy import UPDATE_VARIANTS
 
-COMPRESSING = [variant for variant in UPDATE_VARIANTS if variant != "dense"]
 EXACT = ["mud+f", "mud+aad", "mud+bkd+f", "mud+bkd+aad"]
 
 
@@ -42,35 +39,6 @@ def captured(replies: dict[tuple[int, int], RecordDict]) -> Callable[[int, int, 
 
 
 # Ways of sending
-
-
-@pytest.mark.parametrize("variant", COMPRESSING)
-@pytest.mark.parametrize("reset_interval", [1, 3, 7])
-def test_every_way_of_sending_trains_the_same_model(variant: str, reset_interval: int) -> None:
-    finals = []
-    for sync in SYNCS:
-        method = fedmud(variant=variant, reset_interval=reset_interval, sync=sync, num_clients_per_round=2)
-        finals.append(run(method, LinearFederation(), 7)[0])
-    assert same(finals[0], finals[1])
-    assert same(finals[0], finals[2])
-
-
-class Shuffled(InProcessGrid):
-    """Hands replies over in another order each time."""
-
-    order = np.random.default_rng(1)
-
-    def pull_messages(self, message_ids: Any) -> Any:
-        replies = list(super().pull_messages(message_ids))
-        return [replies[i] for i in self.order.permutation(len(replies))]
-
-
-@pytest.mark.parametrize("sync", SYNCS)
-def test_arrival_order_changes_no_bit(sync: Any) -> None:
-    plain, _ = run(fedmud(sync=sync, num_clients_per_round=3), LinearFederation(), 5)
-    federation = LinearFederation()
-    shuffled = Shuffled(federation.client_app(), 5, seed=5)
-    assert same(plain, run(fedmud(sync=sync, num_clients_per_round=3), federation, 5, grid=shuffled)[0])
 
 
 def test_a_rounds_contents_are_shared_by_the_nodes_that_lack_the_same() -> None:
@@ -251,18 +219,8 @@ def with_metrics(reply: RecordDict, **changes: Any) -> RecordDict:
 
 U = "a.weight:U"
 GARBAGE: list[tuple[str, str, Any, Callable[[RecordDict], RecordDict]]] = [
-    (
-        "missing factor",
-        "missing key",
-        FedMUD,
-        lambda r: with_arrays(r, **{U: None}),
-    ),
-    (
-        "nan factor",
-        "non-finite",
-        FedMUD,
-        lambda r: with_arrays(r, **{U: np.full((8, 1), np.nan, np.float32)}),
-    ),
+    ("missing factor", "missing key", FedMUD, lambda r: with_arrays(r, **{U: None})),
+    ("nan factor", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 1), np.float32("nan"))})),
     ("shape", "wrong shape", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 9), np.float32)})),
     ("dtype", "wrong dtype", FedMUD, lambda r: with_arrays(r, **{U: np.zeros((8, 1), np.int64)})),
     ("too large", "non-finite", FedMUD, lambda r: with_arrays(r, **{U: np.full((8, 1), 1e300)})),
@@ -275,10 +233,7 @@ GARBAGE: list[tuple[str, str, Any, Callable[[RecordDict], RecordDict]]] = [
     ),
     ("base", "unknown key", FedMUD, lambda r: with_arrays(r, a__weight=np.zeros((8, 6), np.float32))),
     ("two records", "bad arrays", FedMUD, lambda r: RecordDict({**r, "more": r["arrays"]})),
-    ("no metrics", "bad metrics", FedMUD, lambda r: RecordDict({"arrays": r["arrays"]})),
-    ("weight", "bad weight", FedMUD, lambda r: with_metrics(r, num_examples=-1)),
     ("batches", "bad metrics", FedMUD, lambda r: with_metrics(r, num_batches=1000)),
-    ("metric", "non-finite", FedMUD, lambda r: with_metrics(r, train_loss=float("nan"))),
     ("old base", "wrong base", FedMUD, lambda r: with_metrics(r, base_version=0)),
     (
         "no version",
@@ -412,20 +367,6 @@ def test_a_state_of_another_compression_is_refused() -> None:
         fedmud(variant="mud").load_state_dict(strategy.state_dict())
 
 
-def test_starting_again_starts_afresh() -> None:
-    strategy = fedmud()
-    first, _ = run(strategy, LinearFederation(), 3)
-    assert same(run(strategy, LinearFederation(), 3)[0], first)
-    assert strategy.completed_rounds == 3
-
-
-def test_flowers_own_start_drives_the_strategy_to_the_same_model() -> None:
-    ours, _ = run(fedmud(), LinearFederation(), 3)
-    with flower_identity(1):
-        result = Strategy.start(fedmud(), LinearFederation().grid(), initial(), num_rounds=3)
-    assert same(ours, {key: array.numpy() for key, array in result.arrays.items()})
-
-
 # Who takes part, and what is told
 
 
@@ -491,6 +432,8 @@ def test_a_model_without_a_compressed_layer_is_refused() -> None:
         run(fedmud(), LinearFederation(), 1, start=arrays)
 
 
-@pytest.mark.parametrize("kind", FAMILY)
-def test_summary_is_logged_without_a_run(kind: Any) -> None:
-    made(kind).summary()
+def test_starting_again_starts_afresh() -> None:
+    strategy = fedmud()
+    first, _ = run(strategy, LinearFederation(), 3)
+    assert same(run(strategy, LinearFederation(), 3)[0], first)
+    assert strategy.completed_rounds == 3

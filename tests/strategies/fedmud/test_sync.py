@@ -4,15 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.strategies.fedmud.cases import fedmud
 from tests.strategies.linear_federation import E_UNC, D, LinearFederation, run
 
-from hedgerow.strategies import Federation, FedMUD
+from hedgerow.strategies import FedMUD
 from hedgerow.strategies.fedmud import DOWN, SYNCS, UP
-from hedgerow.strategies.parts import Downlink, Download, UpdateLog
-from hedgerow.wire import Transfer, payload_bytes, to_record, view
+from hedgerow.wire import Transfer, view
 
 HEADER = 128  # of a serialised array
 BUFFER = 8  # one int64
@@ -25,82 +22,6 @@ def transfers(strategy: FedMUD, rounds: int, federation: LinearFederation) -> li
     strategy.on_round_end = [lambda end: booked.append(list(strategy.ledger.transfers))]
     run(strategy, federation, rounds)
     return booked[1:]
-
-
-def log_of(steps: int, update_bits: int = 64, base_bits: int = 640) -> UpdateLog:
-    log = UpdateLog(update_bits, base_bits)
-    for step in range(steps):
-        log.append({"a:U": np.full(2, step, np.float32)})
-    return log
-
-
-# The log
-
-
-def test_updates_are_named_by_the_version_that_they_leave() -> None:
-    record = log_of(3).since(1)
-    assert {key: view(array)[0] for key, array in record.items()} == {"1/a:U": 1.0, "2/a:U": 2.0}
-
-
-def test_the_log_reaches_as_far_back_as_it_is_cheaper_than_the_base() -> None:
-    log = log_of(25)
-    assert (log.version, len(log)) == (25, 10)  # floor(D / C)
-    assert log.covers(16)
-    assert not log.covers(15)  # ten updates are as dear as the base
-
-
-@settings(deadline=None)
-@given(steps=st.integers(0, 40), update=st.integers(1, 12), base=st.integers(1, 60), held=st.integers(0, 40))
-def test_whatever_is_covered_is_in_the_log_and_fewer_bits_than_the_base(
-    steps: int, update: int, base: int, held: int
-) -> None:
-    log = UpdateLog(32 * update, 32 * base)
-    for _ in range(steps):
-        log.append({"U": np.zeros(update, np.float32)})
-    if held <= steps and log.covers(held):
-        assert len(log.since(held)) == steps - held
-        assert Download.of(log.since(held)).bits < 32 * base
-    assert len(log) * update <= base
-
-
-def test_the_log_survives_a_checkpoint() -> None:
-    log, twin = log_of(12), UpdateLog(64, 640)
-    twin.load_state_dict(log.state_dict())
-    assert twin.version == 12
-    assert {k: view(a).tolist() for k, a in twin.since(5).items()} == {
-        k: view(a).tolist() for k, a in log.since(5).items()
-    }
-
-
-# Who is sent what
-
-
-def downlink_of(sync: Any, updates: int = 640) -> Downlink:
-    downlink = Downlink(Federation(), sync, UpdateLog(64, updates), record="merges", link=DOWN)
-    for step in range(2):
-        downlink.log.append({"a:U": np.full(2, step, np.float32)})
-    return downlink
-
-
-def test_a_node_is_sent_what_it_missed_since_it_acknowledged() -> None:
-    downlink = downlink_of("catchup")
-    assert downlink.start(0) is None
-    downlink.acknowledge(0)
-    downlink.log.append({"a:U": np.zeros(2, np.float32)})
-    assert downlink.start(0) == 2
-    downlink.lose(0)
-    assert downlink.start(0) is None
-
-
-def test_the_dense_way_always_sends_the_base() -> None:
-    downlink = downlink_of("dense")
-    downlink.acknowledge(0)
-    assert downlink.start(0) is None
-
-
-@pytest.mark.parametrize("sync", SYNCS)
-def test_nodes_without_a_base_are_never_behind(sync: Any) -> None:
-    assert downlink_of(sync, 0).start(0) == 2
 
 
 # Bytes, through real messages
@@ -226,9 +147,3 @@ def test_a_lost_listener_is_sent_what_it_missed_later() -> None:
         if r == 4:
             steps = {key.split("/")[0] for key in content["merges"]}
             assert steps == ({"1", "2"} if client in deafened else {"2"})
-
-
-def test_payload_bytes_count_what_a_record_serialises_to() -> None:
-    record = to_record({"a": np.zeros((3, 4), np.float32)})
-    assert Download.of(record) == Download(0, 12 * 32, payload_bytes(record))
-    assert payload_bytes(record) == expected_payload({"a": 12})

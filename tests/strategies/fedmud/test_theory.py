@@ -107,21 +107,6 @@ def test_the_residual_is_the_sum_of_what_lemmas_5_and_6_leave(known, step, reset
     assert residual(known, step, reset_iters) == pytest.approx(L_s / 2 * moved + aligned, rel=1e-9)
 
 
-@settings(deadline=None)
-@given(known=any_assumptions(), step=steps, reset_iters=resets, longer=resets)
-def test_a_longer_reset_interval_never_tightens_the_bound(known, step, reset_iters, longer):
-    assert residual(known, step, reset_iters + longer) >= residual(known, step, reset_iters)
-
-
-@settings(deadline=None)
-@given(known=any_assumptions(), step=steps, reset_iters=resets)
-def test_factors_stay_within_what_is_assumed_of_them(known, step, reset_iters):
-    norms = factor_norms(known, step, reset_iters)
-
-    assert 0 < norms.u2 <= known.kappa_u2
-    assert 0 < norms.v2 <= known.kappa_v2
-
-
 def test_the_largest_step_goes_to_zero_with_c_unless_psi_is_large():
     # Only psi^2 >= 2 admits eta = 1 / sqrt T with c near 1.
     assert max_step(GOLDEN, 1.001) < 1e-300

@@ -474,22 +474,6 @@ def ends_of(grid: Relay) -> set[Any]:
     return {content["config"]["iteration"] for kind, _, content in grid.sent if kind == "train.update"}
 
 
-def test_a_simulation_goes_on_bit_for_bit_and_introduces_nobody_again() -> None:
-    whole, ends = run(ceps())
-    first = ceps()
-    before, some = run(first, num_rounds=4)
-    second, after = ceps(), Relay()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    after.load_state_dict(before.state_dict())
-    _, rest = run(second, after, num_rounds=len(ends))
-    assert np.array_equal(whole.models(), after.models())
-
-    def told(end: RoundEnd) -> dict[str, Any]:
-        return {key: value for key, value in vars(end).items() if key != "wall_seconds"}
-
-    assert [told(end) for end in ends] == [told(end) for end in some + rest]
-
-
 def test_devices_go_on_bit_for_bit_from_states_that_the_server_cannot_read(
     devices: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

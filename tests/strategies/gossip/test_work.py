@@ -1,7 +1,5 @@
 """What nodes spent is a mean of all nodes, whoever is in an event, and outlives a checkpoint."""
 
-import json
-
 from flwr.app import MetricRecord
 
 from hedgerow.strategies.gossip.work import Work
@@ -21,12 +19,3 @@ def test_a_node_that_says_nothing_valid_adds_no_gradients() -> None:
     work.tell(1, MetricRecord({"gradients": float("nan")}))
     work.tell(1, MetricRecord({"gradients": -3}))
     assert work.metrics() == {"gradients": 0.0, "communications": 1.5}
-
-
-def test_the_counts_go_on_from_a_checkpoint() -> None:
-    before, after = Work(2), Work(2)
-    before.tell(0, MetricRecord({"gradients": 5}))
-    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
-    for work in (before, after):
-        work.tell(1, MetricRecord({"gradients": 7}))
-    assert after.metrics() == before.metrics() == {"gradients": 6.0, "communications": 1.0}

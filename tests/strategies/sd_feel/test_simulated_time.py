@@ -7,7 +7,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from torch import nn
 
-from hedgerow.clients import LocalTask, compressed, sd_feel_client
+from hedgerow.clients import LocalTask, sd_feel_client
 from hedgerow.sim import InProcessGrid, flower_identity
 from hedgerow.strategies import Compressed, SDFeel
 
@@ -24,7 +24,7 @@ def _seconds(codec: str) -> tuple[float, float]:
     wrapped = Compressed(strategy, codec) if codec else strategy
     start = ArrayRecord(nn.Linear(3, 2).state_dict())
     config = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
-    with InProcessGrid(compressed(app) if codec else app, 4) as grid, flower_identity(1):
+    with InProcessGrid(app, 4) as grid, flower_identity(1):
         wrapped.start(grid, start, num_rounds=2, train_config=ConfigRecord(config))
     return strategy.progress().bits, strategy.clock.seconds
 

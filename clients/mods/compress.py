@@ -7,22 +7,20 @@ whose message was lost takes it back, e + q, so that nothing is ever dropped; wh
 repeated, its update is in that sum already and is not added again.
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hedgerow.clients.app import BatchClientApp
-from hedgerow.clients.guard import reveals, reveals_of
+from hedgerow.clients.handlers import Answer, outcome
 from hedgerow.clients.instructions import flag, only_config, whole
+from hedgerow.clients.mods.update import Learn, Learnt
 from hedgerow.clients.node_state import keep, kept
-from hedgerow.wire.calls import BatchHandler, Call
+from hedgerow.wire.calls import Call
 from hedgerow.wire.compress import (
     UNSOUND,
     Compressor,
@@ -34,10 +32,17 @@ from hedgerow.wire.compress import (
     parse_compressor,
     payload_record,
 )
-from hedgerow.wire.message_types import WHOAMI
 from hedgerow.wire.records import Layout, lazy_array, to_state_dict
 
-__all__ = ["Metrics", "Update", "compress_reply", "compress_updates", "compressed", "feed_back"]
+__all__ = [
+    "Metrics",
+    "Update",
+    "asks_for_compression",
+    "compress_reply",
+    "compress_updates",
+    "encoded",
+    "feed_back",
+]
 
 Metrics = dict[str, int | float]
 
@@ -66,6 +71,13 @@ class Update:
     layout: Layout
     vector: Tensor
     dense: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, learnt: Learnt) -> "Update":
+        """Return the update of what a node learnt; ValueError if it is a change of nothing."""
+        if learnt.start is None:
+            raise ValueError("this message asks for signs or chosen entries, which are not compressed again")
+        return cls.between(learnt.start, learnt.state)
 
     @classmethod
     def between(cls, start: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> "Update":
@@ -154,26 +166,53 @@ def compress_updates(
     return [answers[position] for position in range(len(calls))]
 
 
-def compressed(app: BatchClientApp) -> BatchClientApp:
-    """Return the app with replies to ``train`` compressed where a message's config asks for it.
+def asks_for_compression(content: RecordDict) -> bool:
+    """Return whether an instruction asks for a compressor that changes the reply.
 
-    A reply's one ArrayRecord becomes ``update``, and its MetricRecord gains the metrics of
-    ``compress_updates``. A message without ``compressor``, or with ``identity``, is answered as before.
-
-    Parameters
-    ----------
-    app : BatchClientApp
-        Any; a reply to ``train`` must hold one ArrayRecord, of the keys and shapes that were sent.
+    Raises
+    ------
+    ValueError
+        If there is no such compressor, or error feedback would undo the clipping that the message asks for.
     """
-    handlers = {
-        message_type: reveals(reveals_of(handler), _compressing(handler))
-        if message_type.partition(".")[0] == "train"
-        else handler
-        for message_type, handler in app._handlers.items()
-    }
-    # As it is: it says how large all nodes are, so that a million need not be asked one by one.
-    introduction = {} if app._introduction is None else {WHOAMI: app._introduction}
-    return BatchClientApp({**handlers, **introduction})
+    configs = list(content.config_records.values())
+    if len(configs) != 1 or "compressor" not in configs[0]:
+        return False
+    if parse_compressor(str(configs[0]["compressor"])) == Identity():
+        return False
+    if _CLIPPING_NORM in configs[0] and flag(configs[0], "error-feedback", default=True):
+        raise ValueError(f"the message's config has {_CLIPPING_NORM!r}: {UNSOUND}")
+    return True
+
+
+def encoded(learn: Learn, calls: Sequence[Call]) -> list[Answer]:
+    """Train nodes, and return their replies: compressed as ``update`` where a message asks for it."""
+    asked: dict[int, bool | Exception] = {}
+    for call in calls:  # Nodes that were sent the same object are asked the same.
+        if id(call.content) not in asked:
+            asked[id(call.content)] = outcome(asks_for_compression, call.content)
+    answers: list[Answer | None] = [
+        asks if isinstance(asks := asked[id(call.content)], Exception) else None for call in calls
+    ]
+    open_calls = [at for at, answer in enumerate(answers) if answer is None]
+    learnt = learn([calls[at] for at in open_calls]) if open_calls else []
+    changes: dict[int, tuple[Learnt, Update]] = {}
+    for at, one in zip(open_calls, learnt, strict=True):
+        if not isinstance(one, Learnt):
+            answers[at] = one
+        elif not asked[id(calls[at].content)]:
+            answers[at] = one.reply()
+        elif isinstance(update := outcome(Update.of, one), Exception):
+            answers[at] = update
+        else:
+            changes[at] = one, update
+    sent = compress_updates([calls[at] for at in changes], [update for _, update in changes.values()])
+    for (at, (one, _)), compressed in zip(changes.items(), sent, strict=True):
+        if isinstance(compressed, Exception):
+            answers[at] = compressed
+        else:
+            record, metrics = compressed
+            answers[at] = RecordDict({"update": record, "metrics": MetricRecord({**one.metrics, **metrics})})
+    return [answer for answer in answers if answer is not None]
 
 
 def compress_reply(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
@@ -183,34 +222,29 @@ def compress_reply(message: Message, context: Context, call_next: Callable[..., 
     all others pass. The reply's one ArrayRecord becomes its compressed difference to the arrays that were
     received, with error feedback.
 
-    It stands before all other mods that look at arrays: those after it see models, those before it updates.
+    It stands before all other mods that look at arrays: those after it see models, those before it are sent
+    the arrays of an update, which Flower's answer with an error.
 
     Raises
     ------
     ValueError
-        If updates are clipped or noised for differential privacy, which the memory of error feedback would
-        undo: by a mod of Flower's after this one, or where the message's config has ``clipping_norm``; and
-        whatever the memory, by one before this one, which would clip what is coded.
+        If the message's config asks for updates that are clipped for differential privacy
+        (``clipping_norm``), which the memory of error feedback would undo.
     """
     call = Call(message.content.copy(), context, message.metadata.message_type)
-    if message.metadata.message_type.partition(".")[0] != "train" or not _asks(call):
+    if message.metadata.message_type.partition(".")[0] != "train" or not asks_for_compression(call.content):
         return call_next(message, context)
-    if (outer := next(filter(None, map(_privacy, _preceding())), None)) is not None:
-        raise ValueError(
-            f"{outer} stands before compress_reply and sees what is coded; valid is "
-            f"mods=[compress_reply, {outer}], without error feedback: {UNSOUND}"
-        )
-    feeds_back = flag(only_config(call), "error-feedback", default=True)
-    if feeds_back and (private := next(filter(None, map(_privacy, _following(call_next))), None)):
-        raise ValueError(f"{private} stands after compress_reply: {UNSOUND}")
     start = _only_state(call.content)  # Read first: the app may empty the record as it reads it.
     reply = call_next(message, context)
     if reply.has_content():
-        _only_metrics(reply.content)
+        told = _only_metrics(reply.content)
         (sent,) = compress_updates([call], [Update.between(start, _only_state(reply.content))])
         if isinstance(sent, Exception):
             raise sent
-        reply.content = _replied(reply.content, sent)
+        record, metrics = sent
+        told.update(metrics)
+        others = {key: one for key, one in reply.content.items() if not isinstance(one, ArrayRecord)}
+        reply.content = RecordDict({"update": record, **others})
     return reply
 
 
@@ -321,38 +355,6 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
 # Replies.
 
 
-def _compressing(handler: BatchHandler) -> BatchHandler:
-    def handle(calls: Sequence[Call]) -> list[RecordDict | Exception]:
-        answers = list(handler(calls))
-        starts: dict[int, dict[str, Tensor]] = {}
-        learnt: dict[int, tuple[RecordDict, Update]] = {}
-        for position, (call, answer) in enumerate(zip(calls, answers, strict=True)):
-            try:
-                if not isinstance(answer, Exception) and _asks(call):
-                    # Nodes that were sent the same object share its tensors.
-                    if (key := id(call.content)) not in starts:
-                        starts[key] = _only_state(call.content)
-                    learnt[position] = answer, Update.between(starts[key], _only_state(answer))
-                    _only_metrics(answer)
-            except ValueError as error:
-                answers[position] = error
-                learnt.pop(position, None)
-        sent = compress_updates([calls[p] for p in learnt], [update for _, update in learnt.values()])
-        for (position, (answer, _)), message in zip(learnt.items(), sent, strict=True):
-            answers[position] = message if isinstance(message, Exception) else _replied(answer, message)
-        return answers
-
-    return handle
-
-
-def _replied(reply: RecordDict, sent: tuple[ArrayRecord, Metrics]) -> RecordDict:
-    """Return the reply with its arrays replaced by what is sent."""
-    record, metrics = sent
-    _only_metrics(reply).update(metrics)
-    others = {name: other for name, other in reply.items() if not isinstance(other, ArrayRecord)}
-    return RecordDict({"update": record, **others})
-
-
 def _only_metrics(reply: RecordDict) -> MetricRecord:
     if len(reply.metric_records) != 1:
         raise ValueError(f"the reply has {len(reply.metric_records)} MetricRecords; valid is exactly one")
@@ -365,41 +367,3 @@ def _only_state(content: RecordDict) -> dict[str, Tensor]:
             f"message or reply has {len(content.array_records)} ArrayRecords; valid here is exactly one"
         )
     return to_state_dict(next(iter(content.array_records.values())))
-
-
-def _asks(call: Call) -> bool:
-    """Return whether the message asks for a compressor that changes the reply."""
-    configs = list(call.content.config_records.values())
-    if len(configs) != 1 or "compressor" not in configs[0]:
-        return False
-    if parse_compressor(str(configs[0]["compressor"])) == Identity():
-        return False
-    if _CLIPPING_NORM in configs[0] and flag(configs[0], "error-feedback", default=True):
-        raise ValueError(f"the message's config has {_CLIPPING_NORM!r}: {UNSOUND}")
-    return True
-
-
-def _following(call_next: Callable[..., Message]) -> Iterator[object]:
-    """Yield the mods that stand between one and the app's function, which Flower keeps in closures."""
-    while inspect.isfunction(call_next) and (names := call_next.__code__.co_freevars):
-        cells = dict(zip(names, (cell.cell_contents for cell in call_next.__closure__ or ()), strict=True))
-        if not {"_mod", "_ffn"} <= cells.keys():
-            return
-        yield cells["_mod"]
-        call_next = cells["_ffn"]
-
-
-def _preceding() -> Iterator[object]:
-    """Yield what is being called, and the objects whose methods are: mods before one are among them."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame.f_locals.get("self")
-        yield frame.f_globals.get(frame.f_code.co_name)
-        frame = frame.f_back
-
-
-def _privacy(mod: object) -> str | None:
-    """Return the name of a mod that clips or noises what it sees."""
-    if isinstance(mod, LocalDpMod):
-        return "LocalDpMod"
-    return next((known.__name__ for known in (fixedclipping_mod, adaptiveclipping_mod) if mod is known), None)

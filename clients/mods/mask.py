@@ -17,8 +17,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.clients.app import Answer, each
-from hedgerow.clients.guard import (
+from hedgerow.clients.handlers import Answer, each, outcome
+from hedgerow.clients.links import NodeLinks
+from hedgerow.clients.mods.guard import (
     Refusal,
     Reveals,
     check_privacy,
@@ -28,7 +29,6 @@ from hedgerow.clients.guard import (
     needs_entropy,
     reveals,
 )
-from hedgerow.clients.links import NodeLinks
 from hedgerow.clients.told import told_digest
 from hedgerow.wire.calls import RUN_KEY, SECRET_RECORD, BatchHandler, Call
 from hedgerow.wire.discrete_gaussian import KEY_BYTES, CoinFlips
@@ -52,7 +52,7 @@ from hedgerow.wire.records import PayloadError, finite_views, lazy_array, only_r
 from hedgerow.wire.sealed import Link
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["SumPart", "masked_sum_handlers"]
+__all__ = ["Beside", "PartOf", "SumPart", "masked_sum_handlers", "whole_instruction"]
 
 NO_SUM = "this node takes no part in such a sum"
 # Of the node config: the least number of a sum's members.
@@ -84,7 +84,8 @@ PartOf = Callable[[Call], SumPart]
 Beside = Callable[[Call], Mapping[str, int]]
 
 
-def _whole_instruction(call: Call) -> SumPart:
+def whole_instruction(call: Call) -> SumPart:
+    """Return that a node's part is of all that it was sent."""
     arrays = finite_views(only_record(call.content, ArrayRecord, "bad arrays"))
     return SumPart(call.content, arrays)
 
@@ -92,7 +93,7 @@ def _whole_instruction(call: Call) -> SumPart:
 def masked_sum_handlers(
     train: BatchHandler,
     message_type: str = "train",
-    part_of: PartOf = _whole_instruction,
+    part_of: PartOf = whole_instruction,
     beside: Beside = lambda _: {},
 ) -> dict[str, BatchHandler]:
     """Return the handlers of a node that can tell what it learnt within a sum.
@@ -127,7 +128,7 @@ def masked_sum_handlers(
         parts: dict[int, tuple[SumPart, bytes]] = {}
 
         def part(call: Call) -> tuple[SumPart, bytes]:
-            if part_of is not _whole_instruction:
+            if part_of is not whole_instruction:
                 own = part_of(call)
                 return own, told_content(own.common)
             if id(call.content) not in parts:
@@ -136,11 +137,11 @@ def masked_sum_handlers(
             return parts[id(call.content)]
 
         # What can be known before training is found out then.
-        early = part if part_of is _whole_instruction else None
-        found = [_attempt(_begin, call, sent, early) for call in calls]
-        going = [at for at, one in enumerate(found) if not isinstance(one, Exception)]
-        inner = [found[at].call for at in going]
-        answers: dict[int, Answer] = dict(zip(going, train(inner) if inner else [], strict=True))
+        early = part if part_of is whole_instruction else None
+        found = [outcome(_begin, call, sent, early) for call in calls]
+        going = {at: one.call for at, one in enumerate(found) if not isinstance(one, Exception)}
+        trained = train(list(going.values())) if going else []
+        answers: dict[int, Answer] = dict(zip(going, trained, strict=True))
         told: list[Answer] = []
         for at, one in enumerate(found):
             if isinstance(one, Exception):
@@ -148,7 +149,7 @@ def masked_sum_handlers(
             elif one.sum is None:
                 told.append(answers[at])
             else:
-                told.append(_attempt(_masked_answer, one, answers[at], part, beside))
+                told.append(outcome(_masked_answer, one, answers[at], part, beside))
         return told
 
     return {
@@ -194,13 +195,6 @@ class _Own:
 class _Job:
     call: Call
     sum: _Own | None
-
-
-def _attempt(work: Any, *arguments: Any) -> Any:
-    try:
-        return work(*arguments)
-    except Exception as error:  # Whatever is wrong with one node is that node's answer.
-        return error
 
 
 def _begin(call: Call, sent: dict[int, _Sent], early: Callable[[Call], object] | None) -> _Job:

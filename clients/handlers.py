@@ -1,0 +1,55 @@
+"""Handlers of many calls at once, of which one that fails does not fail the others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from flwr.app import RecordDict
+
+from hedgerow.wire.calls import BatchHandler, Call
+
+__all__ = ["Answer", "each", "outcome", "together"]
+
+Answer = RecordDict | Exception
+Job = TypeVar("Job")
+Found = TypeVar("Found")
+Result = TypeVar("Result")
+
+
+def outcome(work: Callable[..., Found], *arguments: object) -> Found | Exception:
+    """Return what the work gives or raises: whatever is wrong with one node is that node's answer."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        return error
+
+
+def each(work: Callable[[Call], RecordDict]) -> BatchHandler:
+    """Return the handler that answers call by call."""
+    return lambda calls: [outcome(work, call) for call in calls]
+
+
+def together(
+    read: Callable[[Call], Job | RecordDict],
+    work: Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, Result | Exception]],
+) -> Callable[[Sequence[Call]], list[Result | Answer]]:
+    """Return the handler that works on all calls at once.
+
+    Parameters
+    ----------
+    read : Callable[[Call], Job or RecordDict]
+        Returns what there is to do, checked before anything is computed, or the answer where that is nothing.
+    work : Callable[[Sequence[Call], Mapping[int, Job]], Mapping[int, Result or Exception]]
+        Does what there is to do, at least one job; jobs and results stand under the positions of their calls.
+    """
+
+    def handle(calls: Sequence[Call]) -> list[Result | Answer]:
+        found = [outcome(read, call) for call in calls]
+        jobs = {at: job for at, job in enumerate(found) if not isinstance(job, RecordDict | Exception)}
+        answers: dict[int, Result | Answer] = {
+            at: one for at, one in enumerate(found) if isinstance(one, RecordDict | Exception)
+        }
+        if jobs:
+            answers |= work(calls, jobs)
+        return [answers[at] for at in range(len(calls))]
+
+    return handle

@@ -1,0 +1,195 @@
+"""A training loop of the user's own in place of local SGD: what it is given, and what is made of its outcome.
+
+The method's part stays the method's: which model is sent, how many steps are asked for, what becomes of the
+trained model. The loop has the optimiser, the loss, the order of the samples and the schedule.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from hedgerow.clients.training.sgd import is_small
+from hedgerow.clients.training.work import Asked, LocalWork, State, Trained
+from hedgerow.tasks.threads import map_on_threads
+from hedgerow.wire.seeds import Purpose, torch_generator
+
+__all__ = ["OwnTraining", "TrainingConfig", "TrainingData", "TrainingLoop"]
+
+
+class TrainingData(TensorDataset):
+    """A node's own samples, on the training device: a data set of pairs, copied for the loop.
+
+    Parameters
+    ----------
+    x, y : Tensor
+        (samples, ...) and (samples,).
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y)
+        self.x, self.y = x, y
+
+
+class TrainingConfig(TypedDict):
+    """What the method asks of a node in a round.
+
+    Parameters
+    ----------
+    steps : int
+        How many mini-batch steps, >= 1.
+    epochs : int or None
+        How many epochs these are, >= 1; None where the method counts steps.
+    lr : float
+        The step size of the method's SGD, > 0.
+    batch_size : int
+        >= 1.
+    batches : list[NDArray[int64]]
+        The samples of each of the ``steps`` as the built-in loop takes them, as indices into the data.
+    seed, partition_id : int
+        The run's seed, and the node, each >= 0.
+    round : int
+        The round, from 1; 0 where the server does not tell it.
+    """
+
+    steps: int
+    epochs: int | None
+    lr: float
+    batch_size: int
+    batches: list[NDArray[np.int64]]
+    seed: int
+    round: int
+    partition_id: int
+
+
+# Trains the model in place. Of what it returns, "train-loss" is told to the server, and nothing else.
+TrainingLoop = Callable[[nn.Module, TrainingData, TrainingConfig], Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class OwnTraining:
+    """How the nodes of one call train by a loop of the user's own: one after the other.
+
+    Parameters
+    ----------
+    train : TrainingLoop
+        ``train(model, data, config)`` trains ``model`` in place, a copy in training mode on the training
+        device that holds what was sent, and may return metrics. What it draws from torch's global generator
+        is a function of (seed, round, node); the generator is put back behind it.
+    """
+
+    train: TrainingLoop
+
+    def sgd(self, model: nn.Module, works: Sequence[LocalWork]) -> list[Trained | ValueError]:
+        """Return every node's outcome, or what is wrong with it.
+
+        As in ``local_sgd``, a node's arithmetic on a CPU is on one thread, but for a large model that is
+        alone.
+        """
+
+        def outcome(work: LocalWork) -> Trained | ValueError:
+            try:
+                return self._trained(model, work)
+            except Exception as error:  # Whatever a loop does wrong is that node's answer.
+                failed = ValueError(f"train failed with {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                return failed
+
+        on_cpu = all(work.x.device.type == "cpu" for work in works)
+        if not on_cpu or (len(works) == 1 and not is_small(model)):
+            return [outcome(work) for work in works]
+        return map_on_threads(outcome, works, 1)
+
+    def _trained(self, model: nn.Module, work: LocalWork) -> Trained:
+        assert work.asked is not None
+        data, config = _data(work, work.asked), _config(work, work.asked)
+        # A copy, so that hooks, flags and types that a loop sets do not reach the next node.
+        own = copy.deepcopy(model)
+        own.load_state_dict(dict(work.start))
+        own.train()
+        stream = torch_generator(
+            config["seed"],
+            round=config["round"],
+            partition_id=config["partition_id"],
+            purpose=Purpose.TRAINING,
+        )
+        devices = [work.x.device] if work.x.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(stream.initial_seed())
+            metrics = self.train(own, data, config)
+        return _told(_state(own, work.start), metrics)
+
+
+@dataclass(frozen=True)
+class _Untold(Trained):
+    """The model of a loop that tells no loss."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+
+def _data(work: LocalWork, asked: Asked) -> TrainingData:
+    if asked.augmentation != "none":
+        raise ValueError(
+            f"augmentation is {asked.augmentation!r}; valid with a loop of one's own is 'none': the loop "
+            "transforms its samples"
+        )
+    index = torch.as_tensor(asked.part).to(work.x.device)
+    return TrainingData(work.x[index], work.y[index])
+
+
+def _config(work: LocalWork, asked: Asked) -> TrainingConfig:
+    order = np.argsort(asked.part, kind="stable")
+    ascending = asked.part[order]
+    return {
+        "steps": len(work.batches),
+        "epochs": asked.epochs,
+        "lr": work.lr,
+        "batch_size": asked.batch_size,
+        "batches": [order[np.searchsorted(ascending, batch)] for batch in work.batches],
+        "seed": asked.seed,
+        "round": asked.round,
+        "partition_id": asked.partition_id,
+    }
+
+
+def _state(model: nn.Module, start: Mapping[str, Tensor]) -> State:
+    """Return the trained state, of the start's types, on its device.
+
+    Raises
+    ------
+    ValueError
+        If it has other keys or shapes than the start, or a value that is not finite.
+    """
+    trained = model.state_dict()
+    shapes, valid = ({k: tuple(v.shape) for k, v in state.items()} for state in (trained, start))
+    if shapes != valid:
+        wrong = sorted(key for key in shapes | valid if shapes.get(key) != valid.get(key))
+        raise ValueError(f"the trained model differs from the one sent in keys or shapes: {wrong}")
+    state = {
+        key: value.detach().to(start[key]).clone(memory_format=torch.contiguous_format)
+        for key, value in trained.items()
+    }
+    for key, value in state.items():
+        if not torch.isfinite(value).all():
+            raise ValueError(f"{key} of the trained model is not finite")
+    return state
+
+
+def _told(state: State, metrics: Mapping[str, Any] | None) -> Trained:
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ValueError(f"train returned a {type(metrics).__name__}; valid is a dict of metrics, or None")
+    if metrics is None or "train-loss" not in metrics:
+        return _Untold(state, 0.0)
+    loss = float(metrics["train-loss"])
+    if not isfinite(loss):
+        raise ValueError(f"train-loss is {loss}; valid is a finite number")
+    return Trained(state, loss)

@@ -1,0 +1,201 @@
+"""Mods of a user's own, between a node's training and what becomes of its update."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp.mod import arrays_size_mod
+from flwr.clientapp.typing import ClientAppCallable
+from tests.docs.pages import blocks
+from torch import Tensor, nn
+
+from hedgerow.clients import (
+    BatchClientApp,
+    LinearRegression,
+    LocalTask,
+    UpdateMod,
+    ceps_client,
+    fedmud_client,
+    hsgd_client,
+    sd_feel_client,
+    similarity_free_client,
+)
+from hedgerow.sim import InProcessGrid, flower_identity
+from hedgerow.strategies import (
+    EF21P,
+    Compressed,
+    FedAvg,
+    FedMUD,
+    Fixed,
+    SDFeel,
+    SimilarityFree,
+    TooFewRepliesError,
+)
+from hedgerow.wire import Call
+
+NODES = 4
+MODEL = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+X = torch.linspace(-1, 1, 60).reshape(10, 6)
+TASK = LocalTask(MODEL, X, torch.arange(10) % 2, np.arange(10))
+SGD = {"learning-rate": 0.1, "batch-size": 5, "seed": 0}
+
+
+# The mod of the page on mods.
+PAGE: dict[str, Any] = {}
+for block in blocks(Path(__file__).parents[2] / "docs" / "architecture.md"):
+    if block.title == "clip_and_noise.py":
+        exec(compile(block.text, block.title, "exec"), PAGE)
+
+
+def clip_and_noise(clip: float, deviation: float) -> Callable[[Tensor, Call], Tensor]:
+    return PAGE["ClipAndNoise"](clip, deviation).changed  # type: ignore[no-any-return]
+
+
+class Recorded(UpdateMod):
+    """Notes the norms of what it was given and of what it made of it."""
+
+    def __init__(self, change: Callable[[Tensor, Call], Tensor]) -> None:
+        self.change = change
+        self.seen: list[tuple[int, float, float]] = []
+
+    def changed(self, update: Tensor, call: Call) -> Tensor:
+        before, made = float(update.norm()), self.change(update, call)
+        self.seen.append((call.partition_id, before, float(made.norm())))
+        return made
+
+
+def nothing(update: Tensor, call: Call) -> Tensor:
+    return torch.zeros_like(update)
+
+
+def sd_feel(**options: Any) -> SDFeel:
+    return SDFeel(num_servers=2, topology="path", clusters=[0, 0, 1, 1], tau1=2, tau2=1, **options)
+
+
+def similarity_free(**options: Any) -> SimilarityFree:
+    return SimilarityFree(
+        schedule=Fixed(0.1, num_rounds=3), local_iters=2, batch_size=5, min_available_nodes=NODES, **options
+    )
+
+
+def fedmud(**options: Any) -> FedMUD:
+    return FedMUD.for_model(
+        MODEL,
+        learning_rate=0.1,
+        local_epochs=1,
+        batch_size=5,
+        skip_front=0,
+        skip_back=0,
+        min_available_nodes=NODES,
+        **options,
+    )
+
+
+METHODS: dict[str, tuple[Callable[..., BatchClientApp], Callable[[], Any]]] = {
+    "sd-feel": (sd_feel_client, lambda: sd_feel(fraction_evaluate=0.0)),
+    "fedavg, summed": (
+        sd_feel_client,
+        lambda: FedAvg(local_steps=2, min_available_nodes=NODES, fraction_evaluate=0.0, secure_sum=True),
+    ),
+    "sd-feel, compressed": (sd_feel_client, lambda: Compressed(sd_feel(fraction_evaluate=0.0), "topk(0.5)")),
+    "similarity-free": (similarity_free_client, lambda: similarity_free(fraction_evaluate=0.0)),
+    "error feedback": (
+        similarity_free_client,
+        lambda: similarity_free(fraction_evaluate=0.0, compressor="topk(0.5)"),
+    ),
+    "fedmud": (fedmud_client, lambda: fedmud(fraction_evaluate=0.0, ratio=0.5)),
+    "fedmud, dense": (fedmud_client, lambda: fedmud(fraction_evaluate=0.0, variant="dense")),
+}
+
+
+def start() -> ArrayRecord:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return ArrayRecord(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).state_dict())
+
+
+def learnt(name: str, mods: list[Any], **engine: Any) -> list[np.ndarray]:
+    """Return the model after three rounds."""
+    client, strategy = METHODS[name]
+    app = client(lambda context: TASK, mods=mods)
+    with InProcessGrid(app, NODES, **engine) as grid, flower_identity(1):
+        result = strategy().start(grid, start(), num_rounds=3, train_config=ConfigRecord(dict(SGD)))
+    return [values.numpy() for values in result.arrays.values()]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_mod_that_leaves_nothing_of_updates_leaves_the_model_where_it_was(name: str) -> None:
+    for found, was in zip(learnt(name, [Recorded(nothing)]), start().values(), strict=True):
+        np.testing.assert_array_equal(found, was.numpy())
+    assert any(
+        (found != was.numpy()).any() for found, was in zip(learnt(name, []), start().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_mods_see_every_nodes_update_once_a_round_in_their_order(name: str) -> None:
+    first, second = Recorded(clip_and_noise(0.01, 0.0)), Recorded(clip_and_noise(1.0, 0.01))
+    learnt(name, [first, second])
+    assert sorted(node for node, _, _ in first.seen) == sorted([*range(NODES)] * 3)
+    assert all(after == pytest.approx(min(before, 0.01), rel=1e-4) for _, before, after in first.seen)
+    assert [before for _, before, _ in second.seen] == [after for _, _, after in first.seen]
+    assert any(before > 0.01 for _, before, _ in first.seen)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_mods_bits_are_the_same_on_every_engine(name: str) -> None:
+    noisy = PAGE["ClipAndNoise"](1.0, 0.01)
+    fast, strict = learnt(name, [noisy]), learnt(name, [noisy], strict=True)
+    assert [values.tobytes() for values in fast] == [values.tobytes() for values in strict]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_mod_of_flowers_sees_each_message_and_the_model_is_the_same(name: str) -> None:
+    seen: list[str] = []
+
+    def watch(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    # A stack of factored models keeps to float tolerance of a node alone.
+    for found, other in zip(learnt(name, [watch]), learnt(name, []), strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-5 if name == "fedmud" else 0, atol=1e-7)
+    assert seen.count("train") == 3 * NODES
+
+
+@pytest.mark.parametrize(
+    "spoilt", [lambda update, call: update[:-1], lambda update, call: update / 0, lambda update, call: None]
+)
+def test_what_a_mod_makes_of_an_update_is_checked(spoilt: Any) -> None:
+    with pytest.raises(TooFewRepliesError):
+        learnt("sd-feel", [Recorded(spoilt)])
+
+
+def test_signs_and_chosen_entries_are_not_put_through_mods() -> None:
+    app = fedmud_client(lambda context: TASK, mods=[Recorded(nothing)])
+    strategy = EF21P.for_model(
+        MODEL,
+        skip_front=0,
+        skip_back=0,
+        learning_rate=0.1,
+        local_epochs=1,
+        batch_size=5,
+        min_available_nodes=NODES,
+    )
+    with InProcessGrid(app, NODES) as grid, flower_identity(1), pytest.raises(TooFewRepliesError):
+        strategy.start(grid, start(), num_rounds=1)
+
+
+def test_methods_without_updates_refuse_mods_of_them_with_the_reason() -> None:
+    problem = LinearRegression(np.eye(3), np.ones(3))
+    for client in (
+        lambda mods: hsgd_client(lambda context: None, mods=mods),
+        lambda mods: ceps_client(lambda context: problem, mods=mods),
+    ):
+        client([arrays_size_mod])
+        with pytest.raises(ValueError, match="Recorded, which changes updates; this ClientApp sends none"):
+            client([Recorded(nothing)])
