@@ -42,7 +42,7 @@ from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.tasks import build_model
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import to_record
-from hedgerow.wire.sealed import SEAL_BYTES, Identity, Link, SealingKey, _agreed
+from hedgerow.wire.sealed import SEAL_BYTES, Link, NodeIdentity, SealingKey, _agreed
 
 app = typer.Typer(add_completion=False)
 Repeats = Annotated[int, typer.Option(min=1)]
@@ -58,7 +58,7 @@ def quiet() -> None:
 @app.command()
 def sealed(repeats: Repeats = 5) -> None:
     """Microseconds of a seal, and a run of CEPS on the paper's 32 nodes, plain and sealed."""
-    a, b = (Identity(SealingKey.drawn(), SealingKey.drawn()) for _ in range(2))
+    a, b = (NodeIdentity(SealingKey.drawn(), SealingKey.drawn()) for _ in range(2))
     link = Link(a.secret_with(b.introduction), "1", "a", "b")
     there = Link(link.secret, "1", "b", "a")
     for size in (71, 8_000, 1_000_000):
@@ -66,7 +66,7 @@ def sealed(repeats: Repeats = 5) -> None:
         each = 1e6 * seconds_each(partial(link.seal, contents, 1, "payload"))
         opened = 1e6 * seconds_each(partial(there.open, link.seal(contents, 1, "payload"), 1, "payload"))
         print(f"{size:,} bytes: {each:.1f} us to seal, {opened:.1f} to open, {SEAL_BYTES} bytes longer")
-    others = (Identity(SealingKey.drawn(), SealingKey.drawn()).introduction for _ in count())
+    others = (NodeIdentity(SealingKey.drawn(), SealingKey.drawn()).introduction for _ in count())
     agreement = seconds_each(lambda: a.secret_with(next(others)))
     print(
         f"agreeing with a neighbour, once: {1e6 * agreement:.0f} us, half of it to make the neighbour's keys"

@@ -6,8 +6,8 @@ from hedgerow.clients.ceps.client import ceps_client
 from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
 from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
-from hedgerow.clients.gossip import GossipMethod, Memory, Node, Place, gossip_app
-from hedgerow.clients.gradient_noise import Privacy, gaussian_variance, noised, privacy_of
+from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, GossipPlace, Memory, gossip_app
+from hedgerow.clients.gradient_noise import GradientPrivacy, gaussian_variance, noised, privacy_of
 from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.client import hsgd_client
 from hedgerow.clients.hsgd.party import Party
@@ -38,7 +38,10 @@ __all__ = [
     "TASK_TEXTS",
     "BatchClientApp",
     "FactoredModel",
-    "GossipMethod",
+    "GossipNode",
+    "GossipNodeMethod",
+    "GossipPlace",
+    "GradientPrivacy",
     "Learning",
     "Learnt",
     "LinearRegression",
@@ -48,10 +51,7 @@ __all__ = [
     "LogisticRegression",
     "Loss",
     "Memory",
-    "Node",
     "Party",
-    "Place",
-    "Privacy",
     "Problem",
     "Refusal",
     "Reveals",

@@ -1,7 +1,7 @@
 """A node that talks with its neighbours through a router: what every such method's client has in common.
 
-A method is stated as a ``GossipMethod``: how a node begins, what it publishes, and what it makes of what its
-neighbours published. This file reads the messages, keeps the node's state in its context, and decodes.
+A method is stated as a ``GossipNodeMethod``: how a node begins, what it publishes, and what it makes of what
+its neighbours published. This file reads the messages, keeps the node's state in its context, and decodes.
 
 Where a run is sealed, what a node publishes is sealed for each receiver, with the sender's secret seed of
 sensing matrices where the two are new to each other.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp, whoami
 from hedgerow.clients.ceps.problems import Problem
-from hedgerow.clients.gradient_noise import Privacy, noise_root, noised, privacy_of
+from hedgerow.clients.gradient_noise import GradientPrivacy, noise_root, noised, privacy_of
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
 from hedgerow.clients.links import NodeLinks, check_sealed
@@ -50,7 +50,7 @@ from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.simulated import is_simulated
 from hedgerow.wire.vector_codecs import Codec, Quantised, parse_codec
 
-__all__ = ["GossipMethod", "Memory", "Node", "Place", "ProblemFn", "gossip_app"]
+__all__ = ["GossipNode", "GossipNodeMethod", "GossipPlace", "Memory", "ProblemFn", "gossip_app"]
 
 Vector = NDArray[np.float64]
 ProblemFn = Callable[[Context], Problem]
@@ -70,7 +70,7 @@ _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi", "ph
 
 
 @dataclass(frozen=True)
-class Place:
+class GossipPlace:
     """A node's place in the graph, and what its messages are.
 
     Parameters
@@ -103,7 +103,7 @@ class Place:
     phi_owner: str
 
     @classmethod
-    def of(cls, config: ConfigRecord, own: int) -> "Place":
+    def of(cls, config: ConfigRecord, own: int) -> "GossipPlace":
         """Read a node's place from the config of ``query.hello``.
 
         Raises
@@ -180,7 +180,7 @@ def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ..
     return tuple(sorted(cast(list[int], value)))
 
 
-def _peers(config: ConfigRecord, place: Place) -> tuple[int, ...]:
+def _peers(config: ConfigRecord, place: GossipPlace) -> tuple[int, ...]:
     """Return whom the node may ever exchange payloads with: its neighbours, if nobody else is named."""
     if "peers" not in config:
         return place.neighbours
@@ -221,10 +221,10 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Node:
+class GossipNode:
     """One node in one call."""
 
-    place: Place
+    place: GossipPlace
     problem: Problem
     config: ConfigRecord
     root: int
@@ -240,7 +240,7 @@ class Node:
             )
 
     @cached_property
-    def privacy(self) -> Privacy:
+    def privacy(self) -> GradientPrivacy:
         """What happens to gradients."""
         return privacy_of(self.config, self.problem.num_examples)
 
@@ -260,23 +260,27 @@ class Node:
         return noised(self.root, self.place.own, index, vector, self.privacy)
 
 
-class GossipMethod(Protocol):
+class GossipNodeMethod(Protocol):
     """A method's arithmetic at one node: memory in, memory out."""
 
-    def begin(self, node: Node) -> Memory:
+    def begin(self, node: GossipNode) -> Memory:
         """Return the memory at k = 0, and check the config."""
 
-    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
+    def prepare(self, node: GossipNode, memory: Memory, k: int) -> Memory:
         """Return the memory at iteration k, before its communication. The same again if called twice."""
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         """Return the vector that is published at the memory's iteration."""
 
-    def norm(self, node: Node, vector: Vector) -> float:
+    def norm(self, node: GossipNode, vector: Vector) -> float:
         """Return how large what a message says is, by which neighbours are compared; inf for no message."""
 
     def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+        self,
+        node: GossipNode,
+        memory: Memory,
+        received: Mapping[int, Vector],
+        mixing: Mapping[int, float] | None,
     ) -> tuple[Memory, Metrics]:
         """Return the memory after the communication at its iteration, and metrics.
 
@@ -284,13 +288,13 @@ class GossipMethod(Protocol):
         included, or None for equal weights of all that are there.
         """
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+    def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         """Return w_i at the start of iteration k, not past, and a memory that may be kept."""
 
 
 def gossip_app(
     problem: ProblemFn,
-    methods: Mapping[str, GossipMethod],
+    methods: Mapping[str, GossipNodeMethod],
     more: Mapping[str, BatchHandler] | None = None,
     mods: Sequence[Mod] = (),
 ) -> BatchClientApp:
@@ -300,7 +304,7 @@ def gossip_app(
     ----------
     problem : Callable[[Context], Problem]
         Finds a node's objective. It is asked in each call: keep what is dear to make.
-    methods : Mapping[str, GossipMethod]
+    methods : Mapping[str, GossipNodeMethod]
         By name.
     more : Mapping[str, BatchHandler] or None (default: None)
         Other handlers by message type; they go before those of gossip.
@@ -385,21 +389,21 @@ def _knows(call: Call, config: ConfigRecord) -> bool:
 class _Known:
     """A node with its method and its memory, as its context holds them."""
 
-    node: Node
-    method: GossipMethod
+    node: GossipNode
+    method: GossipNodeMethod
     memory: Memory
     run: str
     links: NodeLinks | None
 
     @classmethod
-    def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Known":
+    def begin(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> "_Known":
         config = only_config(call)
-        place = Place.of(config, call.partition_id)
+        place = GossipPlace.of(config, call.partition_id)
         root = noise_root(config, dict(call.context.node_config), place.seed)
         links = _links(call, config, place, begin=True)
         if links is not None:
             links.name_neighbours(map(str, _peers(config, place)))
-        node = Node(place, problem(call.context), config, root, _sensing(links))
+        node = GossipNode(place, problem(call.context), config, root, _sensing(links))
         node.check_privacy()
         check_hello()
         method = methods[choice(config, "method", tuple(methods))]
@@ -407,7 +411,7 @@ class _Known:
 
     @classmethod
     def of(
-        cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod], *, begin: bool = False
+        cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod], *, begin: bool = False
     ) -> "_Known":
         state, run = call.context.state, str(call.context.run_id)
         if not _kept(call.context):
@@ -415,12 +419,14 @@ class _Known:
                 f"node {call.partition_id} has no state of run {run}; valid is 'query.hello' first"
             )
         config, numbers = config_in(state, _CONFIG), dict(config_in(state, _STATE))
-        place = Place.of(config, call.partition_id)
+        place = GossipPlace.of(config, call.partition_id)
         iteration = numbers.pop("iteration", None)
         if not isinstance(iteration, int) or iteration < 0:
             raise ValueError(f"node {call.partition_id} has a damaged state; valid is 'query.hello' first")
         links = _links(call, config, place, begin=begin)
-        node = Node(place, problem(call.context), config, _root(call, config, place.seed), _sensing(links))
+        node = GossipNode(
+            place, problem(call.context), config, _root(call, config, place.seed), _sensing(links)
+        )
         node.check_privacy()
         arrays = {key: view(array) for key, array in cast(ArrayRecord, state[_ARRAYS]).items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
@@ -536,7 +542,7 @@ class _Known:
         return self.node.place.code_seed(sender, self.node.place.own, self.memory.iteration, secret)
 
 
-def _links(call: Call, config: ConfigRecord, place: Place, *, begin: bool) -> NodeLinks | None:
+def _links(call: Call, config: ConfigRecord, place: GossipPlace, *, begin: bool) -> NodeLinks | None:
     """Return the node's links, with a seed for its sensing matrices; None in a run that is not sealed."""
     sealed = flag(config, "sealed", default=False)
     check_sealed(call, sealed)
@@ -555,7 +561,7 @@ def _sensing(links: NodeLinks | None) -> int | None:
     return None if links is None else int.from_bytes(links.told[f"{_SEED}{links.own}"])
 
 
-def _check_receivers(receivers: Sequence[int], place: Place) -> None:
+def _check_receivers(receivers: Sequence[int], place: GossipPlace) -> None:
     if wrong := [i for i in receivers if not 0 <= i < place.num_nodes or i == place.own]:
         raise ValueError(f"receivers has {wrong} in the message's config; valid are other nodes of the graph")
 
@@ -573,7 +579,7 @@ class _Event:
     monitor: bool
 
     @classmethod
-    def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> "_Event":
+    def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> "_Event":
         config, introductions, bundle = _read(call)
         if not all(isinstance(payload, bytes) for payload in bundle.values()):
             raise ValueError("the bundle holds other values than bytes; valid is a payload a sender")
@@ -632,7 +638,7 @@ class _Event:
         return answer
 
 
-def _mixing(config: ConfigRecord, place: Place) -> tuple[tuple[int, ...], Mapping[int, float] | None]:
+def _mixing(config: ConfigRecord, place: GossipPlace) -> tuple[tuple[int, ...], Mapping[int, float] | None]:
     """Return whom an event mixes, and how: the weights follow the neighbours, the node's own is the last."""
     weights = config.get("weights")
     if weights is None:
@@ -683,7 +689,7 @@ def _decode(codec: Codec, payload: bytes, n: int, seed: tuple[int, ...]) -> Vect
         return None
 
 
-def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipMethod]) -> RecordDict:
+def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> RecordDict:
     """Return w_i at the start of ``iteration``, and f_i there as ``objective``, for simulations.
 
     If a model is sent, f_i is told of that one, as ``mean-objective``.

@@ -22,7 +22,7 @@ from hedgerow.clients.mods.guard import needs_entropy
 from hedgerow.wire.discrete_gaussian import KEY_BYTES
 from hedgerow.wire.seeds import Purpose, generator
 
-__all__ = ["Privacy", "gaussian_variance", "noise", "noise_root", "noised", "privacy_of"]
+__all__ = ["GradientPrivacy", "gaussian_variance", "noise", "noise_root", "noised", "privacy_of"]
 
 Vector = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ MODES = ("none", "paper", "sound")
 
 
 @dataclass(frozen=True)
-class Privacy:
+class GradientPrivacy:
     """What is done to a gradient before anything depends on it.
 
     Parameters
@@ -63,7 +63,7 @@ def gaussian_variance(epsilon: float, delta: float, sensitivity: float) -> float
     return 2 * log(1.25 / delta) * sensitivity**2 / epsilon**2
 
 
-def privacy_of(config: ConfigRecord, num_examples: int) -> Privacy:
+def privacy_of(config: ConfigRecord, num_examples: int) -> GradientPrivacy:
     """Return what a message's config asks for.
 
     Read: ``privacy``; unless it is ``none`` also ``epsilon`` > 0 and ``delta`` in (0, 1), of one release;
@@ -77,14 +77,16 @@ def privacy_of(config: ConfigRecord, num_examples: int) -> Privacy:
     """
     mode = choice(config, "privacy", MODES)
     if mode == "none":
-        return Privacy()
+        return GradientPrivacy()
     epsilon, delta = positive(config, "epsilon"), nonnegative(config, "delta", below=1.0)
     if delta == 0:
         raise ValueError("delta is 0 in the message's config; valid is a number in (0, 1)")
     if mode == "paper":
-        return Privacy(mode, gaussian_variance(epsilon, delta, positive(config, "sens")))
+        return GradientPrivacy(mode, gaussian_variance(epsilon, delta, positive(config, "sens")))
     clip = positive(config, "clip")
-    return Privacy(mode, gaussian_variance(epsilon, delta, 2 * clip / num_examples), clip, num_examples)
+    return GradientPrivacy(
+        mode, gaussian_variance(epsilon, delta, 2 * clip / num_examples), clip, num_examples
+    )
 
 
 def noise(root: int, partition_id: int, index: int, n: int, variance: float) -> Vector:
@@ -95,7 +97,7 @@ def noise(root: int, partition_id: int, index: int, n: int, variance: float) -> 
     return sqrt(variance) * stream.standard_normal(n)
 
 
-def noised(root: int, partition_id: int, index: int, vector: Vector, privacy: Privacy) -> Vector:
+def noised(root: int, partition_id: int, index: int, vector: Vector, privacy: GradientPrivacy) -> Vector:
     """Return a vector with a node's noise of its ``index``-th gradient.
 
     Parameters
@@ -107,7 +109,7 @@ def noised(root: int, partition_id: int, index: int, vector: Vector, privacy: Pr
     vector : NDArray (n,)
         The gradient. In the mode ``sound`` it is rounded to a grid, and what is returned is a point of it:
         nothing else of the gradient may be used.
-    privacy : Privacy
+    privacy : GradientPrivacy
         How much noise.
 
     Raises

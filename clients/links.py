@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Context
 from hedgerow.clients.mods.guard import WEAK, Refusal
 from hedgerow.wire.calls import LINKS_RECORD, RUN_KEY, SECRET_RECORD, Call
 from hedgerow.wire.records import config_in
-from hedgerow.wire.sealed import Identity, Links, SealingKey, read_pins
+from hedgerow.wire.sealed import Links, NodeIdentity, SealingKey, read_pins
 from hedgerow.wire.simulated import is_simulated
 
 __all__ = ["NodeLinks", "check_sealed", "own_key"]
@@ -126,8 +126,8 @@ class NodeLinks(Links):
 
 
 @lru_cache(maxsize=2**12)
-def _identity(key: SealingKey, session: SealingKey) -> Identity:
-    return Identity(key, session)
+def _identity(key: SealingKey, session: SealingKey) -> NodeIdentity:
+    return NodeIdentity(key, session)
 
 
 @lru_cache(maxsize=2**12)

@@ -27,7 +27,7 @@ import grpc
 from hedgerow.wire.certified import certified_name
 from hedgerow.wire.checks import int_at_least, int_between, positive
 
-__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "Told", "Topic"]
+__all__ = ["UNREADABLE", "Exchanged", "LinkTraffic", "PeerChannel", "PeerCredentials", "PeerMessage", "Topic"]
 
 # What reading a message that another orchestrator wrote may raise.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -132,7 +132,7 @@ class Exchanged(NamedTuple):
         return self.taken & self.received.keys()
 
 
-class Told(NamedTuple):
+class PeerMessage(NamedTuple):
     """A message of a neighbour that was not asked for."""
 
     topic: Topic
@@ -364,7 +364,7 @@ class PeerChannel:
         """Send a neighbour or listener something, and return whether it has it within ``timeout`` seconds."""
         return self._send(peer, topic, payload, time.monotonic() + timeout)
 
-    def take(self, timeout: float) -> dict[int, Told]:
+    def take(self, timeout: float) -> dict[int, PeerMessage]:
         """Return what neighbours told, of each the earliest, by neighbour; waits for one of them at most.
 
         What is taken is over: a topic of before is refused then.
@@ -375,7 +375,7 @@ class PeerChannel:
             for peer, box in self._boxes.items():
                 if box.messages:
                     topic = min(box.messages)
-                    found[peer] = Told(topic, box.messages.pop(topic).payload)
+                    found[peer] = PeerMessage(topic, box.messages.pop(topic).payload)
                     box.passed = max(box.passed, topic)
             self._changed.notify_all()
             return found

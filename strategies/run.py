@@ -31,7 +31,7 @@ from hedgerow.strategies.parts.part import Part
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import Layout, payload_bytes
 
-__all__ = ["Learnt", "Run", "read", "send"]
+__all__ = ["ReadReply", "Run", "read", "send"]
 
 T = TypeVar("T")
 # Replies that are held at once, in bytes of their vectors.
@@ -292,7 +292,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Learnt:
+class ReadReply:
     """What a valid reply holds: its row, the examples that its node claims, and the paper's bits."""
 
     row: Any
@@ -300,7 +300,7 @@ class Learnt:
     bits: int
 
 
-def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learnt:
+def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> ReadReply:
     """Read a reply to an exchange.
 
     Raises
@@ -314,7 +314,7 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learn
     if exchange.reads is not None:
         row = exchange.reads(node, content)
         row = row if isinstance(row, Row) else Row(row, exchange.coding.bits(layout))
-        return Learnt(row.vector, 0.0, row.bits)
+        return ReadReply(row.vector, 0.0, row.bits)
     sent = exchange.asked[node.partition_id].model
     assert sent is not None, "the exchange has models"
     arrays, claimed = only_arrays(content), federation.checked_weight(content)
@@ -323,7 +323,7 @@ def read(run: Run, exchange: Exchange, node: Node, content: RecordDict) -> Learn
         with np.errstate(over="ignore", invalid="ignore"):  # What overflows is infinite, and too far.
             move = row.vector if exchange.coding.changes else row.vector - sent
         exchange.check(federation, move, sent)
-    return Learnt(row.vector, claimed, row.bits)
+    return ReadReply(row.vector, claimed, row.bits)
 
 
 def send(steps: Steps[T], replies: Any) -> Exchange | Question | Together:

@@ -41,7 +41,7 @@ from hedgerow.wire.masked_sums import (
 )
 from hedgerow.wire.message_types import SUM_KEYS, SUM_SHARES
 from hedgerow.wire.records import PayloadError, only_record, payload_bytes, view
-from hedgerow.wire.sealed import KEY_BYTES, Identity, SealingKey
+from hedgerow.wire.sealed import KEY_BYTES, NodeIdentity, SealingKey
 
 __all__ = ["SecureSum", "SecureSums", "SumNoise", "SummedUpdate", "parse_secure_sum"]
 
@@ -294,7 +294,7 @@ class SecureSums:
         content = RecordDict({"config": ConfigRecord({"seed": self.federation.settings.seed})})
         for node in new:
             self._keys.pop(node.partition_id, None)
-        probe = Identity(SealingKey.drawn(), SealingKey.drawn())
+        probe = NodeIdentity(SealingKey.drawn(), SealingKey.drawn())
 
         def check(node: Node, answer: RecordDict) -> tuple[bytes, int]:
             told = only_record(answer, ConfigRecord, NO_KEYS)

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["WeightedMean", "joined", "split"]
+__all__ = ["RunningMean", "joined", "split"]
 
 
-class WeightedMean:
+class RunningMean:
     """A running mean of vectors in float64; its bits depend on the order in which they are added."""
 
     def __init__(self) -> None:

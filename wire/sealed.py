@@ -47,9 +47,9 @@ __all__ = [
     "REASONS",
     "SEAL_BYTES",
     "UNKNOWN",
-    "Identity",
     "Link",
     "Links",
+    "NodeIdentity",
     "SealingKey",
     "read_pins",
 ]
@@ -185,7 +185,7 @@ def _simulated(*of: str | int) -> SealingKey:
 
 
 @dataclass(frozen=True)
-class Identity:
+class NodeIdentity:
     """Who a node is in a run: its long-lived key, and one of the run alone."""
 
     key: SealingKey
@@ -220,7 +220,7 @@ class _Pair:
 
     first: bytes
     second: bytes
-    own: Identity = field(compare=False)
+    own: NodeIdentity = field(compare=False)
 
 
 # All pairs of the largest sum, 255 members: 32,385.
@@ -245,7 +245,7 @@ class Link:
     Parameters
     ----------
     secret : bytes
-        What both ends share, ``Identity.secret_with``.
+        What both ends share, ``NodeIdentity.secret_with``.
     run : str
         The run; another one's messages do not open.
     own, peer : str
@@ -317,7 +317,7 @@ class Links:
 
     Parameters
     ----------
-    identity : Identity
+    identity : NodeIdentity
         Who the node is.
     run : str
         The run.
@@ -334,7 +334,7 @@ class Links:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: NodeIdentity,
         run: str,
         own: str,
         pins: Mapping[str, bytes] | None = None,

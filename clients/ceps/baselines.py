@@ -23,7 +23,15 @@ from flwr.app import ConfigRecord
 
 from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.neighbourhood import neighbour_mean
-from hedgerow.clients.gossip import GossipMethod, Memory, Metrics, Node, ProblemFn, Vector, gossip_app
+from hedgerow.clients.gossip import (
+    GossipNode,
+    GossipNodeMethod,
+    Memory,
+    Metrics,
+    ProblemFn,
+    Vector,
+    gossip_app,
+)
 from hedgerow.clients.instructions import flag, local_steps, nonnegative, positive, whole
 from hedgerow.wire.thresholding import project
 from hedgerow.wire.vector_codecs import Codec, Quantised, Sparse
@@ -63,7 +71,7 @@ class _Call:
 
     def __init__(
         self,
-        node: Node,
+        node: GossipNode,
         memory: Memory,
         received: Mapping[int, Vector] | None = None,
         mixing: Mapping[int, float] | None = None,
@@ -101,12 +109,12 @@ class _Baseline(ABC):
     # The array that is there only between ``prepared`` and ``communicated``; None if there is no such array.
     ready: str | None = None
 
-    def begin(self, node: Node) -> Memory:
+    def begin(self, node: GossipNode) -> Memory:
         self.check(node.config)
         arrays = dict.fromkeys(self.names(node), np.zeros(node.problem.n))
         return Memory(arrays, 0, {"gradients": 0, "missed": 0})
 
-    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
+    def prepare(self, node: GossipNode, memory: Memory, k: int) -> Memory:
         if memory.iteration == k and self.ready in memory.arrays:
             return memory
         call, kappa = _Call(node, memory), node.place.kappa
@@ -116,21 +124,25 @@ class _Baseline(ABC):
         counts = {"gradients": call.gradients, "missed": memory.count("missed") + lost}
         return Memory(arrays, k, {**memory.counts, **counts})
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["x"]
 
-    def norm(self, node: Node, vector: Vector) -> float:
+    def norm(self, node: GossipNode, vector: Vector) -> float:
         return float(np.linalg.norm(vector))
 
     def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+        self,
+        node: GossipNode,
+        memory: Memory,
+        received: Mapping[int, Vector],
+        mixing: Mapping[int, float] | None,
     ) -> tuple[Memory, Metrics]:
         call = _Call(node, memory, received, mixing)
         arrays = self.communicated(call)
         counts = {**memory.counts, "gradients": call.gradients}
         return Memory(arrays, memory.iteration + 1, counts), self.metrics(arrays)
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+    def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         return memory, memory.arrays["x"]
 
     def check(self, config: ConfigRecord) -> None:
@@ -142,7 +154,7 @@ class _Baseline(ABC):
                 f"{config.get('kappa-low')!r}: the nodes of this method communicate at the same iterations"
             )
 
-    def names(self, node: Node) -> list[str]:
+    def names(self, node: GossipNode) -> list[str]:
         """Return the names of the arrays that a node begins with."""
         return ["x"]
 
@@ -183,7 +195,7 @@ class _DPSGD(_Baseline):
         x = call.mix(x, call.received) - call.eta * call.gradient(x)
         return {"x": _finite(x if s is None else project(x, s))}
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+    def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         return super().look(node, self.prepare(node, memory, k), k)
 
     def _kept(self, config: ConfigRecord) -> int | None:
@@ -215,7 +227,7 @@ class _AdaptThenCombine(_Baseline):
             x = x + self._own(call) if _quantised(call.node) else call.arrays["z"]
         return {"x": x, "z": _finite(self.local(call, x, local_steps(call.node.config, "local-steps")))}
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         x, z = memory.arrays["x"], memory.arrays["z"]
         return z - x if _quantised(node) else z
 
@@ -248,10 +260,10 @@ class _SGP(_AdaptThenCombine):
             x = x - call.eta * call.gradient(x / w)
         return x
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         return np.append(memory.arrays["z"], _push_weight(memory))
 
-    def norm(self, node: Node, vector: Vector) -> float:
+    def norm(self, node: GossipNode, vector: Vector) -> float:
         # Of the model, for honest x differ as the weights do. All weights of a run sum to m where nothing is
         # lost; nodes that begin anew bring some.
         w = float(vector[-1])
@@ -261,7 +273,11 @@ class _SGP(_AdaptThenCombine):
             return float(np.linalg.norm(vector[:-1] / w))
 
     def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+        self,
+        node: GossipNode,
+        memory: Memory,
+        received: Mapping[int, Vector],
+        mixing: Mapping[int, float] | None,
     ) -> tuple[Memory, Metrics]:
         parts = mixing or {}
         if min(parts.values()) < 0 or not 0 < parts[node.place.own] <= 1:
@@ -275,7 +291,7 @@ class _SGP(_AdaptThenCombine):
         after = Memory({"x": x}, memory.iteration + 1, {**memory.counts, "push-weight": w})
         return after, {"push-weight": w}
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+    def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         return memory, memory.arrays["x"] / _push_weight(memory)
 
 
@@ -320,7 +336,7 @@ class _DFedSAM(_AdaptThenCombine):
         return y
 
 
-def _quantised(node: Node) -> bool:
+def _quantised(node: GossipNode) -> bool:
     return isinstance(node.place.codec, Quantised)
 
 
@@ -338,7 +354,7 @@ class _DCD(_Baseline):
         super().check(config)
         _steps_or_one(config)
 
-    def names(self, node: Node) -> list[str]:
+    def names(self, node: GossipNode) -> list[str]:
         return ["x", *(f"replica-{j}" for j in node.place.neighbours)]
 
     def prepared(self, call: _Call, k: int) -> Arrays:
@@ -349,7 +365,7 @@ class _DCD(_Baseline):
         plus = mixed + (call.descend(x, _steps_or_one(call.node.config)) - x)
         return {**arrays, "plus": _finite(plus)}
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["plus"] - memory.arrays["x"]
 
     def communicated(self, call: _Call) -> Arrays:
@@ -409,7 +425,7 @@ class _CHOCO(_Baseline):
         _gamma(config)
         _steps_or_one(config)
 
-    def names(self, node: Node) -> list[str]:
+    def names(self, node: GossipNode) -> list[str]:
         return ["x", "hat", *(f"hat-{j}" for j in node.place.neighbours)]
 
     def prepared(self, call: _Call, k: int) -> Arrays:
@@ -418,7 +434,7 @@ class _CHOCO(_Baseline):
         half = call.descend(arrays["x"], _steps_or_one(call.node.config))
         return {**arrays, "half": _finite(half)}
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         return _kept_of(node.place.codec, memory.arrays["half"] - memory.arrays["hat"])
 
     def communicated(self, call: _Call) -> Arrays:
@@ -445,7 +461,7 @@ class _BEER(_Baseline):
         super().check(config)
         _gamma(config)
 
-    def names(self, node: Node) -> list[str]:
+    def names(self, node: GossipNode) -> list[str]:
         copies = [f"{name}-{j}" for name in ("h", "u") for j in node.place.neighbours]
         return ["x", "v", "g", "h", "u", *copies]
 
@@ -459,7 +475,7 @@ class _BEER(_Baseline):
         v = _finite(v + _pull(call, arrays, "u") + new - g)
         return {**arrays, "x-next": x, "v-next": v, "g-next": new}
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         arrays, codec = memory.arrays, node.place.codec
         changes = (arrays["x-next"] - arrays["h"], arrays["v-next"] - arrays["u"])
         return np.concatenate([_kept_of(codec, change, 2) for change in changes])
@@ -487,13 +503,13 @@ class _DSGT(_Baseline):
     Read: ``eta`` > 0. A message holds x and y, 2 n numbers; nothing happens between communications.
     """
 
-    def names(self, node: Node) -> list[str]:
+    def names(self, node: GossipNode) -> list[str]:
         return ["x", "y", "g"]
 
     def prepared(self, call: _Call, k: int) -> Arrays:
         return call.arrays
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         return np.concatenate([memory.arrays["x"], memory.arrays["y"]])
 
     def communicated(self, call: _Call) -> Arrays:
@@ -510,7 +526,7 @@ class _DSGT(_Baseline):
 
 # Which row of W a node uses comes with the messages: fixed, another one each time (d-psgd-dn, matcha), or
 # none, which is equal weights of the node and those neighbours that it drew (d-psgd-pc).
-BASELINES: Mapping[str, GossipMethod] = {
+BASELINES: Mapping[str, GossipNodeMethod] = {
     "d-psgd": _DPSGD(),
     "d-psgd-dn": _DPSGD(),
     "d-psgd-pc": _DPSGD(),

@@ -16,7 +16,7 @@ from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.ceps.baselines import BASELINES
 from hedgerow.clients.ceps.neighbourhood import Neighbourhood, neighbour_mean
 from hedgerow.clients.ceps.step import NodeState, Rules, advance, communicate, initial_state
-from hedgerow.clients.gossip import Memory, Metrics, Node, ProblemFn, Vector, gossip_app
+from hedgerow.clients.gossip import GossipNode, Memory, Metrics, ProblemFn, Vector, gossip_app
 from hedgerow.clients.instructions import choice, positive, whole
 from hedgerow.wire.calls import BatchHandler
 
@@ -65,22 +65,26 @@ def penalty(largest_eigenvalue: float, num_nodes: int, r: float, d: int) -> floa
 class _CEPS:
     """Algorithm 1."""
 
-    def begin(self, node: Node) -> Memory:
+    def begin(self, node: GossipNode) -> Memory:
         rules = self._rules(node, self._sigma(node))
         return _memory(initial_state(node.problem, rules, partial(node.noised, index=0)), rules.sigma)
 
-    def prepare(self, node: Node, memory: Memory, k: int) -> Memory:
+    def prepare(self, node: GossipNode, memory: Memory, k: int) -> Memory:
         rules = self._rules(node, memory.counts["sigma"])
         return _memory(advance(_state(memory), k, rules), rules.sigma)
 
-    def message(self, node: Node, memory: Memory) -> Vector:
+    def message(self, node: GossipNode, memory: Memory) -> Vector:
         return memory.arrays["w"]
 
-    def norm(self, node: Node, vector: Vector) -> float:
+    def norm(self, node: GossipNode, vector: Vector) -> float:
         return float(np.linalg.norm(vector))
 
     def update(
-        self, node: Node, memory: Memory, received: Mapping[int, Vector], mixing: Mapping[int, float] | None
+        self,
+        node: GossipNode,
+        memory: Memory,
+        received: Mapping[int, Vector],
+        mixing: Mapping[int, float] | None,
     ) -> tuple[Memory, Metrics]:
         state, own = _state(memory), node.place.own
         rules = self._rules(node, memory.counts["sigma"])
@@ -93,18 +97,18 @@ class _CEPS:
             metrics["change"] = _relative_change(state.w, after.w)
         return _memory(after, rules.sigma), metrics
 
-    def look(self, node: Node, memory: Memory, k: int) -> tuple[Memory, Vector]:
+    def look(self, node: GossipNode, memory: Memory, k: int) -> tuple[Memory, Vector]:
         memory = self.prepare(node, memory, k)
         return memory, memory.arrays["w"]
 
-    def _rules(self, node: Node, sigma: float) -> Rules:
+    def _rules(self, node: GossipNode, sigma: float) -> Rules:
         config, place = node.config, node.place
         s, mu, neighbours = whole(config, "s", 1), positive(config, "mu"), len(place.neighbours)
         return Rules(
             s, mu, place.kappa, sigma, neighbours, _is_c_fixed(config), node.privacy, Neighbourhood.of(config)
         )
 
-    def _sigma(self, node: Node) -> float:
+    def _sigma(self, node: GossipNode) -> float:
         """Return sigma_i, or c where that is fixed. lambda_max is dear: this is done once a run."""
         config, place, problem = node.config, node.place, node.problem
         if _is_c_fixed(config):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hedgerow.clients.ceps.neighbourhood import Neighbourhood
 from hedgerow.clients.ceps.problems import Problem
-from hedgerow.clients.gradient_noise import Privacy
+from hedgerow.clients.gradient_noise import GradientPrivacy
 from hedgerow.wire.checks import at_least, positive
 from hedgerow.wire.thresholding import largest, project
 
@@ -23,7 +23,7 @@ __all__ = ["NodeState", "Rules", "advance", "communicate", "initial_state", "loc
 Vector = NDArray[np.float64]
 Noised = Callable[[Vector], Vector]
 
-_PRIVATE_IN_NOTHING = Privacy()
+_PRIVATE_IN_NOTHING = GradientPrivacy()
 _MEAN = Neighbourhood()
 
 
@@ -45,7 +45,7 @@ class Rules:
         |N_i| without the node itself, >= 0.
     fixed_c : bool (default: False)
         Whether c_i stays the same whatever the number of participants, as the paper's analysis has it.
-    privacy : Privacy (default: none)
+    privacy : GradientPrivacy (default: none)
         What happens to gradients.
     neighbourhood : Neighbourhood (default: the mean)
         What is taken of the own and the neighbours' models.
@@ -57,7 +57,7 @@ class Rules:
     sigma: float
     neighbours: int
     fixed_c: bool = False
-    privacy: Privacy = _PRIVATE_IN_NOTHING
+    privacy: GradientPrivacy = _PRIVATE_IN_NOTHING
     neighbourhood: Neighbourhood = _MEAN
 
     def __post_init__(self) -> None:

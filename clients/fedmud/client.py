@@ -19,7 +19,7 @@ from hedgerow.clients.app import BatchClientApp
 from hedgerow.clients.evaluation import task_handlers
 from hedgerow.clients.fedmud.fedbat import BinarisedWork, train_binarised
 from hedgerow.clients.fedmud.frozen_base import Bases, held_base
-from hedgerow.clients.fedmud.methods import Instruction, Method, Work
+from hedgerow.clients.fedmud.methods import Instruction, NodeMethod, Work
 from hedgerow.clients.handlers import Answer, each, outcome, together
 from hedgerow.clients.instructions import only_config, whole
 from hedgerow.clients.local_task import LocalTask, LocalTaskFn, local_task
@@ -132,7 +132,7 @@ class _Round:
     """What one node does in one round, read and checked before anything is computed."""
 
     instruction: Instruction
-    method: Method
+    method: NodeMethod
     base: State
     work: Work
 
@@ -166,7 +166,7 @@ class _Round:
         return Learnt(arrays, told, start)
 
 
-def _base(instruction: Instruction, method: Method, bases: Bases) -> State | None:
+def _base(instruction: Instruction, method: NodeMethod, bases: Bases) -> State | None:
     """Return the node's base, {} for a method without one, or None if it cannot be had."""
     if method.evolution is None:
         return {}

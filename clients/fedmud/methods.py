@@ -32,7 +32,7 @@ from hedgerow.wire.records import finite_views, received_state
 from hedgerow.wire.seeds import Purpose, torch_generator
 from hedgerow.wire.sign_shares import SignUpdates
 
-__all__ = ["METHODS", "Instruction", "Method", "Work"]
+__all__ = ["METHODS", "Instruction", "NodeMethod", "Work"]
 
 Work = LocalWork | BinarisedWork
 
@@ -60,7 +60,7 @@ class Instruction:
         """Read a message; ValueError unless it has one ConfigRecord."""
         return cls(call, only_config(call), task)
 
-    def method(self) -> "Method":
+    def method(self) -> "NodeMethod":
         """Return the method that is asked for; ValueError if its keys are not in order."""
         return METHODS[choice(self.config, "method", tuple(METHODS))](self)
 
@@ -166,7 +166,7 @@ class Instruction:
         return records[name]
 
 
-class Method:
+class NodeMethod:
     """A method at one node in one round: as it stands the dense one, FedAvg, and the base of all others.
 
     Made of an instruction; ValueError if keys of its config are missing or out of range. ``model`` is what is
@@ -200,7 +200,7 @@ class Method:
         return dict(sorted(rest.items()))
 
 
-class _Factored(Method):
+class _Factored(NodeMethod):
     """Factors, of updates of the base or of the weights themselves."""
 
     model: FactoredModel
@@ -229,7 +229,7 @@ class _Factored(Method):
         return self.plan.merge(base, factors, self.plan.frozen(self.run_seed, version))  # eq. (5)
 
 
-class _MovingWeights(Method):
+class _MovingWeights(NodeMethod):
     """Weights that server and nodes move alike; a method says what travels of a node's change of them."""
 
     sends_state = False
@@ -294,9 +294,9 @@ class _FedBAT(_MovingWeights):
         }
 
 
-METHODS: Mapping[str, type[Method]] = {
+METHODS: Mapping[str, type[NodeMethod]] = {
     "factored": _Factored,
-    "dense": Method,
+    "dense": NodeMethod,
     "ef21p": _EF21P,
     "fedbat": _FedBAT,
 }

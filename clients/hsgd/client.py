@@ -20,7 +20,7 @@ from hedgerow.clients.hsgd.own import own_party, party_of
 from hedgerow.clients.hsgd.own_work import own_handlers, own_pair
 from hedgerow.clients.hsgd.party import Party
 from hedgerow.clients.hsgd.sealing import NotOpenedError, introduction_of
-from hedgerow.clients.hsgd.work import Exchange, encode_all, step_all, update_of, uploaded
+from hedgerow.clients.hsgd.work import ExchangeJob, encode_all, step_all, update_of, uploaded
 from hedgerow.clients.mods.guard import Reveals, reveals
 from hedgerow.clients.mods.mask import masked_sum_handlers
 from hedgerow.wire.calls import BatchHandler, Call
@@ -131,7 +131,7 @@ def hsgd_client(
         {
             WHOAMI: whoami(people, sizes=sizes),
             PAIR: reveals(Reveals.NOTHING, each(pair)),
-            EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, Exchange.of, encode_all)),
+            EXCHANGE: reveals(steps, _handler(party, ExchangeRequest.of, ExchangeJob.of, encode_all)),
             UPDATE: reveals(steps, _handler(party, UpdateRequest.of, update_of, step_all)),
             **own_handlers(),
             **masked_sum_handlers(each(lambda call: uploaded(call, party(call.context))), UPLOAD),

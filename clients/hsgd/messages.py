@@ -25,7 +25,7 @@ from hedgerow.wire.sparse_rows import decode_rows, encode_rows
 
 __all__ = [
     "ExchangeRequest",
-    "Memory",
+    "PartyMemory",
     "ProtectedUpload",
     "Release",
     "UpdateRequest",
@@ -325,7 +325,7 @@ def reply(arrays: Mapping[str, Vector], *, compress: bool = False) -> RecordDict
 
 
 @dataclass(frozen=True)
-class Memory:
+class PartyMemory:
     """What a node knows between two messages of a round.
 
     Parameters
@@ -356,7 +356,7 @@ class Memory:
     made_at: int | None = None
 
     @classmethod
-    def at(cls, context: Context, t: int) -> "Memory":
+    def at(cls, context: Context, t: int) -> "PartyMemory":
         """Return the memory of iteration t.
 
         Raises
@@ -374,7 +374,7 @@ class Memory:
         return cls._read(about, kept)
 
     @classmethod
-    def made(cls, context: Context, since: int) -> "Memory":
+    def made(cls, context: Context, since: int) -> "PartyMemory":
         """Return the memory whose model iteration ``since`` began with: the one at hand, or that before it.
 
         Raises
@@ -392,7 +392,7 @@ class Memory:
         )
 
     @classmethod
-    def _read(cls, about: ConfigRecord, kept: ArrayRecord) -> "Memory":
+    def _read(cls, about: ConfigRecord, kept: ArrayRecord) -> "PartyMemory":
         t: Any = about.get("t")
         ids: Any = about.get("ids", [])
         views = finite_views(kept)

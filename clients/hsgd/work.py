@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hedgerow.clients.hsgd.messages import (
     ExchangeRequest,
-    Memory,
+    PartyMemory,
     ProtectedUpload,
     UpdateRequest,
     config_of,
@@ -42,7 +42,7 @@ from hedgerow.clients.instructions import flag, whole
 from hedgerow.clients.mods.guard import check_kept_for_sum, check_privacy, reveals_nothing
 from hedgerow.wire.calls import Call
 
-__all__ = ["Exchange", "encode_all", "step_all", "update_of", "uploaded"]
+__all__ = ["ExchangeJob", "encode_all", "step_all", "update_of", "uploaded"]
 
 Vector = NDArray[Any]
 Job = TypeVar("Job")
@@ -52,20 +52,20 @@ Stack = TypeVar("Stack", HospitalStack, DeviceStack)
 
 
 @dataclass
-class Exchange:
+class ExchangeJob:
     """One node's share of an exchange; members of its stack are those with a model of their own."""
 
     call: Call
     party: Party
     request: ExchangeRequest
-    memory: Memory
+    memory: PartyMemory
     theta: Tensor  # (members, n)
     x: Tensor  # (members, batch, ...)
     channel: Channel | None
     zeta: Tensor = field(default_factory=lambda: torch.empty(0))  # (members, batch, e)
 
     @classmethod
-    def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "Exchange":
+    def of(cls, call: Call, party: Party, request: ExchangeRequest) -> "ExchangeJob":
         """Prepare one call."""
         ids = _ids_of(party, request.ids)
         channel = Channel.of(call, config_of(call))
@@ -75,15 +75,19 @@ class Exchange:
         x, _ = party.rows(ids)
         if party.role == "device" or has_arrays(call):
             model = _sent_model(call, party)
-            known = Memory(request.t, model, start=model if request.keeps_start else {})
+            known = PartyMemory(request.t, model, start=model if request.keeps_start else {})
         else:
             # A group that missed intervals goes on from the model of the last one that counts.
             made_for, context = request.since, call.context
-            known = Memory.at(context, request.t) if made_for is None else Memory.made(context, made_for)
+            known = (
+                PartyMemory.at(context, request.t)
+                if made_for is None
+                else PartyMemory.made(context, made_for)
+            )
             if known.pairs != request.pairs:
                 raise ValueError("grouping is not what the round began with; valid is the same in a round")
         arrays = known.of_pairs(ids) if request.pairs else known.arrays
-        memory = Memory(request.t, arrays, ids, request.pairs, known.start, made_at=request.since)
+        memory = PartyMemory(request.t, arrays, ids, request.pairs, known.start, made_at=request.since)
         theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
         if party.role == "hospital" and not request.pairs:
             return cls(call, party, request, memory, theta[None], x[None], channel)
@@ -111,9 +115,9 @@ class Exchange:
         return content
 
 
-def encode_all(jobs: Sequence[Exchange]) -> None:
+def encode_all(jobs: Sequence[ExchangeJob]) -> None:
     """Encode the batches of all jobs."""
-    for stack in _stacks(jobs, Exchange.terms):
+    for stack in _stacks(jobs, ExchangeJob.terms):
         party = stack[0].party
         encoder = party.model.hospital if party.role == "hospital" else party.model.device
         theta, x = (torch.cat(parts) for parts in zip(*((job.theta, job.x) for job in stack), strict=True))
@@ -270,9 +274,9 @@ def _alone(call: Call) -> bool:
     return call.context.run_config.get("training-mode") == "loop"
 
 
-def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], Memory]:
+def _batch_of(call: Call, party: Party, request: UpdateRequest) -> tuple[tuple[str, ...], PartyMemory]:
     """Return the batch, of those who took part in the exchange, and what the node knows since."""
-    ids, memory = _ids_of(party, request.ids), Memory.at(call.context, request.t)
+    ids, memory = _ids_of(party, request.ids), PartyMemory.at(call.context, request.t)
     memory.places(ids)
     return ids, memory
 
@@ -283,13 +287,13 @@ def _answered(job: Update, arrays: dict[str, Vector], metrics: dict[str, float])
     told = MetricRecord({"num-examples": len(job.ids), **({} if request.summed else metrics)})
     # A device keeps its model for a sum alone.
     if request.upload or (job.party.role == "device" and not request.summed):
-        Memory.forget(context)
+        PartyMemory.forget(context)
         if protected is not None:
             arrays = protected(arrays, job.start, request.t, job.call)
         return _kept(job, RecordDict({**reply(arrays), "metrics": told}))
     start = {} if protected is None else job.start
     loss = metrics.get("loss") if request.summed else None
-    memory = Memory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
+    memory = PartyMemory(request.t + len(request.rates), arrays, job.ids, job.pairs, start, loss)
     memory.keep(context, stepped=job.party.role != "device")  # A device is sent theta_2 each time.
     if request.summed:
         note_terms(job.call)
@@ -332,7 +336,7 @@ def uploaded(call: Call, party: Party) -> RecordDict:
     """Answer ``train.upload`` with what the steps made, kept since: of JFL's pairs the mean."""
     config = config_of(call)
     is_sealed(call, config)
-    memory = Memory.at(call.context, whole(config, "t", 0))
+    memory = PartyMemory.at(call.context, whole(config, "t", 0))
     hospital = party.role == "hospital"
     arrays = {key: memory.arrays[key] for key in (("head", "hospital") if hospital else ("device",))}
     if not hospital:
@@ -342,7 +346,7 @@ def uploaded(call: Call, party: Party) -> RecordDict:
     told = MetricRecord({"num-examples": len(party.ids)})
     if memory.loss is not None and protected is None:
         told["loss"] = memory.loss
-    Memory.forget(call.context)
+    PartyMemory.forget(call.context)
     return RecordDict({**reply(_averaged(arrays)), "metrics": told})
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hedgerow.strategies.hsgd.costs import Sizes
     from hedgerow.strategies.hsgd.estimates import Estimates
-    from hedgerow.strategies.hsgd.theory import Plan
+    from hedgerow.strategies.hsgd.theory import IntervalPlan
 
 __all__ = ["plan_hsgd"]
 
@@ -227,7 +227,7 @@ def _hsgd_strategies(
     return table
 
 
-def _hsgd_pairs(found: list[Plan], groups: list[Sizes], T: int, target: float) -> Table:
+def _hsgd_pairs(found: list[IntervalPlan], groups: list[Sizes], T: int, target: float) -> Table:
     from rich.table import Table
 
     columns = ("P", "Q", "bound (17)", "cost (19), MB", "all links, MB", "simulated s", "iterations")

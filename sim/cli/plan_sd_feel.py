@@ -11,7 +11,7 @@ import typer
 from hedgerow.sim.cli.options import bad_options, check_ordinary
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.sd_feel.theory import Plan
+    from hedgerow.strategies.sd_feel.theory import SchedulePlan
 
 __all__ = ["plan_sd_feel"]
 
@@ -115,7 +115,7 @@ def plan_sd_feel(
             compute = Compute(float(probed["iteration-seconds"]), 1.0)
         parameters = num_params or int(probed.get("parameters", 21_840))
         eta, L, variance, dissimilarity, gap = (float(known[key][0]) for key in given)
-        problem = theory.Problem(gap, L, variance, dissimilarity, sum_m2)
+        problem = theory.ProblemConstants(gap, L, variance, dissimilarity, sum_m2)
         system = theory.System(parameters, compute)
         found = theory.plans(target, problem, system, eta=eta, zeta=zeta)
     console = Console()
@@ -170,7 +170,7 @@ def _told(
     return probes, told
 
 
-def _command(found: Sequence[Plan], problem: Any, eta: float) -> str:
+def _command(found: Sequence[SchedulePlan], problem: Any, eta: float) -> str:
     """Return the command that runs the cheapest schedule, or what stands in the way of any."""
     from hedgerow.sim.runs.kinds import MAX_ROUNDS
     from hedgerow.strategies.sd_feel.theory import eta_max

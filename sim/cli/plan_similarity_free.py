@@ -14,7 +14,7 @@ from hedgerow.sim.cli.options import bad_options, check_ordinary
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hedgerow.strategies.similarity_free.planner import Estimates, Plan
+    from hedgerow.strategies.similarity_free.planner import Guarantee, ProblemEstimates
 
 __all__ = ["plan_similarity_free"]
 
@@ -160,7 +160,7 @@ def _parameters(run: Path) -> int | None:
     return sum(array.size for array in read_model(run).values() if array.dtype.kind == "f")
 
 
-def _commands(rows: list[Plan], local_iters: int, compressor: str) -> list[str]:
+def _commands(rows: list[Guarantee], local_iters: int, compressor: str) -> list[str]:
     """Return, for each algorithm, the command that runs the schedule with the fewest rounds to epsilon."""
     from hedgerow.sim.runs.kinds import MAX_ROUNDS
     from hedgerow.strategies.schedules import Diminishing, Fixed, StepDecay, theory_stage_len
@@ -224,7 +224,7 @@ def _compression(
     return compressor.contraction(num_params), compressor.bits(num_params)
 
 
-def _input_table(known: Estimates, *, guessed_loss: bool) -> Table:
+def _input_table(known: ProblemEstimates, *, guessed_loss: bool) -> Table:
     from rich.table import Table
 
     table = Table("input", "value", "source", "how", title="What the plan rests on", title_justify="left")
@@ -238,7 +238,7 @@ def _input_table(known: Estimates, *, guessed_loss: bool) -> Table:
     return table
 
 
-def _constants_table(rows: list[Plan], title: str) -> Table:
+def _constants_table(rows: list[Guarantee], title: str) -> Table:
     from rich.table import Table
 
     table = Table(
@@ -251,7 +251,7 @@ def _constants_table(rows: list[Plan], title: str) -> Table:
     return table
 
 
-def _guarantees_table(rows: list[Plan], num_rounds: int, epsilon: float) -> Table:
+def _guarantees_table(rows: list[Guarantee], num_rounds: int, epsilon: float) -> Table:
     from rich.table import Column, Table
 
     names = (Column(name, no_wrap=True) for name in ("algorithm", "schedule"))

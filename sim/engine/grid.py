@@ -39,7 +39,7 @@ from hedgerow.sim.engine._compat import (
     through_the_wire,
 )
 from hedgerow.sim.engine.faults import Fate, FaultModel, corrupted
-from hedgerow.sim.engine.handlers import App, Handlers, Job, Node
+from hedgerow.sim.engine.handlers import App, Handlers, NodeJob, SimulatedNode
 from hedgerow.sim.engine.node_ids import draw_node_ids, wait_for_nodes
 from hedgerow.sim.engine.node_state import pack_records, unpack_records
 from hedgerow.sim.engine.ray_cluster import Cluster
@@ -180,15 +180,15 @@ class InProcessGrid(Grid):
         self._left: float | None = None
         self._depth = 0
         self._pushed = 0
-        self._queue: list[tuple[float, int, Job]] = []
-        self._replies: dict[str, tuple[Message, Job]] = {}
-        self._waiting: dict[str, Job] = {}
+        self._queue: list[tuple[float, int, NodeJob]] = []
+        self._replies: dict[str, tuple[Message, NodeJob]] = {}
+        self._waiting: dict[str, NodeJob] = {}
         self._extras = list(node_configs) if node_configs and any(node_configs) else None
         self._num_nodes = num_nodes
         self._take_ids(draw_node_ids(num_nodes, seed))
         # What a checkpoint holds of each node, by partition id, and whose entry is to be made anew.
         self._packed: dict[str, dict[str, Any]] = {}
-        self._changed: dict[int, Node] = {}
+        self._changed: dict[int, SimulatedNode] = {}
         lend_identity(self, self._run.run_id)
         self._workers = self._started(workers, cluster)
         self._dealt = Dealt(always=workers > 1 or cluster is not None)
@@ -278,19 +278,19 @@ class InProcessGrid(Grid):
         """Have nodes of these ids (N,), by partition id."""
         self._ids, self._by_id = node_ids, np.argsort(node_ids)
         self._ascending = node_ids[self._by_id]
-        self._made: dict[int, Node] = {}
+        self._made: dict[int, SimulatedNode] = {}
         self._all_made = False
         self._contexts: dict[int, Context] = {}
 
     @property
-    def _nodes(self) -> dict[int, Node]:
+    def _nodes(self) -> dict[int, SimulatedNode]:
         """All nodes by id, in the order of partitions, for whoever looks at each."""
         if not self._all_made:
             made = [self._made.get(i) or self._new(at, i) for at, i in enumerate(self._ids.tolist())]
             self._made, self._all_made = {node.node_id: node for node in made}, True
         return self._made
 
-    def _node(self, node_id: int) -> Node | None:
+    def _node(self, node_id: int) -> SimulatedNode | None:
         if (node := self._made.get(node_id)) is not None or self._all_made:
             return node
         if not 0 <= node_id < 2**64:
@@ -301,10 +301,10 @@ class InProcessGrid(Grid):
         self._made[node_id] = self._new(int(self._by_id[at]), node_id)
         return self._made[node_id]
 
-    def _new(self, partition_id: int, node_id: int) -> Node:
+    def _new(self, partition_id: int, node_id: int) -> SimulatedNode:
         extra = {} if self._extras is None else self._extras[partition_id]
         config = {**extra, "partition-id": partition_id, "num-partitions": self._num_nodes}
-        return Node(node_id, partition_id, config, RecordDict())
+        return SimulatedNode(node_id, partition_id, config, RecordDict())
 
     def known_nodes(self) -> KnownNodes | None:
         """Return who the nodes are, where they need not be asked; None where they must.
@@ -445,12 +445,12 @@ class InProcessGrid(Grid):
             self._changed[node.partition_id] = node
         return found
 
-    def _at(self, partition_id: int) -> Node:
+    def _at(self, partition_id: int) -> SimulatedNode:
         node = self._node(int(self._ids[partition_id]))
         assert node is not None
         return node
 
-    def _seen(self, node: Node) -> Context:
+    def _seen(self, node: SimulatedNode) -> Context:
         """Return what a column handler sees of a node, made once."""
         known = self._contexts.get(node.partition_id)
         if known is None or known.state is not node.state:
@@ -585,33 +585,33 @@ class InProcessGrid(Grid):
         heapq.heappush(self._queue, (job.due, self._pushed, job))
         return message_id
 
-    def _schedule(self, message: Message) -> Job:
+    def _schedule(self, message: Message) -> NodeJob:
         """Decide when a message is answered, and whether its node gets to work on it at all."""
         node = self._node(message.metadata.dst_node_id)
         deadline = self._clock + message.metadata.ttl
         if node is None:
-            return Job(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
+            return NodeJob(message, None, self._clock, deadline, verdict=_unavailable("unknown node"))
         self._changed[node.partition_id] = node
-        expired = Job(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
+        expired = NodeJob(message, node, deadline, deadline, verdict=_unavailable("TTL ended before a reply"))
         start = max(self._clock, node.busy_until)
         fate = self._fate(node)
         if fate.crashed:
             node.offline_at = min(node.offline_at, start + HEARTBEAT_LAPSE)
             noticed = max(self._clock, node.offline_at)
             dead = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node.node_id} is dead")
-            return Job(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
+            return NodeJob(message, node, noticed, deadline, verdict=dead) if noticed <= deadline else expired
         if fate.dropped or start >= deadline:
             return expired
         if self.real_time:
-            return Job(message, node, start, deadline, runs=True, fate=fate)
+            return NodeJob(message, node, start, deadline, runs=True, fate=fate)
         node.busy_until = start + fate.delay
         if node.busy_until > deadline:
             # The node works on it all the same, and its state moves on: only the reply comes too late.
             expired.runs = True
             return expired
-        return Job(message, node, node.busy_until, deadline, runs=True, fate=fate)
+        return NodeJob(message, node, node.busy_until, deadline, runs=True, fate=fate)
 
-    def _fate(self, node: Node) -> Fate:
+    def _fate(self, node: SimulatedNode) -> Fate:
         node.received += 1
         model = self._faults.get(node.partition_id) if isinstance(self._faults, Mapping) else self._faults
         return Fate() if model is None else model.draw(self._seed, node.partition_id, node.received)
@@ -621,7 +621,7 @@ class InProcessGrid(Grid):
 
     def _work(self) -> None:
         """Answer one chunk of the messages that are due, those of one type together."""
-        by_type: dict[str, list[Job]] = {}
+        by_type: dict[str, list[NodeJob]] = {}
         for job in self._chunk():
             if job.answer is not None:
                 self._answer(job, job.answer)
@@ -635,7 +635,7 @@ class InProcessGrid(Grid):
             for job, answer in self._handlers.answers(message_type, jobs, self._run.run_id):
                 self._answer(job, answer)
 
-    def _not_dealt(self, by_type: dict[str, list[Job]]) -> dict[str, list[Job]]:
+    def _not_dealt(self, by_type: dict[str, list[NodeJob]]) -> dict[str, list[NodeJob]]:
         """Let workers answer what is worth it, where there are any, and return the rest."""
         dealt = {
             kind: jobs for kind, jobs in by_type.items() if self._workers and self._dealt.worth(kind, jobs)
@@ -653,7 +653,7 @@ class InProcessGrid(Grid):
             self._answer(job, answer, own=True)
         return {kind: jobs for kind, jobs in by_type.items() if kind not in dealt}
 
-    def _work_in_real_time(self, job: Job) -> None:
+    def _work_in_real_time(self, job: NodeJob) -> None:
         """Let a node work on a message, and its reply be due when the work would have ended."""
         node = job.node
         assert node is not None
@@ -670,8 +670,8 @@ class InProcessGrid(Grid):
         self._pushed += 1
         heapq.heappush(self._queue, (job.due, self._pushed, job))
 
-    def _chunk(self) -> list[Job]:
-        chunk: list[Job] = []
+    def _chunk(self) -> list[NodeJob]:
+        chunk: list[NodeJob] = []
         nodes: set[int] = set()
         size = 0
         while self._due():
@@ -691,7 +691,7 @@ class InProcessGrid(Grid):
             return count >= self._max_in_flight
         return size > MEMORY_BUDGET
 
-    def _answer(self, job: Job, answer: RecordDict | Error, *, own: bool = False) -> None:
+    def _answer(self, job: NodeJob, answer: RecordDict | Error, *, own: bool = False) -> None:
         """Make the reply of an answer; an ``own`` one comes from another process, and is nobody else's."""
         answer = job.verdict or answer
         if job.node is not None:

@@ -24,14 +24,14 @@ from hedgerow.wire.calls import Batched, BatchHandler, Call, LocalDataError
 from hedgerow.wire.printable import shown
 from hedgerow.wire.simulated import simulated
 
-__all__ = ["App", "Handlers", "Job", "Node"]
+__all__ = ["App", "Handlers", "NodeJob", "SimulatedNode"]
 
 # What a ClientApp is to an engine.
 App = Callable[[Message, Context], Message]
 
 
 @dataclass(slots=True)
-class Node:
+class SimulatedNode:
     """One node, and what it keeps between messages."""
 
     node_id: int
@@ -44,11 +44,11 @@ class Node:
 
 
 @dataclass(slots=True)
-class Job:
+class NodeJob:
     """One message under way. Its fate is known when it is pushed; its work is done when it is due."""
 
     message: Message
-    node: Node | None
+    node: SimulatedNode | None
     due: float
     deadline: float
     runs: bool = False
@@ -88,8 +88,8 @@ class Handlers:
         return self._run_config
 
     def answers(
-        self, message_type: str, jobs: Sequence[Job], run_id: int
-    ) -> Iterator[tuple[Job, RecordDict | Error]]:
+        self, message_type: str, jobs: Sequence[NodeJob], run_id: int
+    ) -> Iterator[tuple[NodeJob, RecordDict | Error]]:
         """Yield each of the jobs, whose messages are of one type, with its node's answer."""
         handler = self._batch_handler(message_type)
         contexts = [] if handler is None else [self._context(job, run_id) for job in jobs]
@@ -107,7 +107,7 @@ class Handlers:
             else:
                 yield job, _raised(f"the batch handler answered with a {type(answer).__name__}")
 
-    def timed(self, job: Job, run_id: int) -> tuple[RecordDict | Error, float]:
+    def timed(self, job: NodeJob, run_id: int) -> tuple[RecordDict | Error, float]:
         """Return a node's answer and the real seconds that its handler worked, alone."""
         context = self._context(job, run_id)
         return self._one(job, context), self._seconds
@@ -117,7 +117,7 @@ class Handlers:
             return None
         return self._app.batch_handler(message_type)
 
-    def _one(self, job: Job, context: Context) -> RecordDict | Error:
+    def _one(self, job: NodeJob, context: Context) -> RecordDict | Error:
         # A handler may pop records as it reads them (keep_input=False): others share this content.
         message = delivered(job.message, copy_records(job.message.content))
         began = perf_counter()
@@ -135,7 +135,7 @@ class Handlers:
         self._keep(job, context)
         return reply.error if reply.has_error() else reply.content
 
-    def _context(self, job: Job, run_id: int) -> Context:
+    def _context(self, job: NodeJob, run_id: int) -> Context:
         node = job.node
         assert node is not None
         return Context(
@@ -146,7 +146,7 @@ class Handlers:
             run_config=self._run_config.copy(),
         )
 
-    def _keep(self, job: Job, context: Context) -> None:
+    def _keep(self, job: NodeJob, context: Context) -> None:
         assert job.node is not None
         state = context.state
         if self._strict:
@@ -155,7 +155,7 @@ class Handlers:
 
 
 def _batch(
-    handler: BatchHandler, message_type: str, jobs: Sequence[Job], contexts: Sequence[Context]
+    handler: BatchHandler, message_type: str, jobs: Sequence[NodeJob], contexts: Sequence[Context]
 ) -> list[object] | None:
     """Return what a batch handler answers, an entry a job; None where the call itself fails."""
     calls = [
@@ -179,7 +179,7 @@ def _batch(
     return answers
 
 
-def _exception(job: Job, error: Exception) -> Error:
+def _exception(job: NodeJob, error: Exception) -> Error:
     partition_id = job.node.partition_id if job.node else "?"
     reason = f"{type(error).__name__}: {error}"
     kind = job.message.metadata.message_type

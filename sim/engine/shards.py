@@ -19,11 +19,11 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from threadpoolctl import threadpool_limits
 
 from hedgerow.sim.engine._compat import ErrorCode, lend_identity
-from hedgerow.sim.engine.handlers import Handlers, Job, Node
+from hedgerow.sim.engine.handlers import Handlers, NodeJob, SimulatedNode
 from hedgerow.sim.engine.parcels import Address, Parcel, Received
 from hedgerow.wire.records import LazyArray, lazy_array
 
-__all__ = ["ANSWERS", "RAISED", "Answer", "Reply", "Request", "Shard", "node_of"]
+__all__ = ["ANSWERS", "RAISED", "Answer", "Request", "Shard", "ShardReply", "node_of"]
 
 # What a reply's stream is: a Reply, or the name and the text of what was raised.
 ANSWERS, RAISED = 0, 1
@@ -42,7 +42,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Reply:
+class ShardReply:
     """What a worker says: its jobs' answers by message type, where changed states lie, what was logged."""
 
     answers: list[Answers]
@@ -50,7 +50,7 @@ class Reply:
     logged: list[logging.LogRecord]
 
 
-def node_of(job: Job) -> Node:
+def node_of(job: NodeJob) -> SimulatedNode:
     """Return the node of a job that is to be done."""
     assert job.node is not None
     return job.node
@@ -83,7 +83,7 @@ class Shard:
         _one_thread()
         _seed(key)
         self._handlers = handlers
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, SimulatedNode] = {}
         self._kept = _Kept()
         for logger in (logging.getLogger(), logging.getLogger("flwr")):
             logger.handlers = [self._kept]
@@ -104,11 +104,11 @@ class Shard:
 
     def _answer(self, request: Request, parcel: Received, out: Parcel) -> Address:
         for partition_id, node_id, config, state in parcel.read(request.nodes, copy=True):
-            self._nodes[partition_id] = Node(node_id, partition_id, config, state)
+            self._nodes[partition_id] = SimulatedNode(node_id, partition_id, config, state)
         before: dict[int, RecordDict] = {}
         answers: list[Answers] = []
         for message_type, asked in request.groups:
-            jobs = [Job(message, self._nodes[i], 0.0, inf, runs=True) for i, message in asked]
+            jobs = [NodeJob(message, self._nodes[i], 0.0, inf, runs=True) for i, message in asked]
             before |= {node_of(job).partition_id: node_of(job).state for job in jobs}
             answers.append(
                 [
@@ -131,9 +131,11 @@ class Shard:
         at = out.add(states, (lambda thing: known.get(id(thing))) if known else lambda _: None)
         logged, self._kept.records = self._kept.records, []
         try:
-            return out.add(Reply(answers, at, logged))
+            return out.add(ShardReply(answers, at, logged))
         except Exception:
-            return out.add(Reply([[(i, _sendable(a)) for i, a in group] for group in answers], at, logged))
+            return out.add(
+                ShardReply([[(i, _sendable(a)) for i, a in group] for group in answers], at, logged)
+            )
 
 
 def _same(old: RecordDict, new: RecordDict) -> bool:

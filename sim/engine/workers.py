@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 from flwr.app import ArrayRecord, Error, RecordDict
 
 from hedgerow.sim.engine._compat import ErrorCode, log
-from hedgerow.sim.engine.handlers import App, Handlers, Job
+from hedgerow.sim.engine.handlers import App, Handlers, NodeJob
 from hedgerow.sim.engine.parcels import Address, Parcel, receive, send
 from hedgerow.sim.engine.ray_cluster import (
     KEY,
@@ -46,7 +46,7 @@ from hedgerow.sim.engine.ray_cluster import (
     check_address,
     open_cluster,
 )
-from hedgerow.sim.engine.shards import ANSWERS, RAISED, Answer, Reply, Request, Shard, node_of
+from hedgerow.sim.engine.shards import ANSWERS, RAISED, Answer, Request, Shard, ShardReply, node_of
 from hedgerow.wire.calls import Batched
 from hedgerow.wire.records import LazyArray
 
@@ -134,7 +134,7 @@ class Dealt:
     always: bool
     bytes: int = 0
 
-    def worth(self, message_type: str, jobs: Sequence[Job]) -> bool:
+    def worth(self, message_type: str, jobs: Sequence[NodeJob]) -> bool:
         """Return whether a call is worth dealing."""
         if self.always:
             return True
@@ -215,7 +215,7 @@ class Workers:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def answers(self, groups: Mapping[str, Sequence[Job]], run_id: int) -> list[tuple[Job, Answer]]:
+    def answers(self, groups: Mapping[str, Sequence[NodeJob]], run_id: int) -> list[tuple[NodeJob, Answer]]:
         """Return each job, by message type and in the given order, with its node's answer; keep what changed.
 
         Jobs of one node are not allowed in one call. A worker that dies costs the answers of its nodes.
@@ -286,14 +286,16 @@ class Workers:
             return ClusterError(f"ray: the cluster at {self._cluster.address} is lost: {reason}")
         return WorkersLostError(reason)
 
-    def _deal(self, groups: Mapping[str, Sequence[Job]]) -> list[tuple[_Worker, dict[str, list[Job]]]]:
+    def _deal(
+        self, groups: Mapping[str, Sequence[NodeJob]]
+    ) -> list[tuple[_Worker, dict[str, list[NodeJob]]]]:
         """Give each worker its share of each group: a node always to the same one, unless that has enough."""
         count = len(self._workers)
-        shares: list[dict[str, list[Job]]] = [{} for _ in range(count)]
+        shares: list[dict[str, list[NodeJob]]] = [{} for _ in range(count)]
         for message_type, jobs in groups.items():
             most = -(-len(jobs) // count)
-            lots: list[list[Job]] = [[] for _ in range(count)]
-            rest: list[Job] = []
+            lots: list[list[NodeJob]] = [[] for _ in range(count)]
+            rest: list[NodeJob] = []
             for job in jobs:
                 lot = lots[node_of(job).partition_id % count]
                 (lot if len(lot) < most else rest).append(job)
@@ -305,7 +307,7 @@ class Workers:
         return [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
 
     def _exchange(
-        self, shares: Sequence[tuple[_Worker, dict[str, list[Job]]]], run_id: int
+        self, shares: Sequence[tuple[_Worker, dict[str, list[NodeJob]]]], run_id: int
     ) -> dict[int, Answer]:
         """Return the answers by the identity of the jobs."""
         common = Parcel()
@@ -342,7 +344,7 @@ class Workers:
         return out
 
 
-def _sent_to_several(shares: Sequence[tuple[_Worker, dict[str, list[Job]]]]) -> set[int]:
+def _sent_to_several(shares: Sequence[tuple[_Worker, dict[str, list[NodeJob]]]]) -> set[int]:
     """Return the ids of the arrays that more than one worker is sent."""
     seen: set[int] = set()
     several: set[int] = set()
@@ -361,7 +363,7 @@ def _sent_to_several(shares: Sequence[tuple[_Worker, dict[str, list[Job]]]]) -> 
     return several
 
 
-def _request(parcel: Parcel, worker: _Worker, share: Mapping[str, Sequence[Job]], run_id: int) -> Address:
+def _request(parcel: Parcel, worker: _Worker, share: Mapping[str, Sequence[NodeJob]], run_id: int) -> Address:
     new = []
     for jobs in share.values():
         for node in map(node_of, jobs):
@@ -375,7 +377,7 @@ def _request(parcel: Parcel, worker: _Worker, share: Mapping[str, Sequence[Job]]
     return parcel.add(Request(run_id, parcel.add(new), groups))
 
 
-def _take(worker: _Worker, share: Mapping[str, Sequence[Job]]) -> dict[int, Answer]:
+def _take(worker: _Worker, share: Mapping[str, Sequence[NodeJob]]) -> dict[int, Answer]:
     """Return what a worker answered, once it did, and keep its nodes' states."""
     assert worker.link is not None
     received = receive(worker.link)
@@ -385,7 +387,7 @@ def _take(worker: _Worker, share: Mapping[str, Sequence[Job]]) -> dict[int, Answ
     if kind == RAISED:
         name, text = parcel.read(at)
         raise ValueError(text) if name == "ValueError" else RuntimeError(f"{name}: {text}")
-    reply: Reply = parcel.read(at)
+    reply: ShardReply = parcel.read(at)
     for record in reply.logged:
         logging.getLogger(record.name).handle(record)
     nodes = {node.partition_id: node for jobs in share.values() for node in map(node_of, jobs)}
@@ -403,7 +405,7 @@ def _take(worker: _Worker, share: Mapping[str, Sequence[Job]]) -> dict[int, Answ
     }
 
 
-def _lost(worker: _Worker, share: Mapping[str, Sequence[Job]]) -> dict[int, Answer]:
+def _lost(worker: _Worker, share: Mapping[str, Sequence[NodeJob]]) -> dict[int, Answer]:
     worker.end()
     count = sum(map(len, share.values()))
     log(

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import networkx as nx
 
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
-from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
+from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import as_graph
@@ -110,7 +110,7 @@ class Algorithm1(GossipMethod):
     dim: int
     graph: GraphAt
     sizes: PayloadSizes
-    coding: Coding
+    coding: PayloadCoding
     code: OneBitCode
     participation: float
     interval: tuple[int, int]

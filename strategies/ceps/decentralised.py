@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.ceps.algorithm import Topology, neighbourhood_graph
 from hedgerow.strategies.gossip.method import GossipMethod, Scalar
-from hedgerow.strategies.gossip.payload_sizes import Coding, PayloadSizes
+from hedgerow.strategies.gossip.payload_sizes import PayloadCoding, PayloadSizes
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import GraphAt, graph_at
@@ -186,7 +186,7 @@ class Decentralised(Gossip):
         In (0, 1]. Below 1 a node hears that share of its neighbours, drawn by itself, and averages them and
         itself with equal weights.
     codec, sparsity, vectors
-        Of a message, as in ``Coding``.
+        Of a message, as in ``PayloadCoding``.
     gradients : int (default: 1)
         Gradients an iteration takes, each of which has noise of its own.
     scalars : int (default: 0)
@@ -233,7 +233,7 @@ class Decentralised(Gossip):
         int_at_least(1, local_steps=local_steps)
         int_at_least(0, seed=seed)
         int_at_least(1, dim=dim)
-        coding = Coding(codec, dim + scalars, sparsity, vectors=vectors)
+        coding = PayloadCoding(codec, dim + scalars, sparsity, vectors=vectors)
         told: dict[str, Scalar] = {"codec": coding.told, "r": participation, "eta": learning_rate}
         if sparsity is not None:
             told["s"] = vectors * sparsity

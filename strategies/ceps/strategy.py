@@ -15,7 +15,7 @@ from hedgerow.strategies.ceps.algorithm import (
     neighbourhood_graph,
     participants,
 )
-from hedgerow.strategies.gossip.payload_sizes import Coding
+from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.strategies.gossip.strategy import Gossip, GossipOptions, places_in
 from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.router import graph_at
@@ -128,7 +128,7 @@ class CEPS(Gossip):
         rule = neighbourhood_rule(aggregation)
         num_nodes = places_in(options)
         int_at_least(1, dim=dim, sparsity=sparsity)
-        coding = Coding(
+        coding = PayloadCoding(
             codec,
             dim,
             sparsity=sparsity,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Alone",
     "CloudMean",
-    "Gossip",
+    "GossipMixer",
     "Mixer",
     "consensus_error",
     "directed",
@@ -156,7 +156,7 @@ class CloudMean(Alone):
         return on_mixed(servers, run.layout, exact)
 
 
-class Gossip(Alone):
+class GossipMixer(Alone):
     """``alpha`` gossip steps over the servers' graph.
 
     .. math:: w^{(d)}_l = \\sum_{j \\in N_d \\cup \\{d\\}} p_{j,d} \\, w^{(j)}_{l-1}  \\quad (5)

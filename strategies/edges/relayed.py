@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.strategies.aggregate import Mean
 from hedgerow.strategies.bounds import TOO_LARGE, norm_of
-from hedgerow.strategies.edges.mixers import Gossip, directed, mixed_entries, robust_mean, sent_bytes
+from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, RosterError
@@ -174,13 +174,13 @@ class EdgeNodes:
     ----------
     federation : EdgeFederation
         Clients and edge servers.
-    gossip : Gossip
+    gossip : GossipMixer
         The servers' graph, matrix and steps.
     aggregation : Aggregation
         Of ``neighbourhood_rule``; others raise ValueError with the reason.
     """
 
-    def __init__(self, federation: EdgeFederation, gossip: Gossip, aggregation: Aggregation) -> None:
+    def __init__(self, federation: EdgeFederation, gossip: GossipMixer, aggregation: Aggregation) -> None:
         _check_rule(aggregation)
         self.federation, self._gossip, self.aggregation = federation, gossip, aggregation
         # Those that lack the model that they are to go on from.

@@ -22,7 +22,7 @@ from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in
 
-__all__ = ["Asked", "Exposure"]
+__all__ = ["Exposure", "Requested"]
 
 _RELEASES = "releases"
 # More is no node's count: a release a millisecond for a month.
@@ -30,7 +30,7 @@ _MOST_TOLD = 2**31 - 1
 
 
 @dataclass
-class Asked:
+class Requested:
     """What one node was asked for.
 
     Parameters
@@ -66,7 +66,7 @@ class Exposure(Part):
 
     Attributes
     ----------
-    of : dict[int, Asked]
+    of : dict[int, Requested]
         By partition id.
     iterations : int
         That are made.
@@ -80,7 +80,7 @@ class Exposure(Part):
 
     def forget(self) -> None:
         """Have asked for nothing."""
-        self.of: dict[int, Asked] = {}
+        self.of: dict[int, Requested] = {}
         self.iterations = 0
         self._resumed = False
         # Ids of the run, the one at hand the last; a resumed run of Flower's engines has a new one.
@@ -99,12 +99,12 @@ class Exposure(Part):
             if exchange.kind == HELLO:
                 self.greet(i)
             elif exchange.kind == UPDATE:
-                self.of.setdefault(i, Asked()).updates += 1
+                self.of.setdefault(i, Requested()).updates += 1
         return exchange
 
     def greet(self, i: int) -> None:
         """Count a node that is told its settings: it may begin anew."""
-        asked = self.of.setdefault(i, Asked())
+        asked = self.of.setdefault(i, Requested())
         asked.earlier += self.iterations if asked.begun else 0
         asked.begun += 1
 
@@ -130,7 +130,7 @@ class Exposure(Part):
         if len(numbers) != 2 or not 0 <= numbers[0] <= _MOST_TOLD:
             return
         made, earlier_runs = numbers
-        asked = self.of.setdefault(i, Asked())
+        asked = self.of.setdefault(i, Requested())
         asked.told = max(asked.told, made)
         asked.covered = earlier_runs >= len(self._runs) - 1
 
@@ -167,7 +167,7 @@ class Exposure(Part):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a checkpoint: what nodes were asked for after it is lost."""
-        self.of = {int(i): Asked(**{**one, "covered": False}) for i, one in state["nodes"].items()}
+        self.of = {int(i): Requested(**{**one, "covered": False}) for i, one in state["nodes"].items()}
         self._runs = [str(run) for run in state["runs"]]
         self.iterations = int(state["iterations"])
         self._resumed = True

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from hedgerow.wire.checks import int_at_least
 
-__all__ = ["Coding", "PayloadSizes"]
+__all__ = ["PayloadCoding", "PayloadSizes"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PayloadSizes:
 
 
 @dataclass(frozen=True)
-class Coding:
+class PayloadCoding:
     """How the messages of a method are coded, and so how large they are.
 
     Parameters

@@ -13,7 +13,7 @@ read), ``means`` ((1) and (2), plain, robust or within secure sums), ``strategy`
 from hedgerow.strategies.hsgd.adaptive import Adaptive
 from hedgerow.strategies.hsgd.groups import PairingError
 from hedgerow.strategies.hsgd.noise import EmbeddingNoise, UploadNoise
-from hedgerow.strategies.hsgd.own import OwnData
+from hedgerow.strategies.hsgd.own import OwnDataSetup
 from hedgerow.strategies.hsgd.probes import Probing
 from hedgerow.strategies.hsgd.strategy import HSGD
 from hedgerow.strategies.hsgd.system import ModelledSystem
@@ -23,7 +23,7 @@ __all__ = [
     "Adaptive",
     "EmbeddingNoise",
     "ModelledSystem",
-    "OwnData",
+    "OwnDataSetup",
     "PairingError",
     "Probing",
     "UploadNoise",

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.hsgd.probes import LostProbeError, Probing, Seen
+from hedgerow.strategies.hsgd.probes import LostProbeError, ProbedConstants, Probing
 from hedgerow.strategies.hsgd.theory import (
     choose_eta,
     choose_same_interval,
@@ -27,10 +27,10 @@ from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.printable import shown
 
-__all__ = ["Adaptive", "Choice", "Pace", "Pacer"]
+__all__ = ["Adaptive", "IntervalChoice", "Pace", "Pacer"]
 
 
-class Choice(NamedTuple):
+class IntervalChoice(NamedTuple):
     """Global and local interval in iterations, and the learning rate."""
 
     P: int
@@ -82,12 +82,12 @@ class Adaptive:
         """Return whether the round after so many is preceded by an estimate."""
         return completed == 0 or (self.replan_every > 0 and completed % self.replan_every == 0)
 
-    def choose(self, seen: Seen, *, eta: float, done: int) -> Choice:
+    def choose(self, seen: ProbedConstants, *, eta: float, done: int) -> IntervalChoice:
         """Return the choice for the rest of the run.
 
         Parameters
         ----------
-        seen : Seen
+        seen : ProbedConstants
             The constants at the current model.
         eta : float
             The user's learning rate at this iteration, > 0.
@@ -102,7 +102,7 @@ class Adaptive:
             P = max(1, min(interval_max(known.rho, eta), left))  # Without variance Q* is infinite.
         if self.eta == "strategy3" and seen.gradient2 > 0:
             eta = choose_eta(known, P=P, Q=P, gradient2=seen.gradient2)
-        return Choice(P, P, eta)
+        return IntervalChoice(P, P, eta)
 
 
 class Pace(NamedTuple):
@@ -129,7 +129,7 @@ class Pacer(Part):
         When, and by what rule; None for never.
     iterations : Callable[[], int]
         Returns t.
-    estimate : Callable[[Adaptive, float, Run], Steps[Seen]]
+    estimate : Callable[[Adaptive, float, Run], Steps[ProbedConstants]]
         Estimates, given the learning rate of t. It may fail, and then nothing changes.
     """
 
@@ -140,7 +140,7 @@ class Pacer(Part):
         asked: Pace,
         adaptive: Adaptive | None,
         iterations: Callable[[], int],
-        estimate: Callable[[Adaptive, float, Run], Steps[Seen]],
+        estimate: Callable[[Adaptive, float, Run], Steps[ProbedConstants]],
     ) -> None:
         self._asked, self._adaptive, self._iterations, self._estimate = asked, adaptive, iterations, estimate
         self.forget()
@@ -148,7 +148,7 @@ class Pacer(Part):
     def forget(self) -> None:
         """Go by what was asked for."""
         self.pace = self._asked
-        self.seen: Seen | None = None
+        self.seen: ProbedConstants | None = None
         self._planned = 0
 
     def opened(self, run: Run) -> Steps[None]:
@@ -185,4 +185,4 @@ class Pacer(Part):
         """Restore a state."""
         P, Q, eta0, period = state["pace"]
         self.pace = Pace(int(P), int(Q), float(eta0), int(period))
-        self.seen = None if state["seen"] is None else Seen.restored(state["seen"])
+        self.seen = None if state["seen"] is None else ProbedConstants.restored(state["seen"])

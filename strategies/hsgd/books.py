@@ -12,7 +12,7 @@ a run in which nobody fails, and nothing is sealed, the sums are those of ``cost
 from dataclasses import dataclass
 
 from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.system import Variant
+from hedgerow.strategies.hsgd.system import MethodVariant
 from hedgerow.wire.ledger import Ledger
 
 __all__ = ["Books"]
@@ -31,13 +31,13 @@ class Books:
         Where to.
     schema : Schema
         How large what is sent is.
-    variant : Variant
+    variant : MethodVariant
         TDCD books no link to the cloud, and its cost is stated per group that was merged, each with a head.
     """
 
     ledger: Ledger
     schema: Schema
-    variant: Variant
+    variant: MethodVariant
 
     def model_to_devices(self, server_round: int, m: int, a: int) -> None:
         """Book theta_2 on its way to a devices."""

@@ -17,7 +17,7 @@ from hedgerow.wire.sparse_rows import row_bytes
 __all__ = [
     "COMPRESSION_RATIO",
     "PAPER_RATES",
-    "Method",
+    "MethodName",
     "RoundParts",
     "Sizes",
     "paper_bytes",
@@ -50,7 +50,7 @@ PAPER_RATES = Rates(
 )
 
 
-class Method(StrEnum):
+class MethodName(StrEnum):
     """The methods that the paper compares; C- is the one with top-k compressed encodings and heads."""
 
     HSGD = "hsgd"
@@ -91,7 +91,7 @@ class Sizes:
 
 
 def paper_bytes(
-    sizes: Sizes, *, P: int, Q: int, T: int, method: str = Method.HSGD, raw_bytes: float = 0.0
+    sizes: Sizes, *, P: int, Q: int, T: int, method: str = MethodName.HSGD, raw_bytes: float = 0.0
 ) -> float:
     """Return one group's bytes by the paper's own account: (19) over M, and its like for the baselines.
 
@@ -107,7 +107,7 @@ def paper_bytes(
     T : int
         Iterations, >= 1.
     method : str (default: "hsgd")
-        A ``Method`` or its value.
+        A ``MethodName`` or its value.
     raw_bytes : float (default: 0)
         One-off transfer of raw features that TDCD and C-TDCD are charged, per group, >= 0. The others
         move no raw data.
@@ -121,14 +121,14 @@ def paper_bytes(
     at_least(1, T=T)
     method = _valid_method(method)
     not_negative(raw_bytes=raw_bytes)
-    if raw_bytes and method not in (Method.TDCD, Method.C_TDCD):
+    if raw_bytes and method not in (MethodName.TDCD, MethodName.C_TDCD):
         raise ValueError(f"raw_bytes is {raw_bytes!r}; valid is 0 for {method}, which moves no raw data")
-    pairs = sizes.batch if method is Method.JFL else 1  # JFL keeps a head and an encoder a device
+    pairs = sizes.batch if method is MethodName.JFL else 1  # JFL keeps a head and an encoder a device
     exchanged = pairs * sizes.head + sizes.batch * (sizes.hospital_encoding + sizes.device_encoding)
     swapped = _ratio(method) * exchanged
-    if method is Method.JFL:
+    if method is MethodName.JFL:
         scalars = pairs * (sizes.head + sizes.hospital + sizes.device) / P + swapped / Q
-    elif method in (Method.TDCD, Method.C_TDCD):
+    elif method in (MethodName.TDCD, MethodName.C_TDCD):
         scalars = (sizes.batch * sizes.device + swapped) / Q
     else:
         scalars = sizes.hospital / P + (sizes.batch * sizes.device + swapped) / Q  # (19)
@@ -192,7 +192,7 @@ class RoundParts:
     exchange: float
 
 
-def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Method.HSGD) -> RoundParts:
+def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = MethodName.HSGD) -> RoundParts:
     """Return t_g, t_l and t_e of one group; all devices send at once, and no link is shared.
 
     Parameters
@@ -210,7 +210,7 @@ def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Metho
         If the method is unknown or a link has no rate.
     """
     method = _valid_method(method)
-    pairs = sizes.batch if method is Method.JFL else 1
+    pairs = sizes.batch if method is MethodName.JFL else 1
 
     def seconds(link: str, scalars: float) -> float:
         return rates.seconds(_BITS_PER_SCALAR * scalars, link)
@@ -223,16 +223,16 @@ def round_parts(sizes: Sizes, *, rates: Rates = PAPER_RATES, method: str = Metho
     to_cloud = pairs * (sizes.head + sizes.hospital)
     through_device = both_ways("device", "edge", sizes.device)
     # A pair of JFL has no edge: its device's own link carries theta_2 to the cloud.
-    encoders = through_device if method is Method.JFL else both_ways("edge", "cloud", sizes.device)
+    encoders = through_device if method is MethodName.JFL else both_ways("edge", "cloud", sizes.device)
     exchange = (
         seconds("device->edge", zeta_2)
         + max(seconds("edge->hospital", a * zeta_2), seconds("hospital->edge", pairs * head + a * zeta_1))
         + seconds("edge->device", head + zeta_1)
     )
-    merged = method in (Method.TDCD, Method.C_TDCD)
+    merged = method in (MethodName.TDCD, MethodName.C_TDCD)
     return RoundParts(
         0.0 if merged else max(both_ways("hospital", "cloud", to_cloud), encoders),
-        0.0 if method is Method.JFL else through_device,
+        0.0 if method is MethodName.JFL else through_device,
         exchange,
     )
 
@@ -287,10 +287,10 @@ def _dense_bytes(length: int) -> int:
     return _BYTES_PER_SCALAR * length
 
 
-def _ratio(method: Method) -> float:
-    return COMPRESSION_RATIO if method in (Method.C_HSGD, Method.C_TDCD) else 1.0
+def _ratio(method: MethodName) -> float:
+    return COMPRESSION_RATIO if method in (MethodName.C_HSGD, MethodName.C_TDCD) else 1.0
 
 
-def _valid_method(method: str) -> Method:
-    one_of("method", method, Method)
-    return Method(method)
+def _valid_method(method: str) -> MethodName:
+    one_of("method", method, MethodName)
+    return MethodName(method)

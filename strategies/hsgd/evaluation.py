@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.links import EVALUATED, Links
+from hedgerow.strategies.hsgd.links import EVALUATED, PartyLinks
 from hedgerow.strategies.hsgd.messages import INTRODUCTIONS, Encodings, Schema, records
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import checked_metrics
@@ -64,7 +64,7 @@ def evaluate_groups(
     models: Mapping[int, Theta],
     schema: Schema,
     config: Mapping[str, Any],
-    links: Links,
+    links: PartyLinks,
 ) -> dict[int, Scores]:
     """Return what the hospitals of these groups tell of their people under these models, by group.
 
@@ -82,7 +82,7 @@ def evaluate_groups(
         What encodings are.
     config : Mapping[str, Any]
         ``t``, and what an exchange tells of noise.
-    links : Links
+    links : PartyLinks
         On which devices tell encodings to their hospital.
     """
     asked: dict[int, list[str]] = {}
@@ -130,7 +130,7 @@ def evaluate_groups(
     return {counted[one.node.partition_id][0]: one.value for one in answers}
 
 
-def _with(links: Links, i: int, peers: Sequence[int], content: RecordDict) -> RecordDict:
+def _with(links: PartyLinks, i: int, peers: Sequence[int], content: RecordDict) -> RecordDict:
     if (new := links.introduce(i, peers)) is not None:
         content[INTRODUCTIONS] = new
     return content

@@ -17,7 +17,7 @@ from flwr.app import MetricRecord, RecordDict
 from hedgerow.strategies.exchange import Ask, Exchange, Row
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.groups import Group
-from hedgerow.strategies.hsgd.links import Links, Refused
+from hedgerow.strategies.hsgd.links import PartyLinks, Refused
 from hedgerow.strategies.hsgd.messages import (
     INTRODUCTIONS,
     Encodings,
@@ -28,13 +28,13 @@ from hedgerow.strategies.hsgd.messages import (
     picked,
     records,
 )
-from hedgerow.strategies.hsgd.noise import Exposure
+from hedgerow.strategies.hsgd.noise import RecordExposure
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import Node
 from hedgerow.wire.message_types import EXCHANGE, UPDATE
 from hedgerow.wire.records import PayloadError, records_of
 
-__all__ = ["Interval", "Local", "Terms"]
+__all__ = ["Interval", "IntervalTerms", "Local"]
 
 Scalar = bool | int | float | str
 # Raises PayloadError where what a party made of what it was sent, a block of the model by name, is too far.
@@ -42,7 +42,7 @@ Hold = Callable[[Vector, Vector, str], None]
 
 
 @dataclass(frozen=True)
-class Terms:
+class IntervalTerms:
     """What every party is told of an interval.
 
     Parameters
@@ -168,7 +168,7 @@ class Local:
         return Theta(self.uploaded[:head], self.uploaded[head:], self.device)
 
 
-class Exchanged(NamedTuple):
+class PeerUpdate(NamedTuple):
     """What a party tells its peers: head, None of a device, and encodings; and whom it refused."""
 
     head: Heads | None
@@ -200,17 +200,17 @@ class Interval:
 
     Parameters
     ----------
-    terms : Terms
+    terms : IntervalTerms
         What the parties are told.
     schema : Schema
         What a valid reply is.
-    links : Links
+    links : PartyLinks
         Whether hospital and devices talk past the server.
     books : Books
         Where transfers go.
     round : int
         Under which round they are booked.
-    exposure : Exposure
+    exposure : RecordExposure
         Counts what is asked for of each person.
     hold : Hold or None (default: None)
         None for no bounds.
@@ -220,12 +220,12 @@ class Interval:
         Whether it is no part of the round's training.
     """
 
-    terms: Terms
+    terms: IntervalTerms
     schema: Schema
-    links: Links
+    links: PartyLinks
     books: Books
     round: int
-    exposure: Exposure
+    exposure: RecordExposure
     hold: Hold | None = None
     contents: list[RecordDict] = field(default_factory=list)
     beside: bool = False
@@ -328,14 +328,14 @@ class Interval:
         content, refused = self.links.refusals(content)
         if at != one.group.hospital:
             rows = self.links.of_device(self.schema, content, count, one.group.hosted)
-            return Row(Exchanged(None, rows, refused), 0)
+            return Row(PeerUpdate(None, rows, refused), 0)
         head, zeta1 = self.links.of_hospital(self.schema, content, count, one.group.hosted)
         if isinstance(head, np.ndarray) and self.hold is not None:
             # Of a round's first exchange it is the head that was sent, whose change would be usual.
             self.hold(head, one.start.head, "first head" if one.at is None else "head in a round")
-        return Row(Exchanged(head, zeta1, refused), 0)
+        return Row(PeerUpdate(head, zeta1, refused), 0)
 
-    def swapped(self, groups: Sequence[Local], told: Iterable[tuple[int, Exchanged]]) -> list[Local]:
+    def swapped(self, groups: Sequence[Local], told: Iterable[tuple[int, PeerUpdate]]) -> list[Local]:
         """Take the replies, and settle who is in the batch: those who were heard."""
         self._swaps = {one.group.number: _Swap() for one in groups}
         withheld: set[tuple[int, str]] = set()
@@ -369,7 +369,7 @@ class Interval:
                 swap.head = swap.head[there]
         return replace(one, ids=ids)
 
-    def _withheld(self, one: Local, at: int, told: Exchanged) -> list[str]:
+    def _withheld(self, one: Local, at: int, told: PeerUpdate) -> list[str]:
         """Return the people of whom a party sealed nothing for the other side, which are out of the batch."""
         ids = self._asked[at]
         self.links.met(at, self._peers(one, at), told.refused)

@@ -24,7 +24,7 @@ from hedgerow.strategies.run import Run
 from hedgerow.wire.limits import MAX_PLACES
 from hedgerow.wire.sealed import HEAD_KEY_BYTES, REASONS, SEAL_BYTES
 
-__all__ = ["EVALUATED", "Links", "Refused", "SealedLinks"]
+__all__ = ["EVALUATED", "PartyLinks", "Refused", "SealedPartyLinks"]
 
 # What was sealed by its sender is not what was agreed on.
 _REASONS = (*REASONS, "malformed contents")
@@ -39,7 +39,7 @@ class Refused:
     refused: Mapping[str, tuple[str, ...]]
 
 
-class Links(Part):
+class PartyLinks(Part):
     """Links on which the server reads along."""
 
     name = "links"
@@ -115,7 +115,7 @@ class Links(Part):
         """Log who trusts whom."""
 
 
-class SealedLinks(Links):
+class SealedPartyLinks(PartyLinks):
     """Links that the server cannot read.
 
     Parameters

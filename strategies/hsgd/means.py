@@ -23,20 +23,20 @@ from hedgerow.strategies.exchange import Ask, Exchange, Models, Steps, together
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.interval import Hold, Interval, Local
-from hedgerow.strategies.hsgd.system import Variant
+from hedgerow.strategies.hsgd.system import MethodVariant
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import ExchangeReport, Node
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, SummedUpdate, parse_secure_sum
-from hedgerow.strategies.vectors import WeightedMean as RunningMean
+from hedgerow.strategies.vectors import RunningMean
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.masked_sums import LEAST_MEMBERS, MAX_MEMBERS
 from hedgerow.wire.message_types import UPLOAD
 from hedgerow.wire.records import payload_bytes, to_record
 from hedgerow.wire.robust_means import Aggregation
 
-__all__ = ["RECOMMENDED_SUM_SIZE", "Asked", "Averages", "Means", "Summed", "Told", "mean_of_models"]
+__all__ = ["RECOMMENDED_SUM_SIZE", "Asked", "Averages", "Means", "Summed", "ToldMeans", "mean_of_models"]
 
 Vector = NDArray[Any]
 Asked = str | Aggregation | Aggregator
@@ -93,7 +93,7 @@ class Means:
     def _robust(self) -> Choice | None:
         return next((rule for rule in (self.groups, self.devices) if not rule.is_mean), None)
 
-    def check(self, variant: Variant, num_groups: int | None, *, sealed: bool, adaptive: bool) -> None:
+    def check(self, variant: MethodVariant, num_groups: int | None, *, sealed: bool, adaptive: bool) -> None:
         """Raise ValueError if these means are none of a run of these settings."""
         rule, sums = self._robust, self.sums
         if adaptive and (rule is not None or sums is not None):
@@ -121,14 +121,16 @@ class Means:
         if num_groups is not None and num_groups < sums.min_nodes:
             raise ValueError(_too_few_groups("num_groups", num_groups, sums))
 
-    def check_groups(self, groups: Sequence[tuple[Group, int]], variant: Variant, *, whole: bool) -> None:
+    def check_groups(
+        self, groups: Sequence[tuple[Group, int]], variant: MethodVariant, *, whole: bool
+    ) -> None:
         """Warn of groups too small for these means.
 
         Parameters
         ----------
         groups : Sequence of (Group, |A_m|)
             The groups that a run starts with, at least one.
-        variant : Variant
+        variant : MethodVariant
             The run's.
         whole : bool
             Whether a local interval is a global one.
@@ -176,11 +178,11 @@ class Means:
                 min(few),
             )
 
-    def told(self, *, apart: bool = False) -> "Told":
+    def told(self, *, apart: bool = False) -> "ToldMeans":
         """Return the means of models that parties tell; groups that are kept ``apart`` have no rule."""
-        plain = Told()
+        plain = ToldMeans()
         groups = plain.groups if apart else self.groups.aggregator(plain.groups)
-        return Told(groups, self.devices.aggregator(plain.devices))
+        return ToldMeans(groups, self.devices.aggregator(plain.devices))
 
     @property
     def parts(self) -> list[Part]:
@@ -234,7 +236,7 @@ def mean_of_models(
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldMeans:
     """Means of what parties tell.
 
     Parameters
@@ -490,4 +492,4 @@ class Summed(SecureSums):
 
 
 # Both say ``of_devices``, (1), and ``of_groups``, (2).
-Averages = Told | Summed
+Averages = ToldMeans | Summed

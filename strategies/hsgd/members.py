@@ -16,12 +16,12 @@ from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.conversation import Conversation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
 from hedgerow.strategies.hsgd.introductions import introduction
-from hedgerow.strategies.hsgd.links import Links
+from hedgerow.strategies.hsgd.links import PartyLinks
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.own import Agreed, OwnData, OwnSetup
+from hedgerow.strategies.hsgd.own import Agreed, OwnDataSetup, OwnSetup
 from hedgerow.strategies.hsgd.parties import introduced
 from hedgerow.strategies.hsgd.setup import DealtSetup
-from hedgerow.strategies.hsgd.system import Variant
+from hedgerow.strategies.hsgd.system import MethodVariant
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.roster import RAISED
@@ -37,13 +37,13 @@ class Members(Part):
     ----------
     federation : Federation
         Whose nodes they are.
-    own : OwnData or None
+    own : OwnDataSetup or None
         How a run on the parties' own data is set up; None for dealt data.
     num_groups : int or None
         M; None for as many as there are hospitals.
-    variant : Variant
+    variant : MethodVariant
         The run's.
-    links : Links
+    links : PartyLinks
         Is told who talks with whom.
     check : Callable[[Matching], None]
         Raises PairingError where a run cannot start with these groups.
@@ -71,10 +71,10 @@ class Members(Part):
     def __init__(
         self,
         federation: Federation,
-        own: OwnData | None,
+        own: OwnDataSetup | None,
         num_groups: int | None,
-        variant: Variant,
-        links: Links,
+        variant: MethodVariant,
+        links: PartyLinks,
         check: Callable[[Matching], None],
     ) -> None:
         self._federation, self.own, self.num_groups = federation, own, num_groups

@@ -30,7 +30,7 @@ __all__ = [
     "SUMS",
     "UPLOADS",
     "EmbeddingNoise",
-    "Exposure",
+    "RecordExposure",
     "Report",
     "UploadNoise",
 ]
@@ -90,7 +90,7 @@ class UploadNoise(EmbeddingNoise):
         return {**settings, "noise-source": self.source, "seed": seed}
 
 
-class Exposure(Part):
+class RecordExposure(Part):
     """How often what is computed of each person's record was asked for, and of how much that is told.
 
     A lost reply counts, for it may have been seen, and so does that of a round which is repeated. What

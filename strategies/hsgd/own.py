@@ -30,14 +30,14 @@ from hedgerow.wire.fixed_point import from_fixed_point, split
 from hedgerow.wire.message_types import POOL, SETUP, UNMASK
 from hedgerow.wire.records import PayloadError, config_in, view
 
-__all__ = ["Agreed", "OwnData", "OwnSetup"]
+__all__ = ["Agreed", "OwnDataSetup", "OwnSetup"]
 
 Build = Callable[[tuple[int, ...], tuple[int, ...], int], ArrayRecord]
 _POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class OwnData:
+class OwnDataSetup:
     """How a run on the parties' own data is set up.
 
     Parameters
@@ -161,7 +161,7 @@ class OwnSetup:
     ----------
     federation : Federation
         Whose nodes they are.
-    own : OwnData
+    own : OwnDataSetup
         What is asked for.
     num_groups : int or None
         Groups from this number on are left out.
@@ -179,7 +179,7 @@ class OwnSetup:
     """
 
     federation: Federation
-    own: OwnData
+    own: OwnDataSetup
     num_groups: int | None = None
     sealed: bool = False
     encodings: tuple[int, int] = (0, 0)

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.hsgd.estimates import Estimates, estimate, gradient_variance
 from hedgerow.strategies.hsgd.groups import Group, draw
-from hedgerow.strategies.hsgd.interval import Local, Terms
+from hedgerow.strategies.hsgd.interval import IntervalTerms, Local
 from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.seeds import Purpose
 
-__all__ = ["LostProbeError", "Prober", "Probing", "Seen"]
+__all__ = ["LostProbeError", "ProbedConstants", "Prober", "Probing"]
 
 Vector = NDArray[np.float64]
 
@@ -78,7 +78,7 @@ class Probing:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbedConstants:
     """The constants, and ||grad F||^2 at the model that they were estimated at."""
 
     known: Estimates
@@ -102,7 +102,7 @@ class Seen:
 
 
 # Makes both exchanges of an interval with some batches, one step from a model.
-Ask = Callable[[Terms, Sequence[Local]], Steps[list[Local]]]
+Ask = Callable[[IntervalTerms, Sequence[Local]], Steps[list[Local]]]
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Prober:
         |A_m| of each.
     ask : Ask
         Makes an interval of a method that compresses nothing and has no pairs.
-    terms : Terms
+    terms : IntervalTerms
         t, mu and noise of the round at hand.
     seed, server_round : int
         Key the draws.
@@ -126,7 +126,7 @@ class Prober:
     groups: Sequence[Group]
     counts: Sequence[int]
     ask: Ask
-    terms: Terms
+    terms: IntervalTerms
     seed: int
     server_round: int
 
@@ -139,7 +139,7 @@ class Prober:
         sizes = np.array([group.size for group in self.groups])
         self._weights = sizes / sizes.sum()
 
-    def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[Seen]:
+    def estimate(self, probing: Probing, start: Theta, eta: float) -> Steps[ProbedConstants]:
         """Return what a run of S steps of ``eta`` from ``start`` shows.
 
         Raises
@@ -169,7 +169,9 @@ class Prober:
             final_loss=probing.final_loss, aggregate=probing.aggregate,
         )  # fmt: skip
         first = self._weights @ gradients[0]
-        return Seen(replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first))
+        return ProbedConstants(
+            replace(known, assumed=(*known.assumed, *self._assumed())), float(first @ first)
+        )
 
     def _fixed_batch(self, group: Group, count: int | None) -> list[str]:
         if count is None or count >= group.size:

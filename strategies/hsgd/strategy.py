@@ -24,19 +24,19 @@ from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer
 from hedgerow.strategies.hsgd.algorithm import Algorithm, State, local_interval
 from hedgerow.strategies.hsgd.books import Books
 from hedgerow.strategies.hsgd.conversation import Conversation
-from hedgerow.strategies.hsgd.costs import Method, require_intervals
+from hedgerow.strategies.hsgd.costs import MethodName, require_intervals
 from hedgerow.strategies.hsgd.evaluation import evaluate_groups, score_metrics
 from hedgerow.strategies.hsgd.groups import Group, batch_size
-from hedgerow.strategies.hsgd.interval import Interval, Local, Terms
-from hedgerow.strategies.hsgd.links import Links, SealedLinks
+from hedgerow.strategies.hsgd.interval import Interval, IntervalTerms, Local
+from hedgerow.strategies.hsgd.links import PartyLinks, SealedPartyLinks
 from hedgerow.strategies.hsgd.matching import Matching
-from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages, Means, Summed, Told
+from hedgerow.strategies.hsgd.means import RECOMMENDED_SUM_SIZE, Asked, Averages, Means, Summed, ToldMeans
 from hedgerow.strategies.hsgd.members import Members
 from hedgerow.strategies.hsgd.messages import Schema
-from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, Exposure, Report, UploadNoise
-from hedgerow.strategies.hsgd.own import OwnData
-from hedgerow.strategies.hsgd.probes import Prober, Seen
-from hedgerow.strategies.hsgd.system import ModelledSystem, Variant
+from hedgerow.strategies.hsgd.noise import SUMS, EmbeddingNoise, RecordExposure, Report, UploadNoise
+from hedgerow.strategies.hsgd.own import OwnDataSetup
+from hedgerow.strategies.hsgd.probes import ProbedConstants, Prober
+from hedgerow.strategies.hsgd.system import MethodVariant, ModelledSystem
 from hedgerow.strategies.hsgd.theta import Blocks, Theta
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.rounds import EvaluateFn
@@ -122,7 +122,7 @@ class HSGD(Algorithm):
         When rho, delta and F0 are estimated, and P, Q and eta chosen anew.
     system : ModelledSystem (default: ModelledSystem())
         The modelled system: seconds of an iteration, rates of links, and what TDCD's merger has cost.
-    own : OwnData or None (default: None)
+    own : OwnDataSetup or None (default: None)
         The parties' data are their own: who has whom is matched by keyed hashes, ``initial_arrays`` is taken
         no notice of, and what ``evaluate_fn`` returns is completed with the metrics of people held out,
         each time that it returns something (without one, each round). A run starts when
@@ -142,7 +142,7 @@ class HSGD(Algorithm):
     def __init__(
         self,
         *,
-        method: str = Method.HSGD,
+        method: str = MethodName.HSGD,
         global_interval: int = 1,
         local_interval: int = 1,
         participation: float = 1.0,
@@ -160,7 +160,7 @@ class HSGD(Algorithm):
         min_sum_devices: int = RECOMMENDED_SUM_SIZE,
         adaptive: Adaptive | None = None,
         system: ModelledSystem | None = None,
-        own: OwnData | None = None,
+        own: OwnDataSetup | None = None,
         **options: Unpack[FederationOptions],
     ) -> None:
         require_intervals(P=global_interval, Q=local_interval)
@@ -168,7 +168,7 @@ class HSGD(Algorithm):
         int_at_least(0, halving_period=halving_period)
         in_range("learning_rate", learning_rate, 0.0, 1e300, open_below=adaptive is not None)
         in_range("mu", mu, 0.0, 1e300)
-        one_of("method", method, Method)
+        one_of("method", method, MethodName)
         if num_groups is not None:
             int_at_least(1, num_groups=num_groups)
         if options.setdefault("fraction_evaluate", 0.0) != 0.0:
@@ -179,7 +179,7 @@ class HSGD(Algorithm):
                 f"num_clients is {places!r}; valid is min_available_nodes = {needed}: without own data "
                 "no party can be away when the run starts"
             )
-        self.variant = Variant(Method(method), aggregate, system or ModelledSystem())
+        self.variant = MethodVariant(MethodName(method), aggregate, system or ModelledSystem())
         self.aggregate, self.pairs = aggregate, self.variant.pairs
         self.participation, self.mu = participation, mu
         if adaptive is not None and not aggregate:
@@ -199,10 +199,10 @@ class HSGD(Algorithm):
         federation = Federation(**options)
         deviation = 0.0 if upload_noise is None else upload_noise.clip * upload_noise.multiplier
         self._hold = partial(federation.check_update, noise=deviation)
-        self.links: Links = SealedLinks(federation.settings.seed) if sealed else Links()
+        self.links: PartyLinks = SealedPartyLinks(federation.settings.seed) if sealed else PartyLinks()
         self.members = Members(federation, own, num_groups, self.variant, self.links, self._check_groups)
         sums = own is not None and (own.standardise == "federated" or own.class_weights == "balanced")
-        self.exposure = Exposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
+        self.exposure = RecordExposure(noise, upload_noise, hidden=sealed, open_paths=(SUMS,) if sums else ())
         asked = Pace(global_interval, local_interval, learning_rate, halving_period)
         self._pacer = Pacer(asked, adaptive, lambda: self.iterations, self._estimate)
         self.averages: Averages = self.means_asked.told(apart=not aggregate)
@@ -227,7 +227,7 @@ class HSGD(Algorithm):
         return self._pacer.pace
 
     @property
-    def seen(self) -> Seen | None:
+    def seen(self) -> ProbedConstants | None:
         """The last estimate of the constants."""
         return self._pacer.seen
 
@@ -387,32 +387,32 @@ class HSGD(Algorithm):
             run.round, self.exposure, self._hold, run.contents,
         )  # fmt: skip
 
-    def _terms(self, t: int, *, starts: bool, uploads: bool) -> Terms:
+    def _terms(self, t: int, *, starts: bool, uploads: bool) -> IntervalTerms:
         seed, (_, Q, eta0, period) = self.settings.seed, self.pace
         noise, upload_noise = (
             {} if one is None else one.instructions(seed)
             for one in (self.exposure.noise, self.exposure.uploads)
         )
         summed = self.sums is not None
-        return Terms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise, summed)
+        return IntervalTerms(t, Q, starts, uploads, eta0, period, self.mu, noise, upload_noise, summed)
 
     def ended(self, state: State, run: Run) -> None:
         """Tell what the round was."""
         P, Q, *_ = self.pace
         run.told |= {"P": P, "Q": Q, "eta": self.pace.eta(state.t - P), "iterations": state.t}
 
-    def _estimate(self, adaptive: Adaptive, eta: float, run: Run) -> Steps[Seen]:
+    def _estimate(self, adaptive: Adaptive, eta: float, run: Run) -> Steps[ProbedConstants]:
         """Estimate the constants of the theory, of exact steps and plain means."""
         assert self.state is not None
         if not self.groups:
             raise ValueError("no group is there")
 
-        def ask(terms: Terms, groups: Sequence[Local]) -> Steps[list[Local]]:
+        def ask(terms: IntervalTerms, groups: Sequence[Local]) -> Steps[list[Local]]:
             interval = Interval(
                 terms, self._schema(plain=True), self.links, self._books(plain=True), run.round,
                 self.exposure, beside=True,
             )  # fmt: skip
-            made = yield from local_interval(interval, groups, Told(), run)
+            made = yield from local_interval(interval, groups, ToldMeans(), run)
             self._advance(1, 1)
             return made
 

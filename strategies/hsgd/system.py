@@ -7,14 +7,14 @@ E-health with Horizontal and Vertical Data Partitioning", the set-up of the expe
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hedgerow.strategies.hsgd.costs import PAPER_RATES, Method, Sizes, round_parts, round_seconds
+from hedgerow.strategies.hsgd.costs import PAPER_RATES, MethodName, Sizes, round_parts, round_seconds
 from hedgerow.strategies.hsgd.messages import Schema
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.clock import Rates
 
-__all__ = ["ModelledSystem", "Variant"]
+__all__ = ["MethodVariant", "ModelledSystem"]
 
-_MERGED = (Method.TDCD, Method.C_TDCD)
+_MERGED = (MethodName.TDCD, MethodName.C_TDCD)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ModelledSystem:
 
 
 @dataclass(frozen=True)
-class Variant:
+class MethodVariant:
     """One of the methods, and whether its groups are one model.
 
     Raises
@@ -60,13 +60,13 @@ class Variant:
         If the parameters do not go together, or not with the system.
     """
 
-    method: Method
+    method: MethodName
     aggregate: bool = True
     system: ModelledSystem = ModelledSystem()
 
     def __post_init__(self) -> None:
         method, system = self.method, self.system
-        if method is Method.JFL and not self.aggregate:
+        if method is MethodName.JFL and not self.aggregate:
             raise ValueError("aggregate is False; valid is True in jfl, whose pairs last one round")
         if system.original_groups != 1 and not self.merged:
             raise ValueError(
@@ -79,7 +79,7 @@ class Variant:
     @property
     def compressed(self) -> bool:
         """Whether encodings and heads are."""
-        return self.method in (Method.C_HSGD, Method.C_TDCD)
+        return self.method in (MethodName.C_HSGD, MethodName.C_TDCD)
 
     @property
     def merged(self) -> bool:
@@ -89,7 +89,7 @@ class Variant:
     @property
     def pairs(self) -> bool:
         """Whether every drawn pair has a model of its own in a round."""
-        return self.method is Method.JFL
+        return self.method is MethodName.JFL
 
     @property
     def has_cloud(self) -> bool:
@@ -98,7 +98,7 @@ class Variant:
 
     def seconds(self, schema: Schema, batches: Iterable[int], P: int, Q: int) -> float:
         """Return how long a global interval of the slowest of groups with such batches takes; 0 of none."""
-        apart = Method.C_TDCD if self.compressed else Method.TDCD
+        apart = MethodName.C_TDCD if self.compressed else MethodName.TDCD
         method, system = self.method if self.aggregate else apart, self.system
 
         def of(a: int) -> float:

@@ -33,7 +33,7 @@ from hedgerow.wire.clock import Rates
 from hedgerow.wire.ordinary import check_ordinary
 
 __all__ = [
-    "Plan",
+    "IntervalPlan",
     "bound",
     "broken_conditions",
     "choose_eta",
@@ -256,7 +256,7 @@ def halved_eta(t: int, *, eta0: float, period: int) -> float:
 
 
 @dataclass(frozen=True)
-class Plan:
+class IntervalPlan:
     """A choice of intervals whose bound reaches a target, and what it costs.
 
     Parameters
@@ -291,7 +291,7 @@ def plans(
     compute_seconds: float = 0.0,
     rates: Rates = PAPER_RATES,
     most: int = 1000,
-) -> list[Plan]:
+) -> list[IntervalPlan]:
     """Return the pairs (P, Q) within the cap whose bound reaches the target, the cheapest by (19) first.
 
     Every pair is looked at; the cheapest ``most`` are returned.
@@ -331,11 +331,11 @@ def plans(
     alike = Counter(groups)  # a run's groups are mostly of one size
     parts = [round_parts(sizes, rates=rates) for sizes in alike]
 
-    def row(P: int, Q: int) -> Plan:
+    def row(P: int, Q: int) -> IntervalPlan:
         slowest = max(round_seconds(part, P=P, Q=Q, compute_seconds=compute_seconds) for part in parts)
         cost = sum(count * paper_bytes(sizes, P=P, Q=Q, T=T) for sizes, count in alike.items())
         gamma = bound(known, P=P, Q=Q, eta=eta, T=T)
-        return Plan(P, Q, gamma, cost, slowest * T / P, iterations(T, P))
+        return IntervalPlan(P, Q, gamma, cost, slowest * T / P, iterations(T, P))
 
     largest = min(interval_max(known.rho, eta), T)
     if largest > _MOST_INTERVALS:
@@ -383,7 +383,7 @@ def plan(
     T: int,
     compute_seconds: float = 0.0,
     rates: Rates = PAPER_RATES,
-) -> Plan:
+) -> IntervalPlan:
     """Return the first of ``plans``, the cheapest pair; ValueError, too, if none reaches the target."""
     found = plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds, rates=rates)
     if not found:

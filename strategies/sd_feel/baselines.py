@@ -11,7 +11,7 @@ from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.edges.mixers import CloudMean
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
-from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.sd_feel.theory import SystemName
 from hedgerow.wire.checks import int_at_least
 
 __all__ = ["FedAvg", "Feel", "HierFAvg"]
@@ -33,7 +33,7 @@ class HierFAvg(ClusteredStrategy):
         See ``ClusteredStrategy``.
     """
 
-    scheme = Scheme.HIERFAVG
+    scheme = SystemName.HIERFAVG
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Feel(ClusteredStrategy):
         See ``ClusteredStrategy``; ``participation`` then thins out the scheduled clients.
     """
 
-    scheme = Scheme.FEEL
+    scheme = SystemName.FEEL
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class FedAvg(ClusteredStrategy):
         See ``ClusteredStrategy``.
     """
 
-    scheme = Scheme.FEDAVG
+    scheme = SystemName.FEDAVG
     up_link = "client->cloud"
     down_link = "cloud->client"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
 from hedgerow.strategies.edges.clusters import Chosen, Clusters
-from hedgerow.strategies.edges.mixers import Alone, Gossip, Mixer, consensus_error
+from hedgerow.strategies.edges.mixers import Alone, GossipMixer, Mixer, consensus_error
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
 from hedgerow.strategies.exchange import Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
@@ -25,7 +25,7 @@ from hedgerow.strategies.rounds import Progress
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
 from hedgerow.strategies.sd_feel.simulated_time import SimulatedTime, Stragglers
-from hedgerow.strategies.sd_feel.theory import Scheme, System
+from hedgerow.strategies.sd_feel.theory import System, SystemName
 from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.robust_means import Aggregation
@@ -115,7 +115,7 @@ class ClusteredStrategy(Algorithm):
     they compare replies with the arrays of the round, and each cluster trains on its own server's model.
     """
 
-    scheme: Scheme
+    scheme: SystemName
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class ClusteredStrategy(Algorithm):
         # The edge servers, where they are nodes.
         self.edges: EdgeNodes | None = None
         if edge_nodes:
-            assert isinstance(mixer, Gossip)
+            assert isinstance(mixer, GossipMixer)
             federation = EdgeFederation(num_clients, num_servers, **options)
             self.edges = EdgeNodes(federation, mixer, self.aggregation.rule)
         else:

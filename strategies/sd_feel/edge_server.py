@@ -28,7 +28,7 @@ from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import State
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
-from hedgerow.strategies.sd_feel.theory import Scheme, inter_seconds
+from hedgerow.strategies.sd_feel.theory import SystemName, inter_seconds
 from hedgerow.strategies.topology import as_graph
 from hedgerow.wire.checks import int_at_least, int_between, positive
 from hedgerow.wire.ledger import PEER_TO_PEER
@@ -87,7 +87,7 @@ class EdgeServerSDFeel(ClusteredStrategy):
         When the run starts, if its address cannot be listened on.
     """
 
-    scheme = Scheme.SD_FEEL
+    scheme = SystemName.SD_FEEL
 
     def __init__(
         self,

@@ -31,13 +31,13 @@ from hedgerow.wire.records import PayloadError
 if TYPE_CHECKING:
     from hedgerow.strategies.run import Run
 
-__all__ = ["CURVATURE", "VARIANCE", "Probes", "Seen", "Told"]
+__all__ = ["CURVATURE", "VARIANCE", "ProbeAnswer", "ProbeMeans", "Probes"]
 
 CURVATURE, VARIANCE = "curvature", "gradient-variance"
 
 
 @dataclass(frozen=True)
-class Told:
+class ProbeAnswer:
     """What one client tells of its loss at u.
 
     Parameters
@@ -56,7 +56,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbeMeans:
     """What the clients that answered show of the constants at u.
 
     Parameters
@@ -140,7 +140,7 @@ class Probes(Part):
         reads = partial(_read, federation)
         exchange = Exchange(GRADIENT, asks, told, self._links, reads=reads, group=GRADIENT, beside=True)
         sizes = federation.weights(len(self._clusters.of))
-        answers: list[tuple[float, Told]] = []
+        answers: list[tuple[float, ProbeAnswer]] = []
         for columns in (yield exchange):
             answers += [(float(sizes[i]), row) for i, row in zip(columns.nodes, columns.rows, strict=True)]
         lost = {"probe-lost": len(there) - len(answers)}
@@ -157,7 +157,7 @@ def _read(federation: Federation, node: Node, content: RecordDict) -> Row:
     return Row(_told(checked_metrics(content, federation.settings.weighted_by_key), gradient), 0)
 
 
-def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> Told:
+def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> ProbeAnswer:
     """Return what a valid reply tells beside its gradient (M,); PayloadError where it tells none."""
     estimates = []
     for key in (CURVATURE, VARIANCE):
@@ -165,10 +165,10 @@ def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> Told:
         if not (isinstance(value, int | float) and value >= 0):
             raise PayloadError("bad metrics", f"{key} is {quoted(value)}; valid is a number >= 0")
         estimates.append(float(value))
-    return Told(gradient, *estimates)
+    return ProbeAnswer(gradient, *estimates)
 
 
-def _seen(answers: Sequence[tuple[float, Told]]) -> Seen | None:
+def _seen(answers: Sequence[tuple[float, ProbeAnswer]]) -> ProbeMeans | None:
     """Return what clients of weights |S_i| show together; None of none of them."""
     if not answers:
         return None
@@ -176,7 +176,7 @@ def _seen(answers: Sequence[tuple[float, Told]]) -> Seen | None:
     gradients = np.stack([one.gradient for _, one in answers])  # (clients, M)
     mean = (weights / weights.sum()) @ gradients
     apart = gradients - mean
-    return Seen(
+    return ProbeMeans(
         max(one.curvature for _, one in answers),
         max(one.variance for _, one in answers),
         float(np.einsum("ij,ij->i", apart, apart).max()),

@@ -18,7 +18,7 @@ from hedgerow.strategies.exchange import Exchange
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.parts.part import Part
 from hedgerow.strategies.parts.steps import StepsTold
-from hedgerow.strategies.sd_feel.theory import Scheme, System, inter_seconds, preset, round_seconds
+from hedgerow.strategies.sd_feel.theory import System, SystemName, inter_seconds, preset, round_seconds
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
@@ -91,7 +91,7 @@ class SimulatedTime(Part):
 
     Parameters
     ----------
-    scheme : Scheme
+    scheme : SystemName
         Whose latency it is.
     system : System or None
         Sizes and rates; None for the paper's, with the size of the model that is trained.
@@ -113,7 +113,7 @@ class SimulatedTime(Part):
 
     def __init__(
         self,
-        scheme: Scheme,
+        scheme: SystemName,
         system: System | None,
         *,
         tau1: int,

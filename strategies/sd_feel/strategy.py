@@ -16,13 +16,13 @@ import networkx as nx
 from flwr.common import log
 
 from hedgerow.strategies.edges.clusters import Chosen
-from hedgerow.strategies.edges.mixers import Gossip
+from hedgerow.strategies.edges.mixers import GossipMixer
 from hedgerow.strategies.edges.relayed import check_edge_rule
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.probes import Probes
 from hedgerow.strategies.sd_feel.simulated_time import Stragglers
-from hedgerow.strategies.sd_feel.theory import Scheme
+from hedgerow.strategies.sd_feel.theory import SystemName
 from hedgerow.strategies.secure_sums import parse_secure_sum
 from hedgerow.strategies.topology import Mixing, as_graph
 from hedgerow.wire.checks import int_at_least, one_of
@@ -89,7 +89,7 @@ class SDFeel(ClusteredStrategy):
         If a parameter is out of range, naming it, its value and what is valid.
     """
 
-    scheme = Scheme.SD_FEEL
+    scheme = SystemName.SD_FEEL
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SDFeel(ClusteredStrategy):
         self.alpha, self.stragglers, self.probe_rounds = alpha, stragglers, probe_rounds
         self.graph = as_graph(topology, num_servers, options.get("seed", 0))
         self.exact_if_complete = exact_if_complete
-        self._gossip = Gossip(self.graph, alpha, exact_if_complete)
+        self._gossip = GossipMixer(self.graph, alpha, exact_if_complete)
         super().__init__(
             clusters=clusters,
             num_servers=num_servers,

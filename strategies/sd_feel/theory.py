@@ -23,11 +23,11 @@ __all__ = [
     "PAPER_RATES",
     "PRESETS",
     "BoundConstants",
-    "Grid",
-    "Plan",
-    "Problem",
-    "Scheme",
+    "PlanGrid",
+    "ProblemConstants",
+    "SchedulePlan",
     "System",
+    "SystemName",
     "block_seconds",
     "bound",
     "bound_constants",
@@ -68,7 +68,7 @@ PAPER_RATES = Rates(
 PRESETS = ("cifar-large", "honest", "paper-text")
 
 
-class Scheme(StrEnum):
+class SystemName(StrEnum):
     """The four systems that the paper compares."""
 
     SD_FEEL = "sd-feel"
@@ -159,25 +159,25 @@ def preset(name: str, *, num_params: int | None = None, flops_per_iteration: flo
     return System(parameters, Compute(_PAPER_FLOPS_PER_ITERATION, _PAPER_FLOPS_PER_SECOND))
 
 
-def _valid_scheme(scheme: str) -> Scheme:
-    one_of("scheme", scheme, Scheme)
-    return Scheme(scheme)
+def _valid_scheme(scheme: str) -> SystemName:
+    one_of("scheme", scheme, SystemName)
+    return SystemName(scheme)
 
 
 # A block is what repeats: so many rounds, each of local iterations and one aggregation of clients'
 # models, then the servers' part.
 
 
-def _rounds_per_block(scheme: Scheme, tau2: Count) -> Count:
-    return tau2 if scheme in (Scheme.SD_FEEL, Scheme.HIERFAVG) else tau2 * 0 + 1
+def _rounds_per_block(scheme: SystemName, tau2: Count) -> Count:
+    return tau2 if scheme in (SystemName.SD_FEEL, SystemName.HIERFAVG) else tau2 * 0 + 1
 
 
-def _iterations_per_round(scheme: Scheme, tau1: Count, tau2: Count) -> Count:
-    return tau1 * tau2 if scheme is Scheme.FEDAVG else tau1
+def _iterations_per_round(scheme: SystemName, tau1: Count, tau2: Count) -> Count:
+    return tau1 * tau2 if scheme is SystemName.FEDAVG else tau1
 
 
-def _intra_seconds(scheme: Scheme, system: System, uplink: float = 1.0) -> float:
-    if scheme is not Scheme.FEDAVG:
+def _intra_seconds(scheme: SystemName, system: System, uplink: float = 1.0) -> float:
+    if scheme is not SystemName.FEDAVG:
         return system.leg_seconds("client->edge", "edge->client", uplink)
     if not system.shared_cloud_link:
         return system.leg_seconds("client->cloud", "cloud->client", uplink)
@@ -185,20 +185,20 @@ def _intra_seconds(scheme: Scheme, system: System, uplink: float = 1.0) -> float
     return system.leg_seconds("client->edge", "edge->client", uplink) + cloud
 
 
-def _inter_seconds(scheme: Scheme, system: System, alpha: Number) -> Number:
-    if scheme is Scheme.SD_FEEL:
+def _inter_seconds(scheme: SystemName, system: System, alpha: Number) -> Number:
+    if scheme is SystemName.SD_FEEL:
         return alpha * system.model_seconds("edge->edge")
-    if scheme is Scheme.HIERFAVG:
+    if scheme is SystemName.HIERFAVG:
         senders = system.num_servers if system.shared_cloud_link else 1
         return alpha * 0 + senders * system.leg_seconds("edge->cloud", "cloud->edge")
     return alpha * 0
 
 
-def _block_iterations(scheme: Scheme, tau1: Count, tau2: Count) -> Count:
+def _block_iterations(scheme: SystemName, tau1: Count, tau2: Count) -> Count:
     return _iterations_per_round(scheme, tau1, tau2) * _rounds_per_block(scheme, tau2)
 
 
-def _block_seconds(scheme: Scheme, system: System, tau1: Number, tau2: Number, alpha: Number) -> Number:
+def _block_seconds(scheme: SystemName, system: System, tau1: Number, tau2: Number, alpha: Number) -> Number:
     iterations = _iterations_per_round(scheme, tau1, tau2)
     intra = iterations * system.compute.seconds() + _intra_seconds(scheme, system)
     return _rounds_per_block(scheme, tau2) * intra + _inter_seconds(scheme, system, alpha)
@@ -236,7 +236,7 @@ def block_seconds(scheme: str, system: System, *, tau1: int, tau2: int = 1, alph
     Parameters
     ----------
     scheme : str
-        A ``Scheme`` or its value.
+        A ``SystemName`` or its value.
     system : System
         Sizes, compute and rates.
     tau1, tau2 : int
@@ -261,7 +261,7 @@ def latency(scheme: str, system: System, *, K: int, tau1: int, tau2: int = 1, al
     """
     at_least(0, K=K)
     seconds = block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
-    return -(-K // _block_iterations(Scheme(scheme), tau1, tau2)) * seconds
+    return -(-K // _block_iterations(SystemName(scheme), tau1, tau2)) * seconds
 
 
 def iterations_within(
@@ -273,7 +273,7 @@ def iterations_within(
     """
     not_negative(seconds=seconds)
     blocks = seconds // block_seconds(scheme, system, tau1=tau1, tau2=tau2, alpha=alpha)
-    return int(blocks) * _block_iterations(Scheme(scheme), tau1, tau2)
+    return int(blocks) * _block_iterations(SystemName(scheme), tau1, tau2)
 
 
 def traffic(
@@ -296,7 +296,7 @@ def traffic(
     Parameters
     ----------
     scheme : str
-        A ``Scheme`` or its value.
+        A ``SystemName`` or its value.
     K : int
         Local iterations, a multiple of the block (tau1 * tau2; FEEL: tau1), >= 0.
     tau1, tau2 : int
@@ -323,18 +323,18 @@ def traffic(
         raise ValueError(f"K is {K!r}; valid is a multiple of {block}, the iterations of a block")
     rounds = K // _iterations_per_round(scheme, tau1, tau2)
     blocks = K // block
-    if scheme is Scheme.FEDAVG:
+    if scheme is SystemName.FEDAVG:
         return {"client->cloud": num_clients * rounds, "cloud->client": num_clients * rounds}
     clients = {"client->edge": num_clients * rounds, "edge->client": num_clients * rounds}
-    if scheme is Scheme.SD_FEEL:
+    if scheme is SystemName.SD_FEEL:
         return clients | {"edge->edge": 2 * alpha * num_edges * blocks}
-    if scheme is Scheme.HIERFAVG:
+    if scheme is SystemName.HIERFAVG:
         return clients | {"edge->cloud": num_servers * blocks, "cloud->edge": num_servers * blocks}
     return clients
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProblemConstants:
     """The constants of Assumption 1. The paper never gives them; measured ones are lower estimates.
 
     Parameters
@@ -451,7 +451,7 @@ def eta_max(smoothness: float, V3: float) -> float:
     return low / smoothness
 
 
-def _floor(problem: Problem, eta: float, V1_prime: Any, V3: Any) -> npt.NDArray[np.float64]:
+def _floor(problem: ProblemConstants, eta: float, V1_prime: Any, V3: Any) -> npt.NDArray[np.float64]:
     """Return the terms of (15) that no number of iterations reduces, +inf where (14) fails."""
     x2 = (eta * problem.smoothness) ** 2
     denominator = 1 - 16 * x2 * np.asarray(V3)
@@ -466,7 +466,7 @@ def _floor(problem: Problem, eta: float, V1_prime: Any, V3: Any) -> npt.NDArray[
     return np.where(admissible, floor, np.inf)
 
 
-def bound(problem: Problem, constants: BoundConstants, *, eta: float, K: int) -> float:
+def bound(problem: ProblemConstants, constants: BoundConstants, *, eta: float, K: int) -> float:
     """Return the right side of (15), a bound on the mean squared gradient norm over K iterations.
 
     It is +inf where (14) fails, that is where eta > ``eta_max``. Training may well work there: the
@@ -474,7 +474,7 @@ def bound(problem: Problem, constants: BoundConstants, *, eta: float, K: int) ->
 
     Parameters
     ----------
-    problem : Problem
+    problem : ProblemConstants
         The constants of Assumption 1.
     constants : BoundConstants
         Of the periods and the graph.
@@ -495,7 +495,7 @@ def bound(problem: Problem, constants: BoundConstants, *, eta: float, K: int) ->
 
 
 @dataclass(frozen=True)
-class Plan:
+class SchedulePlan:
     """A schedule whose bound (15) reaches a target, and what it costs."""
 
     tau1: int
@@ -507,7 +507,7 @@ class Plan:
 
 def plans(
     target: float,
-    problem: Problem,
+    problem: ProblemConstants,
     system: System,
     *,
     eta: float,
@@ -515,7 +515,7 @@ def plans(
     tau1: Iterable[int] = range(1, 31),
     tau2: Iterable[int] = range(1, 11),
     alpha: Iterable[int] = range(1, 31),
-) -> list[Plan]:
+) -> list[SchedulePlan]:
     """Return every SD-FEEL schedule of a grid whose bound (15) reaches the target, cheapest first.
 
     K is the fewest iterations, a multiple of tau1 * tau2, that bring (15) down to the target; the cost
@@ -529,7 +529,7 @@ def plans(
     ----------
     target : float
         Mean squared gradient norm to reach, > 0.
-    problem : Problem
+    problem : ProblemConstants
         The constants of Assumption 1.
     system : System
         The system whose seconds count.
@@ -559,13 +559,13 @@ def plans(
     t1, t2, a, tau, floor = (column[reaches] for column in (t1, t2, a, tau, floor))
     needed = np.ceil(2 * problem.delta / (eta * (target - floor)))
     blocks = np.ceil(np.maximum(needed, 1.0) / tau)
-    seconds = blocks * _block_seconds(Scheme.SD_FEEL, system, t1, t2, a)
+    seconds = blocks * _block_seconds(SystemName.SD_FEEL, system, t1, t2, a)
     order = np.lexsort((t1, a, tau, np.round(seconds, 9)))
     columns = (column[order].tolist() for column in (t1, t2, a, blocks * tau, seconds))
-    return [Plan(int(p), int(q), int(r), int(k), s) for p, q, r, k, s in zip(*columns, strict=True)]
+    return [SchedulePlan(int(p), int(q), int(r), int(k), s) for p, q, r, k, s in zip(*columns, strict=True)]
 
 
-class Grid(TypedDict, total=False):
+class PlanGrid(TypedDict, total=False):
     """What ``plan`` takes by keyword, as ``plans`` does."""
 
     eta: Required[float]
@@ -575,7 +575,7 @@ class Grid(TypedDict, total=False):
     alpha: Iterable[int]
 
 
-def plan(target: float, problem: Problem, system: System, **grid: Unpack[Grid]) -> Plan:
+def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpack[PlanGrid]) -> SchedulePlan:
     """Return the first of ``plans``, the cheapest schedule; read there why its tau2 is always 1.
 
     Raises

@@ -19,7 +19,7 @@ from hedgerow.strategies.similarity_free.fewest_rounds import (
     fewest_step_decay,
 )
 from hedgerow.strategies.similarity_free.theory import (
-    Algorithm,
+    AlgorithmName,
     Constants,
     Mode,
     best_c_fixed,
@@ -37,7 +37,15 @@ from hedgerow.strategies.similarity_free.theory import (
 from hedgerow.wire.checks import at_least, not_negative, positive, require
 from hedgerow.wire.ordinary import check_ordinary
 
-__all__ = ["Estimate", "Estimates", "Plan", "Source", "estimates", "estimates_from_rounds", "plan"]
+__all__ = [
+    "Estimate",
+    "Guarantee",
+    "ProblemEstimates",
+    "Source",
+    "estimates",
+    "estimates_from_rounds",
+    "plan",
+]
 
 _BITS_PER_PARAMETER = 32
 # Bounds sum over all rounds' steps, which take 80 MB.
@@ -74,7 +82,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Estimates:
+class ProblemEstimates:
     """What the theory must know of a problem, each number with its source.
 
     Parameters
@@ -123,18 +131,18 @@ def estimates(
     delta_inf: float | None = None,
     V0: float | None = None,
     R: float | None = None,
-) -> Estimates:
+) -> ProblemEstimates:
     """Return what was given, completed by what a non-negative loss allows to assume.
 
     Parameters
     ----------
     L, sigma2 : float
-        As in ``Estimates``.
+        As in ``ProblemEstimates``.
     initial_loss : float
         f(x^0), finite, > 0. If no loss is negative, V0 = f(x^0) - f^inf and Delta^inf <= f^inf are at most
         that.
     delta_inf, V0, R : float | None (default: None)
-        As in ``Estimates``; None is assumed. R is then V0, which no theorem promises.
+        As in ``ProblemEstimates``; None is assumed. R is then V0, which no theorem promises.
 
     Raises
     ------
@@ -146,7 +154,7 @@ def estimates(
     dip = _given(delta_inf) or Estimate(
         initial_loss, Source.ASSUMED, "delta_inf <= f(x^0), loss non-negative"
     )
-    return Estimates(
+    return ProblemEstimates(
         L=Estimate(L, Source.GIVEN),
         sigma2=Estimate(sigma2, Source.GIVEN),
         delta_inf=dip,
@@ -167,7 +175,7 @@ def estimates_from_rounds(
     delta_inf: float | None = None,
     V0: float | None = None,
     R: float | None = None,
-) -> Estimates:
+) -> ProblemEstimates:
     """Return what was given, completed by what a run with probing on measured.
 
     L is the largest ``curvature``, sigma2 the largest ``gradient-variance`` of all rounds, both estimates
@@ -178,8 +186,8 @@ def estimates_from_rounds(
     rounds : iterable of mapping
         The run's rounds: ``round``, and the metrics ``train`` and ``central``, as in ``RoundEnd``.
     L, sigma2, delta_inf, V0, R : float | None (default: None)
-        As in ``Estimates``; None is measured, or bounded by measured losses: delta_inf by the smallest, V0
-        by that of round 0, R by the largest.
+        As in ``ProblemEstimates``; None is measured, or bounded by measured losses: delta_inf by the
+        smallest, V0 by that of round 0, R by the largest.
 
     Raises
     ------
@@ -205,7 +213,7 @@ def estimates_from_rounds(
     if min(losses, default=0.0) < 0:
         raise ValueError(f"the smallest loss is {min(losses)!r}; valid is a loss that is never negative")
     gap = _given(V0) or Estimate(first[0], Source.ASSUMED, "V0 <= loss of round 0, loss non-negative")
-    return Estimates(
+    return ProblemEstimates(
         L=_given(L) or Estimate(_most(curvatures), Source.MEASURED, _probed("curvature", curvatures)),
         sigma2=_given(sigma2)
         or Estimate(_most(variances), Source.MEASURED, _probed("gradient variance", variances)),
@@ -229,12 +237,12 @@ def _probed(what: str, values: Sequence[float]) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Guarantee:
     """What is guaranteed for one algorithm and one schedule.
 
     Parameters
     ----------
-    algorithm : Algorithm
+    algorithm : AlgorithmName
         Which of the four.
     schedule : Schedule
         The system's step: divide by T for the local step of the FedAvg family.
@@ -252,11 +260,11 @@ class Plan:
         With which these rounds begin, at most ``max_step``; of the system, as ``schedule``.
     uplink_bits : int | float | None
         All nodes' uplink to epsilon; None where the bits of a message are not known.
-    estimates : Estimates
+    estimates : ProblemEstimates
         The inputs, each with its source: ``estimates.assumed()`` says what was assumed.
     """
 
-    algorithm: Algorithm
+    algorithm: AlgorithmName
     schedule: Schedule
     max_step: float
     max_local_step: float
@@ -266,11 +274,11 @@ class Plan:
     rounds: int | float
     first_step: float
     uplink_bits: int | float | None
-    estimates: Estimates
+    estimates: ProblemEstimates
 
 
 def plan(
-    known: Estimates,
+    known: ProblemEstimates,
     *,
     num_rounds: int = 400,
     epsilon: float = 0.1,
@@ -282,8 +290,8 @@ def plan(
     num_params: int | None = None,
     message_bits: int | None = None,
     mode: str = "corrected",
-) -> list[Plan]:
-    """Return what is guaranteed for each algorithm with each schedule, in the order of ``Algorithm``.
+) -> list[Guarantee]:
+    """Return what is guaranteed for each algorithm with each schedule, in the order of ``AlgorithmName``.
 
     No argument says how dissimilar the nodes' data are: that no step size depends on it is the paper's
     message. Heterogeneity enters the bounds through Delta^inf alone.
@@ -296,7 +304,7 @@ def plan(
 
     Parameters
     ----------
-    known : Estimates
+    known : ProblemEstimates
         L, sigma2, Delta^inf, V0 and R.
     num_rounds : int (default: 400)
         K, >= max(2, decay_factor^2), so that step-decay has a complete stage.
@@ -334,7 +342,7 @@ def plan(
     dense_bits = None if num_params is None else _BITS_PER_PARAMETER * num_params
     V0, R = known.V0.value, known.R.value
     plans = []
-    for algorithm in Algorithm:
+    for algorithm in AlgorithmName:
         T = 1 if algorithm.proximal else local_iters
         limit = max_step(algorithm, known.L.value, contraction=contraction, mode=mode)
         constants = system_constants(
@@ -376,7 +384,7 @@ def plan(
         bits = message_bits if algorithm.error_feedback else dense_bits
         for (schedule, theorem), (rounds, first_step) in zip(found, fewest, strict=True):
             plans.append(
-                Plan(
+                Guarantee(
                     algorithm,
                     schedule,
                     limit,

@@ -22,7 +22,7 @@ from hedgerow.wire.checks import at_least, in_range, is_real, not_negative, one_
 from hedgerow.wire.extras import needed
 
 __all__ = [
-    "Algorithm",
+    "AlgorithmName",
     "Constants",
     "Mode",
     "best_c_fixed",
@@ -54,7 +54,7 @@ __all__ = [
 _SQRT6 = math.sqrt(6)
 
 
-class Algorithm(StrEnum):
+class AlgorithmName(StrEnum):
     """The paper's four algorithms."""
 
     FEDAVG = "fedavg"
@@ -65,12 +65,12 @@ class Algorithm(StrEnum):
     @property
     def proximal(self) -> bool:
         """Whether a local iteration is a proximal step, of which a round takes one."""
-        return self in (Algorithm.FEDPROX, Algorithm.EF_FEDPROX)
+        return self in (AlgorithmName.FEDPROX, AlgorithmName.EF_FEDPROX)
 
     @property
     def error_feedback(self) -> bool:
         """Whether updates are compressed and nodes keep what compression dropped."""
-        return self in (Algorithm.EF_FEDAVG, Algorithm.EF_FEDPROX)
+        return self in (AlgorithmName.EF_FEDAVG, AlgorithmName.EF_FEDPROX)
 
 
 class Mode(StrEnum):
@@ -101,7 +101,7 @@ def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = 
     Parameters
     ----------
     algorithm : str
-        An ``Algorithm`` or its value.
+        An ``AlgorithmName`` or its value.
     L : float
         Smoothness of every f_i, finite, > 0.
     contraction : float (default: 1.0)
@@ -121,7 +121,7 @@ def max_step(algorithm: str, L: float, *, contraction: float = 1.0, mode: str = 
         return 1 / (_SQRT6 * L)
     if w == 0:
         return 1 / (6 * L)
-    if mode is Mode.PRINTED and algorithm is Algorithm.EF_FEDPROX:
+    if mode is Mode.PRINTED and algorithm is AlgorithmName.EF_FEDPROX:
         return min(1 / (6 * L), math.sqrt(contraction / (w * (4 + 4 * L**2 / 3))) / 2)
     return min(1 / 6, math.sqrt(3 * contraction / (64 * w))) / L
 
@@ -195,7 +195,7 @@ def system_constants(
         b1 = _SQRT6 * L**2 * T
         return Constants(b1, 1 / 2, b1 * delta_inf + L * (1 + 3 / _SQRT6 * T) * sigma2)
     error_weight, variance_weight = 3 * L**2 / contraction, 9 * L / 4
-    if mode is Mode.PRINTED and algorithm is Algorithm.EF_FEDAVG:
+    if mode is Mode.PRINTED and algorithm is AlgorithmName.EF_FEDAVG:
         error_weight, variance_weight = 4 * (1 + 1.5 * L) * L**2 / contraction, 13 * L / 8
     A = error_weight * limit
     C2 = 16 / 3 * omega(contraction) * A + 3 * L / 2
@@ -773,9 +773,9 @@ def _round_up(rounds: float) -> int | float:
     return math.ceil(rounds) if math.isfinite(rounds) else math.inf
 
 
-def _algorithm(name: str) -> Algorithm:
-    one_of("algorithm", name, Algorithm)
-    return Algorithm(name)
+def _algorithm(name: str) -> AlgorithmName:
+    one_of("algorithm", name, AlgorithmName)
+    return AlgorithmName(name)
 
 
 def _mode(name: str) -> Mode:
@@ -783,7 +783,7 @@ def _mode(name: str) -> Mode:
     return Mode(name)
 
 
-def _local_iters(algorithm: Algorithm, local_iters: int) -> None:
+def _local_iters(algorithm: AlgorithmName, local_iters: int) -> None:
     at_least(1, local_iters=local_iters)
     valid = f"1 for {algorithm}: a round takes one proximal step"
     require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
-from hedgerow.clients import LinearRegression, Privacy, noised, privacy_of
+from hedgerow.clients import GradientPrivacy, LinearRegression, noised, privacy_of
 from hedgerow.clients.gradient_noise import noise
 from hedgerow.clients.grid_noise import GridNoise, noise_key
-from hedgerow.strategies import Privacy as RunPrivacy
+from hedgerow.strategies import Privacy
 from hedgerow.wire import gaussian_delta
 from hedgerow.wire.discrete_gaussian import MAX_DEVIATION, deviation_of
 
@@ -96,7 +96,7 @@ def test_the_lowest_bits_of_floating_point_noise_tell_what_it_is_on_and_those_of
     """Two gradients of 400 numbers that differ by 2^-58 in each, 10^-15 of the noise's deviation."""
     sigma, n = 1.5 * 2.0**-6, 400
     gradients = np.zeros(n), np.full(n, 2.0**-58)
-    private = Privacy("sound", sigma**2, sigma * 500 / 10, 500)
+    private = GradientPrivacy("sound", sigma**2, sigma * 500 / 10, 500)
 
     def is_guessed(release: Any) -> list[list[bool]]:
         """Return of 20 releases of each gradient whether all numbers are doubles that noise alone can be."""
@@ -223,7 +223,7 @@ def test_a_gaussian_that_is_rounded_at_random_is_the_discrete_one() -> None:
 
 def test_the_noise_is_never_less_than_the_accountant_counts() -> None:
     for epsilon in (0.01, 0.5, 20.0):
-        run = RunPrivacy("sound", epsilon, 1e-5, clip=0.7)
+        run = Privacy("sound", epsilon, 1e-5, clip=0.7)
         own = privacy_of(ConfigRecord({**run.instructions()}), 123)
         grid = GridNoise.of(own.multiplier, own.clip, 1000, own.records)
         moved = 2 * 0.7 / 123 / grid.step + 2 * sqrt(1000)

@@ -28,7 +28,7 @@ from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
 from hedgerow.tasks import DatasetNotFound, VerticalDataset, evaluate_split, normalised_utility, split_loss
 from hsgd import settings
 from hsgd.evaluation import SplitMetrics
-from hsgd.parties import Parties as Dealt
+from hsgd.parties import AllParties as Dealt
 from hsgd.parties import deal, node_party
 
 LAYOUTS = pytest.mark.parametrize("layout", ["devices", "edges"])

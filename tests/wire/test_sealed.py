@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.wire import SEAL_BYTES, PayloadError, SealingKey
-from hedgerow.wire.sealed import INTRODUCTION_BYTES, KEY_BYTES, Identity, Link, Links, _agreed, read_pins
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, KEY_BYTES, Link, Links, NodeIdentity, _agreed, read_pins
 
 
-def someone() -> Identity:
-    return Identity(SealingKey.drawn(), SealingKey.drawn())
+def someone() -> NodeIdentity:
+    return NodeIdentity(SealingKey.drawn(), SealingKey.drawn())
 
 
 def ends(run: str = "1") -> tuple[Link, Link]:
@@ -84,7 +84,7 @@ def test_who_holds_neither_key_of_a_pair_finds_another_secret() -> None:
     secret = a.secret_with(b.introduction)
     assert secret not in (thief.secret_with(a.introduction), thief.secret_with(b.introduction))
     # Public keys alone make nobody an end: an identity is private keys.
-    assert Identity(thief.key, a.session).secret_with(b.introduction) != secret
+    assert NodeIdentity(thief.key, a.session).secret_with(b.introduction) != secret
 
 
 def test_a_message_opens_where_it_belongs_alone() -> None:
@@ -92,7 +92,7 @@ def test_a_message_opens_where_it_belongs_alone() -> None:
     sealed = Link(a.secret_with(b.introduction), "1", "a", "b").seal(b"contents", 3, "payload")
     secret, to_a = b.secret_with(a.introduction), a.introduction
     # A server may use a run's id twice, and a key may leak later: keys of the run are new ones.
-    long_lived = Identity(b.key, SealingKey.drawn())
+    long_lived = NodeIdentity(b.key, SealingKey.drawn())
     elsewhere = [
         (Link(secret, "1", "b", "a"), 4, "payload"),  # Replayed at another iteration.
         (Link(secret, "1", "b", "a"), 3, "seed"),
@@ -141,7 +141,7 @@ def test_the_first_key_is_trusted_and_no_other_one_after_it() -> None:
     assert me.link("b").secret == friend.secret_with(me.identity.introduction)
     assert not me.pinned
     # A neighbour that began anew has the same key.
-    restarted = Identity(friend.key, SealingKey.drawn())
+    restarted = NodeIdentity(friend.key, SealingKey.drawn())
     me.meet("b", restarted.introduction)
     assert me.link("b").secret == restarted.secret_with(me.identity.introduction)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hedgerow.strategies import DivergenceError
 from hedgerow.tasks import logit_metrics, normalised_utility, split_logits, weighted_loss
-from hsgd.parties import Parties
+from hsgd.parties import AllParties
 
 __all__ = ["SplitMetrics"]
 
@@ -24,13 +24,13 @@ class SplitMetrics:
 
     Parameters
     ----------
-    parties : Parties
+    parties : AllParties
         Whose data are meant: the training loss is over the people who are at a hospital.
     train_samples : int (default: 0)
         How many of them, the same in every run; 0 for all.
     """
 
-    def __init__(self, parties: Parties, train_samples: int = 0) -> None:
+    def __init__(self, parties: AllParties, train_samples: int = 0) -> None:
         data, rows = parties.data, parties.people
         if 0 < train_samples < len(rows):
             rows = np.random.default_rng(_SAMPLE_SEED).choice(rows, train_samples, replace=False)

@@ -27,7 +27,7 @@ from hedgerow.tasks import (
 )
 
 __all__ = [
-    "Parties",
+    "AllParties",
     "Place",
     "deal",
     "is_own",
@@ -66,7 +66,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Parties:
+class AllParties:
     """All parties of a run.
 
     Parameters
@@ -144,13 +144,13 @@ def merges(values: Mapping[str, Any]) -> bool:
     return values["method"] in ("tdcd", "c-tdcd") and values["tdcd"] == "merged"
 
 
-def deal(values: Mapping[str, Any]) -> Parties:
+def deal(values: Mapping[str, Any]) -> AllParties:
     """Return the parties that a run's settings describe; the same object for the same settings."""
     return _deal(tuple((name, values[name]) for name in PARTY_KEYS))
 
 
 @lru_cache(maxsize=2)
-def _deal(key: Key) -> Parties:
+def _deal(key: Key) -> AllParties:
     values = dict(key)
     data = load_vertical(values["dataset"], values["data-dir"] or None)
     split = group_split(
@@ -170,7 +170,7 @@ def _deal(key: Key) -> Parties:
         )
     groups = [group[: asked or None] for group in split.groups]
     hospital, device = data.hospital_train.shape[1:], data.device_train.shape[1:]
-    return Parties(
+    return AllParties(
         data,
         [np.concatenate(groups)] if merges(values) else groups,
         split_model(values["model"], hospital, device, data.num_classes, values["seed"]),

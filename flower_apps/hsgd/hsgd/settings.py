@@ -38,8 +38,8 @@ from hedgerow.sim.runs.kinds import (
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
-from hedgerow.strategies.hsgd import OwnData
-from hedgerow.strategies.hsgd.costs import Method, Sizes
+from hedgerow.strategies.hsgd import OwnDataSetup
+from hedgerow.strategies.hsgd.costs import MethodName, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.rounds import RoundCallback
@@ -50,11 +50,11 @@ from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.masked_sums import MAX_MEMBERS
 from hedgerow.wire.records import to_record
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
-from hsgd.parties import Parties, deal, is_own, merges, parse_class_weights
+from hsgd.parties import AllParties, deal, is_own, merges, parse_class_weights
 
 __all__ = ["METHODS", "SETTINGS", "build_strategy", "check_size", "group_sizes", "num_rounds", "read"]
 
-METHODS = tuple(str(method) for method in Method)
+METHODS = tuple(str(method) for method in MethodName)
 
 
 def _known_or_import_path(*names: str) -> Kind:
@@ -335,7 +335,7 @@ def _mean_problems(values: Mapping[str, Any]) -> list[str]:
 read = reader(SETTINGS, _problems)
 
 
-def check_size(values: Mapping[str, Any], parties: Parties) -> None:
+def check_size(values: Mapping[str, Any], parties: AllParties) -> None:
     """Raise SettingsError unless there are as many nodes and people as the settings ask for."""
     if values["num-clients"] != parties.num_nodes:
         M = len(parties.groups)
@@ -444,12 +444,12 @@ def group_sizes(values: Mapping[str, Any]) -> list[Sizes]:
     ]
 
 
-def _own(values: Mapping[str, Any]) -> OwnData:
+def _own(values: Mapping[str, Any]) -> OwnDataSetup:
     def build(hospital: tuple[int, ...], device: tuple[int, ...], classes: int) -> ArrayRecord:
         return to_record(split_model(values["model"], hospital, device, classes, values["seed"]).state_dict())
 
     constants = parse_standardise(values["standardise"])
-    return OwnData(
+    return OwnDataSetup(
         build,
         values["model"],
         values["standardise"] if constants is None else (constants.mean[0], constants.std[0]),

@@ -11,8 +11,8 @@ from tests.clients.ceps.federation import Federation, squares
 from tests.oracles import decentralised as oracle
 
 from hedgerow.clients import (
+    GradientPrivacy,
     LinearRegression,
-    Privacy,
     Problem,
     decentralised_client,
     gaussian_variance,
@@ -260,7 +260,7 @@ def test_dp_dsgt_is_its_loop_and_the_trackers_sum_to_the_gradients(mode: str) ->
         return np.stack([p.gradient(x, clip) for p, x in zip(PROBLEMS, X, strict=True)])
 
     def noisy(a: int, gradients: Array) -> Array:
-        private = Privacy(mode, variance, clip, PROBLEMS[0].num_examples)
+        private = GradientPrivacy(mode, variance, clip, PROBLEMS[0].num_examples)
         return np.stack([noised(SEED, i, a, g, private) for i, g in enumerate(gradients)])
 
     found = federation("dp-dsgt", privacy=mode, **{"local-steps": 1})
@@ -386,7 +386,7 @@ def test_a_model_is_compared_with_others_by_what_it_is_and_not_by_its_weight() -
 
 def test_sgp_adds_noise_to_each_gradient_and_clips_its_records() -> None:
     clip, variance = 0.5, gaussian_variance(1.0, 1e-5, 2 * 0.5 / PROBLEMS[0].num_examples)
-    private, count = Privacy("sound", variance, clip, PROBLEMS[0].num_examples), iter(range(99))
+    private, count = GradientPrivacy("sound", variance, clip, PROBLEMS[0].num_examples), iter(range(99))
 
     def noisy(Z: Array) -> Array:
         a = next(count)

@@ -12,7 +12,7 @@ from tests.clients.ceps.test_step import GOLDEN, KAPPA, PATH, SIGMA, T, quadrati
 from tests.clients.contexts import answered, context
 from tests.oracles import ceps as oracle
 
-from hedgerow.clients import LinearRegression, Privacy, ceps_client, gaussian_variance, noised
+from hedgerow.clients import GradientPrivacy, LinearRegression, ceps_client, gaussian_variance, noised
 from hedgerow.clients.ceps.client import penalty
 from hedgerow.tasks import LinearData, linear_part, sparse_truth
 from hedgerow.wire import Call, Purpose, generator, to_record
@@ -71,7 +71,7 @@ def synchronous(problems: list[LinearRegression], mode: str, iterations: int, **
     clip = 1.0 if mode == "sound" else np.inf
     sensitivity = [2 * clip / p.num_examples if mode == "sound" else 0.1 for p in problems]
     private = [
-        Privacy(mode, gaussian_variance(0.5, 0.5, sensitivity[i]), clip, problems[i].num_examples)
+        GradientPrivacy(mode, gaussian_variance(0.5, 0.5, sensitivity[i]), clip, problems[i].num_examples)
         for i in range(M)
     ]
     c = changes.pop("c", 2.0)

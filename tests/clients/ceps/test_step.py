@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.ceps import hard_thresholding
 
-from hedgerow.clients import LinearRegression, Privacy
+from hedgerow.clients import GradientPrivacy, LinearRegression
 from hedgerow.clients.ceps.step import (
     NodeState,
     Noised,
@@ -55,7 +55,7 @@ def quadratic(target: Sequence[float] | Array) -> LinearRegression:
 
 
 def rules(i: int = 0, mode: str = "none") -> Rules:
-    return Rules(2, 0.1, KAPPA[i], SIGMA[i], len(PATH[i]), privacy=Privacy(mode))
+    return Rules(2, 0.1, KAPPA[i], SIGMA[i], len(PATH[i]), privacy=GradientPrivacy(mode))
 
 
 def path_trajectory(
@@ -241,7 +241,10 @@ def test_an_update_that_is_not_finite_is_refused() -> None:
 @given(seed=st.integers(0, 10**6), s=st.integers(1, 6), mode=st.sampled_from(["none", "paper", "sound"]))
 def test_no_model_has_more_than_s_nonzeros(seed: int, s: int, mode: str) -> None:
     rng = np.random.default_rng(seed)
-    problem, constants = quadratic(rng.standard_normal(6)), Rules(s, 0.1, 2, 0.7, 2, privacy=Privacy(mode))
+    problem, constants = (
+        quadratic(rng.standard_normal(6)),
+        Rules(s, 0.1, 2, 0.7, 2, privacy=GradientPrivacy(mode)),
+    )
     state = advance(initial_state(problem, constants, plus(rng.standard_normal(6))), 2, constants)
     received = {1: rng.standard_normal(6), 2: rng.standard_normal(6)}
     state = communicate(state, 0, received, problem, constants, plus(rng.standard_normal(6)))

@@ -17,7 +17,7 @@ from tests.sim.engine.test_grid import BatchedApp, answer_with, app_of, by_parti
 
 from hedgerow.sim import Delay, FaultModel, InProcessGrid
 from hedgerow.sim.engine._compat import ErrorCode
-from hedgerow.sim.engine.handlers import Job
+from hedgerow.sim.engine.handlers import NodeJob
 from hedgerow.sim.engine.workers import Dealt, default_workers
 from hedgerow.wire import lazy_array, view
 from hedgerow.wire.simulated import is_simulated
@@ -251,9 +251,9 @@ def test_by_default_there_are_no_more_workers_than_torch_would_use_threads() -> 
 
 
 def test_by_default_only_calls_that_are_worth_it_are_dealt() -> None:
-    def jobs(nodes: int, size: int) -> list[Job]:
+    def jobs(nodes: int, size: int) -> list[NodeJob]:
         message = object()
-        return [Job(message, None, 0.0, 0.0, size=size) for _ in range(nodes)]  # type: ignore[arg-type]
+        return [NodeJob(message, None, 0.0, 0.0, size=size) for _ in range(nodes)]  # type: ignore[arg-type]
 
     dealt = Dealt(always=False)
     assert not any(dealt.worth("train", jobs(50, 30_000)) for _ in range(1000))

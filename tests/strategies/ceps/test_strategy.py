@@ -25,7 +25,7 @@ from hedgerow.strategies import (
 )
 from hedgerow.strategies.ceps.strategy import neighbourhood_graph, participants
 from hedgerow.strategies.gossip import SET_UP
-from hedgerow.strategies.gossip.payload_sizes import Coding
+from hedgerow.strategies.gossip.payload_sizes import PayloadCoding
 from hedgerow.wire import Purpose, generator, parse_codec
 
 M = 6
@@ -261,7 +261,7 @@ def test_what_nodes_tell_is_averaged_by_examples() -> None:
     ],
 )
 def test_bits_of_a_message_are_those_of_the_papers_comparison(codec: str, n: int, s: int, bits: int) -> None:
-    assert Coding(codec, n, s, n // 2).sizes.message_bits == bits
+    assert PayloadCoding(codec, n, s, n // 2).sizes.message_bits == bits
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_bits_of_a_message_are_those_of_the_papers_comparison(codec: str, n: int
 @pytest.mark.parametrize("n", [1, 2, 37, 1000])
 def test_sizes_are_those_of_the_codec_that_the_relay_does_not_have(codec: str, n: int) -> None:
     s, d = min(n, 7), 33
-    sizes, real = Coding(codec, n, s, d).sizes, parse_codec(codec, s=s, d=d)
+    sizes, real = PayloadCoding(codec, n, s, d).sizes, parse_codec(codec, s=s, d=d)
     assert sizes.message_bits == real.bits(n, s)
     assert sizes.max_bytes == real.payload_bytes(n, s)
 

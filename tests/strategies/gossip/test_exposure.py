@@ -22,7 +22,7 @@ from hedgerow.clients.releases import Releases
 from hedgerow.sim import flower_identity
 from hedgerow.sim.engine.remote_state import RemoteState
 from hedgerow.strategies import CEPS, DPSGD, Gossip, Monitor, Privacy, RoundEnd
-from hedgerow.strategies.gossip.exposure import Asked
+from hedgerow.strategies.gossip.exposure import Requested
 from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.wire import UPDATE, parse_codec
 
@@ -205,7 +205,7 @@ def test_linked_runs_are_counted_together_and_others_are_not(tmp_path: Path) -> 
 def test_a_count_that_is_none_changes_nothing(told: Any) -> None:
     exposure = ceps().exposure
     exposure.tell(1, RecordDict({"next": ConfigRecord({"releases": told})}), "next")
-    assert exposure.of.get(1, Asked()) == Asked()
+    assert exposure.of.get(1, Requested()) == Requested()
 
 
 def test_a_node_that_tells_a_huge_count_does_not_end_the_run(tmp_path: Path) -> None:

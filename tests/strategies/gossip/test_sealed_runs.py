@@ -40,7 +40,7 @@ from hedgerow.wire import (
     payload_bytes,
     view,
 )
-from hedgerow.wire.sealed import INTRODUCTION_BYTES, Identity, Link
+from hedgerow.wire.sealed import INTRODUCTION_BYTES, Link, NodeIdentity
 
 M, N, S, D, SEED = 6, 60, 3, 90, 5
 PROBLEMS = squares(2, M, N, S)
@@ -338,7 +338,7 @@ class Between:
     """Tells senders that it is their receivers, from some request on, and reads what they seal for it."""
 
     def __init__(self, after: int = 0) -> None:
-        self.me, self.after, self.requests = Identity(SealingKey.drawn(), SealingKey.drawn()), after, 0
+        self.me, self.after, self.requests = NodeIdentity(SealingKey.drawn(), SealingKey.drawn()), after, 0
         self.posed: list[tuple[int, int]] = []
 
     def __call__(self, kind: str, sender: int, content: RecordDict) -> None:

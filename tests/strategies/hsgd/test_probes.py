@@ -11,16 +11,16 @@ from tests.strategies.hsgd.test_failures import Silent
 from tests.strategies.hsgd.test_strategy import LAYOUTS, Scalar, hsgd, toy
 
 from hedgerow.strategies import Adaptive, Probing
-from hedgerow.strategies.hsgd.adaptive import Choice
+from hedgerow.strategies.hsgd.adaptive import IntervalChoice
 from hedgerow.strategies.hsgd.estimates import Estimates
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.interval import Local
-from hedgerow.strategies.hsgd.probes import Seen, device_variance
+from hedgerow.strategies.hsgd.probes import ProbedConstants, device_variance
 from hedgerow.strategies.hsgd.theory import choose_eta, choose_same_interval, eta_max
 from hedgerow.strategies.hsgd.theta import Theta
 
 
-def observed(parties: Parties, probing: Probing, **options: Any) -> Seen:
+def observed(parties: Parties, probing: Probing, **options: Any) -> ProbedConstants:
     adaptive = Adaptive(iterations=100, apply=False, probing=probing)
     strategy = hsgd(parties, adaptive=adaptive, **options)
     run(strategy, parties, START, 1)
@@ -113,19 +113,19 @@ def test_eta_is_capped() -> None:
 
 def test_strategy_3_chooses_eta() -> None:
     known = Estimates(2.3, 5.0, 0.5)
-    choice = Adaptive(4000, eta="strategy3").choose(Seen(known, 1.0), eta=0.01, done=0)
-    assert choice == Choice(2, 2, choose_eta(known, P=2, Q=2, gradient2=1.0))
+    choice = Adaptive(4000, eta="strategy3").choose(ProbedConstants(known, 1.0), eta=0.01, done=0)
+    assert choice == IntervalChoice(2, 2, choose_eta(known, P=2, Q=2, gradient2=1.0))
 
 
 def test_the_printed_power_gives_the_printed_interval() -> None:
-    seen = Seen(Estimates(2.3, 0.5, 0.5), 1.0)
+    seen = ProbedConstants(Estimates(2.3, 0.5, 0.5), 1.0)
     assert Adaptive(4000).choose(seen, eta=0.01, done=0).P == 20
     assert Adaptive(4000, eta_power=2).choose(seen, eta=0.01, done=0).P == 2
 
 
 def test_without_variance_the_cap_alone_limits_the_interval() -> None:
-    assert Adaptive(4000).choose(Seen(Estimates(2.3, 5.0, 0.0), 1.0), eta=0.01, done=0).P == 2
-    assert Adaptive(4000).choose(Seen(Estimates(2.3, 0.5, 0.0), 1.0), eta=0.01, done=3999).P == 1
+    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 5.0, 0.0), 1.0), eta=0.01, done=0).P == 2
+    assert Adaptive(4000).choose(ProbedConstants(Estimates(2.3, 0.5, 0.0), 1.0), eta=0.01, done=3999).P == 1
 
 
 def test_a_halved_rate_goes_on_being_halved() -> None:

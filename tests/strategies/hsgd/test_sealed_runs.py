@@ -25,9 +25,9 @@ from tests.strategies.hsgd.real_nodes import (
 from hedgerow.sim import FaultModel
 from hedgerow.strategies import Adaptive, EmbeddingNoise, Probing
 from hedgerow.strategies.hsgd.introductions import LinkIntroduction
-from hedgerow.strategies.hsgd.links import SealedLinks
+from hedgerow.strategies.hsgd.links import SealedPartyLinks
 from hedgerow.wire import HUB_TO_NODE, LINKS_RECORD, NODE_TO_HUB, SEAL_BYTES, SECRET_RECORD, SealingKey
-from hedgerow.wire.sealed import HEAD_KEY_BYTES, Identity
+from hedgerow.wire.sealed import HEAD_KEY_BYTES, NodeIdentity
 
 __all__ = ["devices"]
 
@@ -344,12 +344,14 @@ def test_of_encodings_that_as_many_tell_those_go_first_that_fit_the_head(liar: i
 
 def test_nobody_is_called_by_anothers_place() -> None:
     """Who told the hospital's name first would have its group left out."""
-    links = SealedLinks(0)
-    told = LinkIntroduction("0", Identity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
+    links = SealedPartyLinks(0)
+    told = LinkIntroduction("0", NodeIdentity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
     links.begin(1)
     links.introduced(3, told)
     assert links.names == {}
     links.introduced(0, told)
-    named = LinkIntroduction(str(2**61), Identity(SealingKey.drawn(), SealingKey.drawn()).introduction, False)
+    named = LinkIntroduction(
+        str(2**61), NodeIdentity(SealingKey.drawn(), SealingKey.drawn()).introduction, False
+    )
     links.introduced(3, named)
     assert links.names == {0: "0", 3: str(2**61)}

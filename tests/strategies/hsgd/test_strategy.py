@@ -27,10 +27,10 @@ from tests.strategies.hsgd.nodes import Parties, Spy, record_of, run, theta_of
 import hedgerow.strategies.hsgd.algorithm as module
 from hedgerow.sim import flower_identity
 from hedgerow.strategies import HSGD, EmbeddingNoise, ModelledSystem, UploadNoise
-from hedgerow.strategies.hsgd.costs import Method, Sizes, paper_bytes, round_parts, run_seconds, traffic
+from hedgerow.strategies.hsgd.costs import MethodName, Sizes, paper_bytes, round_parts, run_seconds, traffic
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.hsgd.groups import draw as drawn
-from hedgerow.strategies.hsgd.noise import Exposure
+from hedgerow.strategies.hsgd.noise import RecordExposure
 from hedgerow.wire import gaussian_epsilon
 
 LAYOUTS = pytest.mark.parametrize("edges", [False, True], ids=["devices", "edges"])
@@ -203,7 +203,7 @@ def test_a_merged_group_is_counted_for_each_that_it_was() -> None:
     per_group = paper_bytes(each, P=4, Q=2, T=4, method="tdcd", raw_bytes=1000.0)
     assert strategy.ledger.total().nominal_bits == 8 * 3 * per_group
     together = Sizes(*map(len, start), *parties.lengths, 3 * K)
-    parts = round_parts(together, method=Method.TDCD)
+    parts = round_parts(together, method=MethodName.TDCD)
     seconds = run_seconds(parts, P=4, Q=2, T=4, compute_seconds=0.0, raw_seconds=7.0)
     assert strategy.federation.clock.seconds == pytest.approx(seconds)
 
@@ -279,9 +279,9 @@ def test_noise_is_asked_for_and_accounted_exactly() -> None:
     assert ends[-1].train["epsilon"] == math.inf
 
 
-def exposure(**how: Any) -> Exposure:
+def exposure(**how: Any) -> RecordExposure:
     """Return the account of encodings with a multiplier of 4 and uploads with one of 2."""
-    return Exposure(**{"noise": EmbeddingNoise(1.0, 4.0), "uploads": UploadNoise(1.0, 2.0), **how})
+    return RecordExposure(**{"noise": EmbeddingNoise(1.0, 4.0), "uploads": UploadNoise(1.0, 2.0), **how})
 
 
 def those(group: int, *ids: str, hosted: bool = False) -> module.Local:
@@ -323,7 +323,7 @@ def test_what_others_upload_after_a_person_trained_counts_for_that_person(
 
 
 def test_epsilon_is_infinite_with_its_reason_where_a_path_is_open() -> None:
-    def account(**how: Any) -> Exposure:
+    def account(**how: Any) -> RecordExposure:
         made = exposure(**how)
         made.update(those(0, "a", hosted=True), pairs=False, ends=True)
         return made

@@ -14,9 +14,9 @@ from hedgerow.strategies import Mixing, as_graph, mixing
 from hedgerow.strategies.sd_feel import System, latency, preset, traffic
 from hedgerow.strategies.sd_feel.theory import (
     PAPER_RATES,
-    Plan,
-    Problem,
-    Scheme,
+    ProblemConstants,
+    SchedulePlan,
+    SystemName,
     block_seconds,
     bound,
     bound_constants,
@@ -50,7 +50,7 @@ LATENCY = {
     (5, 5, 10): ((1.184656, 0.625552, 1.184656, 0.208976), None),
 }
 # fmt: on
-SCHEMES = (Scheme.SD_FEEL, Scheme.FEDAVG, Scheme.HIERFAVG, Scheme.FEEL)
+SCHEMES = (SystemName.SD_FEEL, SystemName.FEDAVG, SystemName.HIERFAVG, SystemName.FEEL)
 
 
 def settings_of(taus: tuple[int, int, int]) -> dict[str, int]:
@@ -121,12 +121,12 @@ def test_feel_has_the_shortest_iterations_at_equal_round_length(tau1: int, tau2:
     assert same_rounds < block_seconds("fedavg", PAPER, tau1=tau1, tau2=tau2)
 
 
-@pytest.mark.parametrize("scheme", Scheme)
+@pytest.mark.parametrize("scheme", SystemName)
 @pytest.mark.parametrize("downlink", [False, True])
-def test_a_clock_that_runs_round_by_round_shows_the_latency(scheme: Scheme, downlink: bool) -> None:
+def test_a_clock_that_runs_round_by_round_shows_the_latency(scheme: SystemName, downlink: bool) -> None:
     system = replace(PAPER, downlink=downlink)
     clock = Clock()
-    iterations = 6 if scheme is Scheme.FEDAVG else 2
+    iterations = 6 if scheme is SystemName.FEDAVG else 2
     for round in range(1, 120 // iterations + 1):
         clock.advance(round_seconds(scheme, system, tau1=2, tau2=3))
         if round % 3 == 0:
@@ -263,7 +263,7 @@ CONSTANTS = [
     (C10, (5, 1, 1), 0.825665, 34.044383, 12.709534, 918.47025, 0.0067277851),
     (C10, (1, 5, 1), 0.825665, 34.044383, 12.709534, 918.47025, 0.0067277851),
 ]
-GOLDEN_PROBLEM = Problem(delta=1, smoothness=1, sigma2=1, kappa2=0.25, sum_m2=0.02)
+GOLDEN_PROBLEM = ProblemConstants(delta=1, smoothness=1, sigma2=1, kappa2=0.25, sum_m2=0.02)
 
 
 @pytest.mark.parametrize(("zeta", "taus", "q", "kernel", "V1_prime", "V3", "step"), CONSTANTS)
@@ -373,7 +373,7 @@ def test_the_plan_is_the_golden_one() -> None:
     ids=["runner-up", "best-with-intra-rounds", "the-papers-fig-3"],
 )
 def test_the_other_plans_are_the_golden_ones(
-    choose: Callable[[list[Plan]], Plan], taus: tuple[int, int, int], K: int, seconds: float
+    choose: Callable[[list[SchedulePlan]], SchedulePlan], taus: tuple[int, int, int], K: int, seconds: float
 ) -> None:
     chosen = choose(plans(0.1, GOLDEN_PROBLEM, PAPER, **GOLDEN_PLAN))
     assert (chosen.tau1, chosen.tau2, chosen.alpha, chosen.K) == (*taus, K)
@@ -419,7 +419,7 @@ def test_every_plan_meets_the_target_with_whole_blocks_and_no_block_to_spare(
 def test_a_tie_goes_to_the_smaller_block() -> None:
     # Free links and two iterations to make: blocks of one and of two cost the same.
     system = replace(PAPER, rates=Rates({"client->edge": 1e30, "edge->edge": 1e30}))
-    problem = Problem(delta=1e-3, smoothness=1e-6, sigma2=0, kappa2=0, sum_m2=1)
+    problem = ProblemConstants(delta=1e-3, smoothness=1e-6, sigma2=0, kappa2=0, sum_m2=1)
     found = plans(0.1, problem, system, eta=0.01, zeta=0.0, tau1=[1, 2], tau2=[1, 2], alpha=[2, 1])
     assert len({round(p.seconds, 9) for p in found[:6]}) == 1
     ranked = [(p.tau1 * p.tau2, p.alpha, p.tau1) for p in found[:6]]

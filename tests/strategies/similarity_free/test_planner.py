@@ -16,7 +16,7 @@ from hedgerow.strategies.similarity_free.planner import (
     estimates_from_rounds,
     plan,
 )
-from hedgerow.strategies.similarity_free.theory import Algorithm, Mode, bound_fixed, max_step
+from hedgerow.strategies.similarity_free.theory import AlgorithmName, Mode, bound_fixed, max_step
 
 
 def close(value: float) -> Any:
@@ -43,7 +43,7 @@ def test_heterogeneity_changes_bounds_and_no_admissible_step() -> None:
 def test_a_plan_has_a_row_for_each_algorithm_and_schedule() -> None:
     rows = plan(KNOWN)
     names = [(row.algorithm, row.schedule.name) for row in rows]
-    assert names == list(product(Algorithm, ("fixed", "diminishing", "step-decay")))
+    assert names == list(product(AlgorithmName, ("fixed", "diminishing", "step-decay")))
 
 
 @pytest.mark.parametrize("mode", list(Mode))

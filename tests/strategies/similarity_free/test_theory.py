@@ -13,7 +13,7 @@ from tests.oracles.similarity_free import Q2, gradient_operator, identity, proxi
 from hedgerow.strategies import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.strategies.schedules import theory_stage_len
 from hedgerow.strategies.similarity_free.theory import (
-    Algorithm,
+    AlgorithmName,
     Constants,
     Mode,
     best_c_fixed,
@@ -72,7 +72,7 @@ def close(value: float) -> Any:
 )
 def test_compression_sets_the_step_of_error_feedback(contraction: float, w: float, limit: float) -> None:
     assert omega(contraction) == pytest.approx(w, rel=0, abs=5e-7)
-    for algorithm in (Algorithm.EF_FEDAVG, Algorithm.EF_FEDPROX):
+    for algorithm in (AlgorithmName.EF_FEDAVG, AlgorithmName.EF_FEDPROX):
         assert max_step(algorithm, 1, contraction=contraction) == pytest.approx(limit, rel=0, abs=5e-11)
 
 
@@ -415,7 +415,7 @@ class State:
         return value(z) - F_INF + weight * float(np.mean(np.sum(self.e**2, axis=1)))
 
 
-def federation(algorithm: Algorithm, steps: Vector, local_iters: int = 2) -> list[State]:
+def federation(algorithm: AlgorithmName, steps: Vector, local_iters: int = 2) -> list[State]:
     operator = proximal_operator(Q2) if algorithm.proximal else gradient_operator(Q2, local_iters)
     own = steps if algorithm.proximal else steps / local_iters
     states = [State(np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2)))]
@@ -424,7 +424,7 @@ def federation(algorithm: Algorithm, steps: Vector, local_iters: int = 2) -> lis
     return states
 
 
-def q2_constants(algorithm: Algorithm, mode: str = "corrected") -> Constants:
+def q2_constants(algorithm: AlgorithmName, mode: str = "corrected") -> Constants:
     return system_constants(
         algorithm,
         L,
@@ -439,13 +439,13 @@ def q2_constants(algorithm: Algorithm, mode: str = "corrected") -> Constants:
 @pytest.mark.parametrize(
     ("algorithm", "mode", "step", "V1", "right"),
     [
-        (Algorithm.FEDAVG, "corrected", 0.2, 0.2166604167, 0.9775237946),
-        (Algorithm.FEDAVG, "printed", 0.2, 0.2166604167, 1.6633809226),
-        (Algorithm.FEDPROX, "corrected", 0.1, 0.3140926309, 0.5256309487),
+        (AlgorithmName.FEDAVG, "corrected", 0.2, 0.2166604167, 0.9775237946),
+        (AlgorithmName.FEDAVG, "printed", 0.2, 0.2166604167, 1.6633809226),
+        (AlgorithmName.FEDPROX, "corrected", 0.1, 0.3140926309, 0.5256309487),
     ],
 )
 def test_the_first_round_of_the_reference_problem_obeys_the_recursion(
-    algorithm: Algorithm, mode: str, step: float, V1: float, right: float
+    algorithm: AlgorithmName, mode: str, step: float, V1: float, right: float
 ) -> None:
     constants = q2_constants(algorithm, mode)
     V = [state.potential(0) for state in federation(algorithm, np.array([step]))]
@@ -459,11 +459,11 @@ def schedules_of(limit: float) -> list[Schedule]:
     return [Fixed(limit * 10, 100), Diminishing(limit, 0.6), StepDecay(limit, 2, 30)]
 
 
-@pytest.mark.parametrize("algorithm", list(Algorithm))
+@pytest.mark.parametrize("algorithm", list(AlgorithmName))
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("kind", range(3))
 def test_every_round_obeys_the_recursion_and_the_run_its_bound(
-    algorithm: Algorithm, mode: Mode, kind: int
+    algorithm: AlgorithmName, mode: Mode, kind: int
 ) -> None:
     constants = q2_constants(algorithm, mode)
     steps = schedules_of(max_step(algorithm, L, contraction=TOP1, mode=mode))[kind].values(100)
@@ -513,8 +513,8 @@ def test_the_nodes_gradients_are_bounded_by_the_gap_and_the_infima(x: float, y: 
     assert mean <= gradient_norms_bound(L, gap=gap, delta_inf=DELTA_INF) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [Algorithm.EF_FEDAVG, Algorithm.EF_FEDPROX])
-def test_error_memories_obey_their_recursion_and_stay_in_their_radius(algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm", [AlgorithmName.EF_FEDAVG, AlgorithmName.EF_FEDPROX])
+def test_error_memories_obey_their_recursion_and_stay_in_their_radius(algorithm: AlgorithmName) -> None:
     states = federation(algorithm, np.full(200, 0.1))
     longest = max(float(np.linalg.norm(state.drift, axis=1).max()) for state in states)
     for before, after in pairwise(states):
