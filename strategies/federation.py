@@ -28,7 +28,7 @@ from hedgerow.strategies.inbox import (
     mean_metrics,
     weighted_metrics,
 )
-from hedgerow.strategies.known_roster import KnownRoster, KnownSizes, known_roster
+from hedgerow.strategies.known_nodes import KnownSizes
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Admits, Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback
@@ -307,15 +307,15 @@ class Federation:
             if self._rested:
                 self._roster.put_to_rest(self._rested)
                 self._roster.refresh(grid, self.timeout, self.completed)
-            if isinstance(self._roster, KnownRoster):
-                self.sizes = self._roster.sizes
+            if self._roster.known is not None:
+                self.sizes = KnownSizes(self._roster.known.sizes)
                 return self._roster
             told = {node.partition_id: node.num_examples for node in self._roster.nodes if not node.vacant}
             self.sizes = {**self.sizes, **{client: float(size) for client, size in told.items() if size}}
             self._leave_out_overstated(self._roster)
         else:
             self._roster.refresh(grid, self.timeout, self.completed)
-            for node in () if isinstance(self._roster, KnownRoster) else self._roster.nodes:
+            for node in self._roster.nodes if self._roster.known is None else ():
                 if node.num_examples and node.partition_id not in self.sizes:
                     self.sizes[node.partition_id] = float(node.num_examples)
             self._leave_out_overstated(self._roster)
@@ -323,7 +323,7 @@ class Federation:
 
     def _leave_out_overstated(self, roster: Roster) -> None:
         """Leave nodes out that claim a size which none has: capped, it would still count ten medians."""
-        if isinstance(roster, KnownRoster):
+        if roster.known is not None:
             return
         most = self._most_claimed()
         for client in [client for client, size in self.sizes.items() if size > most]:
@@ -347,7 +347,7 @@ class Federation:
             roster.refresh(grid, self.timeout, self.completed)
             return roster
         if self.settings.registry is None and not self._names and self._shapes is None:
-            known = known_roster(grid, self.places, self.admits)
+            known = Roster.of_known(grid, self.places, self.admits)
             if known is not None:
                 return known
         return Roster.gather(

@@ -19,7 +19,9 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.known_nodes import AllBut, LazyNodes
 from hedgerow.strategies.registry import Registered, Registry
+from hedgerow.wire.calls import KnownNodes
 from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
 from hedgerow.wire.message_types import MESSAGE_FORMAT, WHOAMI
 from hedgerow.wire.printable import quoted, shown
@@ -174,6 +176,9 @@ class Roster:
     introduced : bool
         False if the nodes do not say who they are (see ``hedgerow.clients.introduce``): then partition ids
         are the ranks of the sorted node ids, and sizes are learnt from the replies.
+    known : KnownNodes or None (default: None)
+        What an engine knows of its nodes, of which none comes or goes; ``nodes`` are then theirs. See
+        ``Roster.known_to``.
 
     Attributes
     ----------
@@ -187,10 +192,15 @@ class Roster:
         Partition ids by name.
     shapes : Shapes
         The data's, as most of the first nodes told.
+    known : KnownNodes or None
+        What an engine knows of its nodes, of which none comes or goes; None where they are asked.
     """
 
     def __init__(self, nodes: Sequence[Node], introduced: bool) -> None:
         self._nodes = sorted(nodes, key=lambda node: node.partition_id)
+        self.known: KnownNodes | None = None
+        # In place of the list where they are known.
+        self._lazy: LazyNodes[Node] | None = None
         self.introduced = introduced
         self.online: MutableSet[int] = {node.node_id for node in nodes if not node.vacant}
         self.places: int | None = len(nodes)
@@ -218,11 +228,13 @@ class Roster:
     @property
     def nodes(self) -> Sequence[Node]:
         """One for each place, at its partition id."""
-        return self._nodes
+        return self._nodes if self._lazy is None else self._lazy
 
     @property
     def present(self) -> Sequence[int]:
         """The partition ids of those that are there, ascending."""
+        if len(self.online) == len(self):
+            return range(len(self))
         return [node.partition_id for node in self.nodes if node.node_id in self.online]
 
     @property
@@ -239,6 +251,30 @@ class Roster:
         if self.places is not None:
             taken.pop(_NO_PLACE, None)
         return taken
+
+    @classmethod
+    def of_known(cls, grid: Grid, expected: int | None, admits: Admits | None = None) -> "Roster | None":
+        """Return the roster of a grid's nodes where it knows who they are; None where they must be asked.
+
+        Parameters
+        ----------
+        grid : Grid
+            Any; hedgerow's engine has ``known_nodes``.
+        expected, admits
+            As in ``gather``.
+        """
+        known: KnownNodes | None = getattr(grid, "known_nodes", lambda: None)()
+        if known is None or expected not in (None, len(known.node_ids)):
+            return None
+
+        def made(at: int) -> Node:
+            size = int(known.sizes[at])
+            return Node(at, int(known.node_ids[at]), num_examples=size, name=f"partition-{at}")
+
+        roster = cls([], True)
+        roster.known, roster._lazy = known, LazyNodes(len(known.node_ids), made)
+        roster.places, roster.online = len(known.node_ids), AllBut(known.node_ids, set())
+        return None if admits is not None and any(map(admits, roster.nodes)) else roster
 
     @classmethod
     def gather(
@@ -358,8 +394,10 @@ class Roster:
         names, shapes, admits
             As in ``gather``.
         """
-        if not self.introduced:
+        if not self.introduced or (self.known and not (names or shapes or admits)):
             return self
+        if self.known is not None:
+            self._told = {node.partition_id: node for node in self.nodes}
         self._admits = admits or self._admits
         roster = self._seated([(node, None) for node in self._told.values()], names, shapes)
         roster._outside = {**self._outside, **roster._outside}
@@ -410,6 +448,11 @@ class Roster:
             self._look(grid, timeout, server_round)
 
     def _look(self, grid: Grid, timeout: float, server_round: int) -> None:
+        if isinstance(self.online, AllBut):
+            resting = self._at_rest(server_round)
+            refused = {i for i, (_, until) in self._outside.items() if server_round < until}
+            self._kept, self.online.away = resting, resting | refused
+            return
         current = set(grid.get_node_ids())
         self.online = self._taking_part(current, server_round)
         self._outside = {i: since for i, since in self._outside.items() if i in current}
@@ -426,9 +469,13 @@ class Roster:
             self.online = self._taking_part(current, server_round)
 
     def _taking_part(self, current: set[int], server_round: int) -> set[int]:
-        resting = {at for at, (_, until) in self._resting.items() if server_round < until}
-        self._kept = {self.nodes[at].node_id for at in resting if at < len(self)} & current
+        self._kept = self._at_rest(server_round) & current
         return ({node.node_id for node in self.nodes} & current) - self._kept
+
+    def _at_rest(self, server_round: int) -> set[int]:
+        """Return the node ids of those that rest in a round."""
+        resting = [at for at, (_, until) in self._resting.items() if server_round < until]
+        return {self.nodes[at].node_id for at in resting if at < len(self)}
 
     def _meet(self, grid: Grid, strangers: list[int], timeout: float, server_round: int) -> None:
         """Ask strangers who they are, and give a place to those who have one."""
@@ -526,12 +573,13 @@ class Roster:
     def refuse(self, node_id: int, reason: str, server_round: int) -> None:
         """Leave a node out, for a reason of some words that is counted; ask it again some rounds later."""
         for node in [node for node in self.nodes if node.node_id == node_id]:
-            at = node.partition_id
-            self.names = {name: place for name, place in self.names.items() if place != at}
-            self._nodes[at] = Node(at, _NOBODY)
             self.online.discard(node_id)
-            self._told.pop(at, None)
-            self._first_free = 0
+            if self.known is None:  # Another may take its place.
+                at = node.partition_id
+                self.names = {name: place for name, place in self.names.items() if place != at}
+                self._nodes[at] = Node(at, _NOBODY)
+                self._told.pop(at, None)
+                self._first_free = 0
             self._leave_out(node, reason, server_round)
         self._warn_of_all()
 

@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from hedgerow.clients import fedmud_client, sd_feel_client
 from hedgerow.sim import FaultModel, InProcessGrid
 from hedgerow.strategies import FedMUD, Feel, Node
-from hedgerow.strategies.known_roster import KnownRoster, known_roster
+from hedgerow.strategies.roster import Roster
 from hedgerow.tasks import build_model
 from hedgerow.wire import WHOAMI, to_record, view
 
@@ -95,7 +95,7 @@ def test_the_roster_says_of_known_nodes_what_they_would_tell() -> None:
         strategy = feel()
         roster = strategy.federation.gather(kind(app, NODES, run_config=config()))
         ends.append((list(roster.nodes), list(roster.present), dict(roster.node_ids), set(roster.online)))
-        assert isinstance(roster, KnownRoster) is (kind is InProcessGrid)
+        assert (roster.known is not None) is (kind is InProcessGrid)
     assert ends[0] == ends[1]
 
 
@@ -140,14 +140,14 @@ def test_nodes_are_asked_where_a_strategy_would_leave_one_of_them_out() -> None:
     def admits(node: Node) -> str | None:
         return "too far" if node.partition_id == 7 else None
 
-    assert known_roster(grid, NODES, lambda node: None) is not None
-    assert known_roster(grid, NODES, admits) is None
-    assert known_roster(grid, NODES + 1, None) is None
+    assert Roster.of_known(grid, NODES, lambda node: None) is not None
+    assert Roster.of_known(grid, NODES, admits) is None
+    assert Roster.of_known(grid, NODES + 1, None) is None
 
 
 def test_a_known_node_that_lies_rests_and_comes_back() -> None:
     grid = InProcessGrid(sd_feel_client(), NODES, run_config=config())
-    roster = known_roster(grid, NODES, None)
+    roster = Roster.of_known(grid, NODES, None)
     assert roster is not None
     assert roster.rest(3, server_round=1)
     roster.refresh(grid, 1.0, 2)
