@@ -34,11 +34,11 @@ from hedgerow.clients.sd_feel.client import sd_feel_client
 from hedgerow.clients.similarity_free.client import similarity_free_client
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.strategies import FedAvg, FedMUD, SecureSum, SimilarityFree
+from hedgerow.strategies.aggregate.sum_noise import SumNoise
 from hedgerow.strategies.ceps.strategy import CEPS
 from hedgerow.strategies.rounds import RoundEnd
 from hedgerow.strategies.router import NODE_TO_NODE
 from hedgerow.strategies.schedules import Fixed
-from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.tasks import build_model
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
 from hedgerow.wire.records import to_record

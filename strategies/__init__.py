@@ -1,6 +1,8 @@
 """The server's side: strategies that decide and aggregate, and the planners beside them."""
 
 from hedgerow.strategies.aggregate import Aggregator, Mean, Moved, Robust, WeightedMean, means_of
+from hedgerow.strategies.aggregate.secure_sums import SecureSum
+from hedgerow.strategies.aggregate.sum_noise import SumNoise
 from hedgerow.strategies.ceps import (
     BEER,
     CEPS,
@@ -44,8 +46,8 @@ from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.own_data import OwnNodes
 from hedgerow.strategies.parts import CompressedChanges, ErrorFeedback, Part
+from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
-from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Node, Roster, RosterError, Shapes
 from hedgerow.strategies.rounds import EvaluateFn, RoundCallback, RoundEnd, TooFewRepliesError
@@ -60,10 +62,8 @@ from hedgerow.strategies.sd_feel import (
     SDFeel,
     Stragglers,
 )
-from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.strategies.similarity_free import InnerSolver, SimilarityFree
 from hedgerow.strategies.strategy import FederatedStrategy
-from hedgerow.strategies.sum_noise import SumNoise
 from hedgerow.strategies.topology import (
     DIRECTED_TOPOLOGIES,
     TOPOLOGIES,

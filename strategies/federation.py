@@ -18,7 +18,6 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from hedgerow.strategies.bounds import OVERSTATED, LossBound, UpdateBound, capped, overstated
 from hedgerow.strategies.inbox import (
     ExchangeReport,
     Inbox,
@@ -29,6 +28,7 @@ from hedgerow.strategies.inbox import (
     weighted_metrics,
 )
 from hedgerow.strategies.known_nodes import KnownSizes
+from hedgerow.strategies.parts.bounds import OVERSTATED, LossBound, UpdateBound, capped, overstated
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Admits, Roster, Shapes
 from hedgerow.strategies.rounds import RoundCallback

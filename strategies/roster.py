@@ -176,9 +176,6 @@ class Roster:
     introduced : bool
         False if the nodes do not say who they are (see ``hedgerow.clients.introduce``): then partition ids
         are the ranks of the sorted node ids, and sizes are learnt from the replies.
-    known : KnownNodes or None (default: None)
-        What an engine knows of its nodes, of which none comes or goes; ``nodes`` are then theirs. See
-        ``Roster.known_to``.
 
     Attributes
     ----------
@@ -233,7 +230,7 @@ class Roster:
     @property
     def present(self) -> Sequence[int]:
         """The partition ids of those that are there, ascending."""
-        if len(self.online) == len(self):
+        if self.known is not None and len(self.online) == len(self):
             return range(len(self))
         return [node.partition_id for node in self.nodes if node.node_id in self.online]
 

@@ -21,8 +21,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from hedgerow.strategies.bounds import TOO_LARGE
 from hedgerow.strategies.inbox import collect
+from hedgerow.strategies.parts.bounds import TOO_LARGE
 from hedgerow.wire.ledger import Traffic
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import view

@@ -16,11 +16,11 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from hedgerow.strategies.aggregate.secure_sums import SecureSums
+from hedgerow.strategies.aggregate.sum_noise import SumPrivacyReport
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.rounds import EvaluateFn, Progress, run_rounds
-from hedgerow.strategies.secure_sums import SecureSums
-from hedgerow.strategies.sum_noise import SumPrivacyReport
 from hedgerow.strategies.wrappers import Handed, is_flowers, outer_strategies
 from hedgerow.wire.blas import one_blas_thread
 from hedgerow.wire.budget import Budget

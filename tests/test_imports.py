@@ -141,7 +141,7 @@ def test_another_import_is_told_with_its_public_place(file: str, source: str, to
         ("deployment/test_x", "import hedgerow.sim.deploy.local"),
         ("clients/test_x", "import hedgerow.clients, torch"),
         # Not what hedgerow.clients calls Memory.
-        ("clients/hsgd/test_x", "from hedgerow.clients.hsgd.messages import Memory"),
+        ("clients/hsgd/test_x", "from hedgerow.clients.hsgd.messages import PartyMemory"),
     ],
 )
 def test_public_names_and_parts_of_the_own_room_are_imported(file: str, source: str) -> None:

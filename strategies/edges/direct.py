@@ -31,7 +31,7 @@ import numpy as np
 from flwr.common import log
 from numpy.typing import NDArray
 
-from hedgerow.strategies.bounds import TOO_LARGE, norm_of
+from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
 from hedgerow.strategies.peers import Exchanged, LinkTraffic, PeerChannel, Topic
 from hedgerow.strategies.topology import mixing
 from hedgerow.wire.checks import int_at_least, positive

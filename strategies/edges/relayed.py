@@ -20,11 +20,11 @@ from flwr.serverapp import Grid
 from numpy.typing import DTypeLike, NDArray
 
 from hedgerow.strategies.aggregate import Mean
-from hedgerow.strategies.bounds import TOO_LARGE, norm_of
 from hedgerow.strategies.edges.mixers import GossipMixer, directed, mixed_entries, robust_mean, sent_bytes
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions, only_arrays
 from hedgerow.strategies.inbox import ExchangeReport, Inbox, Node, Roster, RosterError
+from hedgerow.strategies.parts.bounds import TOO_LARGE, norm_of
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.topology import Mixing
 from hedgerow.wire.edge_servers import (

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, MeanByMetric, WeightedMean
+from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.exchange import Ask, Exchange, Vector
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.fedmud.codings import Coded
@@ -28,7 +29,6 @@ from hedgerow.strategies.fedmud.init_width import init_width
 from hedgerow.strategies.method import Method
 from hedgerow.strategies.parts import Downlink, Download, Followed, LocalIterations, Sync, UpdateLog
 from hedgerow.strategies.run import Run
-from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.vectors import joined, split
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 from hedgerow.wire.lowrank import Factorisation, LayerShape, between, layers_of

@@ -17,7 +17,7 @@ from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.state import Appointment
 from hedgerow.strategies.inbox import Reply
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.privacy import LOST_ROUNDS, MONITOR, PrivacyReport
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, MONITOR, PrivacyReport
 from hedgerow.strategies.run import Run
 from hedgerow.wire.message_types import HELLO, UPDATE
 from hedgerow.wire.records import config_in

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
-from hedgerow.strategies.privacy import Privacy
+from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.router import GraphAt
 from hedgerow.strategies.topology import neighbours
 

@@ -24,7 +24,7 @@ from hedgerow.strategies.gossip.sites import Site, Sites
 from hedgerow.strategies.gossip.state import State
 from hedgerow.strategies.gossip.work import Work
 from hedgerow.strategies.inbox import Node
-from hedgerow.strategies.privacy import REASONS, PrivacyReport
+from hedgerow.strategies.parts.privacy import REASONS, PrivacyReport
 from hedgerow.strategies.roster import placed
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run

@@ -19,6 +19,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, Mean, WeightedMean, means_of
+from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, SummedUpdate, parse_secure_sum
 from hedgerow.strategies.exchange import Ask, Exchange, Models, Steps, together
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.groups import Group, PairingError
@@ -28,7 +29,6 @@ from hedgerow.strategies.hsgd.theta import Theta
 from hedgerow.strategies.inbox import ExchangeReport, Node
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.run import Run
-from hedgerow.strategies.secure_sums import SecureSum, SecureSums, SummedUpdate, parse_secure_sum
 from hedgerow.strategies.vectors import RunningMean
 from hedgerow.wire.checks import int_at_least
 from hedgerow.wire.masked_sums import LEAST_MEMBERS, MAX_MEMBERS

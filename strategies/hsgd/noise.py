@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hedgerow.strategies.exchange import Steps
 from hedgerow.strategies.parts import Part
-from hedgerow.strategies.privacy import LOST_ROUNDS, gaussian_epsilon
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, gaussian_epsilon
 from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range, one_of, probability
 

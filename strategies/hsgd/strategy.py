@@ -18,6 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.exchange import RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.hsgd.adaptive import Adaptive, Pace, Pacer
@@ -41,7 +42,6 @@ from hedgerow.strategies.hsgd.theta import Blocks, Theta
 from hedgerow.strategies.inbox import ExchangeReport
 from hedgerow.strategies.rounds import EvaluateFn
 from hedgerow.strategies.run import Run
-from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.wire.checks import in_range, int_at_least, one_of
 
 __all__ = ["HSGD"]

@@ -15,6 +15,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
+from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.edges.clusters import Chosen, Clusters
 from hedgerow.strategies.edges.mixers import Alone, GossipMixer, Mixer, consensus_error
 from hedgerow.strategies.edges.relayed import EdgeFederation, EdgeNodes
@@ -26,7 +27,6 @@ from hedgerow.strategies.run import Run
 from hedgerow.strategies.sd_feel.algorithm import Algorithm, State
 from hedgerow.strategies.sd_feel.simulated_time import SimulatedTime, Stragglers
 from hedgerow.strategies.sd_feel.theory import System, SystemName
-from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.wire.checks import in_range, int_at_least
 from hedgerow.wire.robust_means import Aggregation
 

@@ -15,6 +15,7 @@ from typing import Unpack
 import networkx as nx
 from flwr.common import log
 
+from hedgerow.strategies.aggregate.secure_sums import parse_secure_sum
 from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.edges.mixers import GossipMixer
 from hedgerow.strategies.edges.relayed import check_edge_rule
@@ -23,7 +24,6 @@ from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStra
 from hedgerow.strategies.sd_feel.probes import Probes
 from hedgerow.strategies.sd_feel.simulated_time import Stragglers
 from hedgerow.strategies.sd_feel.theory import SystemName
-from hedgerow.strategies.secure_sums import parse_secure_sum
 from hedgerow.strategies.topology import Mixing, as_graph
 from hedgerow.wire.checks import int_at_least, one_of
 

@@ -12,10 +12,10 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate import Aggregator, Choice, WeightedMean
+from hedgerow.strategies.aggregate.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.federation import Federation, FederationOptions
 from hedgerow.strategies.parts import ErrorFeedback, Followed
 from hedgerow.strategies.schedules import Schedule
-from hedgerow.strategies.secure_sums import SecureSum, SecureSums, parse_secure_sum
 from hedgerow.strategies.similarity_free.algorithm import DOWN, UP, Algorithm, InnerSolver
 from hedgerow.wire.checks import int_at_least, one_of
 from hedgerow.wire.compress import Compressor, Identity, RandK, parse_compressor

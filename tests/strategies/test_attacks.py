@@ -26,8 +26,8 @@ from hedgerow.strategies import (
     SDFeel,
     SimilarityFree,
 )
-from hedgerow.strategies.bounds import LossBound, UpdateBound, capped, overstated
 from hedgerow.strategies.inbox import Inbox
+from hedgerow.strategies.parts.bounds import LossBound, UpdateBound, capped, overstated
 from hedgerow.tasks import partition
 from hedgerow.wire import PayloadError
 

@@ -7,8 +7,7 @@ from flwr.clientapp import ClientApp
 
 from hedgerow.clients import fedmud_client, sd_feel_client
 from hedgerow.sim import FaultModel, InProcessGrid
-from hedgerow.strategies import FedMUD, Feel, Node
-from hedgerow.strategies.roster import Roster
+from hedgerow.strategies import FedMUD, Feel, Node, Roster
 from hedgerow.tasks import build_model
 from hedgerow.wire import WHOAMI, to_record, view
 

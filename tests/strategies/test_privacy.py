@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from hedgerow.strategies import Privacy
-from hedgerow.strategies.privacy import (
+from hedgerow.strategies.parts.privacy import (
     REASONS,
     calibrated_multiplier,
     claimed_total,

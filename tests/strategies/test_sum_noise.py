@@ -16,8 +16,8 @@ from tests.strategies.summing import SIZE, LossyGrid, app, examples, run, update
 from torch import nn
 
 from hedgerow.strategies import FedAvg, SecureSum, SumNoise
-from hedgerow.strategies.sum_noise import SumReleases
-from hedgerow.strategies.sum_settings import check_noise
+from hedgerow.strategies.aggregate.sum_noise import SumReleases
+from hedgerow.strategies.aggregate.sum_settings import check_noise
 from hedgerow.wire import (
     MASKED,
     SUM_SHARES,

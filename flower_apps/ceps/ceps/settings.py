@@ -49,8 +49,8 @@ from hedgerow.strategies.ceps.strategy import CEPS, NEIGHBOURHOOD_RULES, OneBitC
 from hedgerow.strategies.gossip.monitor import Monitor
 from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
+from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
-from hedgerow.strategies.privacy import Privacy
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback

@@ -10,9 +10,9 @@ from hedgerow.clients import global_task, initial_model
 from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
+from hedgerow.strategies.aggregate.sum_settings import check_noise
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
-from hedgerow.strategies.sum_settings import check_noise
 from hedgerow.tasks import OWN, CentralMetrics, num_features
 from hedgerow.wire.records import to_record
 

@@ -24,11 +24,11 @@ from hedgerow.sim.runs.common_settings import (
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, NOT_NEGATIVE, choice, flag, in_range, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
+from hedgerow.strategies.aggregate.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.fedmud import CompressedLayers
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VIEWS

@@ -38,12 +38,12 @@ from hedgerow.sim.runs.kinds import (
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader, refuse
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
+from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.hsgd import OwnDataSetup
 from hedgerow.strategies.hsgd.costs import MethodName, Sizes
 from hedgerow.strategies.hsgd.groups import batch_size
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.rounds import RoundCallback
-from hedgerow.strategies.secure_sums import SecureSum
 from hedgerow.tasks import SPLIT_MODELS, VERTICAL_DATASETS, split_model, validate_group_scheme
 from hedgerow.tasks.own_data import parse_standardise
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS

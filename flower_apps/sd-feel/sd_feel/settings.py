@@ -45,6 +45,7 @@ from hedgerow.strategies import (
     SDFeel,
     Stragglers,
 )
+from hedgerow.strategies.aggregate.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.edges import contiguous_clusters
 from hedgerow.strategies.edges.clusters import Chosen
 from hedgerow.strategies.registry import Registry
@@ -53,7 +54,6 @@ from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.sd_feel.clusters import ClusteredOptions, ClusteredStrategy
 from hedgerow.strategies.sd_feel.strategy import EDGE_SERVERS
 from hedgerow.strategies.sd_feel.theory import PRESETS, System, preset
-from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.topology import TOPOLOGIES, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget

@@ -22,11 +22,11 @@ from hedgerow.sim.runs.common_settings import (
 from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import InnerSolver, SimilarityFree
+from hedgerow.strategies.aggregate.sum_settings import secure_sum_of, sum_problems
 from hedgerow.strategies.registry import Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
-from hedgerow.strategies.sum_settings import secure_sum_of, sum_problems
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_compressor
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS

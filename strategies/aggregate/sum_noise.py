@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hedgerow.strategies.privacy import LOST_ROUNDS, SEEDED
+from hedgerow.strategies.parts.privacy import LOST_ROUNDS, SEEDED
 from hedgerow.wire.checks import in_range, one_of, probability
 from hedgerow.wire.gaussian_dp import optimal_zcdp_epsilon
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hedgerow.strategies.secure_sums import SecureSum
-from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
+from hedgerow.strategies.aggregate.secure_sums import SecureSum
+from hedgerow.strategies.aggregate.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
 from hedgerow.wire.masked_sums import MAX_MEMBERS
 from hedgerow.wire.robust_means import parse_aggregation
 

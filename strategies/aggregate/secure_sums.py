@@ -19,10 +19,16 @@ from numpy.typing import NDArray
 
 from hedgerow.strategies.aggregate.choice import Choice
 from hedgerow.strategies.aggregate.mean import Mean
+from hedgerow.strategies.aggregate.sum_noise import (
+    EVALUATION,
+    NO_COUNTERS,
+    SumNoise,
+    SumPrivacyReport,
+    SumReleases,
+)
 from hedgerow.strategies.exchange import Exchange, Question, RoundFailedError, Steps
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.inbox import ExchangeReport, Node, Reply
-from hedgerow.strategies.sum_noise import EVALUATION, NO_COUNTERS, SumNoise, SumPrivacyReport, SumReleases
 from hedgerow.wire.checks import in_range, int_between, positive
 from hedgerow.wire.masked_sums import (
     LEAST_MEMBERS,
