@@ -153,6 +153,19 @@ def test_every_exception_is_in_use() -> None:
     assert {(module, file) for module, files in ELSEWHERE.items() for file in files} - used == set()
 
 
+@pytest.mark.parametrize("room", ["strategies", "clients"])
+@pytest.mark.parametrize(
+    "method", sorted(file.parent.name for file in ROOT.glob("flower_apps/*/pyproject.toml"))
+)
+def test_nothing_in_a_room_imports_a_method_but_the_method(room: str, method: str) -> None:
+    name = method.replace("-", "_")
+    others = [file for file in (ROOT / room).rglob("*.py") if (ROOT / room / name) not in file.parents]
+    assert len(others) < len([*(ROOT / room).rglob("*.py")]), f"{room}/{name} is empty"
+    others.remove(ROOT / room / "__init__.py")
+    found = [(str(file), module) for file in others for module, _ in imports(file.read_text())]
+    assert not [pair for pair in found if f"{pair[1]}.".startswith(f"hedgerow.{room}.{name}.")]
+
+
 def sources() -> Iterator[tuple[str, str]]:
     """Yield each file's name below ``tests/``, without its suffix, and its text."""
     for path in sorted(ROOT.glob("tests/**/*.py")):

@@ -1,0 +1,1 @@
+"""What stands at a node between training and the reply, in one order: guard, update, compression, masks."""

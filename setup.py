@@ -1,0 +1,10 @@
+"""The wheel's packages: every folder of the rooms, and the apps as files. All else stands in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+ROOMS = ("strategies", "clients", "wire", "tasks", "sim")
+FOLDERS = sorted({file.parent for room in ROOMS for file in Path(room).rglob("*.py")})
+
+setup(packages=["hedgerow.apps", *(".".join(("hedgerow", *folder.parts)) for folder in FOLDERS)])
