@@ -1,4 +1,4 @@
-"""The wheel's packages: every folder of the rooms, and the apps as files. All else stands in pyproject.toml."""
+"""The wheel's packages: every folder of the rooms, and the apps as files. The rest is in pyproject.toml."""
 
 from pathlib import Path
 

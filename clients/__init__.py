@@ -3,10 +3,10 @@
 from hedgerow.clients.app import BatchClientApp, introduce, introduced, whoami
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
+from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, TorchProblem
 from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.fedmud.factored_model import FactoredModel, wrap
-from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, GossipPlace, Memory, gossip_app
+from hedgerow.clients.gossip import GossipNode, GossipNodeMethod, GossipPlace, Memory, Problem, gossip_app
 from hedgerow.clients.gradient_noise import GradientPrivacy, gaussian_variance, noised, privacy_of
 from hedgerow.clients.handlers import each
 from hedgerow.clients.hsgd.client import hsgd_client

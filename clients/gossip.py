@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from logging import WARNING
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from statistics import median_low
 from typing import Any, Protocol, cast
 
@@ -24,7 +24,6 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from hedgerow.clients.app import BatchClientApp, whoami
-from hedgerow.clients.ceps.problems import Problem
 from hedgerow.clients.gradient_noise import GradientPrivacy, noise_root, noised, privacy_of
 from hedgerow.clients.handlers import each
 from hedgerow.clients.instructions import choice, flag, only_config, positive, string, whole
@@ -50,10 +49,9 @@ from hedgerow.wire.seeds import Purpose, generator
 from hedgerow.wire.simulated import is_simulated
 from hedgerow.wire.vector_codecs import Codec, Quantised, parse_codec
 
-__all__ = ["GossipNode", "GossipNodeMethod", "GossipPlace", "Memory", "ProblemFn", "gossip_app"]
+__all__ = ["GossipNode", "GossipNodeMethod", "GossipPlace", "Memory", "Problem", "ProblemFn", "gossip_app"]
 
 Vector = NDArray[np.float64]
-ProblemFn = Callable[[Context], Problem]
 Metrics = dict[str, int | float]
 
 _ARRAYS, _STATE, _CONFIG = "ceps", "ceps-state", "ceps-config"  # records in context.state
@@ -67,6 +65,39 @@ _SEED_BYTES = 16
 _SEED = "sensing/"  # Before a node's id in what the links keep.
 # Settings of the one-bit codec under a run's keys, and what they are called there.
 _CODEC_SETTINGS = ("s", "d", "gamma", "expand", "compand", "decoder", "phi", "phi-density")
+
+
+class Problem(Protocol):
+    """What a node minimises."""
+
+    @property
+    def n(self) -> int:
+        """The dimension of w."""
+
+    @property
+    def num_examples(self) -> int:
+        """Records, m_i."""
+
+    @property
+    def largest_eigenvalue(self) -> float:
+        """lambda_max(A_i^T A_i), of which the paper makes its sigma_i."""
+
+    @property
+    def curvature(self) -> float:
+        """A Lipschitz constant of the gradient, or an estimate."""
+
+    def value(self, w: Vector) -> float:
+        """Return f_i(w)."""
+
+    def gradient(self, w: Vector, clip: float = inf) -> Vector:
+        """Return the gradient (n,) at w (n,).
+
+        With a finite ``clip`` C > 0 each record's gradient g_t becomes g_t min(1, C / ||g_t||): exchanging
+        one record moves the mean by at most 2 C / m_i. A regulariser, which reads no data, is not clipped.
+        """
+
+
+ProblemFn = Callable[[Context], Problem]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 from hedgerow.clients.ceps.baselines import decentralised_client
 from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
+from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, TorchProblem
 
 __all__ = [
     "LinearRegression",
     "LogisticRegression",
-    "Problem",
     "TorchProblem",
     "ceps_client",
     "decentralised_client",

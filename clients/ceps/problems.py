@@ -7,7 +7,7 @@ networks, whose parameters are flattened to the vector.
 
 from functools import cached_property
 from math import inf, sqrt
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from hedgerow.clients.training.sgd import Loss, cross_entropy
 from hedgerow.wire.checks import not_negative
 from hedgerow.wire.extras import needed
 
-__all__ = ["LinearRegression", "LogisticRegression", "Problem", "TorchProblem"]
+__all__ = ["LinearRegression", "LogisticRegression", "TorchProblem"]
 
 Vector = NDArray[np.float64]
 
@@ -26,36 +26,6 @@ Vector = NDArray[np.float64]
 _CHUNK = 1 << 24
 # A number whose square is 0 in float64 is smaller.
 _UNDERFLOW = 2.0**-537
-
-
-class Problem(Protocol):
-    """What a node minimises."""
-
-    @property
-    def n(self) -> int:
-        """The dimension of w."""
-
-    @property
-    def num_examples(self) -> int:
-        """Records, m_i."""
-
-    @property
-    def largest_eigenvalue(self) -> float:
-        """lambda_max(A_i^T A_i), of which the paper makes its sigma_i."""
-
-    @property
-    def curvature(self) -> float:
-        """A Lipschitz constant of the gradient, or an estimate."""
-
-    def value(self, w: Vector) -> float:
-        """Return f_i(w)."""
-
-    def gradient(self, w: Vector, clip: float = inf) -> Vector:
-        """Return the gradient (n,) at w (n,).
-
-        With a finite ``clip`` C > 0 each record's gradient g_t becomes g_t min(1, C / ||g_t||): exchanging
-        one record moves the mean by at most 2 C / m_i. A regulariser, which reads no data, is not clipped.
-        """
 
 
 class _LinearModel:

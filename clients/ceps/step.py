@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.clients.ceps.neighbourhood import Neighbourhood
-from hedgerow.clients.ceps.problems import Problem
+from hedgerow.clients.gossip import Problem
 from hedgerow.clients.gradient_noise import GradientPrivacy
 from hedgerow.wire.checks import at_least, positive
 from hedgerow.wire.thresholding import largest, project

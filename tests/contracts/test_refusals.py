@@ -343,7 +343,7 @@ case("strategies:Adaptive", {"iterations": 1}, iterations=COUNT, replan_every=CO
     eta=one_of("keep", "strategy3"), eta_power=Range((2, 3), (1, 4, 2.5, "x", None)))
 case("strategies:Probing", {}, steps=COUNT, batches=COUNT, batch=COUNT | NONE,
     aggregate=one_of("max", "mean"), final_loss=real(-1e300, 1e300) | NONE)
-case("strategies.hsgd:OwnData", {"build": lambda *_: None, "model": "mlp"}, settings=HSGD,
+case("strategies.hsgd:OwnDataSetup", {"build": lambda *_: None, "model": "mlp"}, settings=HSGD,
     only=("holdout", "rematch_every", "specificity"),
     standardise=Range(("federated", "none", (0.0, 1.0)), ("x", (0.0, 0.0), (NAN, 1.0))),
     class_weights=Range(("none", "balanced", (1.0, 2.0)), ("x", (), (1.0, 0.0), (INF,))))
@@ -415,7 +415,9 @@ case("strategies.hsgd.estimates:Estimates", {"F0": 2.0, "rho": 1.0, "delta": 1.0
     final_loss=Range((0.0, -1e3), (2.0, *NO_NUMBER)))
 
 SYSTEM = made("strategies.sd_feel.theory:preset", "paper-text")
-PROBLEM = made("strategies.sd_feel.theory:Problem", delta=1, smoothness=1, sigma2=1, kappa2=0.25, sum_m2=0.02)
+PROBLEM = made(
+    "strategies.sd_feel.theory:ProblemConstants", delta=1, smoothness=1, sigma2=1, kappa2=0.25, sum_m2=0.02
+)
 CONSTANTS = made("strategies.sd_feel.theory:bound_constants", 1, 1, 1, 0.5)
 SCHEMES = one_of("sd-feel", "hierfavg", "feel", "fedavg")
 calls("strategies.sd_feel.theory", names={"name": "preset"},
@@ -431,7 +433,7 @@ calls("strategies.sd_feel.theory", names={"name": "preset"},
     traffic=({"scheme": "sd-feel", "K": 0, "tau1": 1, "num_clients": 1},
         {"K": COUNT_OR_0, "tau1": COUNT, "num_clients": COUNT, "num_servers": COUNT,
             "num_edges": COUNT_OR_0}),
-    Problem=({"delta": 1, "smoothness": 1, "sigma2": 1, "kappa2": 0.25, "sum_m2": 0.02},
+    ProblemConstants=({"delta": 1, "smoothness": 1, "sigma2": 1, "kappa2": 0.25, "sum_m2": 0.02},
         {"delta": NOT_NEGATIVE, "sigma2": NOT_NEGATIVE, "kappa2": NOT_NEGATIVE, "smoothness": POSITIVE,
             "sum_m2": SHARE}),
     bound_constants=({"tau1": 1, "tau2": 1, "alpha": 1, "zeta": 0.5},

@@ -18,8 +18,7 @@ import torch
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-from hedgerow.clients import local_task
-from hedgerow.clients.ceps.problems import LinearRegression, LogisticRegression, Problem, TorchProblem
+from hedgerow.clients import LinearRegression, LogisticRegression, Problem, TorchProblem, local_task
 from hedgerow.clients.evaluation import metrics_of
 from hedgerow.clients.own_share import OwnShare, check_no_data, has_own, own_share
 from hedgerow.tasks import FederatedData, build_model, evaluate, federated
