@@ -34,6 +34,7 @@ from hedgerow.sim.engine.parcels import Parcel, Received, file_bytes, receive, r
 __all__ = [
     "KEY",
     "LONGEST_PACKET",
+    "MOST_WORKERS",
     "Cluster",
     "ClusterError",
     "app_packages",
@@ -44,6 +45,7 @@ __all__ = [
 # What a worker is asked for by, and what seeds its global generators.
 KEY = struct.Struct("=Q")
 LONGEST_PACKET = 2000
+MOST_WORKERS = 1024
 _ADDRESS = re.compile(r"auto|(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _CONNECTING = 5.0
 # Seconds. A cluster answers in two, a cold import of torch from a shared folder takes half a minute.

@@ -41,6 +41,7 @@ from hedgerow.sim.engine.parcels import Address, Parcel, receive, send
 from hedgerow.sim.engine.ray_cluster import (
     KEY,
     LONGEST_PACKET,
+    MOST_WORKERS,
     Cluster,
     ClusterError,
     check_address,
@@ -52,7 +53,6 @@ from hedgerow.wire.records import LazyArray
 
 __all__ = ["MOST_WORKERS", "Dealt", "Workers", "WorkersLostError", "check_workers", "default_workers"]
 
-MOST_WORKERS = 1024
 # Work is dealt by default where the arrays of one call's messages are so many bytes in all, and those of all
 # calls before: a local step of so many parameters takes several times what sending them does, and starting
 # workers takes what a few rounds do. Never by a clock: a run's bits must not depend on the machine's load.

@@ -6,8 +6,7 @@ An app puts them among its own and may give them other defaults and other help (
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hedgerow.sim.engine.ray_cluster import check_address
-from hedgerow.sim.engine.workers import MOST_WORKERS
+from hedgerow.sim.engine.ray_cluster import MOST_WORKERS, check_address
 from hedgerow.sim.runs.kinds import (
     LARGEST,
     MAX_INT64,
@@ -22,7 +21,8 @@ from hedgerow.sim.runs.kinds import (
     text,
     whole,
 )
-from hedgerow.sim.runs.settings import Setting
+from hedgerow.sim.runs.peer_settings import PEERS, peer_settings, peers_setting
+from hedgerow.sim.runs.settings import Role, Setting
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.limits import MAX_SAMPLES
 
@@ -30,6 +30,8 @@ __all__ = [
     "BOUND_SETTINGS",
     "DATA_DIR",
     "HOLDOUT",
+    "ITERATIONS",
+    "MONITOR",
     "QUORUM",
     "RUN_SETTINGS",
     "SEED",
@@ -39,6 +41,7 @@ __all__ = [
     "WEIGHT_BOUND",
     "aggregation_setting",
     "registry_setting",
+    "role_of",
     "task_settings",
     "training_problems",
 ]
@@ -71,7 +74,11 @@ def task_settings(texts: Mapping[str, tuple[str, Callable[[str], object]]]) -> d
         For each key what is valid, in words and as a check: ``hedgerow.clients.TASK_TEXTS``, or some of it.
     """
     return {
-        key: DATA_DIR if key == "data-dir" else Setting(_TASK[key][0], text(*check), _TASK[key][1])
+        key: DATA_DIR
+        if key == "data-dir"
+        else Setting(
+            _TASK[key][0], text(*check), _TASK[key][1], Role.REPETITION if key == "device" else Role.RESULTS
+        )
         for key, check in texts.items()
     }
 
@@ -85,7 +92,14 @@ HOLDOUT = Setting(
 QUORUM = Setting(
     0, whole(0, MAX_NODES), "nodes that must be there when the run starts; others may come later (0: all)"
 )
-SEED = Setting(0, whole(0, MAX_INT64), "keys everything that is drawn")
+SEED = Setting(0, whole(0, MAX_INT64), "keys everything that is drawn", Role.REPETITION)
+ITERATIONS = Setting(100, whole(1, MAX_ROUNDS), "iterations", Role.RESUME)
+MONITOR = Setting(
+    True,
+    flag(),
+    "look at all models (simulation only; given up once where most nodes refuse)",
+    Role.RESUME,
+)
 
 # What one node can do to a run at most.
 _RATIO = number("0, or a number from 1 to 1e+30", Interval(1, LARGEST, zero=True))
@@ -161,6 +175,7 @@ def registry_setting(check: Callable[[str], object]) -> Setting:
         "",
         text("a file like the nodes.toml of `hedgerow deploy keys`, or empty", check),
         "the server's file that binds nodes' keys to places (docs/nodes.md); empty: whoever comes",
+        Role.IRRELEVANT,
     )
 
 
@@ -170,6 +185,7 @@ STACK_SETTINGS: Mapping[str, Setting] = {
         "auto",
         choice("auto", "loop", "stack"),
         "`loop`: one node after the other, which gives bits (docs/bits.md); `stack`: many at once",
+        Role.REPETITION,
     ),
     "stack-nodes": Setting(
         0, whole(0, MAX_NODES), "the most nodes in a stack (0: as memory and caches hold)"
@@ -180,7 +196,10 @@ STACK_SETTINGS: Mapping[str, Setting] = {
         "`bf16`: products of local training in bfloat16, parameters and sums in float32 (docs/precision.md)",
     ),
     "compile": Setting(
-        False, flag(), "`torch.compile` for local training, where it finds a compiler (docs/precision.md)"
+        False,
+        flag(),
+        "`torch.compile` for local training, where it finds a compiler (docs/precision.md)",
+        Role.REPETITION,
     ),
 }
 
@@ -209,36 +228,66 @@ RUN_SETTINGS: Mapping[str, Setting] = {
             f"a number of seconds > 0, up to {_MAX_SECONDS:g}", Interval(0, _MAX_SECONDS, open_below=True)
         ),
         "seconds until a reply is too late",
+        Role.RESUME,
     ),
     "min-replies": Setting(1, whole(0, MAX_NODES), "fewest valid replies of a round"),
     "stop-after": Setting(
         "",
         text("iterations=N, sim-seconds=S, bits=B or payload-bytes=B, each > 0, or empty", Budget.parse),
         "the run ends after the round that spent so much, if it has not ended before",
+        Role.RESUME,
     ),
     # Who carries the messages, and what is kept of the run.
     "engine": Setting(
         "flower",
         choice("flower", "inprocess"),
         "`inprocess`: the ServerApp runs the nodes itself, also under `flwr run`",
+        Role.REPETITION,
     ),
     "workers": Setting(
         0,
         whole(0, MOST_WORKERS),
         "of `inprocess`: processes that the nodes are dealt to (0: physical cores where that pays; 1: none)",
+        Role.IRRELEVANT,
     ),
     "ray": Setting(
         "",
         text("the address of a Ray cluster, `HOST:PORT` or `auto`, or empty", _check_cluster),
         "of `inprocess`: a Ray cluster that the nodes are dealt to (`workers` = 0: its CPUs)",
+        Role.IRRELEVANT,
     ),
-    "output-dir": Setting("runs", folder("a folder", writable=True), "where run folders go"),
-    "checkpoint-every": Setting(10, whole(1, MAX_ROUNDS), "rounds between checkpoints"),
+    "output-dir": Setting("runs", folder("a folder", writable=True), "where run folders go", Role.IRRELEVANT),
+    "checkpoint-every": Setting(10, whole(1, MAX_ROUNDS), "rounds between checkpoints", Role.IRRELEVANT),
     "checkpoint-nodes": Setting(
         "auto",
         choice("auto", "always", "never"),
         "whether a checkpoint holds what nodes keep; `auto`: in simulation, not from devices",
+        Role.IRRELEVANT,
     ),
-    "resume": Setting("", folder("the folder of an earlier run, or empty"), "a run folder to go on with"),
-    "quiet": Setting(False, flag(), "no progress"),
+    "resume": Setting(
+        "", folder("the folder of an earlier run, or empty"), "a run folder to go on with", Role.IRRELEVANT
+    ),
+    "quiet": Setting(False, flag(), "no progress", Role.IRRELEVANT),
 }
+
+_ROLES: Mapping[str, Role] = {
+    key: setting.role
+    for key, setting in {
+        **RUN_SETTINGS,
+        **STACK_SETTINGS,
+        **peer_settings("server"),
+        PEERS: peers_setting(""),
+        "device": Setting("cpu", text(""), "", Role.REPETITION),
+        "iterations": ITERATIONS,
+        "monitor": MONITOR,
+        "registry": registry_setting(lambda _: None),
+        "seed": SEED,
+        # What apps of Flower's call it.
+        "num-server-rounds": ITERATIONS,
+    }.items()
+}
+
+
+def role_of(key: str) -> Role:
+    """Return the role of a run-config key, in whichever app: that of the setting which has the name here."""
+    return _ROLES.get(key, Role.RESULTS)

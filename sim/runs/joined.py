@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.folder import lost_replies
-from hedgerow.sim.runs.recorder import RESUME_MAY_CHANGE, read_config, read_rounds
+from hedgerow.sim.runs.recorder import read_config, read_rounds
 
 __all__ = [
     "SERVERS",
@@ -35,8 +36,8 @@ __all__ = [
 # What was measured of the models of several servers together, in the folder of the first.
 TOGETHER = "together.jsonl"
 _KEY, _DIRECT, _MONITOR, _SITE = "edge-servers", "direct", "monitor", "site"
-# What servers of one run may have different, beside what one may change when it goes on.
-_OWN = frozenset(("edge", _SITE, _KEY, "min-available-nodes", "device", *RESUME_MAY_CHANGE)) - {"iterations"}
+# What servers of one run may have different, beside what each may change when it goes on.
+_OWN = ("edge", _SITE, _KEY, "min-available-nodes", "device")
 # Real seconds of a round, which are over when they are over at the last server.
 _SLOWEST = ("gossip-seconds", "model-exchange-seconds", "modelled-gossip-seconds", "site-seconds")
 # Of the metrics that each server has of its own model, and each site of its own nodes.
@@ -130,8 +131,13 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[Part]], list[Path]
 
 def _identity(part: Part, more: Sequence[str]) -> str:
     said = part.config["run"]
-    kept = {key: value for key, value in said.items() if key not in _OWN or key in more}
+    kept = {key: value for key, value in said.items() if not _is_own(key) or key in more}
     return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _is_own(key: str) -> bool:
+    """Return whether servers of one run may have different values of a setting: all go equally far."""
+    return key in _OWN or (role_of(key).may_change and key != "iterations")
 
 
 def _twice(parts: Sequence[Part]) -> tuple[Part, Part] | None:
@@ -149,7 +155,7 @@ def _order(part: Part) -> tuple[bool, int]:
 def joined_config(parts: Sequence[Part]) -> dict[str, Any]:
     """Return the config of the run: what its parts have in common."""
     first, said = parts[-1].config, dict(parts[-1].config["run"])
-    kept = {key: value for key, value in said.items() if key not in _OWN or key == "output-dir"}
+    kept = {key: value for key, value in said.items() if not _is_own(key) or key == "output-dir"}
     return {**first, "run": {**kept, **({} if parts[-1].is_site else {_KEY: _DIRECT})}}
 
 

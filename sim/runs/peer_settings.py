@@ -5,39 +5,62 @@ from pathlib import Path
 from typing import Any
 
 from hedgerow.sim.runs.kinds import above, text
-from hedgerow.sim.runs.settings import Setting
+from hedgerow.sim.runs.settings import Role, Setting
 
-__all__ = ["credential_files", "credential_problems", "peer_addresses", "peer_settings"]
+__all__ = [
+    "PEERS",
+    "credential_files",
+    "credential_problems",
+    "peer_addresses",
+    "peer_settings",
+    "peers_setting",
+]
 
+PEERS = "peers"
 _FILES = ("peer-ca", "peer-certificate", "peer-key")
+
+
+def peers_setting(help: str) -> Setting:
+    """Return ``peers`` itself."""
+    return Setting("", text("host:port,host:port,…, or empty"), help, Role.IRRELEVANT)
 
 
 def peer_settings(who: str) -> dict[str, Setting]:
     """Return all of them but ``peers``; ``who`` is what such a server is called, ``edge server`` say."""
     return {
         "peer-listen": Setting(
-            "", text("host:port, or empty"), "where this one listens, if not at its own address in `peers`"
+            "",
+            text("host:port, or empty"),
+            "where this one listens, if not at its own address in `peers`",
+            Role.IRRELEVANT,
         ),
         "peer-timeout": Setting(
             600.0,
             above(0.0),
             f"seconds that another {who} which is late is waited for; half of that at the start",
+            Role.IRRELEVANT,
         ),
         "peer-ca": Setting(
             "",
             text("a file like the ca.crt of `hedgerow deploy keys --edges`, or empty"),
             f"the certificate that {who}s' are signed with; empty: no TLS, on one machine alone",
+            Role.IRRELEVANT,
         ),
         "peer-certificate": Setting(
-            "", text("a file like its peer.pem, or empty"), f"with which this {who} proves who it is"
+            "",
+            text("a file like its peer.pem, or empty"),
+            f"with which this {who} proves who it is",
+            Role.IRRELEVANT,
         ),
-        "peer-key": Setting("", text("a file like its peer.key, or empty"), "the private key of that"),
+        "peer-key": Setting(
+            "", text("a file like its peer.key, or empty"), "the private key of that", Role.IRRELEVANT
+        ),
     }
 
 
 def peer_addresses(values: Mapping[str, Any]) -> list[str]:
     """Return the addresses in ``peers``."""
-    return [address for part in values["peers"].split(",") if (address := part.strip())]
+    return [address for part in values[PEERS].split(",") if (address := part.strip())]
 
 
 def credential_files(values: Mapping[str, Any]) -> tuple[Path, Path, Path] | None:

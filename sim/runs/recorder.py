@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from hedgerow.sim.runs.checkpoint import Checkpoint, CheckpointError
+from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.durable import Lines, read_file, remove, write_file
 from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.folder import (
@@ -41,7 +42,6 @@ from hedgerow.sim.runs.model_files import save_model
 from hedgerow.sim.signals import sigterm_raises
 
 __all__ = [
-    "RESUME_MAY_CHANGE",
     "RoundLike",
     "RunFolderError",
     "RunRecorder",
@@ -52,28 +52,6 @@ __all__ = [
     "write_json",
 ]
 
-# Settings that do not determine the rounds already run: where results go, how long to wait, how far to go.
-RESUME_MAY_CHANGE = (
-    "checkpoint-every",
-    "checkpoint-nodes",
-    "iterations",
-    "monitor",
-    "num-server-rounds",
-    "output-dir",
-    "peer-ca",
-    "peer-certificate",
-    "peer-key",
-    "peer-listen",
-    "peer-timeout",
-    "peers",
-    "quiet",
-    "ray",
-    "registry",
-    "resume",
-    "round-timeout",
-    "stop-after",
-    "workers",
-)
 _logger = logging.getLogger("flwr")
 
 
@@ -360,4 +338,4 @@ def _check_same(earlier: Mapping[str, Any], config: Mapping[str, Any], defaults:
 
 
 def _determining(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.get("run", {}).items() if key not in RESUME_MAY_CHANGE}
+    return {key: value for key, value in config.get("run", {}).items() if not role_of(key).may_change}

@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.joined import (
     SERVERS,
     SITES,
@@ -42,31 +43,6 @@ __all__ = [
     "spent",
 ]
 
-# Keys of a run config that change where or how a run is computed, not what is computed.
-_NOT_THE_EXPERIMENT = frozenset(
-    (
-        "checkpoint-every",
-        "checkpoint-nodes",
-        "compile",
-        "device",
-        "engine",
-        "monitor",
-        "output-dir",
-        "peer-ca",
-        "peer-certificate",
-        "peer-key",
-        "peer-listen",
-        "peer-timeout",
-        "peers",
-        "quiet",
-        "ray",
-        "registry",
-        "resume",
-        "seed",
-        "training-mode",
-        "workers",
-    )
-)
 _UNOBSERVED = {
     SERVERS + "loss": "{}: u of these edge servers was not measured ('hedgerow evaluate' does it); "
     f"'{SERVERS}loss' is the mean of what servers say of their own models",
@@ -526,7 +502,7 @@ def _labelled(runs: list[Run]) -> list[Run]:
         differ: dict[str, None] = {}
         for run in ours:
             for key, value in run.settings.items():
-                if everything.setdefault(key, value) != value and key not in _NOT_THE_EXPERIMENT:
+                if everything.setdefault(key, value) != value and role_of(key).is_experiment:
                     differ[key] = None
         for run in ours:
             said = ", ".join(f"{key}={run.settings[key]}" for key in differ if key in run.settings)

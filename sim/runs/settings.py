@@ -8,6 +8,7 @@ writes.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from flwr.app import UserConfigValue
@@ -19,6 +20,7 @@ from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = [
     "Reader",
+    "Role",
     "Setting",
     "SettingsError",
     "as_settings_errors",
@@ -54,6 +56,29 @@ class SettingsError(ValueError):
     """One or more settings are not valid; the message lists them all."""
 
 
+class Role(StrEnum):
+    """What a setting is to a run's results."""
+
+    # What a round does is determined by it: it is the same where a run is resumed, or kept as finished.
+    RESULTS = "decides results"
+    # Rounds already run do not depend on it, those to come may.
+    RESUME = "may change on resume"
+    # Where a run is computed and kept.
+    IRRELEVANT = "irrelevant to results"
+    # Determines bits, and is not what runs are compared for.
+    REPETITION = "not part of the experiment"
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a run may be resumed with another value."""
+        return self in (Role.RESUME, Role.IRRELEVANT)
+
+    @property
+    def is_experiment(self) -> bool:
+        """Whether runs with different values are different experiments."""
+        return self in (Role.RESULTS, Role.RESUME)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One key of a run config.
@@ -66,11 +91,14 @@ class Setting:
         What it may be.
     help : str
         What it means, in a sentence of markdown.
+    role : Role (default: ``Role.RESULTS``)
+        What it is to a run's results.
     """
 
     default: UserConfigValue
     kind: Kind
     help: str
+    role: Role = Role.RESULTS
 
 
 def override(

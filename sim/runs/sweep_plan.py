@@ -18,14 +18,14 @@ from flwr.app import UserConfig
 
 from hedgerow.sim.engine._compat import read_toml
 from hedgerow.sim.runs.app import AppSpec, find_app
+from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.folder import read_config
 from hedgerow.sim.runs.plan import Plan, parse_overrides, plan_run, toml_text
+from hedgerow.sim.runs.settings import Role
 from hedgerow.sim.runs.sweep_file import RESERVED, Sweep, Variant
 
 __all__ = ["SETTINGS_FILE", "Job", "can_go_on", "changed_settings", "plan_sweep"]
 
-# Settings that change no result: a finished run is kept whatever they are.
-_IRRELEVANT = frozenset(("checkpoint-every", "checkpoint-nodes", "output-dir", "quiet", "registry", "resume"))
 # The whole run config of a run, in its folder.
 SETTINGS_FILE = "settings.toml"
 
@@ -164,7 +164,7 @@ def can_go_on(run: Path, file: Path, settings: UserConfig, defaults: UserConfig 
     """Tell whether a run, made with the settings in ``file``, can go on to become the one asked for now.
 
     It has a checkpoint, its app has the key ``resume``, and nothing has changed but that there are more
-    ``iterations``, which do not determine the rounds already run (``recorder.RESUME_MAY_CHANGE``).
+    ``iterations``, which do not determine the rounds already run (``Role.RESUME``).
     """
     before = {**(defaults or {}), **read_toml(file)}
     if "resume" not in settings or not (run / "checkpoint" / "latest.npz").is_file():
@@ -187,5 +187,7 @@ def changed_settings(file: Path, settings: UserConfig, defaults: UserConfig | No
 
 
 def _changed(before: UserConfig, settings: UserConfig) -> list[str]:
-    keys = sorted((set(before) | set(settings)) - _IRRELEVANT)
-    return [key for key in keys if before.get(key) != settings.get(key)]
+    keys = sorted({*before, *settings})
+    return [
+        key for key in keys if before.get(key) != settings.get(key) and role_of(key) is not Role.IRRELEVANT
+    ]

@@ -1,11 +1,14 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import (
     HOLDOUT,
+    ITERATIONS,
+    MONITOR,
     QUORUM,
     RUN_SETTINGS,
     SEED,
@@ -28,10 +31,12 @@ from hedgerow.sim.runs.kinds import (
     whole,
 )
 from hedgerow.sim.runs.peer_settings import (
+    PEERS,
     credential_files,
     credential_problems,
     peer_addresses,
     peer_settings,
+    peers_setting,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies.ceps.baselines import (
@@ -87,11 +92,8 @@ _MAX_CLASS = 2**31 - 1
 _TASK_KEYS = ("dataset", "data-dir", "partition", "classes", "standardise", "model")
 
 # Of a run that is one site of several; the first one says that there are some.
-_PEERS = "peers"
 _SITE_SETTINGS: Mapping[str, Setting] = {
-    _PEERS: Setting(
-        "",
-        text("host:port,host:port,…, or empty"),
+    PEERS: peers_setting(
         "with several sites, each a SuperLink with a run of its own: where each listens for the others, in "
         "their order, this one too. Node i of m belongs to site floor(i S / m)",
     ),
@@ -101,7 +103,7 @@ _SITE_SETTINGS: Mapping[str, Setting] = {
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("ceps", choice(*METHODS), "a row of the table at the top of README.md"),
-    "iterations": Setting(61, whole(1, MAX_ROUNDS), "iterations K"),
+    "iterations": replace(ITERATIONS, default=61, help="iterations K"),
     "num-clients": Setting(16, whole(1, MAX_NODES), "nodes m"),
     "topology": Setting(
         "",
@@ -196,9 +198,7 @@ SETTINGS: Mapping[str, Setting] = {
         "them. Moves no bit of a simulation; 28 bytes a message",
     ),
     **_SITE_SETTINGS,
-    "monitor": Setting(
-        True, flag(), "look at all models (simulation only; given up once where most nodes refuse)"
-    ),
+    "monitor": MONITOR,
     "tolerance": Setting(0.0, NOT_NEGATIVE, "stop when the consensus measure falls to this (0: never)"),
     "problem": Setting(
         "linear",
@@ -306,7 +306,7 @@ def _site_problems(values: Mapping[str, Any]) -> list[str]:
         return [
             f"{key} = {values[key]!r}; valid is {setting.default!r} where peers is empty"
             for key, setting in _SITE_SETTINGS.items()
-            if values[key] != setting.default and key != _PEERS
+            if values[key] != setting.default and key != PEERS
         ]
     # Nobody sees the nodes of all sites, nor what all of them spend.
     only = {"monitor": False, "stragglers": False}

@@ -1,12 +1,14 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import (
     BOUND_SETTINGS,
     HOLDOUT,
+    ITERATIONS,
     QUORUM,
     RUN_SETTINGS,
     SEED,
@@ -34,6 +36,7 @@ from hedgerow.sim.runs.peer_settings import (
     credential_problems,
     peer_addresses,
     peer_settings,
+    peers_setting,
 )
 from hedgerow.sim.runs.settings import Setting, at_most, override, reader
 from hedgerow.strategies import (
@@ -67,9 +70,7 @@ DIRECT = "direct"
 # Of edge servers that are orchestrators of their own.
 PEER_SETTINGS: Mapping[str, Setting] = {
     "edge": Setting(0, whole(0, MAX_NODES), "with `direct`: which of the edge servers this is, from 0"),
-    "peers": Setting(
-        "",
-        text("host:port,host:port,…, or empty"),
+    "peers": peers_setting(
         "with `direct`: where each edge server listens for the others, in their order, this one too",
     ),
     **peer_settings("edge server"),
@@ -77,7 +78,7 @@ PEER_SETTINGS: Mapping[str, Setting] = {
 
 SETTINGS: Mapping[str, Setting] = {
     "method": Setting("sd-feel", choice("sd-feel", "hierfavg", "feel", "fedavg"), "SD-FEEL, or a baseline"),
-    "iterations": Setting(300, whole(1, MAX_ROUNDS), "local iterations K, a multiple of tau1 tau2"),
+    "iterations": replace(ITERATIONS, default=300, help="local iterations K, a multiple of tau1 tau2"),
     "num-clients": Setting(20, whole(1, MAX_NODES), "clients C"),
     "num-servers": Setting(
         4, whole(1, MAX_NODES), "edge servers D; client i belongs to server floor(i D / C)"

@@ -93,6 +93,16 @@ def test_seeds_can_be_added(write_toml: WriteToml, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_runs")
+def test_a_finished_run_is_kept_where_only_what_changes_no_result_is_other(
+    write_toml: WriteToml, tmp_path: Path
+) -> None:
+    file = write_toml("base = {tau2 = 2}")
+    go(file, tmp_path / "out")
+    (job,) = plan_sweep(read_sweep(file), tmp_path / "out", ["workers=2 ray=auto checkpoint-every=3"])
+    assert job.kept
+
+
+@pytest.mark.usefixtures("quick_runs")
 def test_a_finished_run_with_other_settings_is_an_error(write_toml: WriteToml, tmp_path: Path) -> None:
     out = tmp_path / "out"
     go(write_toml("base = {tau2 = 2}"), out)
