@@ -312,14 +312,6 @@ def test_sgp_is_its_plain_loop_on_unbalanced_and_changing_directed_graphs_and_ke
     assert method == "sgp-dn" or max(weights) > 2 * min(weights)
 
 
-def test_balanced_sgp_and_choco_sgd_with_gamma_1_are_d_psgd_that_steps_before_it_mixes() -> None:
-    expected, sgp = federation("matcha").run_until(5 * K + 1), federation("sgp")
-    np.testing.assert_allclose(sgp.run_until(5 * K + 1), expected, 1e-12)
-    np.testing.assert_allclose([sgp.counts(i)["push-weight"] for i in range(M)], 1, atol=1e-14)
-    choco = federation("choco-sgd", **{"step-gamma": 1.0}).run_until(5 * K + 1)
-    np.testing.assert_allclose(choco, expected, atol=1e-12)
-
-
 def test_sgp_ends_at_the_mean_of_all_nodes_and_row_averaging_on_the_same_graph_does_not() -> None:
     rng = np.random.default_rng(3)
     centres = rng.standard_normal((M, N))

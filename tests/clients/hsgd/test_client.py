@@ -142,64 +142,7 @@ def test_a_compressed_network_follows_the_oracle(layout: str) -> None:
     assert flat(final) == pytest.approx(np.concatenate(expected), abs=TOLERANCE, rel=0)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_both_layouts_give_the_same_bits(pairs: bool) -> None:
-    choose = oracle.draw(3, 0.5, [8, 4, 12])
-    devices, edges = (
-        tanh_federation(3, layout=layout, pairs=pairs, eta=0.3).run(4, 2, 8, choose) for layout in LAYOUTS
-    )
-    assert all(np.array_equal(devices[key], edges[key]) for key in devices)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("pairs", [False, True])
-def test_a_stack_is_the_loop(layout: str, pairs: bool) -> None:
-    stack, loop = (
-        tanh_federation(4, layout=layout, pairs=pairs, one_by_one=one_by_one).run(2, 1, 2)
-        for one_by_one in (False, True)
-    )
-    assert flat(stack) == pytest.approx(flat(loop), abs=1e-12, rel=0)
-
-
 # Invariants of section 8.1.
-
-
-def one_device(federation: Federation, node: int, head: Array, zeta1: Array) -> Array:
-    federation.ask("train.exchange", {node: sent({"device": federation.theta["device"]}, t=0)})
-    content = sent({"head": head, "zeta1": zeta1}, t=0, steps=3, eta0=0.1)
-    return got(federation.ask("train.update", {node: content})[node])["device"]
-
-
-def test_a_device_does_not_depend_on_the_others_of_its_batch() -> None:
-    # I6: all at once, or alone.
-    federation = tanh_federation(5)
-    rng = np.random.default_rng(0)
-    head, zeta1 = federation.theta["head"], rng.normal(size=(8, 3))
-    alone = [one_device(federation, federation.node(0, n), head, zeta1[[n]]) for n in range(8)]
-    nodes = [federation.node(0, n) for n in range(8)]
-    federation.ask(
-        "train.exchange",
-        {node: sent({"device": federation.theta["device"]}, t=0) for node in reversed(nodes)},
-    )
-    contents = {
-        node: sent({"head": head, "zeta1": zeta1[[n]]}, t=0, steps=3, eta0=0.1)
-        for n, node in reversed(list(enumerate(nodes)))
-    }
-    together = federation.ask("train.update", contents)
-    for n, node in enumerate(nodes):
-        assert np.array_equal(got(together[node])["device"], alone[n])
-
-
-def test_without_a_rate_nothing_moves_and_the_regulariser_alone_moves_what_the_head_ignores() -> None:
-    # I10. The mean over groups rounds.
-    federation = tanh_federation(7, eta=0.0)
-    before = flat(federation.theta)
-    assert flat(federation.run(4, 2, 4)) == pytest.approx(before, abs=1e-15)
-    federation = tanh_federation(8, mu=0.5, eta=0.1)
-    federation.theta["head"][3:5] = 0.0
-    before = federation.theta["device"]
-    federation.run(1, 1, 1)
-    assert federation.trace[0]["average"][0] == pytest.approx(before * (1 - 0.1 * 0.5), abs=1e-15)
 
 
 # What a node keeps, and what it refuses.

@@ -176,16 +176,6 @@ def test_full_precision_rounds_are_golden(config: Any, golden: Any, mode: Traini
         assert f(x) == pytest.approx(value, abs=1e-9)
 
 
-@pytest.mark.parametrize("operator", ["gradient", "prox"])
-def test_a_run_with_falling_steps_is_the_plain_loop(operator: str) -> None:
-    steps = [0.1 / (k + 1) ** 0.51 for k in range(20)]
-    apply, config = OPERATORS[operator]
-    expected = oracle.run(apply, np.zeros(2), 2, steps)
-    for (local, x), round in zip(q2_run(config, steps), expected, strict=True):
-        np.testing.assert_allclose(local, round.local, atol=1e-9)
-        np.testing.assert_allclose(x, round.x, atol=1e-9)
-
-
 # The handlers, compressed
 
 
@@ -251,14 +241,6 @@ def test_a_compressed_run_is_the_plain_loop(operator: str, feedback: bool) -> No
         for i, metrics in enumerate(ours.metrics):
             assert metrics["message-norm"] == pytest.approx(np.linalg.norm(plain.messages[i]), rel=1e-4)
             assert metrics["memory-norm"] == pytest.approx(np.linalg.norm(plain.memories[i]), rel=1e-4)
-
-
-@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
-def test_keeping_every_entry_is_full_precision_to_float32(config: Any) -> None:
-    full = q2_run(config, [0.1] * 4)
-    for ours, (_, x) in zip(q2_compressed(config, "topk(2)", 4), full, strict=True):
-        np.testing.assert_allclose(ours.x, x, rtol=1e-5)
-        assert all(metrics["memory-norm"] == 0 for metrics in ours.metrics)
 
 
 def test_identity_with_error_feedback_sends_the_model_and_keeps_nothing() -> None:
@@ -352,14 +334,6 @@ def test_the_proximal_operator_sees_one_batch_a_round_or_one_a_step(policy: str,
     assert reply["metrics"]["inner-steps-taken"] == 6
 
 
-def test_a_proximal_point_satisfies_its_first_order_condition() -> None:
-    ours = state(answer(node(2, PROX, local_step=0.3, inner_steps=200)))
-    implicit = descend(ours, batch(2, 1), 0.3)
-    for key, value in ours.items():  # p = x - gamma grad F(p)
-        moved = START[key].double() + (implicit[key] - value.double())
-        torch.testing.assert_close(value.double(), moved, rtol=1e-4, atol=1e-5)
-
-
 def test_the_tolerance_stops_the_inner_solver_early() -> None:
     metrics = answer(node(0, PROX, inner_tol=1e-2))["metrics"]
     assert 0 < metrics["inner-steps-taken"] < 100
@@ -390,12 +364,6 @@ def test_nodes_with_different_operators_steps_and_compressors_are_answered_in_on
         (key,) = together.array_records
         assert key in alone
         assert together["metrics"]["train-loss"] == pytest.approx(alone["metrics"]["train-loss"], rel=1e-5)
-
-
-def test_the_model_that_was_sent_is_not_changed() -> None:
-    sent = to_record({key: value.clone() for key, value in START.items()})
-    answers([node(i, config, arrays=sent, probe=True) for i in range(3) for config in (GRADIENT, PROX)])
-    assert all(torch.equal(value, START[key]) for key, value in to_state_dict(sent).items())
 
 
 def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -505,10 +473,3 @@ def test_a_node_without_data_or_that_was_sent_another_model_fails_alone(kind: st
     assert isinstance(first, RecordDict)
     assert isinstance(second, FileNotFoundError)
     assert kind == "query.whoami" or isinstance(third, ValueError)
-
-
-def test_a_message_without_a_config_is_named() -> None:
-    bare = Call(RecordDict({"arrays": to_record(START)}), context(0), "train")
-    (only,) = answers([bare])
-    assert isinstance(only, ValueError)
-    assert "the message has 0 ConfigRecords; valid is exactly one" in str(only)
