@@ -63,8 +63,15 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import nn
 
-from hedgerow.clients import ceps_client, fedmud_client, local_task, sd_feel_client, similarity_free_client
-from hedgerow.clients.ceps.problems import Problem, TorchProblem
+from hedgerow.clients import (
+    Problem,
+    TorchProblem,
+    ceps_client,
+    fedmud_client,
+    local_task,
+    sd_feel_client,
+    similarity_free_client,
+)
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.runs.launch import load_app, plan_run

@@ -26,8 +26,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from reports import report
 from torch import nn
 
+from hedgerow.clients import LinearRegression
 from hedgerow.clients.ceps.client import ceps_client
-from hedgerow.clients.ceps.problems import LinearRegression
 from hedgerow.clients.fedmud.client import fedmud_client
 from hedgerow.clients.local_task import LocalTask
 from hedgerow.clients.sd_feel.client import sd_feel_client

@@ -107,17 +107,6 @@ def test_a_node_tells_its_partition_its_number_of_examples_and_the_role_and_grou
     assert dict(answer["whoami"]) == expected
 
 
-def test_a_node_that_cannot_find_its_data_fails_alone() -> None:
-    def size(context: Context) -> int:
-        if context.node_config["partition-id"] == 1:
-            raise FileNotFoundError("no data here")
-        return 5
-
-    first, second, third = whoami(size)(calls(0, 0, 0, message_type="query.whoami"))
-    assert isinstance(second, FileNotFoundError)
-    assert [a["whoami"]["num-examples"] for a in (first, third) if isinstance(a, RecordDict)] == [5, 5]
-
-
 # Introductions of any ClientApp
 
 

@@ -396,13 +396,6 @@ def test_an_app_that_is_not_asked_answers_as_it_would_and_so_it_evaluates(
         assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 5}
 
 
-@APPS
-def test_a_name_that_is_no_compressor_is_the_nodes_error(app: ClientApp) -> None:
-    told = replies(app, {**ASKED, "compressor": "zip"})
-    assert all(reply.has_error() for reply in told)
-    assert "compressor is 'zip'" in told[0].error.reason
-
-
 @pytest.mark.parametrize(
     ("records", "message"),
     [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 
-from hedgerow.clients import BatchClientApp, restore_state, tell_state
+from hedgerow.clients import restore_state, tell_state
 from hedgerow.wire import RESTORE, SECRET_RECORD, STATE, Call
 
 
@@ -34,12 +34,6 @@ def test_an_owner_can_keep_the_state_on_the_device() -> None:
     context = node(1, state=kept(1), **{"share-state": False})
     with pytest.raises(PermissionError, match="share-state is false in the node config of partition 3"):
         tell_state(Call(RecordDict(), context, STATE))
-
-
-def test_every_app_of_the_suite_answers() -> None:
-    app = BatchClientApp({"train": lambda calls: []})
-    assert app.batch_handler(STATE) is not None
-    assert app.batch_handler(RESTORE) is not None
 
 
 def test_what_a_nodes_noise_is_drawn_from_is_neither_told_nor_taken() -> None:

@@ -5,22 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.sim.tiny_app import write_package
 
 from hedgerow.sim.deploy.launcher import THREADS
 
-PYPROJECT = """
-[project]
-name = "tiny-app"
-version = "1.0.0"
-description = "An app for tests"
-license = "Apache-2.0"
-dependencies = ["flwr>=1.41"]
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "tinyapp.server_app:app"
-clientapp = "tinyapp.client_app:app"
-[tool.flwr.app.config]
+CONFIG = """
 rounds = 1
 pause = 0.0
 fail = false
@@ -88,10 +77,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def tiny_app(tmp_path: Path) -> Path:
     """The app's folder: each round it asks every node how often it was asked before."""
-    folder = tmp_path / "app"
-    (folder / "tinyapp").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (folder / "tinyapp" / "__init__.py").touch()
-    (folder / "tinyapp" / "client_app.py").write_text(CLIENT_APP)
-    (folder / "tinyapp" / "server_app.py").write_text(SERVER_APP)
-    return folder
+    return write_package(tmp_path / "app", "tinyapp", CONFIG, CLIENT_APP, SERVER_APP, "tiny-app")

@@ -4,24 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.sim.tiny_app import write_package
 
 from hedgerow.sim import Deployment
 
 pytestmark = pytest.mark.slow
 
-PYPROJECT = """
-[project]
-name = "guarded-app"
-version = "1.0.0"
-description = "An app for tests"
-license = "Apache-2.0"
-dependencies = ["flwr>=1.41"]
-[tool.flwr.app]
-publisher = "tests"
-[tool.flwr.app.components]
-serverapp = "guarded.server_app:app"
-clientapp = "guarded.client_app:app"
-[tool.flwr.app.config]
+CONFIG = """
 dataset = "mnist-5k"
 partition = "iid"
 num-clients = 1
@@ -63,10 +52,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def test_a_supernode_without_a_policy_runs_nothing_that_a_run_config_names(tmp_path: Path) -> None:
     app, victim = tmp_path / "app", tmp_path / "victim"
-    (app / "guarded").mkdir(parents=True)
-    (app / "pyproject.toml").write_text(PYPROJECT)
-    for name, text in (("__init__", ""), ("client_app", CLIENT_APP), ("server_app", SERVER_APP)):
-        (app / "guarded" / f"{name}.py").write_text(text)
+    write_package(app, "guarded", CONFIG, CLIENT_APP, SERVER_APP, "guarded-app")
     victim.mkdir()
     (victim / "records.csv").write_text("1,2")
     told = {}

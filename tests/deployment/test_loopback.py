@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 from tests.deployment.leftovers import left_running
-from tests.deployment.trials import wait_for
-
-from hedgerow.sim import Deployment, StartError
 
 pytestmark = pytest.mark.slow
 
@@ -82,26 +79,3 @@ def test_an_interrupted_deployment_leaves_nothing(tiny_app: Path, sign: signal.S
     assert process.returncode == code, shown
     assert left_running(home_of(shown)) == []
     assert not home_of(shown).exists()
-
-
-def test_a_superlink_that_does_not_start_is_named_with_its_log(tiny_app: Path) -> None:
-    deployment = Deployment(tiny_app, 2, superlink_options=["--nonsense"])
-    with pytest.raises(StartError, match=r"the SuperLink ended at its start(.|\n)*--nonsense"), deployment:
-        pass
-    assert left_running(deployment.home) == []
-
-
-def test_a_killed_node_comes_back_and_knows_nothing(tiny_app: Path, tmp_path: Path) -> None:
-    with Deployment(tiny_app, 2) as deployment:
-        run = deployment.submit(deployment.plan("rounds=2", "pause=2", f"output-dir={tmp_path}"), echo=False)
-        node = deployment.nodes[1]
-        first = node.node_id
-        wait_for(lambda: "ROUND 0" in "".join(run.lines), "round 0")
-        wait_for(lambda: node.descendants("flwr-clientapp") != [], "a message at work")
-        node.stop()
-        assert left_running(deployment.home / "node1") == []
-        node.restart()
-        assert node.node_id != first
-        assert run.wait(300).exit_code == 0
-    rounds = result(tmp_path)
-    assert {answer["partition"]: answer["n"] for answer in rounds[-1]} == {0: 2, 1: 1}

@@ -9,7 +9,7 @@ import pytest
 from tests.flower_apps.cases import CASES, SIMILARITY_FREE, AppCase, Run, losses
 from tests.flower_apps.test_settings import problems
 
-from hedgerow.sim import Setting, SettingsError, plan_run, plan_sweep, read_config, read_sweep, run_app
+from hedgerow.sim import Setting, plan_run, plan_sweep, read_config, read_sweep
 from hedgerow.sim.runs.settings_files import pyproject_with, readme_with
 from hedgerow.wire import HUB_TO_NODE, NODE_TO_HUB
 
@@ -40,11 +40,6 @@ def test_the_apps_files_say_what_its_settings_say(
 
 
 @every_app
-def test_the_defaults_are_valid(case: AppCase) -> None:
-    assert case.settings.read(case.defaults) == case.defaults
-
-
-@every_app
 def test_the_federation_is_as_large_as_the_app_wants_it(case: AppCase) -> None:
     assert case.spec.num_supernodes == case.defaults["num-clients"]
 
@@ -61,11 +56,6 @@ def test_more_replies_than_there_can_be_are_refused(case: AppCase) -> None:
     asked = case.defaults["num-clients"] + 1
     (problem,) = problems(case, **{"min-replies": asked})
     assert problem.startswith(f"min-replies = {asked}; valid is up to ")
-
-
-@every_app
-def test_the_engines_faults_may_stand_beside_the_apps_settings(case: AppCase) -> None:
-    assert case.settings.read({**case.defaults, "fault-dropout": 0.5}) == case.defaults
 
 
 @every_app
@@ -140,13 +130,3 @@ def test_lost_replies_are_counted_in_the_summary(tmp_path: Path) -> None:
     told = json.loads((folder / "summary.json").read_text())["lost-replies"]
     # Who rests after three of them was sent nothing.
     assert sum(told.values()) - told.get("quarantined", 0) - told.get("offline", 0) == lost
-
-
-@every_app
-def test_bad_settings_stop_a_run_before_it_writes_anything(
-    case: AppCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=r"seed = -1; valid is .*\n.*checkpoint-every = 0"):
-        run_app(case.loaded, plan_run(case.spec, ["checkpoint-every=0 seed=-1"]))
-    assert not list(tmp_path.iterdir())

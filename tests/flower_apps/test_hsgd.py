@@ -12,20 +12,28 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from flwr.common.serde import recorddict_to_proto
-from tests.clients.hsgd.federation import parties, tanh_model
+from tests.clients.hsgd.federation import half_square, parties, scalar_model, tanh_model
 from tests.flower_apps.cases import HSGD as CASE
 from tests.flower_apps.cases import Run
-from tests.oracles.hsgd import Theta, pairs, top_k
+from tests.oracles.hsgd import Theta, merged, pairs, top_k
 from tests.oracles.hsgd import run as oracle
-from tests.oracles.test_hsgd_oracle import flat, network, shrinking
+from tests.oracles.test_hsgd_oracle import FINALS, START, TOY, flat, network, shrinking
 from tests.strategies.hsgd.nodes import Spy
 from tests.strategies.hsgd.nodes import run as play
 
-from hedgerow.clients import Party, hsgd_client
-from hedgerow.sim import SettingsError
+from hedgerow.clients import BatchClientApp, Party, hsgd_client
+from hedgerow.sim import InProcessGrid, SettingsError, flower_identity
 from hedgerow.strategies import HSGD, DivergenceError
 from hedgerow.strategies.hsgd.groups import Group, batch_size, draw
-from hedgerow.tasks import DatasetNotFound, VerticalDataset, evaluate_split, normalised_utility, split_loss
+from hedgerow.tasks import (
+    DatasetNotFound,
+    VerticalDataset,
+    evaluate_split,
+    normalised_utility,
+    split_loss,
+    split_model,
+)
+from hedgerow.wire import to_record
 from hsgd import settings
 from hsgd.evaluation import SplitMetrics
 from hsgd.parties import AllParties as Dealt
@@ -57,6 +65,35 @@ def golden(values: Sequence[float], tolerance: float = TOLERANCE) -> Any:
 
 
 # The golden trajectories, nodes and strategy together
+
+
+def toy_nodes(layout: str, method: str = "hsgd") -> Nodes:
+    groups = merged(TOY) if method == "tdcd" else TOY
+    columns = [(g.x1[:, None], g.x2[:, None], g.y) for g in groups]
+    return Nodes(parties(scalar_model(), columns, layout, half_square))
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("method", "P", "Q", "T", "final"), FINALS)
+def test_every_method_ends_at_its_golden_model(
+    method: str, P: int, Q: int, T: int, final: tuple[float, ...], layout: str
+) -> None:
+    nodes = toy_nodes(layout, method)
+    ended, _, grid = play(strategy(nodes, P, Q, method=method), nodes, START, T // P)  # type: ignore[arg-type]
+    assert ended == golden(final)
+    # Nodes keep nothing between rounds.
+    assert not any(len(node.state) for node in grid._nodes.values())
+
+
+@LAYOUTS
+def test_regulariser_and_compression_end_at_their_golden_models(layout: str) -> None:
+    nodes = toy_nodes(layout)
+    # The regulariser pulls both encoders and not the head.
+    ended, _, _ = play(strategy(nodes, 2, 2, mu=0.1), nodes, START, 1)  # type: ignore[arg-type]
+    assert ended == golden((1.0394740651, 0.5363481150, 0.3452297105, 0.4381876563))
+    # A compressed head stops the devices that lost their weight; values travel in 32 bits.
+    ended, _, _ = play(strategy(nodes, method="c-hsgd"), nodes, START, 1)  # type: ignore[arg-type]
+    assert ended == golden((1.01675, 0.5185, 0.28375, 0.4), 1e-8)
 
 
 # A random network against the plain algorithm
@@ -128,7 +165,8 @@ def test_no_message_of_a_run_has_a_feature_or_a_label_in_its_bytes(method: str, 
     one = strategy(nodes, 2, 1, method=method, participation=0.6)
     play(one, nodes, start, 3, grid=grid)  # type: ignore[arg-type]
 
-    told = serialised([*grid.sent, *grid.replies])
+    held = [("state", i, node.state) for i, node in enumerate(grid._nodes.values())]
+    told = serialised([*grid.sent, *grid.replies, *held])
     values = raw_values(nodes)
     assert len(values) > 100
     for value in values:
@@ -147,6 +185,45 @@ def test_no_hospital_is_sent_a_devices_model_and_no_device_a_hospitals() -> None
         keys = {key for record in content.array_records.values() for key in record}
         seen[nodes.parties[partition].role] |= keys
     assert seen == {"hospital": {"head", "hospital", "zeta2"}, "device": {"device", "head", "zeta1"}}
+    # A device tells one row and no more.
+    told = {
+        (key, array.numpy().shape)
+        for _, partition, content in grid.replies
+        for record in content.array_records.values()
+        for key, array in record.items()
+        if nodes.parties[partition].role == "device"
+    }
+    encoding = nodes.parties[-1].model.device_encoding
+    assert told == {("zeta2", (1, encoding)), ("device", (len(start.device),))}
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "classes"),
+    [
+        ("cnn", ((1, 28, 28), (1, 28, 28)), 11),
+        ("lstm", ((12, 3), (12, 1)), 2),
+        ("mlp", ((15,), (15,)), 2),
+    ],
+)
+def test_the_papers_networks_train_in_stacks_as_in_a_loop(
+    name: str, shapes: tuple[tuple[int, ...], ...], classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = split_model(name, *shapes, classes, seed=0).double()
+    rng = np.random.default_rng(0)
+    groups = [
+        (*(rng.normal(size=(2, *shape)) for shape in shapes), rng.integers(0, classes, 2)) for _ in range(2)
+    ]
+    nodes = Nodes(parties(model, groups, "devices", split_loss))  # type: ignore[arg-type]
+
+    def trained() -> Any:
+        grid = InProcessGrid(nodes.app(), len(nodes.parties))
+        with flower_identity(1):
+            result = strategy(nodes, 2, 2).start(grid, to_record(model.state_dict()), num_rounds=1)
+        return np.concatenate([array.numpy().ravel() for array in result.arrays.values()])
+
+    stacks = trained()
+    monkeypatch.setattr(BatchClientApp, "batch_handler", lambda self, message_type: None)
+    assert stacks == pytest.approx(trained(), abs=1e-12, rel=0)
 
 
 # Who holds what

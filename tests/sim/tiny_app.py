@@ -7,7 +7,7 @@ from pathlib import Path
 
 PYPROJECT = """
 [project]
-name = "tiny-app"
+name = "{name}"
 version = "1.0.0"
 description = "An app for tests"
 license = "Apache-2.0"
@@ -18,6 +18,8 @@ publisher = "tests"
 serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 [tool.flwr.app.config]
+"""
+CONFIG = """
 num-server-rounds = 2
 lr = 0.5
 fail = false
@@ -74,13 +76,18 @@ def main(grid, context):
 MakeApp = Callable[..., Path]
 
 
-def write_app(home: Path, package: str = "tinyapp", extra: str = "") -> Path:
+def write_package(home: Path, package: str, config: str, client: str, server: str, name: str) -> Path:
+    """Write a Flower App of two modules."""
     (home / package).mkdir(parents=True)
-    (home / "pyproject.toml").write_text(PYPROJECT.format(package=package) + textwrap.dedent(extra))
-    (home / package / "__init__.py").touch()
-    (home / package / "client_app.py").write_text(CLIENT_APP)
-    (home / package / "server_app.py").write_text(SERVER_APP)
+    (home / "pyproject.toml").write_text(PYPROJECT.format(name=name, package=package) + config)
+    for module, text in (("__init__", ""), ("client_app", client), ("server_app", server)):
+        (home / package / f"{module}.py").write_text(text)
     return home
+
+
+def write_app(home: Path, package: str = "tinyapp", extra: str = "") -> Path:
+    config = CONFIG.strip() + "\n" + textwrap.dedent(extra)
+    return write_package(home, package, config, CLIENT_APP, SERVER_APP, "tiny-app")
 
 
 def result(folder: Path) -> dict[str, object]:

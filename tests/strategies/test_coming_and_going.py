@@ -130,16 +130,6 @@ def test_who_introduces_itself_wrongly_is_counted_and_the_run_goes_on() -> None:
     assert all(len(there & {0, 2}) == 1 and {1, 3} < there for there in trained(problem).values())
 
 
-def test_nodes_whose_data_differ_from_the_most_are_counted_and_left_out() -> None:
-    told = [{"partition-id": i, "input-shape": [4 if i == 2 else 8], "num-classes": 3} for i in range(6)]
-    problem = fresh()
-    strategy = FedAvg(**OPTIONS)
-    _, ends = run(strategy, problem, 2, grid=ChangingGrid(introducing(problem, told), 6))
-    assert ends[1].rejected == {"another input shape": 1, "offline": 1}
-    assert strategy.federation.shapes().input_shape == (8,)
-    assert trained(problem)[2] == {0, 1, 3, 4, 5}
-
-
 def test_a_resumed_run_knows_its_nodes_by_name_whatever_their_order() -> None:
     options = OPTIONS | {"num_clients": 0, "participation": 0.5, "seed": 3}
     names = ["f", "b", "e", "a", "d", "c"]

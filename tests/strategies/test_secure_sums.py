@@ -226,15 +226,6 @@ def test_a_server_reads_every_update_of_a_plain_run_and_none_of_a_summed_one() -
     assert 8 <= hits <= 32  # 40 coins: outside once in 10^4.
 
 
-def test_what_nodes_tell_in_plain_is_what_they_were_asked_for() -> None:
-    for kind, _, content in seen(True).replies:
-        if kind != "train":
-            continue
-        metrics = {k: v for r in content.metric_records.values() for k, v in r.items()}
-        assert metrics == {"num-steps": 1}
-        assert set(content) == {MASKED, "shares", "metrics"}
-
-
 def test_masks_are_fresh_each_round() -> None:
     rounds: dict[int, list[np.ndarray]] = {}
     for kind, node, content in seen(True, 3).replies:

@@ -113,17 +113,6 @@ def test_dirichlet_class_counts_have_the_variance_of_the_distribution():
     assert abs(shares.var() - 0.015) < 0.0015
 
 
-def test_small_alpha_is_more_skewed_than_large_alpha():
-    labels = load("mnist-5k").y_train
-
-    def spread(alpha):
-        parts = partition(f"dirichlet({alpha})", labels, 10, 0)
-        return np.std([np.bincount(labels[part], minlength=10) for part in parts])
-
-    assert spread(0.1) > 2 * spread(1) > 4 * spread(100)
-    assert len({part.size for part in partition("dirichlet(0.5)", labels, 50, seed=0)}) > 20
-
-
 def test_a_draw_that_leaves_a_node_empty_is_repeated_till_it_is_an_error(monkeypatch):
     labels = np.arange(40) % 2
     assert all(part.size for part in partition("dirichlet(0.3)", labels, 8, seed=0))

@@ -176,28 +176,6 @@ class _WithEigenvalue(LinearRegression):
 # Reductions and invariants
 
 
-def test_without_sparsity_on_a_complete_graph_the_mean_descends_the_gradient() -> None:
-    problems, c, kappa = squares(3, 4, 6, 6), 3.0, 3
-    configs = [
-        {
-            **SETTINGS,
-            "num-nodes": 4,
-            "s": 6,
-            "r": 1.0,
-            "c": c,
-            "kappa-low": kappa,
-            "kappa-high": kappa,
-            "neighbours": [j for j in range(4) if j != i],
-        }
-        for i in range(4)
-    ]
-    found = Federation(ceps_client, problems, configs)
-    mean = found.run_until(kappa).mean(axis=0)
-    for a in range(1, 5):
-        mean = mean - np.mean([p.gradient(mean) for p in problems], axis=0) / c
-        np.testing.assert_allclose(found.run_until(a * kappa + 1).mean(axis=0), mean, atol=1e-12)
-
-
 def test_the_data_are_read_once_at_first_and_once_a_communication_and_missed_ones_are_counted() -> None:
     found, K = federation(), 41
     found.run_until(K)
@@ -205,15 +183,6 @@ def test_the_data_are_read_once_at_first_and_once_a_communication_and_missed_one
     missing = federation()
     missing.models(16)
     assert [missing.counts(i)["missed"] for i in range(M)] == [15 // kappa for kappa in kappas()]
-
-
-def test_printed_noise_begins_with_the_first_communication_and_sound_noise_holds_still_between() -> None:
-    first, printed, quiet = min(kappas()), federation(privacy="paper"), federation()
-    assert np.array_equal(printed.run_until(first), quiet.run_until(first))
-    assert not np.array_equal(printed.run_until(first + 1), quiet.run_until(first + 1))
-    sound = federation(privacy="sound", **{"kappa-low": 6, "kappa-high": 6})
-    after = sound.run_until(7)
-    np.testing.assert_allclose(sound.run_until(12), after, rtol=1e-12, atol=1e-15)
 
 
 def test_one_bit_messages_have_their_length_and_only_wanted_ones_come() -> None:

@@ -2,14 +2,11 @@
 
 import copy
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.clients.training.cases import IMAGES, torch_seeded
 from torch import Tensor, nn
 
@@ -145,25 +142,6 @@ def test_after_a_reset_the_wrapped_model_is_the_plain_one_bit_for_bit(variant: s
     plain = third_party().train(mode)
     wrapped = wrap(plain, variant=variant, ratio=0.3, run_seed=3).train(mode)
     assert torch.equal(wrapped(images()), plain(images()))
-
-
-@settings(deadline=None, max_examples=25)
-@given(
-    widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
-    variant=st.sampled_from(UPDATES),
-    ratio=st.floats(0.05, 1),
-    seed=st.integers(0, 2**40),
-    reset=st.integers(0, 50),
-)
-def test_a_reset_never_changes_what_is_computed(
-    widths: list[int], variant: str, ratio: float, seed: int, reset: int
-) -> None:
-    layers = [nn.Linear(i, o) for i, o in pairwise(widths)]
-    plain = nn.Sequential(*layers)
-    wrapped = wrap(plain, variant=variant, ratio=ratio, budget="layer", skip_front=0, skip_back=0)
-    wrapped.reset(seed, reset)
-    x = torch.ones(3, widths[0])
-    assert torch.equal(wrapped(x), plain(x))
 
 
 @pytest.mark.parametrize("variant", UPDATES + WEIGHTS)

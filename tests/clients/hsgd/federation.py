@@ -1,6 +1,6 @@
-"""The strategy's side of HSGD in a few lines, which drives nodes through their real handlers."""
+"""Nodes of HSGD that are asked through their real handlers, and models of a few numbers."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,11 @@ from tests.clients import contexts
 from torch import Tensor, nn
 
 from hedgerow.clients import BatchClientApp, Party, hsgd_client
-from hedgerow.sim import through_the_wire
 from hedgerow.tasks import SplitModel
-from hedgerow.wire import Call, to_record, view
+from hedgerow.wire import to_record, view
 
 Array = np.ndarray
 Theta = dict[str, Array]
-Choose = Callable[[int, int], Sequence[int]]
 
 
 def context(partition_id: int, **node_config: Any) -> Context:
@@ -59,10 +57,7 @@ def parties(
 
 
 class Federation:
-    """Groups, their nodes in one of two layouts, and what the strategy knows.
-
-    ``strict`` serialises every message and every node's state, as a deployment does.
-    """
+    """Nodes of some groups in one of two layouts."""
 
     def __init__(
         self,
@@ -71,159 +66,24 @@ class Federation:
         start: Theta,
         *,
         loss: Callable[[Tensor, Tensor], Tensor],
-        eta: float | tuple[float, int] = 0.1,
-        mu: float = 0.0,
         layout: str = "devices",
-        pairs: bool = False,
-        one_by_one: bool = False,
-        exchange: Mapping[str, Any] | None = None,
-        strict: bool = False,
     ) -> None:
         self.parties = parties(model, groups, layout, loss)
         self.app: BatchClientApp = hsgd_client(lambda own: self.parties[int(own.node_config["partition-id"])])
         self.contexts = [context(i) for i in range(len(self.parties))]
         self.sizes = [len(group[2]) for group in groups]
         self.theta = start
-        self.hosted, self.pairs, self.one_by_one = layout == "edges", pairs, one_by_one
-        eta0, period = eta if isinstance(eta, tuple) else (eta, 0)
-        self.schedule = {"eta0": eta0, "eta-period": period, "mu": mu}
-        self.extra = dict(exchange or {})
-        self.strict = strict
-        self.log: list[tuple[str, int, RecordDict]] = []
-        self.trace: list[dict[str, Any]] = []
-        self.losses: list[float] = []
+        self.hosted = layout == "edges"
 
     def ask(self, kind: str, contents: Mapping[int, RecordDict]) -> dict[int, RecordDict]:
-        handler = self.app.batch_handler(kind)
-        assert handler is not None
-        calls = [Call(self._passed(content), self.contexts[i], kind) for i, content in contents.items()]
-        batches: Iterable[list[Call]] = [[call] for call in calls] if self.one_by_one else [calls]
-        answers = [answer for batch in batches for answer in handler(batch)]
-        out = {}
-        for i, answer in zip(contents, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            out[i] = self._passed(answer)
-            self.contexts[i].state = self._passed(self.contexts[i].state)
-            self.log.append((kind, i, out[i]))
-        return out
-
-    def _passed(self, content: RecordDict) -> RecordDict:
-        return through_the_wire(content, "a message") if self.strict else content
+        return {
+            i: contexts.answered(self.app, kind, self.contexts[i], content) for i, content in contents.items()
+        }
 
     def node(self, m: int, n: int) -> int:
         """Return the node that hosts person n of group m."""
         M = len(self.sizes)
         return M + m if self.hosted else M + sum(self.sizes[:m]) + n
-
-    def round(self, t0: int, P: int, Q: int, choose: Choose) -> Theta:
-        """Run one global interval, section 2.3 of the specification's executable order."""
-        M = len(self.sizes)
-        device: list[dict[int, Array]] = [{} for _ in range(M)]
-        average = [self.theta["device"]] * M
-        A = [list(choose(m, t0)) for m in range(M)]
-        uploads: list[dict[str, Array]] = [{} for _ in range(M)]
-        for t in range(t0, t0 + P, Q):
-            if not self.pairs:
-                A = [list(choose(m, t)) for m in range(M)]
-            last = t + Q == t0 + P
-            ids = [[f"{m}-{n}" for n in A[m]] for m in range(M)]
-            answers = self.ask("train.exchange", self._exchange(t, t == t0, A, ids, average, device))
-            head = [got(answers[m])["head"] for m in range(M)]
-            zeta1 = [got(answers[m])["zeta1"] for m in range(M)]
-            zeta2 = [self._zeta2(answers, m, A[m]) for m in range(M)]
-            contents = self._update(t, Q, last, A, ids, head, zeta1, zeta2)
-            self.trace.append({"t": t, "zeta1": zeta1, "zeta2": zeta2, "head": head})
-            answers = self.ask("train.update", contents)
-            for m in range(M):
-                (metrics,) = answers[m].metric_records.values()
-                self.losses.append(float(metrics["loss"]))  # type: ignore[arg-type]
-                if last:
-                    uploads[m] = {key: _mean(block) for key, block in got(answers[m]).items()}
-                if self.hosted:
-                    average[m] = got(answers[self.node(m, 0)])["device"] if last else average[m]
-                    continue
-                device[m] = {n: got(answers[self.node(m, n)])["device"] for n in A[m]}
-                average[m] = _mean(np.stack(list(device[m].values())))
-            self.trace[-1] |= {"devices": list(device), "average": list(average)}
-        K = sum(self.sizes)
-        local = [{**uploads[m], "device": average[m]} for m in range(M)]
-        self.trace[-1]["groups"] = local
-        self.theta = {key: sum(self.sizes[m] / K * local[m][key] for m in range(M)) for key in self.theta}  # type: ignore[misc]
-        return self.theta
-
-    def run(self, P: int, Q: int, T: int, choose: Choose | None = None) -> Theta:
-        everyone: Choose = lambda m, t: range(self.sizes[m])  # noqa: E731
-        for t0 in range(0, T, P):
-            self.round(t0, P, Q, choose or everyone)
-        return self.theta
-
-    def _exchange(
-        self,
-        t: int,
-        starts: bool,
-        A: list[list[int]],
-        ids: list[list[str]],
-        average: list[Array],
-        device: list[dict[int, Array]],
-    ) -> dict[int, RecordDict]:
-        common = {"t": t, "grouping": "pairs" if self.pairs else "group", **self.extra}
-        contents = {}
-        for m in range(len(ids)):
-            blocks = {key: self.theta[key] for key in ("head", "hospital")} if starts else {}
-            contents[m] = sent(blocks, **common, ids=ids[m])
-            if self.hosted:
-                own = {"device": average[m]} if starts else {}
-                contents[self.node(m, 0)] = sent(own, **common, ids=ids[m])
-                continue
-            for n in A[m]:
-                theta_2 = device[m][n] if self.pairs and not starts else average[m]
-                contents[self.node(m, n)] = sent({"device": theta_2}, t=t, **self.extra)
-        return contents
-
-    def _zeta2(self, answers: Mapping[int, RecordDict], m: int, A: list[int]) -> Any:
-        if self.hosted:
-            return got(answers[self.node(m, 0)])["zeta2"]
-        rows = [got(answers[self.node(m, n)])["zeta2"] for n in A]
-        return [row for part in rows for row in part] if self.extra.get("compress") else np.concatenate(rows)
-
-    def _update(
-        self,
-        t: int,
-        Q: int,
-        last: bool,
-        A: list[list[int]],
-        ids: list[list[str]],
-        head: list[Any],
-        zeta1: list[Any],
-        zeta2: list[Any],
-    ) -> dict[int, RecordDict]:
-        compress = bool(self.extra.get("compress"))
-
-        def content(parts: Mapping[str, Any], **more: Any) -> RecordDict:
-            config = {"t": t, "steps": Q, **self.schedule, **more}
-            return sent({}, parts, **config) if compress else sent(parts, **config)
-
-        contents = {}
-        for m in range(len(ids)):
-            contents[m] = content({"zeta2": zeta2[m]}, ids=ids[m], upload=last)
-            if self.hosted:
-                parts = {"head": head[m], "zeta1": zeta1[m]}
-                contents[self.node(m, 0)] = content(parts, ids=ids[m], upload=last)
-                continue
-            for row, n in enumerate(A[m]):
-                own_head = head[m][row] if self.pairs else head[m]
-                contents[self.node(m, n)] = content({"head": own_head, "zeta1": zeta1[m][row : row + 1]})
-        return contents
-
-
-def _mean(block: Array) -> Array:
-    if block.ndim == 1:
-        return block
-    total = np.zeros(block.shape[1:])
-    for row in block:
-        total += row
-    return (total / len(block)).astype(block.dtype)
 
 
 class ScalarEncoder(nn.Module):

@@ -4,53 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
-from flwr.common.serde import recorddict_to_proto
-from tests.clients.hsgd.federation import Federation, context, sent, tanh_model
+from tests.clients.hsgd.federation import context, sent
 
 from hedgerow.clients.grid_noise import GridNoise
 from hedgerow.clients.hsgd.messages import ProtectedUpload, Release, config_of
-from hedgerow.tasks import split_loss
 from hedgerow.wire import Call
 
 Array = np.ndarray
-
-
-def federation(**options: Any) -> tuple[Federation, list[tuple[Array, Array, Array]]]:
-    """Return two groups whose features are numbers that nothing else is."""
-    rng = np.random.default_rng(11)
-    groups = [
-        (rng.normal(size=(K, 4)), rng.normal(size=(K, 3)), np.array([1.0, 0.0, 1.0])[:K] * 0.98765431)
-        for K in (3, 2)
-    ]
-    start = {"head": rng.normal(size=6), "hospital": rng.normal(size=12), "device": rng.normal(size=6)}
-    return Federation(tanh_model(4, 3, 3, 2), groups, start, loss=split_loss, **options), groups
-
-
-@pytest.mark.parametrize("layout", ["devices", "edges"])
-@pytest.mark.parametrize("pairs", [False, True])
-def test_no_reply_and_no_state_has_a_feature_or_a_label_in_its_bytes(layout: str, pairs: bool) -> None:
-    nodes, groups = federation(layout=layout, pairs=pairs)
-    nodes.ask("query.whoami", {i: RecordDict() for i in range(len(nodes.parties))})
-    nodes.ask("query.pair", {i: sent({}, seed=0) for i in range(len(nodes.parties))})
-    nodes.run(2, 1, 4)
-    told = b"".join(recorddict_to_proto(answer).SerializeToString() for _, _, answer in nodes.log)
-    held = b"".join(recorddict_to_proto(own.state).SerializeToString() for own in nodes.contexts)
-    labels = {value for group in groups for value in group[2] if value}
-    features = {value for group in groups for part in group[:2] for value in part.ravel()}
-    for value in features | labels:
-        for form in (np.float64, np.float32):
-            assert form(value).tobytes() not in told + held
-    assert nodes.trace[0]["zeta2"][0][0, 0].tobytes() in told  # the scan finds what is there
-
-
-def test_a_devices_reply_holds_one_row_and_no_more() -> None:
-    nodes, _ = federation()
-    nodes.run(1, 1, 1)
-    for kind, node, answer in nodes.log:
-        if nodes.parties[node].role == "device":
-            shapes = {key: array.shape for key, array in answer.array_records["arrays"].items()}
-            assert shapes == ({"zeta2": (1, 2)} if kind == "train.exchange" else {"device": (6,)})
 
 
 def call(config: dict[str, Any], partition_id: int = 4, **node_config: Any) -> Call:

@@ -1,22 +1,22 @@
-"""The similarity-free family's client through its real handlers: goldens of two quadratics (Q2), invariants
-of error feedback and reductions, against the plain loop of Algorithms 1 to 4, Beikmohammadi et al."""
+"""The similarity-free family's client through its real handlers, Algorithms 1 to 4, Beikmohammadi et al.
+
+Its rounds with the suite's strategy are golden in tests/strategies/similarity_free.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from tests.clients.contexts import context
-from tests.clients.similarity_free.quadratic_cases import Q2_X, Q2_Y, Point, half_square, point
 from tests.oracles import similarity_free as oracle
 from tests.oracles.similarity_free import Q2
 from torch import nn
 
 from hedgerow.clients import (
     LocalTask,
-    LocalTaskFn,
     Loss,
     TrainingMode,
     batch_indices,
@@ -49,7 +49,6 @@ PROX = {
     "inner-tol": 0.0,
     "inner-batch": "fixed",
 }
-MODES: tuple[TrainingMode, ...] = ("loop", "stack")
 
 
 def call(
@@ -63,77 +62,7 @@ def call(
     return Call(RecordDict({"arrays": record, "config": held}), own, kind)
 
 
-# The quadratics Q2, one a node
-
-
-def q2_task(dtype: torch.dtype = torch.float64) -> LocalTaskFn:
-    model, x = Point(dtype=dtype), Q2_X.to(dtype)
-    return lambda own: LocalTask(model, x, Q2_Y, np.array([int(own.node_config["partition-id"])]))
-
-
-def q2_run(
-    config: Mapping[str, Any],
-    steps: Sequence[float],
-    mode: TrainingMode = "loop",
-    order: Sequence[int] = (0, 1),
-) -> list[tuple[Any, Any]]:
-    """Return each round's (x_i^k, x^{k+1}); the server is the uniform mean."""
-    handler = similarity_free_client(q2_task(), mode, half_square).batch_handler("train")
-    assert handler is not None
-    contexts = [context(i) for i in (0, 1)]
-    x, rounds = np.zeros(2), []
-    for k, gamma in enumerate(steps):
-        sent = {**config, "local-step": gamma, "round-index": k, "server-round": k + 1}
-        replies = handler([call(point(*x), sent, contexts[i]) for i in order])
-        local = np.empty((2, 2))
-        for i, reply in zip(order, replies, strict=True):
-            assert isinstance(reply, RecordDict), reply
-            local[i] = reply["arrays"]["w"].numpy()
-        x = local.mean(0)
-        rounds.append((local, x))
-    return rounds
-
-
-FEDAVG = [
-    ((0.19, 0), (-0.36, 0.38), (-0.085, 0.19), 1.54999375),
-    ((0.12115, 0.1216), (-0.4144, 0.5339), (-0.146625, 0.32775), 1.445626714844),
-    ((0.07123375, 0.20976), (-0.45384, 0.6454775), (-0.191303125, 0.42761875), 1.39132069824),
-]
-FEDPROX = [
-    (
-        (0.090909090909, 0),
-        (-0.166666666667, 0.181818181818),
-        (-0.037878787879, 0.090909090909),
-        1.647425964187,
-    ),
-    (
-        (0.056473829201, 0.075757575758),
-        (-0.198232323232, 0.264462809917),
-        (-0.070879247016, 0.170110192837),
-        1.569921192678,
-    ),
-    (
-        (0.026473411804, 0.141758494031),
-        (-0.225732705846, 0.33646381167),
-        (-0.099629647021, 0.239111152851),
-        1.511399181126,
-    ),
-]
-EF_FEDAVG_X = [(0.095, 0.19), (-0.196125, 0.19), (-0.082493125, 0.5339)]
-EF_FEDPROX_X = [
-    (0.045454545455, 0.090909090909),
-    (-0.081611570248, 0.090909090909),
-    (-0.032447407964, 0.264462809917),
-]
-# Operators of the oracle, and the handlers' configs.
-OPERATORS = {
-    "gradient": (oracle.gradient_operator(Q2, 2), GRADIENT),
-    "prox": (oracle.proximal_operator(Q2), PROX),
-}
-
-
-def f(x: Any) -> float:
-    return float(np.mean([problem.value(x) for problem in Q2]))
+# The plain loop that the strategies' tests are held against
 
 
 @pytest.mark.parametrize(
@@ -158,107 +87,11 @@ def test_the_oracles_long_run_fixed_points_are_golden(operator: oracle.Operator,
     ids=["diminishing", "step-decay"],
 )
 def test_the_oracles_distances_under_falling_steps_are_golden(steps: list[float], distance: float) -> None:
-    rounds = oracle.run(OPERATORS["gradient"][0], np.zeros(2), 2, steps)
+    rounds = oracle.run(oracle.gradient_operator(Q2, 2), np.zeros(2), 2, steps)
     assert np.linalg.norm(rounds[-1].x - np.array([-1 / 3, 2 / 3])) == pytest.approx(distance, rel=1e-4)
 
 
-# The handlers, in full precision
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("config", "golden"), [(GRADIENT, FEDAVG), (PROX, FEDPROX)], ids=["gradient", "prox"]
-)
-def test_full_precision_rounds_are_golden(config: Any, golden: Any, mode: TrainingMode) -> None:
-    for (local, x), (one, two, mean, value) in zip(q2_run(config, [0.1] * 3, mode), golden, strict=True):
-        np.testing.assert_allclose(local, [one, two], atol=1e-9)
-        np.testing.assert_allclose(x, mean, atol=1e-9)
-        assert f(x) == pytest.approx(value, abs=1e-9)
-
-
-@pytest.mark.parametrize("operator", ["gradient", "prox"])
-def test_a_run_with_falling_steps_is_the_plain_loop(operator: str) -> None:
-    steps = [0.1 / (k + 1) ** 0.51 for k in range(20)]
-    apply, config = OPERATORS[operator]
-    expected = oracle.run(apply, np.zeros(2), 2, steps)
-    for (local, x), round in zip(q2_run(config, steps), expected, strict=True):
-        np.testing.assert_allclose(local, round.local, atol=1e-9)
-        np.testing.assert_allclose(x, round.x, atol=1e-9)
-
-
 # The handlers, compressed
-
-
-class Sent(NamedTuple):
-    """One round of a compressed run, as the server sees it."""
-
-    q: Any  # (workers, d)
-    x: Any  # (d,)
-    metrics: list[Mapping[str, Any]]
-
-
-def q2_compressed(
-    config: Mapping[str, Any],
-    compressor: str,
-    rounds: int,
-    *,
-    feedback: bool = True,
-    mode: TrainingMode = "loop",
-) -> list[Sent]:
-    handler = similarity_free_client(q2_task(), mode, half_square).batch_handler("train")
-    assert handler is not None
-    contexts, code = [context(i) for i in (0, 1)], parse_compressor(compressor)
-    x, seen = np.zeros(2), []
-    for k in range(rounds):
-        sent = {
-            **config,
-            "round-index": k,
-            "compressor": compressor,
-            "error-feedback": feedback,
-            "acknowledged": k - 1,
-        }
-        start = to_record(point(*x))
-        replies = handler([call(start, sent, own) for own in contexts])
-        q, metrics = [], []
-        for reply in replies:
-            assert isinstance(reply, RecordDict), reply
-            vector, dense = unpack_update(code, Layout.of(start), reply["update"])
-            assert not dense
-            q.append(vector)
-            metrics.append(dict(reply["metrics"]))
-        x = x + np.mean(q, axis=0, dtype=np.float64)
-        seen.append(Sent(np.array(q), x, metrics))
-    return seen
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("config", "x"), [(GRADIENT, EF_FEDAVG_X), (PROX, EF_FEDPROX_X)], ids=["gradient", "prox"]
-)
-def test_error_feedback_rounds_are_golden(config: Any, x: Any, mode: TrainingMode) -> None:
-    rounds = q2_compressed(config, "topk(1)", 3, mode=mode)
-    np.testing.assert_allclose([round.x for round in rounds], x, rtol=1e-5)
-
-
-@pytest.mark.parametrize("operator", ["gradient", "prox"])
-@pytest.mark.parametrize("feedback", [True, False], ids=["ef", "fedpaq"])
-def test_a_compressed_run_is_the_plain_loop(operator: str, feedback: bool) -> None:
-    apply, config = OPERATORS[operator]
-    expected = oracle.run(apply, np.zeros(2), 2, [0.1] * 8, Q=oracle.top(1), memory=feedback)
-    for ours, plain in zip(q2_compressed(config, "topk(1)", 8, feedback=feedback), expected, strict=True):
-        np.testing.assert_allclose(ours.q, plain.sent, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(ours.x, plain.x, rtol=1e-4, atol=1e-6)
-        for i, metrics in enumerate(ours.metrics):
-            assert metrics["message-norm"] == pytest.approx(np.linalg.norm(plain.messages[i]), rel=1e-4)
-            assert metrics["memory-norm"] == pytest.approx(np.linalg.norm(plain.memories[i]), rel=1e-4)
-
-
-@pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
-def test_keeping_every_entry_is_full_precision_to_float32(config: Any) -> None:
-    full = q2_run(config, [0.1] * 4)
-    for ours, (_, x) in zip(q2_compressed(config, "topk(2)", 4), full, strict=True):
-        np.testing.assert_allclose(ours.x, x, rtol=1e-5)
-        assert all(metrics["memory-norm"] == 0 for metrics in ours.metrics)
 
 
 def test_identity_with_error_feedback_sends_the_model_and_keeps_nothing() -> None:
@@ -352,14 +185,6 @@ def test_the_proximal_operator_sees_one_batch_a_round_or_one_a_step(policy: str,
     assert reply["metrics"]["inner-steps-taken"] == 6
 
 
-def test_a_proximal_point_satisfies_its_first_order_condition() -> None:
-    ours = state(answer(node(2, PROX, local_step=0.3, inner_steps=200)))
-    implicit = descend(ours, batch(2, 1), 0.3)
-    for key, value in ours.items():  # p = x - gamma grad F(p)
-        moved = START[key].double() + (implicit[key] - value.double())
-        torch.testing.assert_close(value.double(), moved, rtol=1e-4, atol=1e-5)
-
-
 def test_the_tolerance_stops_the_inner_solver_early() -> None:
     metrics = answer(node(0, PROX, inner_tol=1e-2))["metrics"]
     assert 0 < metrics["inner-steps-taken"] < 100
@@ -390,12 +215,6 @@ def test_nodes_with_different_operators_steps_and_compressors_are_answered_in_on
         (key,) = together.array_records
         assert key in alone
         assert together["metrics"]["train-loss"] == pytest.approx(alone["metrics"]["train-loss"], rel=1e-5)
-
-
-def test_the_model_that_was_sent_is_not_changed() -> None:
-    sent = to_record({key: value.clone() for key, value in START.items()})
-    answers([node(i, config, arrays=sent, probe=True) for i in range(3) for config in (GRADIENT, PROX)])
-    assert all(torch.equal(value, START[key]) for key, value in to_state_dict(sent).items())
 
 
 def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -505,10 +324,3 @@ def test_a_node_without_data_or_that_was_sent_another_model_fails_alone(kind: st
     assert isinstance(first, RecordDict)
     assert isinstance(second, FileNotFoundError)
     assert kind == "query.whoami" or isinstance(third, ValueError)
-
-
-def test_a_message_without_a_config_is_named() -> None:
-    bare = Call(RecordDict({"arrays": to_record(START)}), context(0), "train")
-    (only,) = answers([bare])
-    assert isinstance(only, ValueError)
-    assert "the message has 0 ConfigRecords; valid is exactly one" in str(only)

@@ -15,7 +15,7 @@ from tests.clients.similarity_free.quadratic_cases import Q2_X, Q2_Y, Point, hal
 from tests.oracles.similarity_free import Q2, Quadratic, inner_iterates
 from torch import Tensor, nn
 
-from hedgerow.clients import LocalWork, TrainingMode, local_sgd, parse_inner_lr
+from hedgerow.clients import TrainingMode, parse_inner_lr
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.similarity_free.proximal import Proximal, ProximalWork, proximal_steps
 
@@ -87,12 +87,6 @@ def test_the_loss_is_the_mean_over_the_steps_before_each() -> None:
     before = [np.zeros(2), *inner_iterates(Q2[1], np.zeros(2), 0.1, 0.05, 2)]
     outcome = solved(work(inner_lr=0.05, steps=3))
     assert outcome.mean_loss == pytest.approx(np.mean([Q2[1].value(y) for y in before]), rel=1e-12)
-
-
-def test_one_inner_step_from_the_start_is_one_step_of_sgd() -> None:
-    (sgd,) = local_sgd(Point(), [LocalWork(point(0.3, -1), Q2_X, Q2_Y, [TWO], 0.07)], half_square)
-    prox = solved(work(start=point(0.3, -1), inner_lr=0.07, steps=1))
-    assert torch.equal(prox.state["w"], sgd.state["w"])
 
 
 # Stopping

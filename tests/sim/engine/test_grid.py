@@ -148,13 +148,6 @@ def test_node_ids_do_not_give_the_partitions_away(num_nodes: int, seed: int) -> 
     assert [node.node_id for node in grid.get_nodes()] == grid.get_node_ids()
 
 
-def test_state_lives_from_round_to_round_for_each_node_alone() -> None:
-    grid = InProcessGrid(app_of(count), 3)
-    grid.send_and_receive(messages(grid)[:1])
-    calls = by_partition(grid.send_and_receive(messages(grid)), "calls")
-    assert sorted(calls.values()) == [1, 1, 2]
-
-
 # Errors
 
 
@@ -256,29 +249,6 @@ def test_two_messages_to_a_node_are_handled_in_order(batched: bool) -> None:
 
 
 # Batches
-
-
-@pytest.mark.parametrize("max_in_flight", [None, 2])
-def test_batches_of_any_size_equal_one_by_one(max_in_flight: int | None) -> None:
-    class OneByOne(BatchedApp):
-        def batch_handler(self, message_type: str) -> Any:
-            return None
-
-    def run(app: BatchedApp, **options: Any) -> dict[int, Any]:
-        grid = InProcessGrid(app, 7, **options)
-        out: dict[int, Any] = {}
-        for server_round in range(3):
-            replies = grid.send_and_receive(messages(grid, records=content(float(server_round))))
-            out = {
-                int(r.content["metrics"]["partition-id"]): r.content["arrays"].to_numpy_ndarrays()
-                for r in replies
-            }
-        return out
-
-    batched, single = run(BatchedApp(), max_in_flight=max_in_flight), run(OneByOne())
-    assert sorted(batched) == sorted(single) == list(range(7))
-    for partition_id, arrays in single.items():
-        np.testing.assert_array_equal(batched[partition_id][0], arrays[0])
 
 
 def test_an_exception_in_place_of_an_answer_fails_that_node_alone() -> None:
@@ -495,6 +465,3 @@ def test_inside_says_how_many_nodes_are_missing() -> None:
     context = Context(1, SUPERLINK_NODE_ID, {}, RecordDict(), {})
     with pytest.raises(ValueError, match=r"2 nodes are there after 0\.2 s, 5 are needed"):
         Inner.inside(outer, app_of(count), context, num_nodes=5, timeout=0.2)
-
-
-# Speed and reach

@@ -90,10 +90,6 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_killed_run_goes_on_from_its_latest_checkpoint(run: Path) -> None:
-    assert resumed(run) == ([1, 2, 3, 4], 4)
-
-
 # Generations
 
 

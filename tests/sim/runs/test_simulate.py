@@ -191,24 +191,6 @@ def test_two_strategies_of_one_main_are_one_record_that_goes_on_from_the_first(t
     assert_same(rest, whole)
 
 
-def test_a_run_that_fails_goes_on_where_it_was(tmp_path: Path) -> None:
-    class Failing(FedAvg):
-        def configure_train(self, server_round: int, *args: Any, **kwargs: Any) -> Any:
-            if server_round == 3:
-                raise RuntimeError("the power is out")
-            return super().configure_train(server_round, *args, **kwargs)
-
-    with pytest.raises(RuntimeError, match="the power is out"):
-        run(4, Failing, output_dir=tmp_path, checkpoint_every=100)
-    (folder,) = tmp_path.iterdir()
-    assert [end["round"] for end in read_rounds(folder)] == [1, 2]
-    done = run(4, resume=folder)
-    assert_same(done, run(4))
-    # Nodes went on with what they had kept.
-    assert [end["train"]["visits"] for end in done.rounds] == [1, 2, 3, 4]
-    assert done.rounds[-1]["by_link"] == run(4).rounds[-1]["by_link"]
-
-
 def test_a_strategy_that_knows_its_state_goes_on_with_it(tmp_path: Path) -> None:
     def strategy() -> SDFeel:
         return SDFeel(topology="ring", num_servers=2)

@@ -248,23 +248,6 @@ def test_what_nodes_tell_is_averaged_by_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "n", "s", "bits"),
-    [
-        ("1bcs", 1000, 10, 564),
-        ("dense64", 1000, 10, 64_000),
-        ("dense32", 10_000, 100, 320_000),
-        ("sparse64", 1000, 10, 740),
-        ("sparse32", 10_000, 100, 4_600),
-        ("sparse16", 20_958, 100, 3_100),
-        ("quantised8", 1000, 10, 8_032),
-        ("quantised4", 20_958, 100, 83_864),
-    ],
-)
-def test_bits_of_a_message_are_those_of_the_papers_comparison(codec: str, n: int, s: int, bits: int) -> None:
-    assert PayloadCoding(codec, n, s, n // 2).sizes.message_bits == bits
-
-
-@pytest.mark.parametrize(
     "codec", ["1bcs", "dense64", "dense32", "sparse64", "sparse32", "sparse16", "quantised5"]
 )
 @pytest.mark.parametrize("n", [1, 2, 37, 1000])

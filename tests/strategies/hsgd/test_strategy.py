@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.oracles.hsgd import Group, Theta, merged
 from tests.oracles.hsgd import run as oracle
 from tests.oracles.test_hsgd_oracle import (
-    CENTRAL_1,
     FINALS,
     START,
     TOLERANCE,
@@ -57,24 +56,6 @@ def hsgd(parties: Parties, P: int = 1, Q: int = 1, **options: Any) -> HSGD:
 def final(P: int, Q: int, T: int, *, method: str = "hsgd", edges: bool = False, **options: Any) -> np.ndarray:
     parties = toy(method, edges=edges)
     return run(hsgd(parties, P, Q, method=method, **options), parties, START, T // P)[0]
-
-
-# The golden table
-
-
-@LAYOUTS
-@pytest.mark.parametrize(("method", "P", "Q", "T", "golden"), FINALS)
-def test_every_method_ends_at_its_golden_model(
-    method: str, P: int, Q: int, T: int, golden: tuple[float, ...], edges: bool
-) -> None:
-    assert final(P, Q, T, method=method, edges=edges) == pytest.approx(golden, abs=TOLERANCE, rel=0)
-
-
-@LAYOUTS
-@pytest.mark.parametrize("method", ["c-hsgd", "c-tdcd"])
-def test_a_compressed_head_stops_the_devices_that_lost_their_weight(method: str, edges: bool) -> None:
-    ended = final(1, 1, 1, method=method, edges=edges)
-    assert ended == pytest.approx((*CENTRAL_1[:3], 0.4), abs=1e-8, rel=0)  # encodings travel in 32 bits
 
 
 # A network with random data, uneven groups, sampled devices and a schedule.

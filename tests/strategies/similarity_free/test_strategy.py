@@ -11,7 +11,7 @@ from flwr.app import Context
 from tests.clients.similarity_free.quadratic_cases import Point, half_square, samples
 from tests.oracles.similarity_free import Q2, Quadratic
 
-from hedgerow.clients import LocalTask, similarity_free_client
+from hedgerow.clients import LocalTask, TrainingMode, similarity_free_client
 from hedgerow.sim import FaultModel, InProcessGrid, flower_identity
 from hedgerow.strategies import (
     FedAvg,
@@ -30,7 +30,10 @@ class Federation:
     """Workers with a quadratic each; what they hold between rounds can be looked at."""
 
     def __init__(
-        self, problems: Sequence[Quadratic] = Q2, faults: FaultModel | None = None, strict: bool = False
+        self,
+        problems: Sequence[Quadratic] = Q2,
+        faults: FaultModel | None = None,
+        mode: TrainingMode | None = None,
     ) -> None:
         self.problems = problems
         x, y = samples(problems)
@@ -40,10 +43,7 @@ class Federation:
             return LocalTask(Point(x.shape[1] // 2), x, y, np.array([i]))
 
         self.grid = InProcessGrid(
-            similarity_free_client(task, loss=half_square),
-            num_nodes=len(problems),
-            faults=faults,
-            strict=strict,
+            similarity_free_client(task, mode, half_square), num_nodes=len(problems), faults=faults
         )
 
     def run(self, strategy: SimilarityFree, rounds: int, start: Sequence[float] | None = None) -> np.ndarray:
@@ -64,6 +64,7 @@ def family(algorithm: str, **parameters: Any) -> SimilarityFree:
 # Goldens, section 8.2 of the reference problem
 
 
+@pytest.mark.parametrize("mode", ["loop", "stack"])
 @pytest.mark.parametrize(
     ("algorithm", "xs", "tolerance"),
     [
@@ -90,8 +91,10 @@ def family(algorithm: str, **parameters: Any) -> SimilarityFree:
         ),
     ],
 )
-def test_golden_trajectories(algorithm: str, xs: list[tuple[float, float]], tolerance: float) -> None:
-    federation, strategy = Federation(), family(algorithm)
+def test_golden_trajectories(
+    algorithm: str, xs: list[tuple[float, float]], tolerance: float, mode: TrainingMode
+) -> None:
+    federation, strategy = Federation(mode=mode), family(algorithm)
     seen: list[np.ndarray] = []
     strategy.on_round_end = [lambda end: seen.append(strategy.current_arrays())]
     federation.run(strategy, 3)
