@@ -43,7 +43,7 @@ from hedgerow.sim.runs.compare import (
     to_target,
 )
 from hedgerow.sim.runs.plot import draw, save
-from hedgerow.sim.runs.results import Results, Run, load
+from hedgerow.sim.runs.results import RecordedRun, Results, load
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -198,7 +198,7 @@ def _numbers(value: str) -> list[float]:
     return [float(part) for part in value.split(", ")]
 
 
-def _last(runs: Sequence[Run], y: str) -> str:
+def _last(runs: Sequence[RecordedRun], y: str) -> str:
     """Return what a metric came to, or nothing where runs have no such metric."""
     values = [run.value_at(y, run.rounds[-1]["round"]) for run in runs]
     return _spread([value for value in values if value is not None]) if None not in values else ""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.model_files import read_model
     from hedgerow.sim.runs.plan import plan_run
     from hedgerow.sim.runs.recorder import RunRecorder, read_config, read_rounds
-    from hedgerow.sim.runs.results import Results, Run, load
+    from hedgerow.sim.runs.results import RecordedRun, Results, load
     from hedgerow.sim.runs.serverapp import Experiment, server_app
     from hedgerow.sim.runs.settings import Setting, SettingsError, read_settings
     from hedgerow.sim.runs.simulate import Simulation, simulate
@@ -46,8 +46,8 @@ __all__ = [
     "FaultModel",
     "InProcessGrid",
     "LoadedApp",
+    "RecordedRun",
     "Results",
-    "Run",
     "RunRecorder",
     "Setting",
     "SettingsError",
@@ -93,7 +93,7 @@ _MODULES = {
     "runs.model_files": ("read_model",),
     "runs.plan": ("plan_run",),
     "runs.recorder": ("RunRecorder", "read_config", "read_rounds"),
-    "runs.results": ("Results", "Run", "load"),
+    "runs.results": ("Results", "RecordedRun", "load"),
     "runs.serverapp": ("Experiment", "server_app"),
     "runs.settings": ("Setting", "SettingsError", "read_settings"),
     "runs.simulate": ("Simulation", "simulate"),

@@ -166,6 +166,18 @@ def test_nothing_in_a_room_imports_a_method_but_the_method(room: str, method: st
     assert not [pair for pair in found if f"{pair[1]}.".startswith(f"hedgerow.{room}.{name}.")]
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for room in ("strategies", "clients", "wire", "tasks", "sim", "flower_apps"):
+        for file in (ROOT / room).rglob("*.py"):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
+    # Each method's own.
+    twice = {name: files for name, files in places.items() if len(files) > 1}
+    assert twice.keys() <= {"Algorithm", "State"}, twice
+
+
 def sources() -> Iterator[tuple[str, str]]:
     """Yield each file's name below ``tests/``, without its suffix, and its text."""
     for path in sorted(ROOT.glob("tests/**/*.py")):

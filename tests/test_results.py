@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from results import redraw
 
-from hedgerow.sim import Results, Run, read_sweep
+from hedgerow.sim import RecordedRun, Results, read_sweep
 from hedgerow.sim.runs.collected import write_collected
 from hedgerow.sim.runs.compare import Paired
 from hedgerow.sim.runs.results import cost_named
@@ -88,7 +88,7 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., redra
         losses: Losses, failed: Mapping[str, Mapping[int, str]] | None = None, **test: Any
     ) -> redraw.Finding:
         runs = [
-            Run(tmp_path, label, seed, {"run": {"seed": seed}}, _records(values, 1 + seed), True)
+            RecordedRun(tmp_path, label, seed, {"run": {"seed": seed}}, _records(values, 1 + seed), True)
             for label, seeds in losses.items()
             for seed, values in seeds.items()
         ]
@@ -116,9 +116,9 @@ def _records(losses: Sequence[float | None], bits: int) -> list[dict[str, Any]]:
 
 
 def test_a_summary_has_no_value_of_what_a_variant_does_not_record(tmp_path: Path) -> None:
-    def run(label: str, told: dict[str, float]) -> Run:
+    def run(label: str, told: dict[str, float]) -> RecordedRun:
         records = [{**record, "train": told} for record in _records([4.0, 3.0], 1)]
-        return Run(tmp_path, label, 0, {"run": {"seed": 0}}, records, True)
+        return RecordedRun(tmp_path, label, 0, {"run": {"seed": 0}}, records, True)
 
     runs = [run("plain", {}), run("noisy", {"epsilon": 2.0})]
     found = Results(runs, "", "", ("rounds",), ("loss",), "figure")

@@ -15,7 +15,7 @@ from hedgerow.sim.cli.data import data
 from hedgerow.sim.cli.deploy import deploy_keys, deploy_local, deploy_split
 from hedgerow.sim.cli.evaluate import evaluate
 from hedgerow.sim.cli.export import export
-from hedgerow.sim.cli.mistakes import Command, Group
+from hedgerow.sim.cli.mistakes import Command, CommandGroup
 from hedgerow.sim.cli.new import new
 from hedgerow.sim.cli.node import node
 from hedgerow.sim.cli.plan_hsgd import plan_hsgd
@@ -51,7 +51,7 @@ Examples:
   hedgerow new sd-feel my-app                       an app with your model and data"""
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     epilog=_EXAMPLES.format(apps="\n".join(f"  {name:17}{words}" for name, words in APPS.items())),
     no_args_is_help=True,
     add_completion=True,
@@ -95,7 +95,7 @@ app.command(
 )(node)
 
 deploy = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them."
+    cls=CommandGroup, no_args_is_help=True, help="Run an app on SuperNodes instead of simulating them."
 )
 deploy.command("local", cls=Command)(deploy_local)
 deploy.command("keys", cls=Command)(deploy_keys)
@@ -103,7 +103,7 @@ deploy.command("split", cls=Command)(deploy_split)
 app.add_typer(deploy, name="deploy", rich_help_panel=_DEPLOY)
 
 plans = typer.Typer(
-    cls=Group, no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts."
+    cls=CommandGroup, no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts."
 )
 plans.command("sd-feel", cls=Command)(plan_sd_feel)
 plans.command("similarity-free", cls=Command)(plan_similarity_free)

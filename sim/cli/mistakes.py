@@ -15,7 +15,7 @@ from typer.utils import get_params_from_function
 from hedgerow.wire.extras import MissingExtraError
 from hedgerow.wire.printable import quoted
 
-__all__ = ["BUG", "Command", "Group"]
+__all__ = ["BUG", "Command", "CommandGroup"]
 
 BUG = "This is a bug in Hedgerow; please report it to its maintainers, with the command and the lines above."
 
@@ -36,7 +36,7 @@ class Command(TyperCommand):
                 param.help = getattr(told[param.name].default, "help", None)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Commands, with the one place where what they raise is told."""
 
     def get_help(self, ctx: click.Context) -> str:

@@ -10,8 +10,8 @@ import typer
 from hedgerow.sim.cli.options import Costs, Metrics, Paths, bad_options, load_results, name_and_number
 
 if TYPE_CHECKING:
-    from hedgerow.sim.runs.diagram import Network
-    from hedgerow.sim.runs.results import Run
+    from hedgerow.sim.runs.diagram import DrawnNetwork
+    from hedgerow.sim.runs.results import RecordedRun
 
 __all__ = ["report"]
 
@@ -51,11 +51,11 @@ def report(
     typer.echo(written)
 
 
-def network_of(run: Run) -> Network | None:
+def network_of(run: RecordedRun) -> DrawnNetwork | None:
     """Return the graph of a run whose settings say it; None of any other."""
     from collections import Counter
 
-    from hedgerow.sim.runs.diagram import MOST_DRAWN, Network
+    from hedgerow.sim.runs.diagram import MOST_DRAWN, DrawnNetwork
     from hedgerow.strategies.ceps.strategy import neighbourhood_graph
     from hedgerow.strategies.edges import contiguous_clusters
     from hedgerow.strategies.topology import as_digraph, graph
@@ -73,14 +73,16 @@ def network_of(run: Run) -> Network | None:
             if said.get("clusters") == "contiguous" and servers <= clients <= 1_000_000:
                 members = Counter(contiguous_clusters(clients, servers))
                 hanging = [members[server] for server in range(servers)]
-            return Network("edge", servers, edges, "client", hanging)
+            return DrawnNetwork("edge", servers, edges, "client", hanging)
         if "node->node" in links and 1 <= clients <= MOST_DRAWN:
             if not topology:
-                return Network("node", clients, sorted(neighbourhood_graph(None, clients, run.seed).edges))
+                return DrawnNetwork(
+                    "node", clients, sorted(neighbourhood_graph(None, clients, run.seed).edges)
+                )
             drawn = as_digraph(topology, clients, run.seed)
             directed = any(not drawn.has_edge(b, a) for a, b in drawn.edges)
             both = drawn if directed else drawn.to_undirected()
-            return Network("node", clients, sorted(both.edges), directed=directed)
+            return DrawnNetwork("node", clients, sorted(both.edges), directed=directed)
     except ValueError:
         # A graph of that name is not to be had on so many nodes: not a run of ours.
         return None

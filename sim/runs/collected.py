@@ -18,7 +18,7 @@ from typing import Any
 
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies
-from hedgerow.sim.runs.results import COSTS, OF_LINKS, SOURCES, Results, Run, numbers, spent
+from hedgerow.sim.runs.results import COSTS, OF_LINKS, SOURCES, RecordedRun, Results, numbers, spent
 from hedgerow.wire.printable import reason
 
 __all__ = ["FORMAT", "POINTS", "collect", "read_collected", "write_collected"]
@@ -117,7 +117,7 @@ def read_collected(file: Path, *, prefix: bool = False) -> Results:
         ) from error
 
 
-def _run(file: Path, said: Mapping[str, Any], run: Mapping[str, Any], prefix: bool) -> Run:
+def _run(file: Path, said: Mapping[str, Any], run: Mapping[str, Any], prefix: bool) -> RecordedRun:
     config = {
         "app": said["app"],
         "realism": said["realism"],
@@ -131,7 +131,7 @@ def _run(file: Path, said: Mapping[str, Any], run: Mapping[str, Any], prefix: bo
         record["by_link"] = {link: {} for link in run["by_link"]} | record["by_link"]
     if rounds:
         rounds[-1] |= {"by_link": run["by_link"], "rejected": run["lost-replies"]}
-    return Run(file, _label(file, run["label"], prefix), run["seed"], config, rounds, run["finished"])
+    return RecordedRun(file, _label(file, run["label"], prefix), run["seed"], config, rounds, run["finished"])
 
 
 def _label(file: Path, label: str, prefix: bool) -> str:
@@ -153,7 +153,7 @@ def _record(columns: Mapping[str, Sequence[Any]], at: int) -> dict[str, Any]:
     return record
 
 
-def _columns(run: Run, shown: Sequence[str]) -> dict[str, list[Any]]:
+def _columns(run: RecordedRun, shown: Sequence[str]) -> dict[str, list[Any]]:
     """Return the rounds that are kept, as columns; real seconds of those between go to the next one kept."""
     evaluated = [at for at, record in enumerate(run.rounds) if any(record.get(s) for s in SOURCES[:2])]
     kept = _thinned(evaluated or list(range(len(run.rounds))))

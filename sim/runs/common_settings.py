@@ -12,7 +12,7 @@ from hedgerow.sim.runs.kinds import (
     MAX_INT64,
     MAX_NODES,
     MAX_ROUNDS,
-    Interval,
+    NumberRange,
     choice,
     flag,
     folder,
@@ -102,7 +102,7 @@ MONITOR = Setting(
 )
 
 # What one node can do to a run at most.
-_RATIO = number("0, or a number from 1 to 1e+30", Interval(1, LARGEST, zero=True))
+_RATIO = number("0, or a number from 1 to 1e+30", NumberRange(1, LARGEST, zero=True))
 WEIGHT_BOUND = Setting(
     10.0,
     _RATIO,
@@ -135,7 +135,7 @@ SUM_SETTINGS: Mapping[str, Setting] = {
     ),
     "sum-clip": Setting(
         8.0,
-        number("a number from 1e-06 to 1e+06", Interval(1e-6, 1e6)),
+        number("a number from 1e-06 to 1e+06", NumberRange(1e-6, 1e6)),
         "R of `secure-sum`: each number of an update is clipped to [-R, R] and rounded to n R / 2^31",
     ),
     "sum-threshold": Setting(
@@ -150,12 +150,12 @@ SUM_SETTINGS: Mapping[str, Setting] = {
 SUM_NOISE_SETTINGS: Mapping[str, Setting] = {
     "upload-clip": Setting(
         0.0,
-        number("0, or a number up to 1e+30", Interval(0, 1e30)),
+        number("0, or a number up to 1e+30", NumberRange(0, 1e30)),
         "with `secure-sum`: largest norm of a node's update; with its noise both > 0, or both 0 for none",
     ),
     "upload-noise-multiplier": Setting(
         0.0,
-        number("0, or a number from 0.001 to 1e+06", Interval(1e-3, 1e6, zero=True)),
+        number("0, or a number from 0.001 to 1e+06", NumberRange(1e-3, 1e6, zero=True)),
         "the deviation of the noise on a sum of updates over that norm (docs/privacy.md)",
     ),
     "noise-delta": Setting(
@@ -225,7 +225,7 @@ RUN_SETTINGS: Mapping[str, Setting] = {
     "round-timeout": Setting(
         600.0,
         number(
-            f"a number of seconds > 0, up to {_MAX_SECONDS:g}", Interval(0, _MAX_SECONDS, open_below=True)
+            f"a number of seconds > 0, up to {_MAX_SECONDS:g}", NumberRange(0, _MAX_SECONDS, open_below=True)
         ),
         "seconds until a reply is too late",
         Role.RESUME,

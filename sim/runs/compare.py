@@ -15,13 +15,13 @@ from statistics import fmean
 
 import numpy as np
 
-from hedgerow.sim.runs.results import Point, Results, Run
+from hedgerow.sim.runs.results import Point, RecordedRun, Results
 from hedgerow.wire.extras import needed
 
 __all__ = [
     "NOTE",
+    "ComparisonTable",
     "Paired",
-    "Table",
     "at_budget",
     "budget_comparison",
     "budget_table",
@@ -60,13 +60,13 @@ def is_share(y: str) -> bool:
     return y.lower().endswith(_SHARES)
 
 
-def at_budget(run: Run, x: str, budget: float, y: str) -> Point | None:
+def at_budget(run: RecordedRun, x: str, budget: float, y: str) -> Point | None:
     """Return the last evaluated point that cost at most ``budget``; None if the run ended before it."""
     within = [point for point in run.series(x, y) if _at_most(point.x, budget)]
     return within[-1] if within and _at_most(budget, run.costs(x)[-1]) else None
 
 
-def to_target(run: Run, x: str, y: str, target: float) -> float | None:
+def to_target(run: RecordedRun, x: str, y: str, target: float) -> float | None:
     """Return the cost of the first evaluated point that reaches ``target``; None if none does."""
     sign = 1 if higher_is_better(y) else -1
     return next((point.x for point in run.series(x, y) if sign * point.y >= sign * target), None)
@@ -112,7 +112,7 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """A comparison, for whoever shows it.
 
     Parameters
@@ -148,7 +148,7 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
 
 
 def difference_curve(
-    runs: Mapping[int, Run], reference: Mapping[int, Run], x: str, y: str
+    runs: Mapping[int, RecordedRun], reference: Mapping[int, RecordedRun], x: str, y: str
 ) -> list[tuple[float, Paired]]:
     """Return the paired difference of ``y`` from a reference along ``x``, as far as both spent it.
 
@@ -165,7 +165,7 @@ def difference_curve(
 
 
 def paired_values(
-    runs: Mapping[int, Run], reference: Mapping[int, Run], x: str, y: str
+    runs: Mapping[int, RecordedRun], reference: Mapping[int, RecordedRun], x: str, y: str
 ) -> list[tuple[float, dict[int, float], dict[int, float]]]:
     """Return ``y`` of runs and of a reference along ``x``, by seed, where neither is much older.
 
@@ -215,7 +215,7 @@ def budget_table(
 
 def budget_comparison(
     results: Results, x: str, y: str, budget: float, columns: Sequence[str] | None = None
-) -> Table:
+) -> ComparisonTable:
     """Return each variant's ``y`` at a budget of ``x``, and its difference from the first.
 
     Parameters
@@ -227,8 +227,8 @@ def budget_comparison(
     budget : float
         How much of the cost.
     columns : sequence of str or None (default: None)
-        What else is shown, as it was where ``y`` was measured, the mean over seeds: as in ``Run.value_at``.
-        None for what the sweep says.
+        What else is shown, as it was where ``y`` was measured, the mean over seeds: as in
+        ``RecordedRun.value_at``. None for what the sweep says.
 
     Raises
     ------
@@ -266,7 +266,7 @@ def budget_comparison(
         counted = f"{len(value)} of {results.asked(label)}"
         rows.append((label, _mean(value), at, *extra[label], *difference, counted))
     numeric = (False, True, True, *(True for _ in shown), True, False, True)
-    return Table(f"{y} at {x} = {_number(budget)}", heads, numeric, rows)
+    return ComparisonTable(f"{y} at {x} = {_number(budget)}", heads, numeric, rows)
 
 
 def target_table(results: Results, x: str, y: str, target: float) -> str:
@@ -274,7 +274,7 @@ def target_table(results: Results, x: str, y: str, target: float) -> str:
     return target_comparison(results, x, y, target).markdown()
 
 
-def target_comparison(results: Results, x: str, y: str, target: float) -> Table:
+def target_comparison(results: Results, x: str, y: str, target: float) -> ComparisonTable:
     """Return what each variant paid in ``x`` until ``y`` reached a target.
 
     A mean is given only where every seed reached the target: a mean over the lucky ones would flatter.
@@ -308,7 +308,7 @@ def target_comparison(results: Results, x: str, y: str, target: float) -> Table:
             difference = ("n/a", "n/a")
         rows.append((label, mean, *difference, f"{len(value)} of {counts[label]}"))
     numeric = (False, True, True, False, True)
-    return Table(f"{x} to {y} {relation} {_number(target)}", columns, numeric, rows)
+    return ComparisonTable(f"{x} to {y} {relation} {_number(target)}", columns, numeric, rows)
 
 
 def _beside(results: Results, label: str, points: Mapping[int, Point | None], name: str) -> str:

@@ -14,7 +14,7 @@ from html import escape
 
 import networkx as nx
 
-__all__ = ["MOST_DRAWN", "Crossed", "Network", "links_svg", "network_svg", "size"]
+__all__ = ["MOST_DRAWN", "Crossed", "DrawnNetwork", "links_svg", "network_svg", "size"]
 
 # A network of more nodes is a ball of wool.
 MOST_DRAWN = 40
@@ -40,7 +40,7 @@ class Crossed:
 
 
 @dataclass(frozen=True)
-class Network:
+class DrawnNetwork:
     """The graph of a run.
 
     Parameters
@@ -131,7 +131,7 @@ def links_svg(crossed: Mapping[str, Crossed], name: str) -> str:
     return _svg(name, "Links and what crossed them", said, _WIDTH, tops[-1] + _BOX_HEIGHT + 12, parts)
 
 
-def network_svg(network: Network, crossed: Mapping[str, Crossed], name: str) -> str:
+def network_svg(network: DrawnNetwork, crossed: Mapping[str, Crossed], name: str) -> str:
     """Return a network in a circle, its leaves around it, with the mean of what crossed each of its links.
 
     Records hold the sums over all links of a kind: each is drawn with its share. Empty where the records have
@@ -206,7 +206,7 @@ def _arrowhead(tail: tuple[float, float], tip: tuple[float, float], gap: float) 
     return f'<polygon class="head" points="{corners}"/>'
 
 
-def _leaf_told(network: Network, legs: Sequence[Crossed | None], count: int) -> str:
+def _leaf_told(network: DrawnNetwork, legs: Sequence[Crossed | None], count: int) -> str:
     heads = (f"{network.leaf}->{network.kind}", f"{network.kind}->{network.leaf}")
     told = [
         f"{head}: {size(leg.payload_bytes / count)} each"

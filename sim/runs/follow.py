@@ -39,7 +39,7 @@ from hedgerow.sim.runs.folder import (
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.printable import shown
 
-__all__ = ["FollowServer", "Followed", "check_followed", "newest_run"]
+__all__ = ["FollowServer", "LiveFolder", "check_followed", "newest_run"]
 
 # Real seconds between two looks at the folder, and between two signs of life to a page that hears nothing.
 _EVERY, _ALIVE = 0.5, 15.0
@@ -116,7 +116,7 @@ def _configs(path: Path) -> list[Path]:
     return [own] if own.is_file() else sorted(path.rglob(f"*/{CONFIG}"))
 
 
-class Followed:
+class LiveFolder:
     """A run's folder, read as it grows; one for each page.
 
     Parameters
@@ -367,7 +367,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self._head(HTTPStatus.OK, "text/event-stream; charset=utf-8", None)
-            followed, last = Followed(self.server.folder), time.monotonic()
+            followed, last = LiveFolder(self.server.folder), time.monotonic()
             while not self.server.stopping.is_set():
                 for event, told in followed.news():
                     # JSON on one line: no text of a run's files can end the event.

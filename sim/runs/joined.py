@@ -26,7 +26,7 @@ __all__ = [
     "SERVERS",
     "SITES",
     "TOGETHER",
-    "Part",
+    "OrchestratorFolder",
     "joined_config",
     "joined_rounds",
     "parts_beneath",
@@ -46,7 +46,7 @@ SERVERS, SITES = "servers-", "sites-"
 _COUNTS = ("receivers", "deliveries", "refused", "withheld", "unopened")
 
 
-class Part(NamedTuple):
+class OrchestratorFolder(NamedTuple):
     """A folder that one of the orchestrators of a run wrote."""
 
     folder: Path
@@ -54,7 +54,7 @@ class Part(NamedTuple):
     rounds: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path) -> Part | None:
+    def read(cls, folder: Path) -> OrchestratorFolder | None:
         """Return what a run folder holds; None if it is that of a run with one orchestrator."""
         config = read_config(folder)
         said = config.get("run", {})
@@ -91,10 +91,10 @@ class Part(NamedTuple):
 def parts_beneath(folder: Path) -> list[Path]:
     """Return the run folders of orchestrators in a folder, or one level below it."""
     places = sorted([*folder.glob("*/config.json"), *folder.glob("*/*/config.json")])
-    return [place.parent for place in places if Part.read(place.parent) is not None]
+    return [place.parent for place in places if OrchestratorFolder.read(place.parent) is not None]
 
 
-def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[Part]], list[Path]]:
+def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[OrchestratorFolder]], list[Path]]:
     """Return the parts of each run, and the folders of runs with one part.
 
     Raises
@@ -102,10 +102,10 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[Part]], list[Path]
     ValueError
         If two folders are the same server's, of runs that cannot be told apart.
     """
-    groups: dict[str, list[Part]] = {}
+    groups: dict[str, list[OrchestratorFolder]] = {}
     single = []
     for folder in folders:
-        if (part := Part.read(folder)) is None:
+        if (part := OrchestratorFolder.read(folder)) is None:
             single.append(folder)
         else:
             groups.setdefault(_identity(part, ()), []).append(part)
@@ -115,7 +115,7 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[Part]], list[Path]
             runs.append(group)
             continue
         # The same settings more than once: on one machine each run has ports of its own.
-        by_peers: dict[str, list[Part]] = {}
+        by_peers: dict[str, list[OrchestratorFolder]] = {}
         for part in group:
             by_peers.setdefault(_identity(part, ("peers",)), []).append(part)
         for one in by_peers.values():
@@ -129,7 +129,7 @@ def parts_of_runs(folders: Iterable[Path]) -> tuple[list[list[Part]], list[Path]
     return [sorted(group, key=_order) for group in runs if len(group) > 1], single
 
 
-def _identity(part: Part, more: Sequence[str]) -> str:
+def _identity(part: OrchestratorFolder, more: Sequence[str]) -> str:
     said = part.config["run"]
     kept = {key: value for key, value in said.items() if not _is_own(key) or key in more}
     return json.dumps(kept, sort_keys=True, default=str)
@@ -140,26 +140,26 @@ def _is_own(key: str) -> bool:
     return key in _OWN or (role_of(key).may_change and key != "iterations")
 
 
-def _twice(parts: Sequence[Part]) -> tuple[Part, Part] | None:
-    seen: dict[str, Part] = {}
+def _twice(parts: Sequence[OrchestratorFolder]) -> tuple[OrchestratorFolder, OrchestratorFolder] | None:
+    seen: dict[str, OrchestratorFolder] = {}
     for part in parts:
         if (twin := seen.setdefault(part.who, part)) is not part:
             return twin, part
     return None
 
 
-def _order(part: Part) -> tuple[bool, int]:
+def _order(part: OrchestratorFolder) -> tuple[bool, int]:
     return part.is_monitor, part.number
 
 
-def joined_config(parts: Sequence[Part]) -> dict[str, Any]:
+def joined_config(parts: Sequence[OrchestratorFolder]) -> dict[str, Any]:
     """Return the config of the run: what its parts have in common."""
     first, said = parts[-1].config, dict(parts[-1].config["run"])
     kept = {key: value for key, value in said.items() if not _is_own(key) or key == "output-dir"}
     return {**first, "run": {**kept, **({} if parts[-1].is_site else {_KEY: _DIRECT})}}
 
 
-def joined_rounds(parts: Sequence[Part]) -> list[dict[str, Any]]:
+def joined_rounds(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
     """Return the rounds of a run.
 
     Traffic is the servers' sum, simulated and real seconds the latest's; ``train`` has real seconds of the
@@ -201,7 +201,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     )
 
 
-def _by_round(servers: Sequence[Part]) -> dict[int, list[Mapping[str, Any]]]:
+def _by_round(servers: Sequence[OrchestratorFolder]) -> dict[int, list[Mapping[str, Any]]]:
     found: dict[int, list[Mapping[str, Any]]] = {}
     for part in servers:
         for record in part.rounds:
@@ -256,7 +256,7 @@ def _summed(
     }
 
 
-def _events(sites: Sequence[Part]) -> list[dict[str, Any]]:
+def _events(sites: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
     """Return the events of all sites; of one that a resumed site tells again the last record counts."""
     told = [{record["iterations"]: record for record in part.rounds} for part in sites]
     known: dict[int, Mapping[str, Any]] = {}

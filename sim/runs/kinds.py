@@ -24,8 +24,8 @@ __all__ = [
     "NOT_NEGATIVE",
     "POSITIVE",
     "SMALLEST",
-    "Interval",
     "Kind",
+    "NumberRange",
     "above",
     "choice",
     "flag",
@@ -46,7 +46,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
-class Interval:
+class NumberRange:
     """Numbers from ``low`` to ``high``, without the ends that are open, and 0 where ``zero``."""
 
     low: float
@@ -71,18 +71,18 @@ class Kind:
         In words: "an integer >= 1".
     read : Callable[[UserConfigValue], Any]
         Returns the value to use; raises ValueError, TypeError or OverflowError if it is not valid.
-    values : Interval, tuple or None (default: None)
+    values : NumberRange, tuple or None (default: None)
         The values that it takes, where they are numbers or can be listed; None for texts.
     """
 
     valid: str
     read: Callable[[UserConfigValue], Any]
-    values: Interval | tuple[UserConfigValue, ...] | None = None
+    values: NumberRange | tuple[UserConfigValue, ...] | None = None
 
 
 def whole(least: int, most: int) -> Kind:
     """Return the kind of integers from ``least`` to ``most``."""
-    values = Interval(least, most)
+    values = NumberRange(least, most)
 
     def read(value: UserConfigValue) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value not in values:
@@ -100,7 +100,7 @@ def _said(number: int) -> str:
     return str(number)
 
 
-def number(valid: str, values: Interval) -> Kind:
+def number(valid: str, values: NumberRange) -> Kind:
     """Return the kind of numbers in an interval."""
 
     def read(value: UserConfigValue) -> float:
@@ -113,20 +113,20 @@ def number(valid: str, values: Interval) -> Kind:
 
 def above(low: float) -> Kind:
     """Return the kind of numbers > ``low``, up to 1e30."""
-    return number(f"a number > {low:g}, up to {LARGEST:g}", Interval(low, LARGEST, open_below=True))
+    return number(f"a number > {low:g}, up to {LARGEST:g}", NumberRange(low, LARGEST, open_below=True))
 
 
 def in_range(low: float, high: float, *, open_below: bool = False, open_above: bool = False) -> Kind:
     """Return the kind of numbers in [low, high], without the ends that are open."""
     return number(
         f"a number in {'(' if open_below else '['}{low:g}, {high:g}{')' if open_above else ']'}",
-        Interval(low, high, open_below, open_above),
+        NumberRange(low, high, open_below, open_above),
     )
 
 
-POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", Interval(SMALLEST, LARGEST))
+POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", NumberRange(SMALLEST, LARGEST))
 NOT_NEGATIVE = number(
-    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", Interval(SMALLEST, LARGEST, zero=True)
+    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", NumberRange(SMALLEST, LARGEST, zero=True)
 )
 
 

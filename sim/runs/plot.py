@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from hedgerow.sim.runs.compare import difference_curve, is_share, t_interval
-from hedgerow.sim.runs.results import SOURCES, Results, Run, cost_named, numbers
+from hedgerow.sim.runs.results import SOURCES, RecordedRun, Results, cost_named, numbers
 
 __all__ = ["Curve", "caption", "default_path", "draw", "mean_curve", "save"]
 
@@ -60,7 +60,7 @@ class Curve:
     high: Sequence[float]
 
 
-def mean_curve(runs: Sequence[Run], x: str, y: str) -> Curve:
+def mean_curve(runs: Sequence[RecordedRun], x: str, y: str) -> Curve:
     """Return mean and band of ``y`` over seeds, round by round, over the seeds' mean cost ``x``.
 
     The band is minimum to maximum for 2 to 4 seeds, the 95 % t interval of the mean from 5 on (of a
@@ -146,9 +146,9 @@ def draw(
     return figure
 
 
-def _columns(results: Results, by: str) -> dict[str, dict[str, Mapping[int, Run]]]:
+def _columns(results: Results, by: str) -> dict[str, dict[str, Mapping[int, RecordedRun]]]:
     """Return the runs of each line, by the column's head (empty for the only one) and the line's label."""
-    out: dict[str, dict[str, Mapping[int, Run]]] = {}
+    out: dict[str, dict[str, Mapping[int, RecordedRun]]] = {}
     for label, seeds in results.variants().items():
         settings = next(iter(seeds.values())).settings
         if by and by not in settings:
@@ -205,7 +205,7 @@ def _line(ax: Axes, curve: Curve, label: str, number: int) -> None:
     ax.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _differences(ax: Axes, lines: Mapping[str, Mapping[int, Run]], x: str, y: str) -> None:
+def _differences(ax: Axes, lines: Mapping[str, Mapping[int, RecordedRun]], x: str, y: str) -> None:
     """Draw the differences of all lines from the first, in the looks that the lines have beside."""
     (_, reference), *others = lines.items()
     ax.axhline(0.0, color=_COLOURS[0], linewidth=1.0)
@@ -296,7 +296,7 @@ def _measured(results: Results, ys: Sequence[str]) -> list[str]:
     return [f"{', '.join(names)}: {where}." for where, names in of.items()]
 
 
-def _where(run: Run, y: str) -> str:
+def _where(run: RecordedRun, y: str) -> str:
     source = next((s for s in SOURCES if any(name == y for r in run.rounds for name, _ in numbers(r, s))), "")
     if source == "evaluate":
         return "measured by the nodes, mean"

@@ -23,12 +23,18 @@ from xml.etree import ElementTree
 
 import matplotlib as mpl
 
-from hedgerow.sim.runs.compare import NOTE, Table, budget_comparison, common_budget, target_comparison
-from hedgerow.sim.runs.diagram import Crossed, Network, links_svg, network_svg, size
+from hedgerow.sim.runs.compare import (
+    NOTE,
+    ComparisonTable,
+    budget_comparison,
+    common_budget,
+    target_comparison,
+)
+from hedgerow.sim.runs.diagram import Crossed, DrawnNetwork, links_svg, network_svg, size
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
-from hedgerow.sim.runs.results import COSTS, SOURCES, Results, Run, cost_named, numbers
+from hedgerow.sim.runs.results import COSTS, SOURCES, RecordedRun, Results, cost_named, numbers
 
 __all__ = ["report_html", "write_report"]
 
@@ -58,7 +64,7 @@ def write_report(
     xs: Sequence[str] = (),
     ys: Sequence[str] = (),
     targets: Mapping[str, float] | None = None,
-    network: Callable[[Run], Network | None] = lambda _: None,
+    network: Callable[[RecordedRun], DrawnNetwork | None] = lambda _: None,
 ) -> Path:
     """Write the page; see ``report_html``."""
     path = Path(path).expanduser()
@@ -74,7 +80,7 @@ def report_html(
     xs: Sequence[str] = (),
     ys: Sequence[str] = (),
     targets: Mapping[str, float] | None = None,
-    network: Callable[[Run], Network | None] = lambda _: None,
+    network: Callable[[RecordedRun], DrawnNetwork | None] = lambda _: None,
 ) -> str:
     """Return the page.
 
@@ -86,7 +92,7 @@ def report_html(
         Costs and metrics to draw and to compare.
     targets : Mapping[str, float] (default: none)
         For a metric, what to reach; each gets a table of what that cost.
-    network : Callable[[Run], Network or None]
+    network : Callable[[RecordedRun], DrawnNetwork or None]
         Returns the graph of a run, where it has one that is known.
 
     Raises
@@ -157,7 +163,7 @@ def _warnings(results: Results) -> str:
 
 
 def _what(results: Results, ys: Sequence[str]) -> str:
-    rows: dict[tuple[str, ...], list[Run]] = {}
+    rows: dict[tuple[str, ...], list[RecordedRun]] = {}
     for run in results.runs:
         rows.setdefault((_app(run), *_machine(run)), []).append(run)
     table = _table(
@@ -193,7 +199,7 @@ def _what(results: Results, ys: Sequence[str]) -> str:
     return table + last
 
 
-def _last(runs: Sequence[Run], y: str) -> str:
+def _last(runs: Sequence[RecordedRun], y: str) -> str:
     """Return the mean of a metric's, or a cost's, last values."""
     values = [run.value_at(y, run.rounds[-1]["round"]) for run in runs]
     known = [value for value in values if value is not None and isfinite(value)]
@@ -214,7 +220,7 @@ def _spent(results: Results) -> list[Any]:
     return out
 
 
-def _cost(runs: Sequence[Run], key: str, unit: str) -> str:
+def _cost(runs: Sequence[RecordedRun], key: str, unit: str) -> str:
     name = next(name for name, cost in COSTS.items() if cost.key == key)
     value = fmean(run.costs(name)[-1] for run in runs)
     if not isfinite(value):
@@ -322,11 +328,11 @@ def _tables(
     return "".join(made) + (f'<p class="muted">{escape(NOTE)}</p>\n' if made else "")
 
 
-def _compared(table: Table) -> str:
+def _compared(table: ComparisonTable) -> str:
     return _table(table.title, table.columns, table.rows, numeric=table.numeric)
 
 
-def _links(results: Results, network: Callable[[Run], Network | None]) -> str:
+def _links(results: Results, network: Callable[[RecordedRun], DrawnNetwork | None]) -> str:
     crossed = {label: _crossed(list(seeds.values())) for label, seeds in results.variants().items()}
     rows = [
         (label, link, f"{one.messages:,.0f}", size(one.nominal_bits, "bit"), size(one.payload_bytes))
@@ -377,7 +383,7 @@ def _links(results: Results, network: Callable[[Run], Network | None]) -> str:
     return drawn + more + several + table
 
 
-def _crossed(runs: Sequence[Run]) -> dict[str, Crossed]:
+def _crossed(runs: Sequence[RecordedRun]) -> dict[str, Crossed]:
     """Return what crossed each link at the end, mean over the runs; what is no number is left out."""
     told: dict[str, list[Crossed]] = {}
     for run in runs:
@@ -442,12 +448,12 @@ def _settings(results: Results) -> str:
 # Texts and tables
 
 
-def _app(run: Run) -> str:
+def _app(run: RecordedRun) -> str:
     version = run.config.get("version")
     return f"{run.config.get('app', '?')}{f' {version}' if version else ''}"
 
 
-def _machine(run: Run) -> tuple[str, str, str]:
+def _machine(run: RecordedRun) -> tuple[str, str, str]:
     """Return which code, on what, by whose engine."""
     told = run.config.get("environment")
     told = told if isinstance(told, dict) else {}

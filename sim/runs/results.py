@@ -20,7 +20,7 @@ from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.joined import (
     SERVERS,
     SITES,
-    Part,
+    OrchestratorFolder,
     joined_config,
     joined_rounds,
     parts_beneath,
@@ -35,8 +35,8 @@ __all__ = [
     "SOURCES",
     "Cost",
     "Point",
+    "RecordedRun",
     "Results",
-    "Run",
     "cost_named",
     "load",
     "numbers",
@@ -128,7 +128,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run, read from its folder.
 
     Parameters
@@ -255,7 +255,7 @@ class Results:
 
     Parameters
     ----------
-    runs : sequence of Run
+    runs : sequence of RecordedRun
         By variant in the order asked for, then by seed.
     title, realism : str
         What the sweep says of itself; the realism says what was emulated and what was real.
@@ -270,7 +270,7 @@ class Results:
     by : str
         The setting whose values get panels of their own where the user does not say; empty for none.
     columns : sequence of str
-        What tables show beside ``ys`` where the user does not say, as in ``Run.value_at``.
+        What tables show beside ``ys`` where the user does not say, as in ``RecordedRun.value_at``.
     differences : bool
         Whether pictures have panels of paired differences where the user does not say.
     failed : mapping of str to mapping of int to str
@@ -278,7 +278,7 @@ class Results:
         of those that survived.
     """
 
-    runs: Sequence[Run]
+    runs: Sequence[RecordedRun]
     title: str
     realism: str
     xs: Sequence[str]
@@ -291,9 +291,9 @@ class Results:
     differences: bool = False
     failed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
-    def variants(self) -> dict[str, dict[int, Run]]:
+    def variants(self) -> dict[str, dict[int, RecordedRun]]:
         """Return the runs by label, then by seed, in their order."""
-        out: dict[str, dict[int, Run]] = {}
+        out: dict[str, dict[int, RecordedRun]] = {}
         for run in self.runs:
             out.setdefault(run.label, {})[run.seed] = run
         return out
@@ -409,31 +409,31 @@ def _is_read(folder: Path) -> bool:
     return (folder / "sweep.json").is_file() or (folder / "rounds.jsonl").is_file()
 
 
-def _joined(parts: Sequence[Part]) -> Run:
+def _joined(parts: Sequence[OrchestratorFolder]) -> RecordedRun:
     # The monitor's folder, which is the last, or a server's.
     folder = parts[-1].folder
     finished = all((part.folder / "summary.json").is_file() for part in parts)
     return _run(folder, joined_config(parts), joined_rounds(parts), finished)
 
 
-def _loss_of(runs: Sequence[Run]) -> str:
+def _loss_of(runs: Sequence[RecordedRun]) -> str:
     """Return what runs call the loss, where nobody says what to compare."""
     names = {name for run in runs for record in run.rounds for name in _metrics(record)}
     return next((one for one in ("loss", SERVERS + "loss", SITES + "disagreement") if one in names), "loss")
 
 
-def _read_run(folder: Path, label: str = "") -> Run:
+def _read_run(folder: Path, label: str = "") -> RecordedRun:
     config, rounds = read_config(folder), read_rounds(folder)
     return _run(folder, config, rounds, (folder / "summary.json").is_file(), label)
 
 
 def _run(
     folder: Path, config: Mapping[str, Any], rounds: list[dict[str, Any]], finished: bool, label: str = ""
-) -> Run:
+) -> RecordedRun:
     said = config.get("run", {}).get("seed", 0)
     # Of another project's app it may be anything.
     seed = said if isinstance(said, int) else 0
-    return Run(folder, label, seed, config, rounds, finished)
+    return RecordedRun(folder, label, seed, config, rounds, finished)
 
 
 def _read_sweep(folder: Path, *, prefix: bool) -> Results:
@@ -477,7 +477,7 @@ def _last_line(log: Path) -> str:
     return ""
 
 
-def _failed(parts: Sequence[Results], runs: Sequence[Run]) -> dict[str, dict[int, str]]:
+def _failed(parts: Sequence[Results], runs: Sequence[RecordedRun]) -> dict[str, dict[int, str]]:
     """Return what failed in all parts of a comparison, and was not run again in another."""
     ended = {(run.label, run.seed) for run in runs}
     out: dict[str, dict[int, str]] = {}
@@ -487,13 +487,13 @@ def _failed(parts: Sequence[Results], runs: Sequence[Run]) -> dict[str, dict[int
     return {label: seeds for label, seeds in out.items() if seeds}
 
 
-def _app(run: Run) -> str:
+def _app(run: RecordedRun) -> str:
     return str(run.config.get("app", run.folder.name))
 
 
-def _labelled(runs: list[Run]) -> list[Run]:
+def _labelled(runs: list[RecordedRun]) -> list[RecordedRun]:
     """Label runs by the settings in which they differ from others of their app, and twins by their time."""
-    apps: dict[str, list[Run]] = {}
+    apps: dict[str, list[RecordedRun]] = {}
     for run in runs:
         apps.setdefault(_app(run), []).append(run)
     labels: dict[Path, str] = {}
@@ -516,13 +516,13 @@ def _labelled(runs: list[Run]) -> list[Run]:
     return [replace(run, label=labels[run.folder]) for run in runs]
 
 
-def _begun(run: Run) -> str:
+def _begun(run: RecordedRun) -> str:
     """Return when a run began, to the second; empty where its record does not say."""
     return str((run.config.get("environment") or {}).get("time") or "")[:19].replace("T", " ")
 
 
-def _check_distinct(runs: Sequence[Run]) -> None:
-    seen: dict[tuple[str, int], Run] = {}
+def _check_distinct(runs: Sequence[RecordedRun]) -> None:
+    seen: dict[tuple[str, int], RecordedRun] = {}
     for run in runs:
         twin = seen.setdefault((run.label, run.seed), run)
         if twin is not run:
@@ -532,11 +532,11 @@ def _check_distinct(runs: Sequence[Run]) -> None:
             )
 
 
-def _realism(runs: Sequence[Run]) -> list[str]:
+def _realism(runs: Sequence[RecordedRun]) -> list[str]:
     return [str(run.config["realism"]) for run in runs if run.config.get("realism")]
 
 
-def _doubts(runs: Sequence[Run]) -> list[str]:
+def _doubts(runs: Sequence[RecordedRun]) -> list[str]:
     out = []
     for run in runs:
         if not run.rounds:
@@ -550,6 +550,6 @@ def _doubts(runs: Sequence[Run]) -> list[str]:
     return out
 
 
-def _code(run: Run) -> Any:
+def _code(run: RecordedRun) -> Any:
     environment = run.config.get("environment", {})
     return [environment.get("packages"), (environment.get("git") or {}).get("commit")]

@@ -15,7 +15,7 @@ import numpy as np
 
 from hedgerow.sim.runs.app import find_app, load_app
 from hedgerow.sim.runs.checkpoint import load_arrays
-from hedgerow.sim.runs.joined import TOGETHER, Part, joined_config
+from hedgerow.sim.runs.joined import TOGETHER, OrchestratorFolder, joined_config
 from hedgerow.sim.runs.model_files import MODELS
 from hedgerow.sim.runs.serverapp import Experiment, experiment_of
 from hedgerow.wire.records import Layout, to_record, to_state_dict
@@ -23,7 +23,7 @@ from hedgerow.wire.records import Layout, to_record, to_state_dict
 __all__ = ["evaluate_together"]
 
 
-def evaluate_together(parts: Sequence[Part]) -> list[dict[str, Any]]:
+def evaluate_together(parts: Sequence[OrchestratorFolder]) -> list[dict[str, Any]]:
     """Measure what the servers of a run are together; return a record a round, and write them beside.
 
     Each has the ``round``, ``central`` metrics, and in ``train`` what the app says of the models. The file is
@@ -63,7 +63,7 @@ def evaluate_together(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return records
 
 
-def _size(part: Part, number: int) -> float:
+def _size(part: OrchestratorFolder, number: int) -> float:
     """Return the samples of a server's cluster in a round; before the first all are alike."""
     sizes = [one["train"]["cluster-size"] for one in part.rounds if one["round"] == number and number]
     return float(sizes[-1]) if sizes else 1.0

@@ -21,7 +21,7 @@ from hedgerow.sim.runs.kinds import (
     MAX_ROUNDS,
     NOT_NEGATIVE,
     POSITIVE,
-    Interval,
+    NumberRange,
     above,
     choice,
     flag,
@@ -208,7 +208,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "features": Setting(1000, whole(1, _MAX_FEATURES), "n of `linear`"),
     "noise": Setting(
-        0.5, number("a number from 0 to 1e6", Interval(0, 1e6)), "noise of `linear`'s observations"
+        0.5, number("a number from 0 to 1e6", NumberRange(0, 1e6)), "noise of `linear`'s observations"
     ),
     "samples-low": Setting(250, whole(1, _MAX_FEATURES), "fewest samples of a node in `linear`"),
     "samples-high": Setting(750, whole(1, _MAX_FEATURES), "most samples of a node in `linear`"),

@@ -27,8 +27,8 @@ from hedgerow.sim.runs.kinds import (
     MAX_ROUNDS,
     NOT_NEGATIVE,
     POSITIVE,
-    Interval,
     Kind,
+    NumberRange,
     choice,
     flag,
     folder,
@@ -179,7 +179,7 @@ SETTINGS: Mapping[str, Setting] = {
     "probe-aggregate": Setting("max", choice("max", "mean"), "delta^2 is the largest variance, or the mean"),
     "final-loss": Setting(
         0.0,
-        number(f"a number from -{LARGEST:g} to {LARGEST:g}", Interval(-LARGEST, LARGEST)),
+        number(f"a number from -{LARGEST:g} to {LARGEST:g}", NumberRange(-LARGEST, LARGEST)),
         "E[F] at the end",
     ),
     "compute-seconds": Setting(0.0, NOT_NEGATIVE, "t_c, simulated seconds of an iteration"),

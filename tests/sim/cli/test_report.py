@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.sim.cli.command_line import hedgerow
 
-from hedgerow.sim import Run
+from hedgerow.sim import RecordedRun
 from hedgerow.sim.cli.report import network_of
 
 WriteRun = Callable[..., Path]
@@ -33,10 +33,10 @@ def test_the_page_of_one_run_goes_into_its_folder_and_of_several_here(
     assert hedgerow("report", "runs").stdout.split() == [str(tmp_path / "report.html")]
 
 
-def run(link: str, **settings: Any) -> Run:
+def run(link: str, **settings: Any) -> RecordedRun:
     links = {link: {"messages": 1, "nominal_bits": 1, "payload_bytes": 1}}
     config = {"run": {"seed": 0, **settings}}
-    return Run(Path(), "a", 0, json.loads(json.dumps(config)), [{"round": 1, "by_link": links}], True)
+    return RecordedRun(Path(), "a", 0, json.loads(json.dumps(config)), [{"round": 1, "by_link": links}], True)
 
 
 def test_edge_servers_are_drawn_as_their_topology_says_with_their_clients() -> None:

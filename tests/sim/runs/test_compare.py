@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hedgerow.sim import Run, load
+from hedgerow.sim import RecordedRun, load
 from hedgerow.sim.runs.compare import (
     Paired,
     at_budget,
@@ -27,25 +27,27 @@ numbers = st.floats(-1e3, 1e3, allow_nan=False)
 
 
 @pytest.fixture
-def run(write_run: WriteRun) -> Run:
+def run(write_run: WriteRun) -> RecordedRun:
     return load([write_run("a", [2.0, None, 1.5, None, 1.0, None])]).runs[0]
 
 
 # One run
 
 
-def test_the_value_at_a_budget_is_the_last_evaluation_within_it(run: Run) -> None:
+def test_the_value_at_a_budget_is_the_last_evaluation_within_it(run: RecordedRun) -> None:
     point = at_budget(run, "iterations", 39, "loss")
     assert point == (2, 20.0, 1.5)
 
 
 @pytest.mark.parametrize(("target", "cost"), [(2.5, 0.0), (1.5, 1.0), (1.2, 2.0), (0.9, None)])
-def test_a_loss_target_is_reached_from_above(run: Run, target: float, cost: float | None) -> None:
+def test_a_loss_target_is_reached_from_above(run: RecordedRun, target: float, cost: float | None) -> None:
     assert to_target(run, "sim-seconds", "loss", target) == cost
 
 
 @pytest.mark.parametrize(("target", "cost"), [(0.5, 0.0), (0.6, 1.0), (0.75, 2.0), (0.9, None)])
-def test_an_accuracy_target_is_reached_from_below(run: Run, target: float, cost: float | None) -> None:
+def test_an_accuracy_target_is_reached_from_below(
+    run: RecordedRun, target: float, cost: float | None
+) -> None:
     assert to_target(run, "sim-seconds", "accuracy", target) == cost
 
 

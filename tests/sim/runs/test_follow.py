@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hedgerow.sim.runs import follow
-from hedgerow.sim.runs.follow import Followed, FollowServer, check_followed
+from hedgerow.sim.runs.follow import FollowServer, LiveFolder, check_followed
 
 WriteRun = Callable[..., Path]
 SECONDS = 20.0
@@ -114,13 +114,13 @@ def test_a_run_that_has_not_begun_is_waited_for(serve: Serve, write_run: WriteRu
     events.close()
 
 
-def news(followed: Followed) -> dict[str, Any]:
+def news(followed: LiveFolder) -> dict[str, Any]:
     return dict(followed.news())
 
 
 def test_a_line_that_is_half_written_is_read_when_it_is_whole(write_run: WriteRun) -> None:
     folder = write_run("run", [2.0])
-    followed = Followed(folder)
+    followed = LiveFolder(folder)
     append(folder, 1, end="")
     assert [one["round"] for one in news(followed)["rounds"]] == [0]
     assert news(followed) == {}
@@ -131,7 +131,7 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(write_run: WriteRu
 
 def test_a_run_that_goes_on_from_before_begins_anew_on_the_page(write_run: WriteRun) -> None:
     folder = write_run("run", [2.0, 1.0, 0.5])
-    followed = Followed(folder)
+    followed = LiveFolder(folder)
     assert len(news(followed)["rounds"]) == 3
     kept = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)[:2]
     # As a recorder does it: another file of that name, which has grown past the old one when it is seen.
@@ -150,7 +150,7 @@ def test_a_run_that_goes_on_from_before_begins_anew_on_the_page(write_run: Write
 
 def test_what_is_no_round_is_counted_and_left_out(write_run: WriteRun) -> None:
     folder = write_run("run", [2.0])
-    followed = Followed(folder)
+    followed = LiveFolder(folder)
     with (folder / "rounds.jsonl").open("ab") as file:
         file.write(b'garbage\n[1]\n{"round": "x"}\n{"round": 1, "central": 3}\n\xff\n')
         file.write(b'{"round": 2, "central": {"loss": 1e999, "gap": NaN, "big": ' + b"9" * 400 + b"}}\n")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hedgerow.sim import load
-from hedgerow.sim.runs.diagram import Crossed, Network, network_svg
+from hedgerow.sim.runs.diagram import Crossed, DrawnNetwork, network_svg
 from hedgerow.sim.runs.report import report_html, write_report
 
 WriteRun = Callable[..., Path]
@@ -176,7 +176,7 @@ def test_nothing_that_a_run_says_is_markup(
     }
     with_last(folder, by_link=evil_links, rejected={EVIL: 1}, central={"loss": 1.0, EVIL: 2.0})
     honest = report_html(load([next(sweep.glob("B/*"))]))
-    text = report_html(load([sweep]), network=lambda _: Network(EVIL, 2, [(0, 1)], EVIL, [1, 1]))
+    text = report_html(load([sweep]), network=lambda _: DrawnNetwork(EVIL, 2, [(0, 1)], EVIL, [1, 1]))
     page = Page(text)
     assert {tag for tag, _ in page.elements} <= {tag for tag, _ in Page(honest).elements} | DIAGRAM
     assert not [key for _, found in page.elements for key in found if key.startswith("on")]
@@ -203,7 +203,7 @@ def words(svg: str) -> list[str]:
 
 
 def test_a_network_is_drawn_with_each_links_share() -> None:
-    ring = Network("edge", 4, [(0, 1), (1, 2), (2, 3), (0, 3)], "client", [2, 2, 2, 9])
+    ring = DrawnNetwork("edge", 4, [(0, 1), (1, 2), (2, 3), (0, 3)], "client", [2, 2, 2, 9])
     links = crossed(edge_edge=8_000.0, client_edge=1_500.0, edge_client=3_000.0)
     svg = network_svg(ring, links, "x")
     # Four links, both ways.
@@ -215,7 +215,7 @@ def test_a_network_is_drawn_with_each_links_share() -> None:
 
 
 def test_an_edge_of_one_way_is_an_arrow_with_all_of_its_share() -> None:
-    ring = Network("node", 3, [(0, 1), (1, 2), (2, 0)], directed=True)
+    ring = DrawnNetwork("node", 3, [(0, 1), (1, 2), (2, 0)], directed=True)
     svg = network_svg(ring, crossed(node_node=3_000.0), "x")
     assert "node 2 → node 0: 1 kB<" in svg
     assert words(svg).count("1 kB") == 3

@@ -7,7 +7,7 @@ import pytest
 
 from hedgerow.sim import Setting, SettingsError, read_settings
 from hedgerow.sim.runs.common_settings import RUN_SETTINGS
-from hedgerow.sim.runs.kinds import Interval, choice, in_range, number, text, whole
+from hedgerow.sim.runs.kinds import NumberRange, choice, in_range, number, text, whole
 from hedgerow.sim.runs.settings import override
 
 
@@ -20,7 +20,7 @@ KINDS = {
     "clients": whole(1, 2**63 - 1),
     "share": in_range(0.0, 1.0),
     "beta": in_range(0.0, 1.0, open_below=True),
-    "rate": number("a finite number > 0", Interval(0, 1e308, open_below=True)),
+    "rate": number("a finite number > 0", NumberRange(0, 1e308, open_below=True)),
     "method": choice("a", "b"),
     "name": text("a word", word_without_spaces),
     "folder": text("a folder"),
