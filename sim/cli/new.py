@@ -85,7 +85,8 @@ def new(
         if home.exists() and (not home.is_dir() or any(home.iterdir())):
             raise ValueError(f"FOLDER {home}: there is something already; valid is a new or an empty folder")
         package = _write(method, apps[method], home)
-    shown = folder or Path(method)
+    # A bare name is the suite's own app.
+    shown = f"./{method}" if folder is None else folder
     typer.echo(f"{shown}/{package}/task.py is where your model and your data go. It runs as it is:\n")
     typer.echo(f"    hedgerow run {shown}")
 

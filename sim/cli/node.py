@@ -26,8 +26,8 @@ def node(
     import os
     from pathlib import Path
 
-    from hedgerow.sim.cli.options import bad_options
-    from hedgerow.sim.deploy.node_arguments import check_node_arguments
+    from hedgerow.sim.cli.options import bad_options, known_node_keys
+    from hedgerow.sim.deploy.node_arguments import check_node_arguments, misspelt_keys
     from hedgerow.sim.deploy.processes import program
     from hedgerow.sim.deploy.warm import PRELOAD, warm_path
 
@@ -39,6 +39,8 @@ def node(
             )
     with bad_options():
         check_node_arguments(arguments)
+    for warning in misspelt_keys(arguments, known_node_keys()):
+        typer.echo(f"Warning: {warning}", err=True)
     home = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser().absolute()
     supernode = program("flower-supernode")
     # Flower's programs start one another by name.

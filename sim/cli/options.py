@@ -31,6 +31,7 @@ __all__ = [
     "bad_options",
     "check_ordinary",
     "interruptible",
+    "known_node_keys",
     "load_results",
     "name_and_number",
     "read_node_configs",
@@ -136,6 +137,14 @@ def check_ordinary(**numbers: float | None) -> None:
         raise ValueError("\n".join(wrong))
 
 
+def known_node_keys() -> list[str]:
+    """Return the keys of a node config that nodes of our apps read."""
+    from hedgerow.clients.hsgd.own import OWN_KEYS
+    from hedgerow.tasks import NODE_DATA_KEYS
+
+    return sorted({*_NODE_KEYS, *NODE_DATA_KEYS, *OWN_KEYS})
+
+
 def read_node_configs(
     spec: AppSpec, texts: list[str] | None, num_nodes: int, own: Sequence[UserConfig] = ()
 ) -> list[UserConfig]:
@@ -144,11 +153,10 @@ def read_node_configs(
     Raises ValueError for keys that no node of our apps reads, and where own data are given another number of
     nodes than they have.
     """
-    from hedgerow.clients.hsgd.own import OWN_KEYS
     from hedgerow.sim.deploy.supernode import node_configs
     from hedgerow.sim.runs.app import own_settings
     from hedgerow.sim.runs.settings import check_node_keys
-    from hedgerow.tasks import NODE_DATA_KEYS, is_import_path
+    from hedgerow.tasks import is_import_path
 
     configs = node_configs(texts or [], num_nodes)
     if own and len(own) != num_nodes:
@@ -156,7 +164,7 @@ def read_node_configs(
     if own:
         configs = [{**mine, **more} for mine, more in zip(own, configs, strict=True)]
     if own_settings(spec) is not None:
-        check_node_keys(configs, sorted({*_NODE_KEYS, *NODE_DATA_KEYS, *OWN_KEYS}))
+        check_node_keys(configs, known_node_keys())
         for config in configs:
             for key in ("data", "policy"):
                 path = config.get(key)

@@ -13,8 +13,10 @@ import click
 from cryptography import x509
 
 from hedgerow.sim.engine._compat import parse_config_args
+from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.printable import shown
 
-__all__ = ["check_node_arguments"]
+__all__ = ["check_node_arguments", "misspelt_keys"]
 
 
 def check_node_arguments(arguments: Sequence[str]) -> None:
@@ -39,6 +41,17 @@ def check_node_arguments(arguments: Sequence[str]) -> None:
                 f"--node-config {text}: must be KEY=VALUE pairs in TOML, separated by spaces, with texts in "
                 'double quotes: \'data="/srv/ward.csv" label="outcome"\''
             ) from error
+
+
+def misspelt_keys(arguments: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """Yield a warning for each key of a node config that is almost one of the known ones.
+
+    Others may be keys of the app's own.
+    """
+    for text in _values(arguments, "--node-config"):
+        for key in parse_config_args([text]):
+            if key not in known and (meant := did_you_mean(key, known)):
+                yield f"--node-config has {shown(key)}, which nothing here reads ({meant})"
 
 
 def _values(arguments: Sequence[str], option: str) -> Iterator[str]:
