@@ -244,6 +244,12 @@ class Question:
         The nominal bits of a content on its leg to or from the hub.
     ended : Callable[[Inbox], None] or None
         Told of the exchange when it is over; None for ``Federation.judge``.
+    timeout : float or None (default: None)
+        Seconds that replies are waited for; None for the run's deadline.
+    booked : bool (default: True)
+        Whether it is traffic.
+    unbooked : tuple of str (default: ())
+        Records of its contents that are no traffic.
     """
 
     kind: str
@@ -253,6 +259,9 @@ class Question:
     book: Callable[..., None] = lambda *where, **which: None
     bits: Callable[[RecordDict], int] = lambda content: 0
     ended: Callable[[Inbox], None] | None = None
+    timeout: float | None = None
+    booked: bool = True
+    unbooked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,17 +294,24 @@ class RoundFailedError(Exception):
 def answered(federation: Federation, grid: Grid, server_round: int, question: Question) -> Iterator[Reply]:
     """Ask a question; yield its valid replies in the order of partition ids, booked."""
     inbox = Inbox(question.contents, question.group, question.check)
+    ttl = federation.timeout if question.timeout is None else question.timeout
+
+    def book(at: int, content: RecordDict, *, down: bool) -> None:
+        if not question.booked:
+            return
+        carried = payload_bytes(
+            RecordDict({key: record for key, record in content.items() if key not in question.unbooked})
+        )
+        link, source, target = (HUB_TO_NODE, 0, at) if down else (NODE_TO_HUB, at, 0)
+        federation.ledger.book(server_round, link, source, target, question.bits(content), carried)
+        question.book(server_round, at, carried, down=down)
+
     messages = []
     for node, content in question.contents.items():
-        at, carried = node.partition_id, payload_bytes(content)
-        federation.ledger.book(server_round, HUB_TO_NODE, 0, at, question.bits(content), carried)
-        question.book(server_round, at, carried, down=True)
-        ttl = federation.timeout
+        book(node.partition_id, content, down=True)
         messages.append(Message(content, node.node_id, question.kind, ttl=ttl, group_id=question.group))
-    for reply in inbox.accept(collect(grid, messages, federation.timeout) if messages else ()):
-        at, carried = reply.node.partition_id, payload_bytes(reply.content)
-        federation.ledger.book(server_round, NODE_TO_HUB, at, 0, question.bits(reply.content), carried)
-        question.book(server_round, at, carried, down=False)
+    for reply in inbox.accept(collect(grid, messages, ttl) if messages else ()):
+        book(reply.node.partition_id, reply.content, down=False)
         yield reply
     (question.ended or federation.judge)(inbox)
 

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from hedgerow.strategies.exchange import Question, answered
 from hedgerow.strategies.federation import Federation
 from hedgerow.strategies.hsgd.messages import INTRODUCTIONS
-from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply, collect
-from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB
-from hedgerow.wire.records import payload_bytes
+from hedgerow.strategies.inbox import ExchangeReport, Inbox, Reply
 
 __all__ = ["Conversation"]
 
@@ -45,29 +44,25 @@ class Conversation:
         timeout: float | None = None,
     ) -> list[Reply]:
         """Make an exchange, and return the valid replies in the order of partition ids."""
-        roster, ledger = self._federation.gather(grid), self._federation.ledger
-        deadline = self._federation.timeout if timeout is None else timeout
-        self._number += 1
-        group = f"{self._round}-{self._number}"
+        roster = self._federation.gather(grid)
         nodes = [(roster.nodes[partition], content) for partition, content in contents]
-        there = [(node, content) for node, content in nodes if node.node_id in roster.online]
+        there = {node: content for node, content in nodes if node.node_id in roster.online}
         self.report.rejected["offline"] += len(nodes) - len(there)
-        inbox = Inbox(
-            [node for node, _ in there], group, lambda node, content: check(node.partition_id, content)
+        self._number += 1
+        question = Question(
+            message_type,
+            f"{self._round}-{self._number}",
+            there,
+            lambda node, content: check(node.partition_id, content),
+            ended=self._ended,
+            timeout=timeout,
+            booked=self._booked,
+            unbooked=(INTRODUCTIONS,),
         )
-        for node, content in there if self._booked else ():
-            plain = RecordDict({key: record for key, record in content.items() if key != INTRODUCTIONS})
-            ledger.book(self._round, HUB_TO_NODE, 0, node.partition_id, 0, payload_bytes(plain))
-        messages = [
-            Message(content, node.node_id, message_type, ttl=deadline, group_id=group)
-            for node, content in there
-        ]
-        replies = list(inbox.accept(collect(grid, messages, deadline) if messages else ()))
+        return list(answered(self._federation, grid, self._round, question))
+
+    def _ended(self, inbox: Inbox) -> None:
         self._federation.judge(inbox)
-        for reply in replies if self._booked else ():
-            size = payload_bytes(reply.content)
-            ledger.book(self._round, NODE_TO_HUB, reply.node.partition_id, 0, 0, size)
         self.report.sent += inbox.report.sent
         self.report.accepted += inbox.report.accepted
         self.report.rejected += inbox.report.rejected
-        return replies
