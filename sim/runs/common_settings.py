@@ -63,6 +63,8 @@ _TASK = {
     "model": ("lenet", "what is trained"),
     "device": ("cpu", "where nodes train"),
 }
+# Those of a task that do not decide results.
+_TASK_ROLES = {"device": Role.REPETITION}
 
 
 def task_settings(texts: Mapping[str, tuple[str, Callable[[str], object]]]) -> dict[str, Setting]:
@@ -73,14 +75,12 @@ def task_settings(texts: Mapping[str, tuple[str, Callable[[str], object]]]) -> d
     texts : Mapping[str, tuple[str, Callable[[str], object]]]
         For each key what is valid, in words and as a check: ``hedgerow.clients.TASK_TEXTS``, or some of it.
     """
-    return {
-        key: DATA_DIR
-        if key == "data-dir"
-        else Setting(
-            _TASK[key][0], text(*check), _TASK[key][1], Role.REPETITION if key == "device" else Role.RESULTS
-        )
-        for key, check in texts.items()
-    }
+
+    def setting(key: str, check: tuple[str, Callable[[str], object]]) -> Setting:
+        default, help = _TASK[key]
+        return Setting(default, text(*check), help, _TASK_ROLES.get(key, Role.RESULTS))
+
+    return {key: DATA_DIR if key == "data-dir" else setting(key, check) for key, check in texts.items()}
 
 
 HOLDOUT = Setting(
@@ -270,14 +270,13 @@ RUN_SETTINGS: Mapping[str, Setting] = {
     "quiet": Setting(False, flag(), "no progress", Role.IRRELEVANT),
 }
 
-_ROLES: Mapping[str, Role] = {
+_ROLES: Mapping[str, Role] = _TASK_ROLES | {
     key: setting.role
     for key, setting in {
         **RUN_SETTINGS,
         **STACK_SETTINGS,
         **peer_settings("server"),
         PEERS: peers_setting(""),
-        "device": Setting("cpu", text(""), "", Role.REPETITION),
         "iterations": ITERATIONS,
         "monitor": MONITOR,
         "registry": registry_setting(lambda _: None),
