@@ -47,6 +47,8 @@ _UNTOLD = -1
 _POLL_SECONDS = 0.1
 # What Flower's ClientApp raises for a message that it has no handler of: with functions, with a client_fn.
 _NO_HANDLER = ("No query function registered", "Invalid message type")
+# How a SuperNode words what its ClientApp raised.
+_REASON = re.compile(r"<class '(?:\w+\.)*(\w+)'>:<['\"](.*)['\"]>")
 # How often a silent node is asked who it is before the time is over.
 _QUESTIONS = 8
 # Seconds to wait for answers to questions that were asked again.
@@ -769,7 +771,8 @@ class _Introductions:
         if not self.raised:
             return ""
         first, others = min(self.raised), len(self.raised) - 1
-        words = shown(self.raised[first].strip().splitlines()[-1], 300) if self.raised[first].strip() else "?"
+        last = (self.raised[first].strip().splitlines() or ["?"])[-1]
+        words = shown(_REASON.sub(r"\1: \2", last), 300)
         more = f" ({others} more raised an error)" if others else ""
         return f"Node {first}: {words}{more}"
 

@@ -143,6 +143,7 @@ def _deploy_edges(
 ) -> NoReturn:
     from hedgerow.sim.deploy.edges import deploy_edges, edge_overrides, site_overrides
     from hedgerow.sim.deploy.processes import StartError
+    from hedgerow.sim.deploy.supernode import config_of_own_nodes
     from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.plan import parse_overrides, plan_run
     from hedgerow.strategies.edges import contiguous_clusters
@@ -167,9 +168,7 @@ def _deploy_edges(
         if plan.faults is not None:
             raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
         configs = read_node_configs(spec, node_config, plan.num_nodes)
-        data = plan.run_config.get("data-dir")
-        if data and isinstance(data, str):
-            configs = [{"data-dir": str(Path(data).expanduser().absolute()), **one} for one in configs]
+        configs = [{**config_of_own_nodes(plan.run_config), **one} for one in configs]
         # Nodes are dealt to sites as clients are to edge servers.
         servers = contiguous_clusters(plan.num_nodes, number)
         partitions = [[i for i, server in enumerate(servers) if server == d] for d in range(number)]

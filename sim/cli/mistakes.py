@@ -28,8 +28,11 @@ class Command(TyperCommand):
         self._describe_arguments()
         return super().get_help(ctx).replace("\\[", "[")
 
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write nothing: Typer lists the arguments itself, and click from 8.5 on would do so again."""
+
     def _describe_arguments(self) -> None:
-        # click from 8.5 on has a help of arguments, in whose place Typer 0.20 leaves nothing.
+        # Typer 0.20 loses the help of arguments under click 8.5.
         told = get_params_from_function(inspect.unwrap(self.callback)) if self.callback else {}
         for param in self.params:
             if isinstance(param, TyperArgument) and not param.help and param.name in told:

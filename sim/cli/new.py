@@ -63,7 +63,8 @@ def new(
         str, typer.Argument(metavar="METHOD", help="sd-feel, similarity-free, fedmud, ceps or hsgd.")
     ],
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Where; its name is the app's. Default: METHOD.")
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="Where; its name is the app's. Default: my-METHOD."),
     ] = None,
 ) -> None:
     """Write an app of a method that runs as it is, with one module for your model and your data."""
@@ -77,7 +78,9 @@ def new(
             meant = did_you_mean(method, apps)
             raise ValueError(f"METHOD {method!r}; valid is {', '.join(apps)}{f' ({meant})' if meant else ''}")
         method = known
-        home = (folder or Path(method)).expanduser().absolute()
+        # Not METHOD, which would hide the suite's own app of that name.
+        folder = folder or Path(f"my-{method}")
+        home = folder.expanduser().absolute()
         if not _NAME.fullmatch(home.name):
             raise ValueError(
                 f"FOLDER {home.name!r}; Flower takes a letter, then up to 31 letters, digits and hyphens"
@@ -85,10 +88,8 @@ def new(
         if home.exists() and (not home.is_dir() or any(home.iterdir())):
             raise ValueError(f"FOLDER {home}: there is something already; valid is a new or an empty folder")
         package = _write(method, apps[method], home)
-    # A bare name is the suite's own app.
-    shown = f"./{method}" if folder is None else folder
-    typer.echo(f"{shown}/{package}/task.py is where your model and your data go. It runs as it is:\n")
-    typer.echo(f"    hedgerow run {shown}")
+    typer.echo(f"{folder}/{package}/task.py is where your model and your data go. It runs as it is:\n")
+    typer.echo(f"    hedgerow run {folder}")
 
 
 def _write(method: str, app: Path, home: Path) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hedgerow.sim.runs.folder import runs_folder
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
 
@@ -69,7 +70,15 @@ Track = Annotated[
         "--track", help="mlflow, tensorboard or wandb: follow the run there, live. Each an extra. Repeatable."
     ),
 ]
-Paths = Annotated[list[Path], typer.Argument(metavar="RUN...|SWEEP", help="Folders of runs or sweeps.")]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="[RUN|SWEEP]...",
+        default_factory=lambda: [runs_folder("runs")],
+        show_default=False,
+        help="Folders of runs or sweeps. Default: runs.",
+    ),
+]
 Costs = Annotated[
     list[str] | None,
     typer.Option(

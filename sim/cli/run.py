@@ -116,9 +116,9 @@ def run(
     from hedgerow.sim.runs.launch import ClusterError, run_app, seed_generators
     from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.recorder import RunFolderError
+    from hedgerow.sim.runs.serverapp import RUN_FAILURES
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.sim.runs.trackers import check_trackers
-    from hedgerow.strategies import DivergenceError, PairingError, RosterError, TooFewRepliesError
 
     with bad_options():
         _check_options(
@@ -182,14 +182,7 @@ def run(
                 records=records,
                 track=trackers,
             )
-    except (
-        AllLostError,
-        ClusterError,
-        DivergenceError,
-        PairingError,
-        RosterError,
-        TooFewRepliesError,
-    ) as error:
+    except (AllLostError, ClusterError, *RUN_FAILURES) as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from hedgerow.sim.deploy.certificates import EdgeCredentials, make_edge_credentials
 from hedgerow.sim.deploy.flower_cli import FlowerRun, RunEnd
-from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim.deploy.launcher import LOGS_GONE, Deployment
 from hedgerow.sim.deploy.processes import free_ports, stop_all
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.joined import parts_of_runs
@@ -260,7 +260,10 @@ def deploy_edges(
                 print(f"{_NAMES[edges.who]} {d}, run {end.run_id}: {said}", file=sys.stderr)
     if logs:
         print(f"Logs: {logs}", flush=True)
-    return max(end.exit_code for end in ends)
+    code = max(end.exit_code for end in ends)
+    if code and not logs:
+        print(LOGS_GONE, file=sys.stderr)
+    return code
 
 
 def _table(runs: Sequence[FlowerRun], ends: Sequence[RunEnd], who: str) -> str:

@@ -33,7 +33,7 @@ from hedgerow.sim.runs.app import AppSpec, find_app
 from hedgerow.sim.runs.plan import Plan, plan_run
 from hedgerow.sim.signals import sigterm_raises, uninterrupted
 
-__all__ = ["FAST", "THREADS", "Deployment", "SuperNode"]
+__all__ = ["FAST", "LOGS_GONE", "THREADS", "Deployment", "SuperNode"]
 
 CONNECTION = "deployment"
 
@@ -44,6 +44,8 @@ FAST: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 # Threads of a node's torch. Nodes that share a machine share its cores: more threads than cores wait for each
 # other, and the numbers of a loop over one node depend, in the last bits, on how many there are.
 THREADS = "OMP_NUM_THREADS"
+
+LOGS_GONE = "The logs of the nodes and servers are gone; --keep-logs keeps them."
 
 # Keys of a node config that name what the node reads.
 _FILES = ("data", "match-key-file", "constants", "policy")

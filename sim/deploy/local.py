@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from flwr.app import UserConfig, UserConfigValue
+from flwr.app import UserConfigValue
 
 from hedgerow.sim.deploy.flower_run import follow
-from hedgerow.sim.deploy.launcher import Deployment
+from hedgerow.sim.deploy.launcher import LOGS_GONE, Deployment
+from hedgerow.sim.deploy.supernode import config_of_own_nodes
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.plan import Plan, absolute_output
 
@@ -33,12 +34,12 @@ def deploy_local(
     Parameters
     ----------
     spec, plan : AppSpec, Plan
-        The app, and what the user asks of its run, without faults. A ``data-dir`` of the run config goes into
-        the node configs, absolute.
+        The app, and what the user asks of its run, without faults.
     tls, node_config
         As for ``Deployment``.
     own_data : bool (default: False)
-        Nodes have files of their own: no program is told of a common data folder.
+        Nodes have files of their own: no program is told of a common data folder, and no node imports what
+        the run config names unless its own config says so.
     own_users : bool (default: False)
         As for ``Deployment``: each node is a user of its own, where that can be done.
     keep_logs : bool (default: False)
@@ -50,7 +51,8 @@ def deploy_local(
         If a program does not start.
     """
     run_config = absolute_output(plan.run_config)
-    configs = [{**_data_dir(run_config), **more} for more in node_config or [{}] * plan.num_nodes]
+    ours = {} if own_data else config_of_own_nodes(run_config)
+    configs = [{**ours, **more} for more in node_config or [{}] * plan.num_nodes]
     logs = None
     if keep_logs:
         logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
@@ -77,7 +79,7 @@ def deploy_local(
                 if not node.running:
                     print(node.failure(f"ended with exit code {node.returncode}"), file=sys.stderr)
             if code and not logs:
-                print("The nodes' logs are gone; --keep-logs keeps them.", file=sys.stderr)
+                print(LOGS_GONE, file=sys.stderr)
             return code
 
 
@@ -86,10 +88,3 @@ def _users(deployment: Deployment) -> str:
         first, last = deployment.users[0], deployment.users[-1]
         return f"Each SuperNode is a user of its own ({first} to {last}), who alone may read its files"
     return f"All SuperNodes run as you and may read what you may: {deployment.no_users}"
-
-
-def _data_dir(run_config: UserConfig) -> UserConfig:
-    folder = run_config.get("data-dir")
-    return (
-        {"data-dir": str(Path(folder).expanduser().absolute())} if folder and isinstance(folder, str) else {}
-    )

@@ -27,10 +27,12 @@ from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, re
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.settings import Reader
 from hedgerow.sim.runs.trackers import Tracking
+from hedgerow.strategies import DivergenceError, PairingError, RosterError, TooFewRepliesError
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.records import to_state_dict
 
 __all__ = [
+    "RUN_FAILURES",
     "Experiment",
     "LearntExperiment",
     "Measure",
@@ -46,6 +48,8 @@ __all__ = [
 Values = Mapping[str, Any]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
+# What ends a run that was set up right. The message says all.
+RUN_FAILURES = (DivergenceError, PairingError, RosterError, TooFewRepliesError)
 # Under which key the record says what the nodes' own data look like.
 _OWN_DATA = "own-data"
 # The apps of ``server_app``: how each reads its settings, and what it runs.
@@ -183,6 +187,13 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        try:
+            complete(grid, context)
+        except RUN_FAILURES as error:
+            # Flower prints the traceback of what a ServerApp raises.
+            raise error.with_traceback(None) from None
+
+    def complete(grid: Grid, context: Context) -> None:
         values = read(context.run_config)
         made = experiment(values)
         if values["engine"] == "inprocess":

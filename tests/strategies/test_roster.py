@@ -58,6 +58,21 @@ def test_a_missing_partition_is_an_error() -> None:
         Roster.gather(InProcessGrid(introducing([0, 1, 7]), 3), 3, timeout=5)
 
 
+def test_what_keeps_every_node_out_is_told_as_they_told_it() -> None:
+    app = ClientApp()
+
+    @app.query("whoami")
+    def whoami(message: Message, context: Context) -> Message:
+        # As a SuperNode words it.
+        raise ValueError("<class 'a.b.Refusal'>:<'dataset: not here'>")
+
+    with pytest.raises(
+        RosterError,
+        match=r"No node can introduce itself. Node \d+: ValueError: Refusal: dataset: not here \(1 more",
+    ):
+        Roster.gather(InProcessGrid(app, 2), 2, timeout=5)
+
+
 def test_more_nodes_than_expected_leaves_the_others_out() -> None:
     roster = Roster.gather(InProcessGrid(introducing(), 5), 3, timeout=5)
     assert len(roster) == 3

@@ -31,6 +31,8 @@ def test_the_page_of_one_run_goes_into_its_folder_and_of_several_here(
         assert hedgerow("report", folder).stdout.split() == [str(folder / "report.html")]
     assert not (tmp_path / "report.html").exists()
     assert hedgerow("report", "runs").stdout.split() == [str(tmp_path / "report.html")]
+    (tmp_path / "report.html").unlink()
+    assert hedgerow("report").stdout.split() == [str(tmp_path / "report.html")]
 
 
 def run(link: str, **settings: Any) -> RecordedRun:
