@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.simulate import Simulation, simulate
     from hedgerow.sim.runs.sweep_file import read_sweep
     from hedgerow.sim.runs.sweep_plan import plan_sweep
+    from hedgerow.sim.runs.watch import RoundMetrics, record_round
 
 __all__ = [
     "AppSpec",
@@ -48,6 +49,7 @@ __all__ = [
     "LoadedApp",
     "RecordedRun",
     "Results",
+    "RoundMetrics",
     "RunRecorder",
     "Setting",
     "SettingsError",
@@ -70,6 +72,7 @@ __all__ = [
     "read_rounds",
     "read_settings",
     "read_sweep",
+    "record_round",
     "run_app",
     "save_checkpoint",
     "server_app",
@@ -99,6 +102,7 @@ _MODULES = {
     "runs.simulate": ("Simulation", "simulate"),
     "runs.sweep_file": ("read_sweep",),
     "runs.sweep_plan": ("plan_sweep",),
+    "runs.watch": ("RoundMetrics", "record_round"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
