@@ -105,7 +105,7 @@ RULES = text(
 COMPRESSORS = text(
     ["identity", "topk(0.1)", "topk(3)", "randk(0.1)", "sign", "ternary"],
     ["", "top-k", "topk", "topk()", "topk(0)", "topk(0.0)", "topk(1.5)", "topk(-1)", "topk(nan)", "topk(.)",
-     "topk(0.1,dense)", "Sign", "identity()", "None", "randk", "randk(0)", "randk(1.5)", "randk(0.1,packed)",
+     "topk(0.1,dense)", "Sign", "identity()", "None", "randk", "randk(0)", "randk(1.5)", "topk(0.1,packed)",
      "randk(0.1,round=-1)", "topk(0.1,round=1)", "randk(0.1,round=\u0661)", "randk(0.1,round=99999999999)",
      f"topk({'9' * 10_000})", f"topk(0.{'1' * 10_000}x)", f"randk(0.1,round={'9' * 10_000})"],
 )  # fmt: skip

@@ -52,9 +52,8 @@ SETTINGS: Mapping[str, Setting] = {
     "compressor": Setting(
         "topk(0.01)",
         text("'identity', 'topk(0.01)', 'topk(100)', 'randk(0.1)', 'sign' or 'ternary'", validate_compressor),
-        "`topk(fraction)`, `topk(count)`, either with `,packed` before the bracket (bit-packed indices), "
-        "`randk(fraction)`, the same entries of all workers, drawn anew each round, `sign`, `ternary`, "
-        "`identity`",
+        "`topk(fraction)`, `topk(count)`, `randk(fraction)`, the same entries of all workers, drawn anew "
+        "each round, `sign`, `ternary`, `identity`",
     ),
     "schedule": Setting(
         "fixed",
