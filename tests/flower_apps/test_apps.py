@@ -41,7 +41,7 @@ def test_the_apps_files_say_what_its_settings_say(
 
 @every_app
 def test_the_defaults_are_valid(case: AppCase) -> None:
-    assert case.settings.read(case.defaults) == case.defaults
+    assert case.settings.read(case.defaults).run_config == case.defaults
 
 
 @every_app
@@ -52,7 +52,7 @@ def test_the_federation_is_as_large_as_the_app_wants_it(case: AppCase) -> None:
 @every_app
 def test_the_papers_settings_are_valid_keys_of_the_app(case: AppCase) -> None:
     plan = plan_run(case.spec, [str(case.folder / "paper.toml")])
-    assert case.settings.read(plan.run_config) == plan.run_config
+    assert case.settings.read(plan.run_config).run_config == plan.run_config
     assert plan.num_nodes == plan.run_config["num-clients"]
 
 
@@ -65,13 +65,13 @@ def test_more_replies_than_there_can_be_are_refused(case: AppCase) -> None:
 
 @every_app
 def test_the_engines_faults_may_stand_beside_the_apps_settings(case: AppCase) -> None:
-    assert case.settings.read({**case.defaults, "fault-dropout": 0.5}) == case.defaults
+    assert case.settings.read({**case.defaults, "fault-dropout": 0.5}).run_config == case.defaults
 
 
 @every_app
 @pytest.mark.parametrize("key", ["dataset", "model"])
 def test_a_users_own_data_and_model_go_by_import_path(case: AppCase, key: str) -> None:
-    assert case.settings.read({**case.defaults, key: "mine.things:make"})[key] == "mine.things:make"
+    assert case.settings.read({**case.defaults, key: "mine.things:make"}).of(key) == "mine.things:make"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_every_run_of_a_figure_is_one_that_the_app_accepts(
     for job in plan:
         # Of every variant one seed: the others differ in nothing else.
         if job.seed == plan[0].seed:
-            assert case.settings.read(job.settings)["seed"] == job.seed
+            assert case.settings.read(job.settings).seed == job.seed
 
 
 # Runs
@@ -147,6 +147,6 @@ def test_bad_settings_stop_a_run_before_it_writes_anything(
     case: AppCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=r"seed = -1; valid is .*\n.*checkpoint-every = 0"):
+    with pytest.raises(SettingsError, match=r"seed must be .*, got -1\n.*checkpoint-every must be .*, got 0"):
         run_app(case.loaded, plan_run(case.spec, ["checkpoint-every=0 seed=-1"]))
     assert not list(tmp_path.iterdir())
