@@ -5,15 +5,18 @@ An app's model inherits them and may give them other defaults and other help.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from hedgerow.sim.engine.ray_cluster import MOST_WORKERS, check_address
 from hedgerow.sim.runs.kinds import (
-    LARGEST,
     MAX_INT64,
-    MAX_NODES,
-    MAX_ROUNDS,
-    NumberRange,
+    Delta,
+    Nodes,
+    NodesOr0,
+    Ratio,
+    Rounds,
+    RoundsOr0,
+    SamplesOr0,
     above,
     folder,
     in_range,
@@ -21,9 +24,10 @@ from hedgerow.sim.runs.kinds import (
     text,
     whole,
 )
-from hedgerow.sim.runs.settings import AppSettings, Role, setting
+from hedgerow.sim.runs.settings import AppSettings, Role, Rules, setting
 from hedgerow.wire.budget import Budget
-from hedgerow.wire.limits import MAX_SAMPLES
+from hedgerow.wire.masked_sums import MAX_MEMBERS
+from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = [
     "BoundSettings",
@@ -36,13 +40,13 @@ __all__ = [
     "SumNoiseSettings",
     "SumSettings",
     "TaskSettings",
-    "TrainingTaskSettings",
+    "TrainingSettings",
     "role_of",
 ]
 
 # Longer than a server waits for anything, and short enough for every clock.
 _MAX_SECONDS = 1e8
-_RATIO = number("0, or a number from 1 to 1e+30", NumberRange(1, LARGEST, zero=True))
+_SECONDS = number(f"a number of seconds > 0, up to {_MAX_SECONDS:g}", 0, _MAX_SECONDS, open_below=True)
 
 
 def _check_cluster(address: str) -> None:
@@ -54,74 +58,65 @@ class RunSettings(AppSettings):
     """Who takes part, who carries the messages, and what is kept of the run: of every app."""
 
     GROUP = "run"
+    # How many replies a round has at most.
+    SENDERS: ClassVar[str] = "num-clients"
 
-    num_clients: Annotated[int, whole(1, MAX_NODES)] = setting(2, "nodes", group="method", first=True)
+    num_clients: Nodes = setting(2, "nodes", "method", first=True)
     holdout: Annotated[float, in_range(0.0, 0.9)] = setting(
         0.2,
         "of `own`, in simulations: the share of its samples that each node keeps aside to measure on. "
         "A device's own `holdout` is in its node config",
-        group="data",
+        "data",
     )
-    min_available_nodes: Annotated[int, whole(0, MAX_NODES)] = setting(
-        0,
-        "nodes that must be there when the run starts; others may come later (0: all)",
-        group="deployment",
+    min_available_nodes: NodesOr0 = setting(
+        0, "nodes that must be there when the run starts; others may come later (0: all)", "deployment"
     )
     registry: str = setting(
         "",
         "the server's file that binds nodes' keys to places (docs/nodes.md); empty: accept any node",
+        "deployment",
         role=Role.IRRELEVANT,
-        group="deployment",
     )
     seed: Annotated[int, whole(0, MAX_INT64)] = setting(
         0, "keys everything that is drawn", role=Role.REPETITION, first=True
     )
-    evaluate_every: Annotated[int, whole(1, MAX_ROUNDS)] = setting(5, "rounds between evaluations")
-    train_loss_samples: Annotated[int, whole(0, MAX_SAMPLES)] = setting(
+    evaluate_every: Rounds = setting(5, "rounds between evaluations")
+    train_loss_samples: SamplesOr0 = setting(
         0, "training samples that the loss is taken over, the same each time (0: all)"
     )
-    round_timeout: Annotated[
-        float,
-        number(
-            f"a number of seconds > 0, up to {_MAX_SECONDS:g}", NumberRange(0, _MAX_SECONDS, open_below=True)
-        ),
-    ] = setting(600.0, "seconds until a reply is too late", role=Role.RESUME, group="deployment")
-    min_replies: Annotated[int, whole(0, MAX_NODES)] = setting(
-        1, "fewest valid replies of a round", group="robustness"
+    round_timeout: Annotated[float, _SECONDS] = setting(
+        600.0, "seconds until a reply is too late", "deployment", role=Role.RESUME
     )
+    min_replies: NodesOr0 = setting(1, "fewest valid replies of a round", "robustness")
     stop_after: Annotated[
         str, text("iterations=N, sim-seconds=S, bits=B or payload-bytes=B, each > 0, or empty", Budget.parse)
     ] = setting(
-        "",
-        "the run ends after the round that spent so much, if it has not ended before",
-        role=Role.RESUME,
+        "", "the run ends after the round that spent so much, if it has not ended before", role=Role.RESUME
     )
     engine: Literal["flower", "inprocess"] = setting(
         "flower",
         "`inprocess`: the ServerApp runs the nodes itself, also under `flwr run`",
+        "deployment",
         role=Role.REPETITION,
-        group="deployment",
     )
     workers: Annotated[int, whole(0, MOST_WORKERS)] = setting(
         0,
         "of `inprocess`: processes that the nodes are dealt to (0: physical cores where that pays; 1: none)",
+        "deployment",
         role=Role.IRRELEVANT,
-        group="deployment",
     )
     ray: Annotated[
         str, text("the address of a Ray cluster, `HOST:PORT` or `auto`, or empty", _check_cluster)
     ] = setting(
         "",
         "of `inprocess`: a Ray cluster that the nodes are dealt to (`workers` = 0: its CPUs)",
+        "deployment",
         role=Role.IRRELEVANT,
-        group="deployment",
     )
     output_dir: Annotated[str, folder("a folder", writable=True)] = setting(
         "runs", "where run folders go", role=Role.IRRELEVANT
     )
-    checkpoint_every: Annotated[int, whole(1, MAX_ROUNDS)] = setting(
-        10, "rounds between checkpoints", role=Role.IRRELEVANT
-    )
+    checkpoint_every: Rounds = setting(10, "rounds between checkpoints", role=Role.IRRELEVANT)
     checkpoint_nodes: Literal["auto", "always", "never"] = setting(
         "auto",
         "whether a checkpoint holds what nodes keep; `auto`: in simulation, not from devices",
@@ -132,13 +127,17 @@ class RunSettings(AppSettings):
     )
     quiet: bool = setting(False, "no progress", role=Role.IRRELEVANT)
 
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        yield self.at_most("min-replies", self.SENDERS)
+        yield self.at_most("min-available-nodes", "num-clients")
+
 
 class IterationSettings(AppSettings):
-    """How long a run is, where that may change when it is resumed."""
+    """How long a run is, in local iterations, where that may change when it is resumed."""
 
-    iterations: Annotated[int, whole(1, MAX_ROUNDS)] = setting(
-        100, "iterations", role=Role.RESUME, first=True
-    )
+    iterations: Rounds = setting(100, "iterations", role=Role.RESUME, first=True)
 
 
 class MonitorSettings(AppSettings):
@@ -170,16 +169,7 @@ class TaskSettings(AppSettings):
         "federated",
         "of `own`: by what all nodes hold together (`federated`), by a mean and a deviation, or `none`",
     )
-    model: str = setting("lenet", "what is trained", group="training", first=True)
-
-
-class TrainingTaskSettings(TaskSettings):
-    """What is learnt of images by nodes that train a model of torch's."""
-
-    scaling: str = setting(
-        "standard", "pixels with mean 0 and deviation 1 a channel; `unit`: in [0, 1]", group="data"
-    )
-    device: str = setting("cpu", "where nodes train", role=Role.REPETITION, group="training")
+    model: str = setting("lenet", "what is trained", "training", first=True)
 
 
 class BoundSettings(AppSettings):
@@ -187,16 +177,18 @@ class BoundSettings(AppSettings):
 
     GROUP = "robustness"
 
-    max_update_norm_ratio: Annotated[float, _RATIO] = setting(
+    max_update_norm_ratio: Ratio = setting(
         100.0, "a larger update, in norms usual in the rounds before, is refused (0: no bound)"
     )
-    quarantine_after: Annotated[int, whole(0, MAX_ROUNDS)] = setting(
+    quarantine_after: RoundsOr0 = setting(
         3, "refused replies running after which a node rests for a while (0: never)"
     )
-    max_loss_ratio: Annotated[float, _RATIO] = setting(
+    max_loss_ratio: Ratio = setting(
         1e6, "a run ends with an error at a larger loss, in losses of the start (0: it goes on)"
     )
-    aggregation: str = setting("mean", "how updates become one: their mean, or a Byzantine-robust rule")
+    aggregation: Annotated[str, text(AGGREGATIONS, parse_aggregation)] = setting(
+        "mean", "how updates become one: their mean, or a Byzantine-robust rule"
+    )
 
 
 class SumSettings(AppSettings):
@@ -207,13 +199,13 @@ class SumSettings(AppSettings):
     secure_sum: bool = setting(
         False, "the server sees the nodes' weighted mean and nothing of one of them (docs/privacy.md)"
     )
-    sum_clip: Annotated[float, number("a number from 1e-06 to 1e+06", NumberRange(1e-6, 1e6))] = setting(
+    sum_clip: Annotated[float, number("a number from 1e-06 to 1e+06", 1e-6, 1e6)] = setting(
         8.0, "R of `secure-sum`: each number of an update is clipped to [-R, R] and rounded to n R / 2^31"
     )
     sum_threshold: Annotated[float, in_range(0.67, 1.0, open_above=True)] = setting(
         0.67, "a sum that at most this share of the nodes survive is none"
     )
-    sum_min_nodes: Annotated[int, whole(3, 255)] = setting(3, "nodes without which there is no sum")
+    sum_min_nodes: Annotated[int, whole(3, MAX_MEMBERS)] = setting(3, "nodes without which there is no sum")
 
 
 class NoiseSettings(AppSettings):
@@ -221,31 +213,55 @@ class NoiseSettings(AppSettings):
 
     GROUP = "privacy"
 
-    noise_delta: Annotated[float, in_range(0.0, 1.0, open_below=True, open_above=True)] = setting(
-        1e-5, "delta at which epsilon is reported"
-    )
+    noise_delta: Delta = setting(1e-5, "delta at which epsilon is reported")
     noise_source: Literal["entropy", "seed"] = setting(
         "entropy",
         "`entropy`: from the operating system; `seed`: for simulations that must repeat, no protection",
     )
 
 
-class SumNoiseSettings(SumSettings, NoiseSettings):
+class SumNoiseSettings(SumSettings, NoiseSettings, BoundSettings):
     """Noise on such sums, which is differential privacy of whole nodes, and the bound on a node's weight."""
 
     GROUP = "privacy"
 
-    upload_clip: Annotated[float, number("0, or a number up to 1e+30", NumberRange(0, 1e30))] = setting(
+    upload_clip: Annotated[float, number("0, or a number up to 1e+30", 0, 1e30)] = setting(
         0.0, "with `secure-sum`: largest norm of a node's update; with its noise both > 0, or both 0 for none"
     )
     upload_noise_multiplier: Annotated[
-        float, number("0, or a number from 0.001 to 1e+06", NumberRange(1e-3, 1e6, zero=True))
+        float, number("0, or a number from 0.001 to 1e+06", 1e-3, 1e6, zero=True)
     ] = setting(0.0, "the deviation of the noise on a sum of updates over that norm (docs/privacy.md)")
-    max_weight_ratio: Annotated[float, _RATIO] = setting(
+    max_weight_ratio: Ratio = setting(
         10.0,
         "a node counts at most so many times the median of the examples that nodes claim (0: no bound)",
-        group="robustness",
+        "robustness",
     )
+
+    def sum_sizes(self) -> tuple[int, int]:
+        """Return the nodes of the smallest and the largest sum of a round."""
+        raise NotImplementedError
+
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        yield self.both_or_neither("upload-clip", "upload-noise-multiplier")
+        if not self.secure_sum:
+            yield (
+                not self.upload_clip, "upload-clip",
+                "0 without secure-sum (the noise is spread over the members of a sum, and what one of them "
+                "adds hides nothing of an update seen by itself)",
+            )  # fmt: skip
+            return
+        smallest, largest = self.sum_sizes()
+        mean = parse_aggregation(self.aggregation).is_mean
+        yield mean, "aggregation", "'mean' with secure-sum (a sum gives no other)"
+        yield (
+            largest <= MAX_MEMBERS,
+            "secure-sum",
+            f"False: a sum has at most {MAX_MEMBERS} nodes, not {largest}",
+        )
+        least = f"at most {smallest}, the nodes that the smallest sum has in a round"
+        yield self.sum_min_nodes <= smallest, "sum-min-nodes", least
 
 
 class StackSettings(AppSettings):
@@ -258,9 +274,7 @@ class StackSettings(AppSettings):
         "`loop`: one node after the other, which gives bits (docs/bits.md); `stack`: many at once",
         role=Role.REPETITION,
     )
-    stack_nodes: Annotated[int, whole(0, MAX_NODES)] = setting(
-        0, "the most nodes in a stack (0: as memory and caches hold)"
-    )
+    stack_nodes: NodesOr0 = setting(0, "the most nodes in a stack (0: as memory and caches hold)")
     precision: Literal["float32", "bf16"] = setting(
         "float32",
         "`bf16`: products of local training in bfloat16, parameters and sums in float32 (docs/precision.md)",
@@ -271,11 +285,20 @@ class StackSettings(AppSettings):
         role=Role.REPETITION,
     )
 
-    def problems(self) -> list[str]:
-        """Return what is wrong between settings of how nodes train."""
-        if self.compile and self.training_mode == "stack":
-            return ["compile = True; valid with training-mode = 'stack' is False: a stack is not compiled"]
-        return []
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        stacked = self.compile and self.training_mode == "stack"
+        yield not stacked, "compile", "False with training-mode = 'stack' (a stack is not compiled)"
+
+
+class TrainingSettings(StackSettings, SumNoiseSettings, TaskSettings, RunSettings):
+    """Of an app whose nodes train a model of torch's on images, and send updates of it."""
+
+    scaling: str = setting(
+        "standard", "pixels with mean 0 and deviation 1 a channel; `unit`: in [0, 1]", "data"
+    )
+    device: str = setting("cpu", "where nodes train", "training", role=Role.REPETITION)
 
 
 class PeerSettings(AppSettings):
@@ -323,25 +346,20 @@ class PeerSettings(AppSettings):
         )
         return ca, certificate, key
 
-    def credential_problems(self) -> list[str]:
-        """Return what is wrong where some of the files are named and others are not."""
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
         files = ("peer-ca", "peer-certificate", "peer-key")
-        named = [key for key in files if self.of(key)]
-        if len(named) in (1, 2):
-            return [f"{named[0]} is set; valid is all of {', '.join(files[:2])} and {files[2]}, or none"]
-        return []
-
-
-class _All(RunSettings, IterationSettings, MonitorSettings, StackSettings, PeerSettings):
-    registry: Annotated[str, text("")] = setting("")
-    device: Annotated[str, text("")] = setting("", role=Role.REPETITION)
+        missing = [key for key in files if not self.of(key)]
+        words = "a file: all of peer-ca, peer-certificate and peer-key are, or none"
+        yield len(missing) in (0, 3), (missing or files)[0], words
 
 
 _ROLES: Mapping[str, Role] = {
-    **{key: one.role for key, one in _All.table().items()},
-    # What apps of Flower's call it.
-    "num-server-rounds": Role.RESUME,
-}
+    key: one.role
+    for part in (TrainingSettings, IterationSettings, MonitorSettings, PeerSettings)
+    for key, one in part.table().items()
+} | {"num-server-rounds": Role.RESUME}  # What apps of Flower's call it.
 
 
 def role_of(key: str) -> Role:

@@ -1,4 +1,4 @@
-"""What a setting may be: in words, and as a check.
+"""What a setting may be: in words, and as a check. The aliases at the end are the types of most fields.
 
 Every number has two ends. Integers end where a size or count would fill a machine or outlast its owner, and
 none is beyond 2^63, the end of what Flower's records hold. Other numbers end at 1e30 and, where they may not
@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.app import UserConfigValue
 
 from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import shown
 
 __all__ = [
@@ -21,11 +22,24 @@ __all__ = [
     "MAX_INT64",
     "MAX_NODES",
     "MAX_ROUNDS",
-    "NOT_NEGATIVE",
-    "POSITIVE",
     "SMALLEST",
+    "Delta",
+    "FractionBelow1",
     "Kind",
+    "Nodes",
+    "NodesOr0",
+    "NotNegative",
     "NumberRange",
+    "Positive",
+    "PositiveFraction",
+    "Ratio",
+    "Rounds",
+    "RoundsOr0",
+    "Samples",
+    "SamplesOr0",
+    "Steps",
+    "StepsOr0",
+    "UnitFraction",
     "above",
     "choice",
     "folder",
@@ -108,14 +122,14 @@ def _said(number: int) -> str:
     return str(number)
 
 
-def number(valid: str, values: NumberRange) -> Kind:
-    """Return the kind of numbers in an interval."""
-    return Kind(valid, values)
+def number(valid: str, low: float, high: float, **ends: bool) -> Kind:
+    """Return the kind of numbers in a ``NumberRange``, said in other words than ``in_range``'s."""
+    return Kind(valid, NumberRange(low, high, **ends))
 
 
 def above(low: float) -> Kind:
     """Return the kind of numbers > ``low``, up to 1e30."""
-    return Kind(f"a number > {low:g}, up to {LARGEST:g}", NumberRange(low, LARGEST, open_below=True))
+    return number(f"a number > {low:g}, up to {LARGEST:g}", low, LARGEST, open_below=True)
 
 
 def in_range(low: float, high: float, *, open_below: bool = False, open_above: bool = False) -> Kind:
@@ -124,12 +138,6 @@ def in_range(low: float, high: float, *, open_below: bool = False, open_above: b
         f"a number in {'(' if open_below else '['}{low:g}, {high:g}{')' if open_above else ']'}",
         NumberRange(low, high, open_below, open_above),
     )
-
-
-POSITIVE = Kind(f"a number from {SMALLEST:g} to {LARGEST:g}", NumberRange(SMALLEST, LARGEST))
-NOT_NEGATIVE = Kind(
-    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", NumberRange(SMALLEST, LARGEST, zero=True)
-)
 
 
 def choice(*names: str) -> Kind:
@@ -169,3 +177,23 @@ def _encodable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+Nodes = Annotated[int, whole(1, MAX_NODES)]
+NodesOr0 = Annotated[int, whole(0, MAX_NODES)]
+Rounds = Annotated[int, whole(1, MAX_ROUNDS)]
+RoundsOr0 = Annotated[int, whole(0, MAX_ROUNDS)]
+Steps = Annotated[int, whole(1, MAX_STEPS)]
+StepsOr0 = Annotated[int, whole(0, MAX_STEPS)]
+Samples = Annotated[int, whole(1, MAX_SAMPLES)]
+SamplesOr0 = Annotated[int, whole(0, MAX_SAMPLES)]
+Positive = Annotated[float, number(f"a number from {SMALLEST:g} to {LARGEST:g}", SMALLEST, LARGEST)]
+NotNegative = Annotated[
+    float, number(f"0, or a number from {SMALLEST:g} to {LARGEST:g}", SMALLEST, LARGEST, zero=True)
+]
+Ratio = Annotated[float, number(f"0, or a number from 1 to {LARGEST:g}", 1, LARGEST, zero=True)]
+UnitFraction = Annotated[float, in_range(0.0, 1.0)]
+PositiveFraction = Annotated[float, in_range(0.0, 1.0, open_below=True)]
+FractionBelow1 = Annotated[float, in_range(0.0, 1.0, open_above=True)]
+# Of differential privacy.
+Delta = Annotated[float, in_range(0.0, 1.0, open_below=True, open_above=True)]

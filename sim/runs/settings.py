@@ -1,7 +1,7 @@
 """An app's settings as a model: each a field with its default, what is valid, one sentence of help, a role.
 
 Everything else follows from the model: the check of a run config, whole and before any work starts (one
-error that lists every bad key with its value and what it may be), typed values, ``hedgerow settings`` and
+error that lists every bad key with its value and what it must be), typed values, ``hedgerow settings`` and
 what ``settings_files`` writes.
 """
 
@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from flwr.app import UserConfigValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
-from hedgerow.sim.runs.kinds import Kind, choice
+from hedgerow.sim.runs.kinds import Kind, choice, text
 from hedgerow.wire.checks import did_you_mean, plain_name
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import quoted, reason, shown
@@ -24,10 +25,10 @@ __all__ = [
     "GROUPS",
     "AppSettings",
     "Role",
+    "Rules",
     "Setting",
     "SettingsError",
     "as_settings_errors",
-    "at_most",
     "check_node_keys",
     "check_work",
     "meant_key",
@@ -36,6 +37,8 @@ __all__ = [
     "unknown_key",
 ]
 
+# What must hold between settings: whether it does, a key, and what its value must be; without a key, why not.
+Rules = Iterator[tuple[bool, str, str]]
 # In the order in which people are shown them.
 GROUPS = ("method", "data", "training", "privacy", "robustness", "deployment", "run")
 
@@ -112,16 +115,16 @@ class Setting:
 def setting(
     default: UserConfigValue,
     help: str | None = None,
+    group: str | None = None,
     *,
     role: Role | None = None,
-    group: str | None = None,
     first: bool | None = None,
 ) -> Any:
     """Return a field of an ``AppSettings``; a subclass's field has what it leaves out from its base's.
 
     Without a group it is of its class's, ``GROUP``; ``Setting`` describes the parameters.
     """
-    told = {"role": role, "group": group, "first": first}
+    told = {"group": group, "role": role, "first": first}
     return Field(default, description=help, json_schema_extra={key: str(v) for key, v in told.items() if v})
 
 
@@ -129,10 +132,7 @@ class AppSettings(BaseModel):
     """The settings of an app, or some that apps share; a key is a field's name with dashes."""
 
     model_config = ConfigDict(
-        strict=True,
-        frozen=True,
-        alias_generator=lambda name: name.replace("_", "-"),
-        protected_namespaces=(),
+        strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-"), protected_namespaces=()
     )
 
     GROUP: ClassVar[str] = "method"
@@ -156,47 +156,42 @@ class AppSettings(BaseModel):
     @classmethod
     @cache
     def table(cls) -> Mapping[str, Setting]:
-        """Return every setting by its key, in the order of ``GROUPS``."""
-        found = {name.replace("_", "-"): cls._setting(name) for name in cls.model_fields}
-        return dict(sorted(found.items(), key=lambda item: GROUPS.index(item[1].group)))
+        """Return every setting by its key: by ``GROUPS``, those that matter first, the class's own."""
+        own = list(cls.__annotations__)
+        found = {
+            name.replace("_", "-"): cls._setting(name)
+            for name in dict.fromkeys((*own, *cls.model_fields))
+            if name in cls.model_fields
+        }
+        return dict(sorted(found.items(), key=lambda item: (GROUPS.index(item[1].group), not item[1].first)))
 
     @classmethod
     def _setting(cls, name: str) -> Setting:
-        declared = [
-            (base, base.model_fields[name])
-            for base in cls.__mro__
-            if issubclass(base, AppSettings) and name in base.model_fields
-        ]
-        extras = [
-            field.json_schema_extra for _, field in declared if isinstance(field.json_schema_extra, dict)
-        ]
-
-        def told(key: str, otherwise: str) -> str:
-            return str(next((extra[key] for extra in extras if key in extra), otherwise))
-
-        own = declared[0][1]
+        bases = [base for base in cls.__mro__ if issubclass(base, AppSettings) and name in base.model_fields]
+        fields = [base.model_fields[name] for base in bases]
+        told: dict[str, Any] = {"group": vars(bases[-1]).get("GROUP", AppSettings.GROUP)}
+        for field in reversed(fields):
+            told |= field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         return Setting(
-            own.default,
-            cls._kind(name, [field for _, field in declared]),
-            next((field.description for _, field in declared if field.description), ""),
-            Role(told("role", Role.RESULTS)),
-            told("group", declared[-1][0].GROUP),
-            told("first", "") == "True",
+            fields[0].default,
+            cls._kind(name, fields),
+            next((field.description for field in fields if field.description), ""),
+            Role(told.get("role", Role.RESULTS)),
+            told["group"],
+            "first" in told,
         )
 
     @classmethod
-    def _kind(cls, name: str, declared: Sequence[Any]) -> Kind:
-        if (key := name.replace("_", "-")) in cls.TEXTS:
-            valid, check = cls.TEXTS[key]
-            return Kind(valid, read=check)
-        for field in declared:
-            if kinds := [kind for kind in field.metadata if isinstance(kind, Kind)]:
+    def _kind(cls, name: str, fields: Sequence[FieldInfo]) -> Kind:
+        for field in fields:
+            if kinds := [one for one in field.metadata if isinstance(one, Kind)]:
                 return kinds[0]
             if get_origin(field.annotation) is Literal:
                 return choice(*get_args(field.annotation))
-            if field.annotation is bool:
-                return Kind("true or false", (False, True))
-        raise TypeError(f"{cls.__name__}.{name} says nowhere what is valid")
+        if fields[0].annotation is bool:
+            return Kind("true or false", (False, True))
+        valid, check = cls.TEXTS.get(name.replace("_", "-"), ("a text", lambda _: None))
+        return text(valid, check)
 
     @classmethod
     def defaults(cls) -> dict[str, UserConfigValue]:
@@ -215,7 +210,7 @@ class AppSettings(BaseModel):
         values, problems = cls._read(run_config)
         refuse(list(problems.values()))
         assert values is not None
-        refuse(values.problems())
+        values.hold(*values.rules())
         return values
 
     @classmethod
@@ -248,9 +243,33 @@ class AppSettings(BaseModel):
         """Return the value of a key."""
         return getattr(self, key.replace("-", "_"))
 
-    def problems(self) -> list[str]:
-        """Return what is wrong between values that are each valid."""
-        return []
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from ()
+
+    def hold(self, *rules: tuple[bool, str, str]) -> None:
+        """Raise one SettingsError that lists each rule which does not hold."""
+        wrong = [(key, valid) for holds, key, valid in rules if not holds]
+        refuse([_must_be(key, valid, self.of(key)) if key else valid for key, valid in wrong])
+
+    def at_most(self, key: str, most: str) -> tuple[bool, str, str]:
+        """Return the rule that one value is not above another."""
+        return self.of(key) <= self.of(most), key, f"at most {most} = {self.of(most)}"
+
+    def both_or_neither(self, clip: str, noise: str) -> tuple[bool, str, str]:
+        """Return the rule that noise and the norm which it is calibrated to are both > 0, or both 0."""
+        bound = self.of(clip)
+        return bool(bound) == bool(self.of(noise)), noise, f"{'> 0' if bound else '0'} with {clip} = {bound}"
+
+    def usual(self, where: str, *keys: str) -> Rules:
+        """Yield the rule that each key has its default; ``where`` that is so, in words."""
+        for key in keys:
+            usual = self.table()[key].default
+            yield self.of(key) == usual, key, f"{usual!r} {where}"
+
+
+def _must_be(key: str, valid: str, value: UserConfigValue, because: str = "") -> str:
+    return f"{key} must be {valid}, got {quoted(value)}{because}"
 
 
 def _problem(key: str, value: UserConfigValue, kind: Kind) -> str:
@@ -260,7 +279,7 @@ def _problem(key: str, value: UserConfigValue, kind: Kind) -> str:
             kind.check(value)
         except ValueError as error:
             because = f" ({shown(error, 300)})" if str(error) else ""
-    return f"{key} must be {kind.valid}, got {quoted(value)}{because}"
+    return _must_be(key, kind.valid, value, because)
 
 
 def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
@@ -268,15 +287,6 @@ def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise SettingsError(f"Bad settings:\n{lines}") from cause
-
-
-def at_most(values: AppSettings, *pairs: tuple[str, str]) -> list[str]:
-    """Return what is wrong where the first key of a pair exceeds the second."""
-    return [
-        f"{key} = {values.of(key)}; valid is up to {most} = {values.of(most)}"
-        for key, most in pairs
-        if values.of(key) > values.of(most)
-    ]
 
 
 def check_node_keys(configs: Sequence[Mapping[str, UserConfigValue]], known: Sequence[str]) -> None:

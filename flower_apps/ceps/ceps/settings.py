@@ -12,11 +12,16 @@ from hedgerow.sim.runs.common_settings import (
     TaskSettings,
 )
 from hedgerow.sim.runs.kinds import (
-    MAX_NODES,
-    MAX_ROUNDS,
-    NOT_NEGATIVE,
-    POSITIVE,
-    NumberRange,
+    Delta,
+    FractionBelow1,
+    Nodes,
+    NodesOr0,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    Rounds,
+    Steps,
+    UnitFraction,
     above,
     choice,
     in_range,
@@ -24,7 +29,7 @@ from hedgerow.sim.runs.kinds import (
     text,
     whole,
 )
-from hedgerow.sim.runs.settings import Setting, at_most, setting
+from hedgerow.sim.runs.settings import Rules, Setting, setting
 from hedgerow.strategies.ceps.baselines import (
     BEER,
     DCDPSGD,
@@ -42,61 +47,41 @@ from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
-from hedgerow.strategies.registry import Registry
+from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import ONE_PEER, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
-from hedgerow.wire.limits import MAX_STEPS
 from hedgerow.wire.sensing import MATRICES
-
-REGISTRY = ("a file like the nodes.toml of `hedgerow deploy keys`, or empty", Registry.named)
 
 __all__ = ["METHODS", "SETTINGS", "Settings", "build_strategy", "read"]
 
 METHODS = (
-    "ceps",
-    "d-psgd",
-    "d-psgd-dn",
-    "d-psgd-pc",
-    "dfedavgm",
-    "dfedsam",
-    "dcd-psgd",
-    "choco-sgd",
-    "beer",
-    "sgp",
-    "sgp-dn",
-    "dp-dsgt",
-    "matcha",
-)
+    "ceps", "d-psgd", "d-psgd-dn", "d-psgd-pc", "dfedavgm", "dfedsam", "dcd-psgd", "choco-sgd", "beer", "sgp",
+    "sgp-dn", "dp-dsgt", "matcha",
+)  # fmt: skip
 # Who takes a directed graph.
 _DIRECTED = ("sgp", "sgp-dn")
 # A node holds its records of `linear` as a dense matrix, of at most as many entries: 1 GiB.
 _MAX_ENTRIES = 2**27
 _MAX_FEATURES = 2**24
-_MAX_CLASS = 2**31 - 1
 
-_TASK_KEYS = ("dataset", "data-dir", "partition", "classes", "standardise", "model")
-
-# Of a run that is one site of several; the first one says that there are some.
-_SITE_KEYS = ("site", *PeerSettings.table())
+Features = Annotated[int, whole(1, _MAX_FEATURES)]
+FeaturesOr0 = Annotated[int, whole(0, _MAX_FEATURES)]
+Label = Annotated[int, whole(0, 2**31 - 1)]
 
 
 class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, RunSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {
-        **{key: TASK_TEXTS[key] for key in _TASK_KEYS},
-        "registry": REGISTRY,
-        "aggregation": (NEIGHBOURHOOD_RULES, neighbourhood_rule),
-    }
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
 
     method: Annotated[str, choice(*METHODS)] = setting(
         "ceps", "a row of the table at the top of README.md", first=True
     )
     iterations: int = setting(61, "iterations K")
-    num_clients: Annotated[int, whole(1, MAX_NODES)] = setting(16, "nodes m")
+    num_clients: Nodes = setting(16, "nodes m")
     topology: Annotated[
         str, text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4")
     ] = setting(
@@ -106,22 +91,18 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
         "`directed-erdos-renyi(0.3)`, `one-peer-exponential`",
         first=True,
     )
-    participation: Annotated[float, in_range(0.0, 1.0, open_below=True)] = setting(
+    participation: PositiveFraction = setting(
         0.5,
         "r: the share of its neighbours that a node asks (`ceps`, `d-psgd-pc`, `dfedavgm`, `dfedsam`)",
         first=True,
     )
-    sparsity: Annotated[int, whole(1, _MAX_FEATURES)] = setting(
-        10, "s; also of the truth in `linear`", first=True
-    )
+    sparsity: Features = setting(10, "s; also of the truth in `linear`", first=True)
     codec: Literal["1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"] = setting(
         "1bcs",
         "a message of `ceps`: one bit a measurement, or the model itself as indices and values, or dense",
         first=True,
     )
-    measurements: Annotated[int, whole(0, _MAX_FEATURES)] = setting(
-        0, "signs d of a one-bit message (0: n / 2)"
-    )
+    measurements: FeaturesOr0 = setting(0, "signs d of a one-bit message (0: n / 2)")
     expand: Literal["consistent", "literal"] = setting(
         "consistent", "recover the scale that Algorithm 2 divides out, or take it literally with base gamma"
     )
@@ -136,97 +117,77 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
     )
     phi_owner: Literal["sender", "receiver"] = setting("sender", "whose matrix measures")
     stragglers: bool = setting(
-        False, "hear the neighbours that reply first, in place of some drawn before", group="robustness"
+        False, "hear the neighbours that reply first, in place of some drawn before", "robustness"
     )
-    interval_low: Annotated[int, whole(1, MAX_ROUNDS)] = setting(
-        10, "a node communicates every kappa iterations, drawn from here on"
-    )
-    interval_high: Annotated[int, whole(1, MAX_ROUNDS)] = setting(15, "and up to here")
-    mu: Annotated[float, POSITIVE] = setting(0.1, "proximal weight of a local step", group="training")
+    interval_low: Rounds = setting(10, "a node communicates every kappa iterations, drawn from here on")
+    interval_high: Rounds = setting(15, "and up to here")
+    mu: Positive = setting(0.1, "proximal weight of a local step", "training")
     sigma_rule: Literal["paper", "fixed_c"] = setting(
         "paper", "sigma from the data's largest singular value (`paper`) or c / m_i (`fixed_c`)"
     )
-    c: Annotated[float, POSITIVE] = setting(1.0, "c of `fixed_c`")
+    c: Positive = setting(1.0, "c of `fixed_c`")
     privacy: Literal["none", "paper", "sound"] = setting(
-        "none", "noise: `none`; as the `paper` prints it, which guarantees nothing; `sound`", group="privacy"
+        "none", "noise: `none`; as the `paper` prints it, which guarantees nothing; `sound`", "privacy"
     )
-    epsilon: Annotated[float, POSITIVE] = setting(0.5, "epsilon of one release", group="privacy")
-    delta: Annotated[float, in_range(0.0, 1.0, open_below=True, open_above=True)] = setting(
-        1e-5, "delta of one release", group="privacy"
-    )
-    sensitivity: Annotated[float, POSITIVE] = setting(0.1, "u_i of the paper's calibration", group="privacy")
-    clip: Annotated[float, POSITIVE] = setting(
-        1.0, "norm to which `sound` clips each record's gradient", group="privacy"
-    )
+    epsilon: Positive = setting(0.5, "epsilon of one release", "privacy")
+    delta: Delta = setting(1e-5, "delta of one release", "privacy")
+    sensitivity: Positive = setting(0.1, "u_i of the paper's calibration", "privacy")
+    clip: Positive = setting(1.0, "norm to which `sound` clips each record's gradient", "privacy")
     noise_source: Literal["entropy", "seed"] = setting(
         "entropy",
         "where `sound` takes its noise from: the operating system, or `seed`, for simulations that must "
         "repeat (and guarantee nothing)",
-        group="privacy",
+        "privacy",
     )
-    learning_rate: Annotated[float, POSITIVE] = setting(0.1, "step size of the baselines", group="training")
-    momentum: Annotated[float, in_range(0.0, 1.0, open_above=True)] = setting(
-        0.9, "of DFedAvgM", group="training"
-    )
-    rho: Annotated[float, NOT_NEGATIVE] = setting(0.05, "of DFedSAM")
-    local_steps: Annotated[int, whole(1, MAX_STEPS)] = setting(
-        10, "steps of the baselines between two communications", group="training"
-    )
+    learning_rate: Positive = setting(0.1, "step size of the baselines", "training")
+    momentum: FractionBelow1 = setting(0.9, "of DFedAvgM", "training")
+    rho: NotNegative = setting(0.05, "of DFedSAM")
+    local_steps: Steps = setting(10, "steps of the baselines between two communications", "training")
     bits: Annotated[int, whole(0, 16)] = setting(
         0, "quantiser bits of DFedAvgM (0: none), DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
     )
-    top_k: Annotated[int, whole(0, _MAX_FEATURES)] = setting(
+    top_k: FeaturesOr0 = setting(
         0, "entries that CHOCO-SGD and BEER send of a vector, the largest, in 32 bits (0: all, in `bits`)"
     )
-    step_gamma: Annotated[float, in_range(0.0, 1.0)] = setting(
+    step_gamma: UnitFraction = setting(
         0.0, "consensus step of CHOCO-SGD and BEER (0: what is proved to converge, which is small)"
     )
-    contraction: Annotated[float, in_range(0.0, 1.0)] = setting(
+    contraction: UnitFraction = setting(
         0.0, "delta of the compressor in that proof (0: what it guarantees for every vector)"
     )
-    budget: Annotated[float, in_range(0.0, 1.0, open_below=True)] = setting(
-        0.5, "communication budget of MATCHA"
-    )
+    budget: PositiveFraction = setting(0.5, "communication budget of MATCHA")
     sealed: bool = setting(
         True,
         "neighbours seal what they publish and the seeds that it is decoded with: the server only relays "
         "them. Moves no bit of a simulation; 28 bytes a message",
-        group="privacy",
+        "privacy",
     )
     peers: str = setting(
         "",
         "with several sites, each a SuperLink with a run of its own: where each listens for the others, in "
         "their order, this one too. Node i of m belongs to site floor(i S / m)",
     )
-    site: Annotated[int, whole(0, MAX_NODES)] = setting(
-        0, "which of the sites in `peers` this is, from 0", group="deployment"
-    )
-    tolerance: Annotated[float, NOT_NEGATIVE] = setting(
-        0.0, "stop when the consensus measure falls to this (0: never)", group="run"
-    )
+    site: NodesOr0 = setting(0, "which of the sites in `peers` this is, from 0", "deployment")
+    tolerance: NotNegative = setting(0.0, "stop when the consensus measure falls to this (0: never)", "run")
     problem: Literal["linear", "logistic", "network"] = setting(
         "linear",
         "`linear`: Example 1; `logistic`: Example 2 on two classes of images or a LIBSVM file; `network`: a "
         "small network on images, whose change from a common start is sparse",
-        group="data",
+        "data",
         first=True,
     )
-    features: Annotated[int, whole(1, _MAX_FEATURES)] = setting(1000, "n of `linear`", group="data")
-    noise: Annotated[float, number("a number from 0 to 1e6", NumberRange(0, 1e6))] = setting(
-        0.5, "noise of `linear`'s observations", group="data"
+    features: Features = setting(1000, "n of `linear`", "data")
+    noise: Annotated[float, number("a number from 0 to 1e6", 0, 1e6)] = setting(
+        0.5, "noise of `linear`'s observations", "data"
     )
-    samples_low: Annotated[int, whole(1, _MAX_FEATURES)] = setting(
-        250, "fewest samples of a node in `linear`", group="data"
-    )
-    samples_high: Annotated[int, whole(1, _MAX_FEATURES)] = setting(
-        750, "most samples of a node in `linear`", group="data"
-    )
-    class_0: Annotated[int, whole(0, _MAX_CLASS)] = setting(0, "the one class of `logistic`", group="data")
-    class_1: Annotated[int, whole(0, _MAX_CLASS)] = setting(1, "the other class of `logistic`", group="data")
+    samples_low: Features = setting(250, "fewest samples of a node in `linear`", "data")
+    samples_high: Features = setting(750, "most samples of a node in `linear`", "data")
+    class_0: Label = setting(0, "the one class of `logistic`", "data")
+    class_1: Label = setting(1, "the other class of `logistic`", "data")
     libsvm: Annotated[str, text("a file in data-dir, or empty")] = setting(
-        "", "a file for `logistic`, instead of images", group="data"
+        "", "a file for `logistic`, instead of images", "data"
     )
-    l2: Annotated[float, NOT_NEGATIVE] = setting(0.001, "lambda of `logistic`", group="data")
+    l2: NotNegative = setting(0.001, "lambda of `logistic`", "data")
     model: str = setting("mlp", "of `network`")
     dataset: str = setting(
         "mnist-5k", "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`"
@@ -236,101 +197,73 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
         "how `network`'s images are dealt; `own`: each node has data of its own, for "
         "`logistic` and `network`",
     )
-    aggregation: str = setting(
+    aggregation: Annotated[str, text(NEIGHBOURHOOD_RULES, neighbourhood_rule)] = setting(
         "mean",
-        "what a node of `ceps` takes of its own and its neighbours' models: the mean, or "
-        "what liars cannot ruin",
+        "what a node of `ceps` takes of its own and its neighbours' models: the mean, or a robust rule",
+        "robustness",
     )
     evaluate_every: int = setting(1, "events between records of what the monitor saw")
     train_loss_samples: int = setting(0, "not used here")
     min_replies: int = setting(1, "fewest valid replies of an event")
     checkpoint_every: int = setting(10, "events between checkpoints")
 
-    def problems(self) -> list[str]:
-        """Return what is wrong between settings that are each valid."""
-        return super().problems() + _problems(self)
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        yield self.at_most("interval-low", "interval-high")
+        yield self.at_most("samples-low", "samples-high")
+        own, method = self.partition == OWN, f"method = {self.method!r}"
+        match self.problem:
+            case "linear":
+                yield self.at_most("sparsity", "features")
+                most = _MAX_ENTRIES // self.features
+                yield (
+                    self.samples_high <= most, "samples-high",
+                    f"at most {most} with features = {self.features}: a node holds their product, at most "
+                    f"{_MAX_ENTRIES} numbers, 1 GiB",
+                )  # fmt: skip
+                yield not own, "problem", f"'logistic' or 'network' with partition = {OWN!r}"
+            case "logistic" if not own and not self.libsvm:
+                yield self.class_1 != self.class_0, "class-1", "another class than class-0"
+        if own:
+            yield from self.usual(f"with partition = {OWN!r}", "libsvm")
+        if self.topology and not (self.method == "sgp" and self.topology.strip() == ONE_PEER):
+            try:
+                validate_topology(self.topology, self.num_clients, directed=self.method in _DIRECTED)
+            except ValueError as error:
+                yield False, "", str(error)
+        if self.method == "ceps":
+            exact = self.privacy == "sound" and self.sigma_rule == "paper"
+            yield not exact, "sigma-rule", "'fixed_c' with privacy = 'sound'"
+        else:
+            yield from self.usual(f"with {method}, whose weights are a mixing matrix's", "aggregation")
+        if self.method in ("choco-sgd", "beer") and self.top_k:
+            yield from self.usual(f"with top-k = {self.top_k}, whose values have 32", "bits")
+        yield self.bits != 1, "bits", "0 (none) or 2 to 16"
+        if self.peer_addresses:
+            yield from self._site_rules()
+        else:
+            yield from self.usual("where peers is empty", "site", *PeerSettings.table())
+
+    def _site_rules(self) -> Rules:
+        """Yield what must hold for one site of several: nobody sees the nodes and the costs of all."""
+        for key in ("monitor", "stragglers"):
+            yield not self.of(key), key, "False with peers"
+        yield self.partition != OWN, "partition", "one of a data set with peers"
+        budget = Budget.parse(self.stop_after)
+        yield budget is None or budget.of == "iterations", "stop-after", "iterations=N with peers"
+        try:
+            site = _site(self)
+            own = len(site.nodes(self.num_clients)) if site is not None else 0
+        except ValueError as error:
+            yield False, "", str(error)
+        else:
+            here = f"at most {own}, the nodes of site {self.site}"
+            yield self.min_available_nodes <= own, "min-available-nodes", here
 
 
 SETTINGS: Mapping[str, Setting] = Settings.table()
-
-
-def _problems(values: Settings) -> list[str]:
-    """Return what is wrong between settings that are each valid."""
-    problems = at_most(
-        values,
-        ("interval-low", "interval-high"),
-        ("samples-low", "samples-high"),
-        ("min-replies", "num-clients"),
-        ("min-available-nodes", "num-clients"),
-    )
-    if values.problem == "linear":
-        problems += at_most(values, ("sparsity", "features"))
-        if values.features * values.samples_high > _MAX_ENTRIES:
-            problems.append(
-                f"features = {values.features} with samples-high = {values.samples_high}; valid is a "
-                f"product of up to {_MAX_ENTRIES}: a node holds that many numbers, 1 GiB"
-            )
-    own = values.partition == OWN
-    if own and values.problem == "linear":
-        problems.append("problem = 'linear'; valid with partition = 'own' is 'logistic' or 'network'")
-    if own and values.libsvm:
-        problems.append(f"libsvm = {values.libsvm!r}; valid with partition = 'own' is empty")
-    if values.problem == "logistic" and not own and not values.libsvm and values.class_0 == values.class_1:
-        problems.append(f"class-1 = {values.class_1}; valid is another class than class-0")
-    changes = values.method == "sgp" and values.topology.strip() == ONE_PEER
-    if values.topology and not changes:
-        try:
-            directed = values.method in _DIRECTED
-            validate_topology(values.topology, values.num_clients, directed=directed)
-        except ValueError as error:
-            problems.append(str(error))
-    if values.privacy == "sound" and values.sigma_rule == "paper" and values.method == "ceps":
-        problems.append("sigma-rule = 'paper'; valid with privacy = 'sound' is 'fixed_c'")
-    if values.aggregation != "mean" and values.method != "ceps":
-        problems.append(
-            f"aggregation = {values.aggregation!r}; valid is 'mean' with method = {values.method!r}: "
-            "its weights are a mixing matrix's"
-        )
-    if values.bits and values.top_k and values.method in ("choco-sgd", "beer"):
-        problems.append(f"bits = {values.bits}; valid with top-k = {values.top_k} is 0: values have 32")
-    if values.bits == 1:
-        problems.append(f"bits = {values.bits}; valid is 0 (none) or 2 to 16")
-    return problems + _site_problems(values)
-
-
-def _site_problems(values: Settings) -> list[str]:
-    """Return what is wrong with the settings of one site of several."""
-    peers = values.peer_addresses
-    if not peers:
-        return [
-            f"{key} = {values.of(key)!r}; valid is {SETTINGS[key].default!r} where peers is empty"
-            for key in _SITE_KEYS
-            if values.of(key) != SETTINGS[key].default and key != "peers"
-        ]
-    # Nobody sees the nodes of all sites, nor what all of them spend.
-    only = {"monitor": False, "stragglers": False}
-    problems = [
-        f"{key} = {str(values.of(key)).lower()}; valid with peers is {str(valid).lower()}"
-        for key, valid in only.items()
-        if values.of(key) != valid
-    ]
-    if values.partition == OWN:
-        problems.append(f"partition = {OWN!r}; valid with peers is one of a data set")
-    budget = Budget.parse(values.stop_after)
-    if budget is not None and budget.of != "iterations":
-        problems.append(f"stop-after = {values.stop_after!r}; valid with peers is iterations=N")
-    problems += values.credential_problems()
-    try:
-        site = _site(values)
-        own = len(site.nodes(values.num_clients)) if site is not None else 0
-    except ValueError as error:
-        return [*problems, str(error)]
-    if values.min_available_nodes > own:
-        problems.append(
-            f"min-available-nodes = {values.min_available_nodes}; valid is at most {own}, the nodes of "
-            f"site {values.site}"
-        )
-    return problems
+read = Settings.read
 
 
 def _site(values: Settings) -> Site | None:
@@ -345,9 +278,6 @@ def _site(values: Settings) -> Site | None:
         values.peer_listen,
         values.peer_timeout,
     )
-
-
-read = Settings.read
 
 
 def build_strategy(

@@ -6,27 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal
 from torch import nn
 
 from hedgerow.clients import TASK_TEXTS
-from hedgerow.sim.runs.common_settings import (
-    BoundSettings,
-    RunSettings,
-    StackSettings,
-    SumNoiseSettings,
-    TrainingTaskSettings,
-)
-from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, NOT_NEGATIVE, choice, in_range, whole
-from hedgerow.sim.runs.settings import Setting, at_most, setting
+from hedgerow.sim.runs.common_settings import TrainingSettings
+from hedgerow.sim.runs.kinds import Nodes, NotNegative, Rounds, Samples, Steps, choice, in_range, whole
+from hedgerow.sim.runs.settings import Rules, Setting, setting
 from hedgerow.strategies import EF21P, FedBAT, FedHM, FedLMT, FedMUD, FedPara
-from hedgerow.strategies.aggregate.sum_settings import secure_sum_of, sum_problems
+from hedgerow.strategies.aggregate.sum_settings import training_options
 from hedgerow.strategies.fedmud import CompressedLayers
-from hedgerow.strategies.registry import Registry
+from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.tasks import AUGMENTATIONS
-from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.lowrank import BUDGETS, LAYOUTS, VIEWS
-from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
-
-REGISTRY = ("a file like the nodes.toml of `hedgerow deploy keys`, or empty", Registry.named)
 
 __all__ = ["METHODS", "SETTINGS", "Settings", "build_strategy", "read"]
 
@@ -48,28 +38,21 @@ METHODS = (*_VARIANTS, *_OF_WEIGHTS, "ef21-p", "fedbat")
 _NO_SUMS = {"fedhm": FedHM.no_sums, "ef21-p": EF21P.no_sums, "fedbat": FedBAT.no_sums}
 
 
-class Settings(StackSettings, BoundSettings, SumNoiseSettings, TrainingTaskSettings, RunSettings):
+class Settings(TrainingSettings):
     """The app's settings."""
 
-    TEXTS: ClassVar = {**TASK_TEXTS, "registry": REGISTRY, "aggregation": (AGGREGATIONS, parse_aggregation)}
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+    SENDERS = "clients-per-round"
 
     method: Annotated[str, choice(*METHODS)] = setting(
         "fedmud+bkd+aad", "a row of the table at the top of README.md", first=True
     )
-    num_rounds: Annotated[int, whole(1, MAX_ROUNDS)] = setting(20, "rounds R", first=True)
-    num_clients: Annotated[int, whole(1, MAX_NODES)] = setting(10, "clients N")
-    clients_per_round: Annotated[int, whole(1, MAX_NODES)] = setting(
-        4, "clients K that train in a round (drawn uniformly)", first=True
-    )
-    learning_rate: Annotated[float, NOT_NEGATIVE] = setting(
-        0.0, "step size of plain local SGD (0: the method's)", group="training"
-    )
-    local_epochs: Annotated[int, whole(1, MAX_STEPS)] = setting(
-        1, "epochs of plain local SGD in a round", group="training", first=True
-    )
-    batch_size: Annotated[int, whole(1, MAX_SAMPLES)] = setting(
-        32, "samples of a mini-batch of plain local SGD", group="training"
-    )
+    num_rounds: Rounds = setting(20, "rounds R", first=True)
+    num_clients: Nodes = setting(10, "clients N")
+    clients_per_round: Nodes = setting(4, "clients K that train in a round (drawn uniformly)", first=True)
+    learning_rate: NotNegative = setting(0.0, "step size of plain local SGD (0: the method's)", "training")
+    local_epochs: Steps = setting(1, "epochs of plain local SGD in a round", "training", first=True)
+    batch_size: Samples = setting(32, "samples of a mini-batch of plain local SGD", "training")
     ratio: Annotated[float, in_range(1e-6, 1.0)] = setting(
         0.03125, "share of the dense parameters that is sent; 0.03125 is 1/32", first=True
     )
@@ -78,11 +61,11 @@ class Settings(StackSettings, BoundSettings, SumNoiseSettings, TrainingTaskSetti
         "what `ratio` is a share of: the whole model, what stays uncompressed included (`model`), or each "
         "compressed layer (`layer`); of every method",
     )
-    reset_interval: Annotated[int, whole(1, MAX_ROUNDS)] = setting(1, "rounds s between merges")
-    init_a: Annotated[float, NOT_NEGATIVE] = setting(
+    reset_interval: Rounds = setting(1, "rounds s between merges")
+    init_a: NotNegative = setting(
         0.0, "random factors are uniform in (-a, a) (0: as goes with method and step size)"
     )
-    layout: Annotated[str, choice(*LAYOUTS)] = setting("flat", "order of Kronecker blocks", group="data")
+    layout: Annotated[str, choice(*LAYOUTS)] = setting("flat", "order of Kronecker blocks", "data")
     view: Annotated[str, choice(*VIEWS)] = setting(
         "buffer",
         "of `fedlmt`, `fedpara` and `fedhm`, the matrix of a convolution: FedMUD's (`buffer`), or that of U "
@@ -93,7 +76,7 @@ class Settings(StackSettings, BoundSettings, SumNoiseSettings, TrainingTaskSetti
     skip_back: Annotated[int, whole(0, _MAX_LAYERS)] = setting(1, "layers that stay dense at the back")
     rand_k_scale: bool = setting(True, "EF21-P's Rand-K is scaled to be unbiased")
     measure_bias: bool = setting(
-        False, "report how far the average of factors is from the average of updates", group="run"
+        False, "report how far the average of factors is from the average of updates", "run"
     )
     sync: Literal["catchup", "dense", "broadcast"] = setting(
         "catchup",
@@ -103,7 +86,7 @@ class Settings(StackSettings, BoundSettings, SumNoiseSettings, TrainingTaskSetti
     weighting: Literal["num-examples", "num-batches", "uniform"] = setting(
         "num-examples",
         "of the clients in a mean; `num-batches` is the reference code's, `uniform` that of eq. 4",
-        group="training",
+        "training",
     )
     partition: str = setting(
         "dirichlet(0.3)", "`capped-dirichlet(0.3)` is the paper's Non-IID-1, `labels(3)` its Non-IID-2"
@@ -114,7 +97,7 @@ class Settings(StackSettings, BoundSettings, SumNoiseSettings, TrainingTaskSetti
     augmentation: Annotated[str, choice(*AUGMENTATIONS)] = setting(
         "none",
         "what is done to each batch of images: nothing, random `flips`, or random `crops-and-flips`",
-        group="training",
+        "training",
     )
     training_mode: Literal["auto", "loop", "stack"] = setting(
         "auto",
@@ -124,35 +107,23 @@ class Settings(StackSettings, BoundSettings, SumNoiseSettings, TrainingTaskSetti
     evaluate_every: int = setting(2)
     train_loss_samples: int = setting(1000)
 
-    def problems(self) -> list[str]:
-        """Return what is wrong between settings that are each valid."""
-        return super().problems() + _problems(self)
+    def sum_sizes(self) -> tuple[int, int]:
+        """Return the nodes of the smallest and the largest sum of a round."""
+        return self.clients_per_round, self.clients_per_round
+
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        yield self.at_most("clients-per-round", "num-clients")
+        if self.secure_sum:
+            reason = _NO_SUMS.get(self.method)
+            yield not reason, "secure-sum", f"False with method = {self.method!r} ({reason})"
+            yield not self.measure_bias, "measure-bias", "False with secure-sum (it reads every update)"
+        if self.method not in _OF_WEIGHTS:
+            yield from self.usual(f"but for method = {', '.join(_OF_WEIGHTS)}", "view")
 
 
 SETTINGS: Mapping[str, Setting] = Settings.table()
-
-
-def _problems(values: Settings) -> list[str]:
-    """Return what is wrong between settings that are each valid."""
-    problems = at_most(
-        values,
-        ("clients-per-round", "num-clients"),
-        ("min-replies", "clients-per-round"),
-        ("min-available-nodes", "num-clients"),
-    )
-    if values.secure_sum:
-        if reason := _NO_SUMS.get(values.method):
-            problems.append(f"secure-sum = True; valid with method = {values.method!r} is False: {reason}")
-        if values.measure_bias:
-            problems.append("measure-bias = True; valid with secure-sum is False: it reads every update")
-    if values.view != VIEWS[0] and values.method not in _OF_WEIGHTS:
-        problems.append(
-            f"view = {values.view!r}; valid with method = {values.method!r} is {VIEWS[0]!r}: others "
-            f"are for {', '.join(_OF_WEIGHTS)}"
-        )
-    return problems + sum_problems(values.run_config, values.clients_per_round, values.clients_per_round)
-
-
 read = Settings.read
 
 
@@ -177,8 +148,9 @@ def build_strategy(
         Told of each round.
     """
     options: dict[str, Any] = {
+        **training_options(values.run_config),
         "roster": roster,
-        "registry": Registry.named(values.registry),
+        "on_round_end": on_round_end,
         "sync": values.sync,
         "weighting": values.weighting,
         "num_clients_per_round": values.clients_per_round,
@@ -187,18 +159,6 @@ def build_strategy(
         "batch_size": values.batch_size,
         "skip_front": values.skip_front,
         "skip_back": values.skip_back,
-        "seed": values.seed,
-        "fraction_evaluate": 0.0,
-        "min_train_nodes": values.min_replies,
-        "min_available_nodes": values.min_available_nodes or values.num_clients,
-        "num_clients": values.num_clients,
-        "on_round_end": on_round_end,
-        "aggregation": values.aggregation,
-        "secure_sum": secure_sum_of(values.run_config),
-        "max_weight_ratio": values.max_weight_ratio,
-        "max_update_norm_ratio": values.max_update_norm_ratio,
-        "quarantine_after": values.quarantine_after,
-        "max_loss_ratio": values.max_loss_ratio,
         "seeded_base": True,
     }
     budget = {"ratio": values.ratio, "budget": values.budget}
