@@ -190,6 +190,8 @@ class AppSettings(BaseModel):
                 return choice(*get_args(field.annotation))
         if fields[0].annotation is bool:
             return Kind("true or false", (False, True))
+        if fields[0].annotation is not str:
+            raise TypeError(f"{cls.__name__}.{name} says nowhere what is valid")
         valid, check = cls.TEXTS.get(name.replace("_", "-"), ("a text", lambda _: None))
         return text(valid, check)
 

@@ -253,9 +253,14 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
             f"a rule of at most num-groups = {self.num_groups} groups, and it needs {rules[0].least}",
         )  # fmt: skip
         means = all(rule.is_mean for rule in rules)
-        if self.secure_sum or not means or self.upload_clip or not (self.one_model or self.merged):
-            why = "with secure-sum, upload-clip > 0, tdcd = 'isolated', or an aggregation but 'mean'"
-            yield from self.usual(why, "adaptive")
+        against = {
+            "secure-sum": self.secure_sum,
+            "an aggregation but 'mean'": not means,
+            "upload-clip > 0": self.upload_clip > 0,
+            "tdcd = 'isolated'": not (self.one_model or self.merged),
+        }
+        if why := [words for words, there in against.items() if there]:
+            yield from self.usual(f"with {' and '.join(why)}", "adaptive")
         if self.secure_sum:
             yield from self._sum_rules(rules[0].is_mean, means)
 
@@ -311,9 +316,8 @@ def check_size(values: Settings, parties: AllParties) -> None:
         fewest = values.sum_min_devices
         values.hold((
             fewest <= min(batches) and max(batches) <= MAX_MEMBERS, "participation",
-            f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, with secure-sum and "
-            f"layout = 'devices', not of {min(batches)} to {max(batches)} (a device has one person, whose "
-            "features a sum of few tells)",
+            f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, not of {min(batches)} to "
+            f"{max(batches)} (a device has one person, whose features a secure-sum of few tells)",
         ))  # fmt: skip
 
 
