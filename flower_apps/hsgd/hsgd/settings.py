@@ -316,8 +316,8 @@ def check_size(values: Settings, parties: AllParties) -> None:
         fewest = values.sum_min_devices
         values.hold((
             fewest <= min(batches) and max(batches) <= MAX_MEMBERS, "participation",
-            f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, not of {min(batches)} "
-            f"to {max(batches)} (a device has one person, whose features a secure-sum of few tells)",
+            f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, not of "
+            f"{min(batches)} to {max(batches)} (a device has one person, whose features a secure-sum of few tells)",
         ))  # fmt: skip
 
 
