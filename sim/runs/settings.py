@@ -124,8 +124,9 @@ def setting(
 
     Without a group it is of its class's, ``GROUP``; ``Setting`` describes the parameters.
     """
-    told = {"group": group, "role": role, "first": first}
-    return Field(default, description=help, json_schema_extra={key: str(v) for key, v in told.items() if v})
+    told: dict[str, Any] = {"group": group, "role": role, "first": first}
+    said = {key: value for key, value in told.items() if value is not None}
+    return Field(default, description=help, json_schema_extra=said)
 
 
 class AppSettings(BaseModel):
@@ -176,9 +177,9 @@ class AppSettings(BaseModel):
             fields[0].default,
             cls._kind(name, fields),
             next((field.description for field in fields if field.description), ""),
-            Role(told.get("role", Role.RESULTS)),
+            told.get("role", Role.RESULTS),
             told["group"],
-            "first" in told,
+            told.get("first", False),
         )
 
     @classmethod

@@ -3,13 +3,15 @@
 What a single setting may be is in tests/contracts/test_refusals.py.
 """
 
+import re
 from typing import Any
 
 import pytest
-from tests.flower_apps.cases import CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
+from tests.flower_apps.cases import CASES, CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
 
 from hedgerow.sim import SettingsError, plan_run
 
+every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 PEERS = "127.0.0.1:9500, 127.0.0.1:9501,127.0.0.1:9502"
 # An edge server that is an orchestrator of its own, one of several sites, sums.
 DIRECT = {"edge-servers": "direct", "num-servers": 3, "num-clients": 7, "topology": "path", "peers": PEERS}
@@ -84,6 +86,48 @@ def test_what_does_not_go_together_is_named(case: AppCase, values: dict[str, Any
 )
 def test_a_setting_that_a_method_does_not_use_does_not_matter(case: AppCase, values: dict[str, Any]) -> None:
     case.settings.read({**case.defaults, **values})
+
+
+@every_app
+def test_ten_settings_matter_first_the_method_before_all(case: AppCase) -> None:
+    first = [key for key, one in case.settings.SETTINGS.items() if one.first]
+    assert len(first) == 10
+    assert first[0] == case.method
+    assert {"seed", "num-clients", "dataset"} <= {*first}
+
+
+# What newcomers and other libraries call a key, and what it is in each app.
+WORDS = {
+    "rounds": {"iterations", "num-rounds"},
+    "num-rounds": {"iterations", "num-rounds"},
+    "num-server-rounds": {"iterations", "num-rounds"},
+    "iterations": {"iterations", "num-rounds"},
+    "epochs": {"local-epochs", "local-iters", "local-steps", "iterations"},
+    "lr": {"learning-rate", "fixed-c"},
+    "clients": {"num-clients"},
+    "data": {"dataset"},
+}
+
+
+@every_app
+@pytest.mark.parametrize("word", WORDS)
+def test_what_newcomers_call_a_key_is_answered_with_the_key(case: AppCase, word: str) -> None:
+    if word in case.settings.SETTINGS:
+        return
+    for refused in (
+        lambda: plan_run(case.spec, [f"{word}=1"]),
+        lambda: case.settings.read({**case.defaults, word: 1}),
+    ):
+        with pytest.raises(SettingsError) as error:
+            refused()
+        (meant,) = re.findall(r"did you mean '([a-z-]+)'\?", str(error.value))
+        assert meant in WORDS[word]
+
+
+@pytest.mark.parametrize("case", [SD_FEEL, SIMILARITY_FREE, FEDMUD], ids=lambda case: case.name)
+def test_a_batch_is_a_batch_size(case: AppCase) -> None:
+    with pytest.raises(SettingsError, match="did you mean 'batch-size'"):
+        plan_run(case.spec, ["batch=1"])
 
 
 @pytest.mark.parametrize(

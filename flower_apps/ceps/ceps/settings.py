@@ -188,14 +188,14 @@ class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, R
         "", "a file for `logistic`, instead of images", "data"
     )
     l2: NotNegative = setting(0.001, "lambda of `logistic`", "data")
-    model: str = setting("mlp", "of `network`")
+    model: str = setting("mlp", "of `network`", first=False)
     dataset: str = setting(
         "mnist-5k", "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`"
     )
     partition: str = setting(
         "iid",
-        "how `network`'s images are dealt; `own`: each node has data of its own, for "
-        "`logistic` and `network`",
+        "how `network`'s images are dealt; `own`: each node has its own data, for `logistic` and `network`",
+        first=False,
     )
     aggregation: Annotated[str, text(NEIGHBOURHOOD_RULES, neighbourhood_rule)] = setting(
         "mean",

@@ -200,7 +200,9 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
     )
     specificity: UnitFraction = setting(0.9, "own data: at which sensitivity is told", "data")
     model: Annotated[str, _known_or_import_path("auto", *SPLIT_MODELS)] = setting(
-        "auto", "`auto`: by the samples' shape, `cnn` for images, `lstm` for series, `mlp` for tables"
+        "auto",
+        "`auto`: by the samples' shape, `cnn` for images, `lstm` for series, `mlp` for tables",
+        first=False,
     )
     training_mode: Literal["auto", "loop"] = setting(
         "auto", "`loop`: each party's batch and each device by itself, which gives bits (docs/bits.md)"
@@ -317,7 +319,8 @@ def check_size(values: Settings, parties: AllParties) -> None:
         values.hold((
             fewest <= min(batches) and max(batches) <= MAX_MEMBERS, "participation",
             f"what makes batches of {fewest} (sum-min-devices) to {MAX_MEMBERS} devices, not of "
-            f"{min(batches)} to {max(batches)} (a device has one person, whose features a secure-sum of few tells)",
+            f"{min(batches)} to {max(batches)} (a device has one person, whose features a secure-sum of few "
+            "tells)",
         ))  # fmt: skip
 
 

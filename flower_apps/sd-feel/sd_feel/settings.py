@@ -48,14 +48,12 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
     )
     iterations: int = setting(300, "local iterations K, a multiple of tau1 tau2")
     num_clients: Nodes = setting(20, "clients C")
-    num_servers: Nodes = setting(4, "edge servers D; client i belongs to server floor(i D / C)", first=True)
+    num_servers: Nodes = setting(4, "edge servers D; client i belongs to server floor(i D / C)")
     clusters: Literal["contiguous", "group"] = setting(
         "contiguous",
         "whose client a client is: `contiguous`, or a server to each `group` that the nodes' configs name",
     )
-    topology: Annotated[str, text(f"one of {', '.join(TOPOLOGIES)}")] = setting(
-        "ring", "the servers' graph", first=True
-    )
+    topology: Annotated[str, text(f"one of {', '.join(TOPOLOGIES)}")] = setting("ring", "the servers' graph")
     tau1: Steps = setting(5, "intra-cluster period", first=True)
     tau2: Steps = setting(2, "inter-cluster period", first=True)
     alpha: StepsOr0 = setting(2, "gossip steps")
