@@ -148,9 +148,8 @@ def plan_run(
         own.read({**run_config, **undeclared})
     elif own is not None:
         said = {key for key in changes if key not in taken or key == "num-clients"}
-        errors += own.Settings.key_problems(
-            {key: value for key, value in run_config.items() if key not in said and key in own.SETTINGS}
-        ).values()
+        known = {key: value for key, value in run_config.items() if key in own.SETTINGS}
+        errors += own.Settings.key_problems(known, besides=said).values()
     if errors:
         if not changes.keys() <= spec.config.keys():
             errors.append(f"valid keys: {', '.join(sorted(spec.config)) or 'none'}")

@@ -5,7 +5,7 @@ error that lists every bad key with its value and what it must be), typed values
 what ``settings_files`` writes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -208,7 +208,7 @@ class AppSettings(BaseModel):
         Raises
         ------
         SettingsError
-            Which names every bad or unknown key, its value and what is valid.
+            Which names every bad, missing or unknown key, its value and what is valid.
         """
         values, problems = cls._read(run_config)
         refuse(list(problems.values()))
@@ -217,9 +217,11 @@ class AppSettings(BaseModel):
         return values
 
     @classmethod
-    def key_problems(cls, run_config: Mapping[str, UserConfigValue]) -> dict[str, str]:
-        """Return what is wrong with each key by itself."""
-        return cls._read(run_config)[1]
+    def key_problems(
+        cls, run_config: Mapping[str, UserConfigValue], besides: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Return what is wrong with each key by itself, besides some."""
+        return {key: problem for key, problem in cls._read(run_config)[1].items() if key not in besides}
 
     @classmethod
     def _read(cls, run_config: Mapping[str, UserConfigValue]) -> tuple[Self | None, dict[str, str]]:
@@ -229,7 +231,13 @@ class AppSettings(BaseModel):
             values = cls.model_validate({key: value for key, value in run_config.items() if key in table})
         except ValidationError as error:
             wrong = {str(one["loc"][0]) for one in error.errors()}
-        problems = {key: _problem(key, run_config[key], table[key].kind) for key in table if key in wrong}
+        problems = {
+            key: _problem(key, run_config[key], table[key].kind)
+            if key in wrong
+            else f"{key} must be {table[key].kind.valid}, and is missing"
+            for key in table
+            if key in wrong or key not in run_config
+        }
         problems |= {
             key: unknown_key(key, run_config[key], table)
             for key in sorted(set(run_config) - set(table))

@@ -193,7 +193,7 @@ def test_a_runs_settings_say_how_its_nodes_compute() -> None:
 
 
 def test_settings_that_ask_for_a_compiled_stack_are_refused() -> None:
-    asked = {"precision": "bf16", "compile": True}
+    asked = {**StackSettings.defaults(), "precision": "bf16", "compile": True}
     assert StackSettings.read({**asked, "training-mode": "loop"}).compile
     with pytest.raises(
         SettingsError, match=r"compile must be False with training-mode = 'stack'.*, got True"

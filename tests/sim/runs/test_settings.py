@@ -61,10 +61,6 @@ def test_valid_settings_are_read_with_their_types() -> None:
     assert isinstance(values.clients, int)
 
 
-def test_what_the_user_leaves_out_has_its_default() -> None:
-    assert Settings.read({"clients": 4}).run_config == {**Settings.defaults(), "clients": 4}
-
-
 @pytest.mark.parametrize(("key", "value", "valid", "added"), BAD)
 def test_a_bad_value_is_refused_with_key_value_and_what_is_valid(
     key: str, value: Any, valid: str, added: str
@@ -99,7 +95,7 @@ def test_an_app_may_have_other_defaults_and_other_help() -> None:
     assert changed["evaluate-every"].kind is usual["evaluate-every"].kind
     assert changed["resume"] == usual["resume"]
     with pytest.raises(SettingsError, match=r"evaluate-every must be an integer from 1 to 2\^20, got 0"):
-        Changed.read({"evaluate-every": 0})
+        Changed.read({**Changed.defaults(), "evaluate-every": 0})
 
 
 def test_a_field_that_says_nowhere_what_is_valid_is_refused() -> None:
@@ -111,11 +107,21 @@ def test_a_field_that_says_nowhere_what_is_valid_is_refused() -> None:
 
 
 def test_all_that_is_wrong_is_in_one_error() -> None:
-    bad = {"clients": 0, "share": 2, "beta": 0.0, "rate": -1.0, "method": "c", "new": 1, "old": 2}
+    bad = {
+        "clients": 0,
+        "share": 2,
+        "rate": -1.0,
+        "name": "x",
+        "folder": "",
+        "method": "c",
+        "new": 1,
+        "old": 2,
+    }
     with pytest.raises(SettingsError) as error:
         Settings.read(bad)
     lines = str(error.value).splitlines()[1:]
     assert [line.split()[1] for line in lines] == ["clients", "share", "beta", "method", "rate", "new", "old"]
+    assert lines[2] == "  - beta must be a number in (0, 1], and is missing"
 
 
 def test_all_that_does_not_go_together_is_in_one_error() -> None:
