@@ -77,7 +77,7 @@ ELSEWHERE = {
         "strategies/gossip/test_exposure",
         "strategies/gossip/test_sealed_runs",
     },
-    "hedgerow.sim.runs.common_settings": {"clients/training/test_arithmetic"},
+    "hedgerow.sim.runs.common_settings": {"clients/training/test_arithmetic", "flower_apps/test_settings"},
     "hedgerow.tasks.resnet": {"clients/training/test_stack"},
     "hedgerow.tasks.threads": {"clients/training/test_sgd"},
     # Formats and settings that are written down outside the package.

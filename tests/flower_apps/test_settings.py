@@ -10,6 +10,7 @@ import pytest
 from tests.flower_apps.cases import CASES, CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
 
 from hedgerow.sim import SettingsError, plan_run
+from hedgerow.sim.runs.common_settings import role_of
 
 every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 PEERS = "127.0.0.1:9500, 127.0.0.1:9501,127.0.0.1:9502"
@@ -86,6 +87,13 @@ def test_what_does_not_go_together_is_named(case: AppCase, values: dict[str, Any
 )
 def test_a_setting_that_a_method_does_not_use_does_not_matter(case: AppCase, values: dict[str, Any]) -> None:
     case.settings.read({**case.defaults, **values})
+
+
+@every_app
+def test_a_setting_has_the_role_that_its_name_has_everywhere(case: AppCase) -> None:
+    assert {key: role_of(key) for key in case.settings.SETTINGS} == {
+        key: one.role for key, one in case.settings.SETTINGS.items()
+    }
 
 
 @every_app

@@ -35,7 +35,7 @@ from hedgerow.sim.runs.kinds import (
     text,
     whole,
 )
-from hedgerow.sim.runs.settings import Rules, Setting, setting
+from hedgerow.sim.runs.settings import Role, Rules, Setting, setting
 from hedgerow.strategies import HSGD, Adaptive, EmbeddingNoise, ModelledSystem, Probing, UploadNoise
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.hsgd import OwnDataSetup
@@ -205,7 +205,10 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
         first=False,
     )
     training_mode: Literal["auto", "loop"] = setting(
-        "auto", "`loop`: each party's batch and each device by itself, which gives bits (docs/bits.md)"
+        "auto",
+        "`loop`: each party's batch and each device by itself, which gives bits (docs/bits.md)",
+        "training",
+        role=Role.REPETITION,
     )
     train_loss_samples: int = setting(
         0, "training people that the loss is taken over, the same each time (0: all)"
