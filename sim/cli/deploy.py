@@ -155,7 +155,7 @@ def _deploy_edges(
             raise ValueError("--own-data does not go with --level E3: servers would standardise each its own")
         said = {**spec.config, **parse_overrides(run_config, spec.config)}
         if sites and "site" not in said:
-            raise ValueError(f"--sites is {sites}; valid with an app that has the key 'site', as ceps has")
+            raise ValueError(f"--sites is {sites}; valid with an app that has the key 'site'")
         if sites is None and edges is None and not isinstance(said.get("num-servers"), int):
             raise ValueError("--edges: how many edge servers there are must be said")
         number = sites or edges or int(said["num-servers"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
 
@@ -42,7 +43,8 @@ AppPath = Annotated[
     str,
     typer.Argument(
         metavar="APP",
-        help="sd-feel, similarity-free, fedmud, ceps or hsgd; or a Flower App's folder, or a module inside.",
+        help=f"{' or '.join([', '.join([*shipped_apps()][:-1]), [*shipped_apps()][-1]])}; "
+        "or a Flower App's folder, or a module inside.",
     ),
 ]
 RunConfig = Annotated[
@@ -137,12 +139,14 @@ def check_ordinary(**numbers: float | None) -> None:
         raise ValueError("\n".join(wrong))
 
 
-def known_node_keys() -> list[str]:
-    """Return the keys of a node config that nodes of our apps read."""
-    from hedgerow.clients.hsgd.own import OWN_KEYS
+def known_node_keys(*apps: Path) -> list[str]:
+    """Return the keys of a node config that nodes of our apps read, and of an app given by its folder."""
+    from hedgerow.sim.runs.hooks import all_hooks
     from hedgerow.tasks import NODE_DATA_KEYS
 
-    return sorted({*_NODE_KEYS, *NODE_DATA_KEYS, *OWN_KEYS})
+    return sorted(
+        {*_NODE_KEYS, *NODE_DATA_KEYS, *(key for one in all_hooks(*apps) for key in one.node_keys())}
+    )
 
 
 def read_node_configs(
@@ -164,7 +168,7 @@ def read_node_configs(
     if own:
         configs = [{**mine, **more} for mine, more in zip(own, configs, strict=True)]
     if own_settings(spec) is not None:
-        check_node_keys(configs, known_node_keys())
+        check_node_keys(configs, known_node_keys(spec.folder))
         for config in configs:
             for key in ("data", "policy"):
                 path = config.get(key)
