@@ -23,10 +23,13 @@ test-faults: .venv/.dev
 		$(DIRECT)a_cut_link_is_left_out_by_both_its_ends_and_taken_in_again \
 		$(DIRECT)a_server_with_another_certificate_is_alone_and_the_others_go_on
 
+# Each app is a root of its own; its package is named like its folder.
+APPS := $(subst -,_,$(notdir $(wildcard flower_apps/*)))
 lint: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	MYPYPATH=$$(echo flower_apps/* | tr ' ' :) $(BIN)/mypy $(addprefix -p ,$(APPS))
 	$(BIN)/lint-imports
 
 # Known holes in what constraints.txt pins; asks PyPI's own pages, which a mirror need not have. Without hashes:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = "reference/cli.md"
-APPS = ("sd-feel", "similarity-free", "fedmud", "ceps", "hsgd")
+APPS = sorted(file.parent.name for file in (ROOT / "flower_apps").glob("*/README.md"))
+# The navigation has an entry of this name, whose pages are the apps'.
+METHODS = "Methods"
 # A page of the site, and the file of the repository that it is.
 PAGES = {f"methods/{app}.md": f"flower_apps/{app}/README.md" for app in APPS} | {
     "changelog.md": "CHANGELOG.md",
@@ -37,6 +39,24 @@ _LINK = re.compile(r"(!?\[(?P<text>[^\]]*)\])\((?P<target>[^)\s]+)\)")
 
 # Files of the repository that pages link to: where each is on the site.
 _found: dict[str, str] = {}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put a page for each app into the navigation."""
+    config.nav = with_methods(config.nav or [])
+    return config
+
+
+def with_methods(nav: list[Any]) -> list[Any]:
+    """Return a navigation whose entry ``METHODS`` has the apps' pages, each by its README's title."""
+    pages = [{_title(app): f"methods/{app}.md"} for app in APPS]
+    return [{METHODS: pages} if entry == METHODS else entry for entry in nav]
+
+
+def _title(app: str) -> str:
+    """Return what a README's first line says before its colon: the method's name."""
+    with (ROOT / "flower_apps" / app / "README.md").open(encoding="utf-8") as readme:
+        return readme.readline().removeprefix("# ").partition(":")[0].strip()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hedgerow.sim.cli.checked import CheckedNodes, CheckedRounds, Verdict
     from hedgerow.sim.deploy.certificates import EdgeCredentials, make_credentials, make_edge_credentials
     from hedgerow.sim.deploy.edges import EdgeDeployment
     from hedgerow.sim.deploy.launcher import Deployment
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
         read_checkpoint,
         save_checkpoint,
     )
+    from hedgerow.sim.runs.diagram import DrawnNetwork
     from hedgerow.sim.runs.generations import load_newest
+    from hedgerow.sim.runs.hooks import Hooks
     from hedgerow.sim.runs.launch import run_app
     from hedgerow.sim.runs.model_files import read_model
     from hedgerow.sim.runs.plan import plan_run
@@ -39,13 +42,17 @@ if TYPE_CHECKING:
 __all__ = [
     "AppSettings",
     "AppSpec",
+    "CheckedNodes",
+    "CheckedRounds",
     "CheckpointError",
     "Delay",
     "Deployment",
+    "DrawnNetwork",
     "EdgeCredentials",
     "EdgeDeployment",
     "Experiment",
     "FaultModel",
+    "Hooks",
     "InProcessGrid",
     "LoadedApp",
     "RecordedRun",
@@ -57,6 +64,7 @@ __all__ = [
     "Simulation",
     "StartError",
     "SuperNode",
+    "Verdict",
     "find_app",
     "flower_identity",
     "load",
@@ -81,6 +89,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "cli.checked": ("CheckedNodes", "CheckedRounds", "Verdict"),
     "deploy.certificates": ("EdgeCredentials", "make_credentials", "make_edge_credentials"),
     "deploy.edges": ("EdgeDeployment",),
     "deploy.launcher": ("Deployment",),
@@ -91,7 +100,9 @@ _MODULES = {
     "engine.grid": ("InProcessGrid",),
     "runs.app": ("AppSpec", "LoadedApp", "find_app", "load_app"),
     "runs.checkpoint": ("CheckpointError", "load_checkpoint", "read_checkpoint", "save_checkpoint"),
+    "runs.diagram": ("DrawnNetwork",),
     "runs.generations": ("load_newest",),
+    "runs.hooks": ("Hooks",),
     "runs.launch": ("run_app",),
     "runs.model_files": ("read_model",),
     "runs.plan": ("plan_run",),

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from hedgerow.strategies.known_nodes import AllBut, LazyNodes
 from hedgerow.strategies.registry import Registered, Registry
 from hedgerow.wire.calls import KnownNodes
+from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
 from hedgerow.wire.message_types import MESSAGE_FORMAT, WHOAMI
 from hedgerow.wire.printable import quoted, shown
@@ -65,7 +66,7 @@ _DEFAULT_NAME = re.compile(r"partition-\d+")
 Admits = Callable[["Node"], str | None]
 
 
-class RosterError(RuntimeError):
+class RosterError(RunFailedError):
     """The nodes that a run needs did not come, or are not who they should be."""
 
 

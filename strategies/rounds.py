@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result
 
 from hedgerow.strategies.inbox import collect
 from hedgerow.strategies.parts.bounds import TOO_LARGE
+from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.ledger import Traffic
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.records import view
@@ -43,11 +44,11 @@ __all__ = [
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class TooFewRepliesError(RuntimeError):
+class TooFewRepliesError(RunFailedError):
     """A round got fewer valid replies than its minimum, every time it was tried."""
 
 
-class DivergenceError(RuntimeError):
+class DivergenceError(RunFailedError):
     """The model, or its loss, grows without bound: step sizes are too large, or nodes lie."""
 
 

@@ -28,7 +28,7 @@ from hedgerow.wire.message_types import PUBLISH
 from hedgerow.wire.records import PayloadError, config_in
 
 if TYPE_CHECKING:
-    from hedgerow.strategies.gossip.introductions import Introductions
+    from hedgerow.strategies.introductions import Introductions
 
 __all__ = ["NODE_TO_NODE", "Bundles", "GraphAt", "Router", "RoutingReport", "Wants", "graph_at"]
 

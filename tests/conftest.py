@@ -13,6 +13,11 @@ from hypothesis import settings
 from hedgerow.sim import flower_identity as identity
 from hedgerow.wire.simulated import simulated
 
+# Each app's folder is a root of its own, as for Flower.
+sys.path[1:1] = [
+    str(file.parent) for file in sorted(Path(__file__).parents[1].glob("flower_apps/*/pyproject.toml"))
+]
+
 # The same examples in every run: what one run finds, every run finds.
 settings.register_profile("same", derandomize=True, database=None)
 settings.load_profile("same")

@@ -29,7 +29,7 @@ from hedgerow.clients.mods.learning import Learning
 from hedgerow.clients.mods.update import Learnt, UpdateMod
 from hedgerow.clients.own_share import told_of_own
 from hedgerow.clients.probes import local_gradient, probe_as_told
-from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
+from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.clients.training.batches import step_batches
 from hedgerow.clients.training.own import TrainingLoop
 from hedgerow.clients.training.sgd import LocalWork, Trained, TrainingMode
@@ -53,7 +53,7 @@ def sd_feel_client(
     It answers ``train`` (the config names ``first-step``, ``local-steps``, ``learning-rate``,
     ``batch-size`` and ``seed``), ``evaluate`` and ``query.whoami``; and ``train.gradient`` (``server-round``,
     ``batch-size`` and ``seed``) with its gradient, ``curvature`` and ``gradient-variance`` at the model that
-    is sent. A node that is an edge server (see ``edge_server.role_of``) has no data and answers
+    is sent. A node that is an edge server (see ``edge_server.node_role``) has no data and answers
     ``train.intra`` and ``train.gossip``.
 
     Parameters
@@ -92,8 +92,8 @@ def sd_feel_client(
             ),
             **task_handlers(task),
             WHOAMI: whoami(
-                lambda context: 0 if role_of(context) == EDGE else num_examples(context, task),
-                lambda context: {} if role_of(context) == EDGE else told_of_own(context),
+                lambda context: 0 if node_role(context) == EDGE else num_examples(context, task),
+                lambda context: {} if node_role(context) == EDGE else told_of_own(context),
                 known_sizes(task),
             ),
             GRADIENT: each(lambda call: _gradient(call, task(call.context))),

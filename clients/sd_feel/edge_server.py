@@ -35,7 +35,7 @@ from hedgerow.wire.message_types import GOSSIP, INTRA
 from hedgerow.wire.records import finite_views, lazy_array
 from hedgerow.wire.robust_means import Aggregation, neighbourhood_rule
 
-__all__ = ["edge_server_handlers", "role_of"]
+__all__ = ["edge_server_handlers", "node_role"]
 
 # In ``context.state``: the model, and which run it is of and which instruction it came of.
 _STATE_MODEL, _STATE_NOTE = "edge-model", "edge"
@@ -44,7 +44,7 @@ _DTYPES = ("float32", "float64")
 Vector = NDArray[np.floating]
 
 
-def role_of(context: Context) -> str:
+def node_role(context: Context) -> str:
     """Return whether a node is a ``"client"`` or an ``"edge"`` server.
 
     The node config's ``role`` says so; where it does not, partitions 0 to ``num-clients`` - 1 of the run
@@ -171,7 +171,7 @@ def _check_sizes(models: Mapping[int, Vector]) -> None:
 
 def _told(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:
     """Return the models and weights of a message by sender, ascending: the order of every sum."""
-    if role_of(call.context) != EDGE:
+    if node_role(call.context) != EDGE:
         raise ValueError(
             f"partition {call.partition_id} is a client; valid for {call.message_type} is an edge"
         )

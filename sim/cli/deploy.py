@@ -14,6 +14,7 @@ from hedgerow.sim.cli.options import (
     OwnData,
     RunConfig,
     bad_options,
+    config_of_own_nodes,
     interruptible,
     read_node_configs,
     read_own_data,
@@ -110,6 +111,8 @@ def deploy_local(
             )
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
         configs = with_holdout(configs, plan.run_config)
+        if own_data is None:
+            configs = [{**config_of_own_nodes(plan.run_config), **one} for one in configs]
         if own and (open_ := readable_by_others(own)):
             typer.echo(f"Warning: other users may read {open_[0]}, of {len(open_)} such files", err=True)
     try:
@@ -143,7 +146,6 @@ def _deploy_edges(
 ) -> NoReturn:
     from hedgerow.sim.deploy.edges import deploy_edges, edge_overrides, site_overrides
     from hedgerow.sim.deploy.processes import StartError
-    from hedgerow.sim.deploy.supernode import config_of_own_nodes
     from hedgerow.sim.runs.app import find_app
     from hedgerow.sim.runs.plan import parse_overrides, plan_run
     from hedgerow.strategies.edges import contiguous_clusters
@@ -156,7 +158,7 @@ def _deploy_edges(
             raise ValueError("--own-data does not go with --level E3: servers would standardise each its own")
         said = {**spec.config, **parse_overrides(run_config, spec.config)}
         if sites and "site" not in said:
-            raise ValueError(f"--sites is {sites}; valid with an app that has the key 'site', as ceps has")
+            raise ValueError(f"--sites is {sites}; valid with an app that has the key 'site'")
         if sites is None and edges is None and not isinstance(said.get("num-servers"), int):
             raise ValueError("--edges: how many edge servers there are must be said")
         number = sites or edges or int(said["num-servers"])

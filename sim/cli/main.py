@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
+import click
 import typer
 
 from hedgerow.sim.cli.check import check
@@ -18,9 +19,7 @@ from hedgerow.sim.cli.export import export
 from hedgerow.sim.cli.mistakes import Command, CommandGroup
 from hedgerow.sim.cli.new import new
 from hedgerow.sim.cli.node import node
-from hedgerow.sim.cli.plan_hsgd import plan_hsgd
-from hedgerow.sim.cli.plan_sd_feel import plan_sd_feel
-from hedgerow.sim.cli.plan_similarity_free import plan_similarity_free
+from hedgerow.sim.cli.plan import PlanGroup
 from hedgerow.sim.cli.plot import plot
 from hedgerow.sim.cli.predict import predict
 from hedgerow.sim.cli.report import report
@@ -29,30 +28,33 @@ from hedgerow.sim.cli.settings import settings
 from hedgerow.sim.cli.sweep import sweep
 from hedgerow.sim.cli.table import table
 from hedgerow.sim.cli.watch import watch
+from hedgerow.sim.runs.shipped import descriptions
 
-__all__ = ["APPS", "app"]
+__all__ = ["app"]
 
-# The suite's apps and what each is for.
-APPS = {
-    "sd-feel": "edge servers that average their clients and gossip with their neighbours",
-    "similarity-free": "compressed updates with error feedback, on data of any heterogeneity",
-    "fedmud": "updates as low-rank factors, for slow uplinks",
-    "ceps": "gossip without a server, by one-bit compressed sensing",
-    "hsgd": "hospitals and devices that hold different features of the same people",
-}
 _EXAMPLES = """Apps:
 {apps}
 
 Examples:
-  hedgerow run sd-feel                              the app as it comes
-  hedgerow run sd-feel -c "tau1=10 iterations=100"  with other settings
-  hedgerow settings sd-feel                         all settings and what is valid
-  hedgerow report runs                              all runs so far as one page
-  hedgerow new sd-feel my-app                       an app with your model and data"""
+  hedgerow run APP                     the app as it comes
+  hedgerow run APP -c "seed=1"         with other settings
+  hedgerow settings APP                all settings and what is valid
+  hedgerow report runs                 all runs so far as one page
+  hedgerow new APP my-app              an app with your model and data"""
+
+
+class _Main(CommandGroup):
+    """The commands; their help ends with the suite's apps, as these describe themselves."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog."""
+        apps = (f"  {name:17}{words}" for name, words in descriptions().items())
+        self.epilog = _EXAMPLES.format(apps="\n".join(apps))
+        super().format_epilog(ctx, formatter)
+
 
 app = typer.Typer(
-    cls=CommandGroup,
-    epilog=_EXAMPLES.format(apps="\n".join(f"  {name:17}{words}" for name, words in APPS.items())),
+    cls=_Main,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -103,9 +105,6 @@ deploy.command("split", cls=Command)(deploy_split)
 app.add_typer(deploy, name="deploy", rich_help_panel=_DEPLOY)
 
 plans = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts."
+    cls=PlanGroup, no_args_is_help=True, help="Plan a run by a paper's formulas, before it starts."
 )
-plans.command("sd-feel", cls=Command)(plan_sd_feel)
-plans.command("similarity-free", cls=Command)(plan_similarity_free)
-plans.command("hsgd", cls=Command)(plan_hsgd)
 app.add_typer(plans, name="plan", rich_help_panel=_DEPLOY)

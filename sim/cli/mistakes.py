@@ -55,16 +55,18 @@ class CommandGroup(TyperGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by their panels, in the order in which they were added."""
+        found = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        commands = [command for command in found if command is not None]
         panels: dict[str, list[click.Command]] = {}
-        for command in self.commands.values():
+        for command in commands:
             panel = getattr(command, "rich_help_panel", None)
             panels.setdefault(panel if isinstance(panel, str) else "Commands", []).append(command)
-        widest = max(len(name) for name in self.commands)
-        for panel, commands in panels.items():
+        widest = max((len(command.name or "") for command in commands), default=0)
+        for panel, its in panels.items():
             with formatter.section(panel):
                 # The whole first sentence, on as many lines as it takes.
                 formatter.write_dl(
-                    [(f"{one.name:{widest}}", one.get_short_help_str(limit=200)) for one in commands]
+                    [(f"{one.name:{widest}}", one.get_short_help_str(limit=200)) for one in its]
                 )
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,7 +87,7 @@ class CommandGroup(TyperGroup):
             # It imports NumPy.
             from hedgerow.wire.checks import did_you_mean
 
-            meant = did_you_mean(args[0], self.commands)
+            meant = did_you_mean(args[0], self.list_commands(ctx))
             meant = f" ({meant})" if meant else ""
             raise click.UsageError(f"No such command {quoted(args[0])}{meant}", ctx) from error
 

@@ -10,31 +10,16 @@ from typing import Annotated
 import typer
 
 from hedgerow.sim.cli.options import bad_options
+from hedgerow.sim.runs.shipped import descriptions, hedgerow_table, shipped_app, shipped_apps
 
 __all__ = ["new"]
 
-_TEMPLATES = Path(__file__).parent / "templates"
+# Model and data, where the app has no new/task.py.
+_TEMPLATE = Path(__file__).parent / "templates" / "task.py"
 # Flower's rule for the name of an app and of its folder.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
-# What differs between methods: the module of model and data, and settings that suit its example.
-_TASKS = {"ceps": "sparse_task.py", "hsgd": "vertical_task.py"}
-_SETTINGS: dict[str, dict[str, str]] = {
-    # The paper's rule for sigma is for its own problems; with it this one diverges. There are twice as many
-    # signs as the model has entries.
-    "ceps": {
-        "problem": '"network"',
-        "num-clients": "8",
-        "sparsity": "100",
-        "measurements": "1300",
-        "sigma-rule": '"fixed_c"',
-        "mu": "0.3",
-        "interval-low": "3",
-        "interval-high": "5",
-    },
-    "fedmud": {"num-rounds": "60"},
-    "similarity-free": {"partition": '"dirichlet(0.5)"'},
-}
-_SIZES = {"ceps": 8}
+# What the app's pyproject.toml says of an app made from it; the new app does not.
+_TABLE = re.compile(r"\n(#[^\n]*\n)*\[tool\.hedgerow\.new\]\n([^\[\n][^\n]*\n)*")
 
 _README = """# {name}
 
@@ -47,7 +32,7 @@ _README = """# {name}
 
 ```bash
 hedgerow run .                        # in this process, without Ray
-hedgerow run . -c "{example}"         # with other settings
+hedgerow run . -c "seed=1"            # with other settings
 hedgerow run . --engine flower        # on Flower's simulation
 hedgerow deploy local .               # on SuperNodes on this machine
 flwr build                            # as a Flower App Bundle
@@ -59,16 +44,13 @@ flwr build                            # as a Flower App Bundle
 
 
 def new(
-    method: Annotated[
-        str, typer.Argument(metavar="METHOD", help="sd-feel, similarity-free, fedmud, ceps or hsgd.")
-    ],
+    method: Annotated[str, typer.Argument(metavar="METHOD", help=f"{', '.join(shipped_apps())}.")],
     folder: Annotated[
         Path | None,
         typer.Argument(metavar="[FOLDER]", help="Where; its name is the app's. Default: my-METHOD."),
     ] = None,
 ) -> None:
     """Write an app of a method that runs as it is, with one module for your model and your data."""
-    from hedgerow.sim.runs.shipped import shipped_app, shipped_apps
     from hedgerow.wire.checks import did_you_mean
 
     with bad_options():
@@ -94,31 +76,31 @@ def new(
 
 def _write(method: str, app: Path, home: Path) -> str:
     """Write the app and return its package's name."""
+    from hedgerow.sim.runs.plan import toml_value
+
     package = method.replace("-", "_")
     home.mkdir(parents=True, exist_ok=True)
     shutil.copy(app / "LICENSE", home)
     shutil.copytree(app / package, home / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(_TEMPLATES / _TASKS.get(method, "task.py"), home / package / "task.py")
-    pyproject = (app / "pyproject.toml").read_text(encoding="utf-8")
-    description = re.findall(r'^description = "(.*)"$', pyproject, re.MULTILINE)[0]
+    own_task = app / "new" / "task.py"
+    shutil.copy(own_task if own_task.is_file() else _TEMPLATE, home / package / "task.py")
+    pyproject = _TABLE.sub("", (app / "pyproject.toml").read_text(encoding="utf-8"))
+    description = descriptions()[method]
     own = {
-        "dataset": f'"{package}.task:load"',
-        "model": f'"{package}.task:build"',
-        **_SETTINGS.get(method, {}),
+        "name": home.name,
+        "publisher": "me",
+        "dataset": f"{package}.task:load",
+        "model": f"{package}.task:build",
+        **hedgerow_table(app).get("new", {}),
     }
-    for key, value in {"name": f'"{home.name}"', "publisher": '"me"', **own}.items():
-        pyproject = _set(pyproject, key, value)
-    if method in _SIZES:
-        pyproject = _set(pyproject, "num-supernodes", str(_SIZES[method]))
+    for key, value in own.items():
+        pyproject = _set(pyproject, key, toml_value(value))
     pyproject = pyproject.replace(
         "# Small and quick; paper.toml is the paper's setting. Every key is described in README.md.\n",
         "# `hedgerow settings .` says what each key means; dataset and model are yours, in task.py.\n",
     )
     (home / "pyproject.toml").write_text(pyproject, encoding="utf-8")
-    example = "seed=1 learning-rate=0.1" if method != "similarity-free" else "seed=1 fixed-c=0.5"
-    readme = _README.format(
-        name=home.name, description=description, method=method, package=package, example=example
-    )
+    readme = _README.format(name=home.name, description=description, method=method, package=package)
     (home / "README.md").write_text(readme, encoding="utf-8")
     return package
 

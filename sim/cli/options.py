@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hedgerow.sim.runs.folder import runs_folder
+from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
 
@@ -31,6 +32,7 @@ __all__ = [
     "Track",
     "bad_options",
     "check_ordinary",
+    "config_of_own_nodes",
     "interruptible",
     "known_node_keys",
     "load_results",
@@ -43,7 +45,8 @@ AppPath = Annotated[
     str,
     typer.Argument(
         metavar="APP",
-        help="sd-feel, similarity-free, fedmud, ceps or hsgd; or a Flower App's folder, or a module inside.",
+        help=f"{' or '.join([', '.join([*shipped_apps()][:-1]), [*shipped_apps()][-1]])}; "
+        "or a Flower App's folder, or a module inside.",
     ),
 ]
 RunConfig = Annotated[
@@ -146,12 +149,14 @@ def check_ordinary(**numbers: float | None) -> None:
         raise ValueError("\n".join(wrong))
 
 
-def known_node_keys() -> list[str]:
-    """Return the keys of a node config that nodes of our apps read."""
-    from hedgerow.clients.hsgd.own import OWN_KEYS
+def known_node_keys(*apps: Path) -> list[str]:
+    """Return the keys of a node config that nodes of our apps read, and of an app given by its folder."""
+    from hedgerow.sim.runs.hooks import all_hooks
     from hedgerow.tasks import NODE_DATA_KEYS
 
-    return sorted({*_NODE_KEYS, *NODE_DATA_KEYS, *OWN_KEYS})
+    return sorted(
+        {*_NODE_KEYS, *NODE_DATA_KEYS, *(key for one in all_hooks(*apps) for key in one.node_keys())}
+    )
 
 
 def read_node_configs(
@@ -173,7 +178,7 @@ def read_node_configs(
     if own:
         configs = [{**mine, **more} for mine, more in zip(own, configs, strict=True)]
     if own_settings(spec) is not None:
-        check_node_keys(configs, known_node_keys())
+        check_node_keys(configs, known_node_keys(spec.folder))
         for config in configs:
             for key in ("data", "policy"):
                 path = config.get(key)
@@ -181,6 +186,25 @@ def read_node_configs(
                     # A SuperNode works in a folder of its own.
                     config[key] = str(Path(path).expanduser().absolute())
     return configs
+
+
+def config_of_own_nodes(run_config: UserConfig) -> UserConfig:
+    """Return the node config of nodes that whoever starts a run starts too, and who trusts its run config.
+
+    They read its ``data-dir``, made absolute, and import what it names as ``module:function``: the model and
+    the data of an app of one's own, which a device's owner would list in ``allow-imports``.
+    """
+    from hedgerow.tasks import is_import_path
+
+    config: UserConfig = {}
+    if isinstance(folder := run_config.get("data-dir"), str) and folder:
+        config["data-dir"] = str(Path(folder).expanduser().absolute())
+    paths = sorted(
+        {value for value in run_config.values() if isinstance(value, str) and is_import_path(value)}
+    )
+    if paths:
+        config["allow-imports"] = ",".join(paths)
+    return config
 
 
 def with_holdout(configs: Sequence[UserConfig], run_config: UserConfig) -> list[UserConfig]:

@@ -1,4 +1,4 @@
-"""``hedgerow predict``: what a trained model is worth on the parties' own data, by messages."""
+"""``hedgerow predict``: what a trained model is worth on the nodes' own data, by messages."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def predict(
     ] = None,
     run_config: RunConfig = None,
 ) -> None:
-    """Evaluate a trained model where both halves meet by messages alone, with nodes in this process.
+    """Evaluate a trained model by messages alone, with nodes in this process: apps with the key 'predict'.
 
-    Hospital and devices encode, the head answers at the hospital, which has the labels; a hospital whose node
-    config names a file ``predictions`` writes its people's there. Shown are the metrics over all of them.
-    On devices: the app's key ``predict`` with ``flwr run``.
+    A node with labels writes its own answers to the file ``predictions`` of its node config, where that names
+    one. Shown are the metrics over all nodes. On devices: the app's key ``predict`` with ``flwr run``.
     """
     from hedgerow.sim.runs.app import find_app, load_app
     from hedgerow.sim.runs.launch import run_app

@@ -112,13 +112,13 @@ def run(
     from hedgerow.sim.deploy.flower_run import flower_run
     from hedgerow.sim.runs.app import find_app, load_app, own_settings
     from hedgerow.sim.runs.checkpoint import CheckpointError
-    from hedgerow.sim.runs.foreign import AllLostError, earlier_run
-    from hedgerow.sim.runs.launch import ClusterError, run_app, seed_generators
+    from hedgerow.sim.runs.foreign import earlier_run
+    from hedgerow.sim.runs.launch import run_app, seed_generators
     from hedgerow.sim.runs.plan import plan_run, resumed_config
     from hedgerow.sim.runs.recorder import RunFolderError
-    from hedgerow.sim.runs.serverapp import RUN_FAILURES
     from hedgerow.sim.runs.settings import SettingsError
     from hedgerow.sim.runs.trackers import check_trackers
+    from hedgerow.wire.failures import RunFailedError
 
     with bad_options():
         _check_options(
@@ -182,7 +182,7 @@ def run(
                 records=records,
                 track=trackers,
             )
-    except (AllLostError, ClusterError, *RUN_FAILURES) as error:
+    except RunFailedError as error:
         typer.echo(f"Run failed: {error}", err=True)
         raise typer.Exit(1) from error
     except Exception as error:

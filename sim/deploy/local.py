@@ -12,7 +12,6 @@ from flwr.app import UserConfigValue
 
 from hedgerow.sim.deploy.flower_run import follow
 from hedgerow.sim.deploy.launcher import LOGS_GONE, Deployment
-from hedgerow.sim.deploy.supernode import config_of_own_nodes
 from hedgerow.sim.runs.app import AppSpec
 from hedgerow.sim.runs.plan import Plan, absolute_output
 
@@ -38,8 +37,7 @@ def deploy_local(
     tls, node_config
         As for ``Deployment``.
     own_data : bool (default: False)
-        Nodes have files of their own: no program is told of a common data folder, and no node imports what
-        the run config names unless its own config says so.
+        Nodes have files of their own: no program is told of a common data folder.
     own_users : bool (default: False)
         As for ``Deployment``: each node is a user of its own, where that can be done.
     keep_logs : bool (default: False)
@@ -51,15 +49,13 @@ def deploy_local(
         If a program does not start.
     """
     run_config = absolute_output(plan.run_config)
-    ours = {} if own_data else config_of_own_nodes(run_config)
-    configs = [{**ours, **more} for more in node_config or [{}] * plan.num_nodes]
     logs = None
     if keep_logs:
         logs = Path(str(run_config.get("output-dir") or ".")) / time.strftime("logs-%Y%m%d-%H%M%S")
     # Empty: what the environment says of a folder that all share reaches neither server nor nodes.
     env = {"HEDGEROW_DATA_DIR": ""} if own_data else None
     deployment = Deployment(
-        spec, plan.num_nodes, tls=tls, node_config=configs, env=env, keep_logs=logs, own_users=own_users
+        spec, plan.num_nodes, tls=tls, node_config=node_config, env=env, keep_logs=logs, own_users=own_users
     )
     with ExitStack() as after:
         if logs:

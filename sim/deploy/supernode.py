@@ -11,9 +11,8 @@ from flwr.app import UserConfig
 
 from hedgerow.sim.deploy.processes import Program, StartError, program
 from hedgerow.sim.runs.plan import parse_overrides, toml_value
-from hedgerow.tasks import is_import_path
 
-__all__ = ["SuperNode", "config_of_own_nodes", "node_configs"]
+__all__ = ["SuperNode", "node_configs"]
 
 _NODE_ID = re.compile(r"SuperNode ID: (\d+)")
 _SCOPED = re.compile(r"\s*(\d+)(?:-(\d+))?\s*:\s*(.*)", re.DOTALL)
@@ -105,23 +104,6 @@ class SuperNode(Program):
                 if time.monotonic() + delay > end:
                     raise
             time.sleep(delay)
-
-
-def config_of_own_nodes(run_config: UserConfig) -> UserConfig:
-    """Return the node config of nodes that whoever starts a run starts too, and who trusts its run config.
-
-    They read its ``data-dir``, made absolute, and import what it names as ``module:function``: the model and
-    the data of an app of one's own, which a device's owner would list in ``allow-imports``.
-    """
-    config: UserConfig = {}
-    if isinstance(folder := run_config.get("data-dir"), str) and folder:
-        config["data-dir"] = str(Path(folder).expanduser().absolute())
-    paths = sorted(
-        {value for value in run_config.values() if isinstance(value, str) and is_import_path(value)}
-    )
-    if paths:
-        config["allow-imports"] = ",".join(paths)
-    return config
 
 
 def node_configs(texts: Sequence[str], num_nodes: int) -> list[UserConfig]:

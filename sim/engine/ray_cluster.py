@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hedgerow.sim.engine.parcels import Parcel, Received, file_bytes, receive, receive_files, send, write_file
+from hedgerow.wire.failures import RunFailedError
 
 __all__ = [
     "KEY",
@@ -57,7 +58,7 @@ _CURRENT = Path("/tmp/ray/ray_current_cluster")
 _READY, _REFUSED = 0, 1
 
 
-class ClusterError(RuntimeError):
+class ClusterError(RunFailedError):
     """A Ray cluster does not answer, has no room, cannot load the app, or is lost."""
 
 

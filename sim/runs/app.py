@@ -103,8 +103,8 @@ class LoadedApp:
 def find_app(path_or_module: str | Path) -> AppSpec:
     """Read the pyproject.toml of an app given by its folder, or by the name of a module inside it.
 
-    One of the suite's own, ``sd-feel`` for example, is also found by its name, where no folder has it, and by
-    ``SD-FEEL``, ``sd_feel`` or ``sdfeel``, where no module has it.
+    One of the suite's own is also found by its name, ``my-app``, where no folder has it, and by ``MY-APP``,
+    ``my_app`` or ``myapp``, where no module has it.
 
     Raises
     ------

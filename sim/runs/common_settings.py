@@ -31,6 +31,7 @@ from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = [
     "BoundSettings",
+    "ImageSettings",
     "IterationSettings",
     "MonitorSettings",
     "NoiseSettings",
@@ -172,6 +173,15 @@ class TaskSettings(AppSettings):
     model: str = setting("lenet", "what is trained", "training", first=True)
 
 
+class ImageSettings(TaskSettings):
+    """A model of torch's that is learnt on images."""
+
+    GROUP = "data"
+
+    scaling: str = setting("standard", "pixels with mean 0 and deviation 1 a channel; `unit`: in [0, 1]")
+    device: str = setting("cpu", "where nodes train", "training", role=Role.REPETITION)
+
+
 class BoundSettings(AppSettings):
     """What one node can do to a run at most."""
 
@@ -292,13 +302,8 @@ class StackSettings(AppSettings):
         yield not stacked, "compile", "False with training-mode = 'stack' (a stack is not compiled)"
 
 
-class TrainingSettings(StackSettings, SumNoiseSettings, TaskSettings, RunSettings):
-    """Of an app whose nodes train a model of torch's on images, and send updates of it."""
-
-    scaling: str = setting(
-        "standard", "pixels with mean 0 and deviation 1 a channel; `unit`: in [0, 1]", "data"
-    )
-    device: str = setting("cpu", "where nodes train", "training", role=Role.REPETITION)
+class TrainingSettings(StackSettings, SumNoiseSettings, ImageSettings, RunSettings):
+    """Of an app whose nodes train in stacks, and send updates that may be bounded, masked and noised."""
 
 
 class PeerSettings(AppSettings):

@@ -31,6 +31,7 @@ from hedgerow.sim.runs.recorder import RunRecorder, new_run_folder, read_config
 from hedgerow.sim.runs.serverapp import run_summary
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.sim.runs.watch import Watch
+from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.printable import shown
 from hedgerow.wire.records import PayloadError, view
 
@@ -60,7 +61,7 @@ RESUMES = (
 )
 
 
-class AllLostError(RuntimeError):
+class AllLostError(RunFailedError):
     """Not one reply of a run was accepted, so that nothing was learnt."""
 
 

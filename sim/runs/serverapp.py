@@ -27,12 +27,11 @@ from hedgerow.sim.runs.model_files import keep_model
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table, run_end
 from hedgerow.sim.runs.trackers import Tracking
-from hedgerow.strategies import DivergenceError, PairingError, RosterError, TooFewRepliesError
 from hedgerow.wire.budget import Budget
+from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.records import to_state_dict
 
 __all__ = [
-    "RUN_FAILURES",
     "Experiment",
     "LearntExperiment",
     "Measure",
@@ -45,8 +44,6 @@ __all__ = [
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
-# What ends a run that was set up right. The message says all.
-RUN_FAILURES = (DivergenceError, PairingError, RosterError, TooFewRepliesError)
 # Under which key the record says what the nodes' own data look like.
 _OWN_DATA = "own-data"
 # The apps of ``server_app``: how each reads its settings, and what it runs.
@@ -189,7 +186,7 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         try:
             complete(grid, context)
-        except RUN_FAILURES as error:
+        except RunFailedError as error:
             # Flower prints the traceback of what a ServerApp raises.
             raise error.with_traceback(None) from None
 

@@ -1,12 +1,12 @@
-"""The suite's own apps on disk, which come with the package: one folder a method."""
+"""The suite's own apps on disk, which come with the package: one folder a method. No list names them."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from hedgerow.wire.checks import plain_name
-
-__all__ = ["shipped_app", "shipped_apps"]
+__all__ = ["descriptions", "hedgerow_table", "shipped_app", "shipped_apps"]
 
 _LIBRARY = Path(__file__).resolve().parents[2]
 
@@ -24,5 +24,22 @@ def shipped_apps() -> dict[str, Path]:
 
 
 def shipped_app(name: str) -> str | None:
-    """Return the name of the suite's app that is meant, as ``sd-feel`` by ``SD_FEEL``; None if it is none."""
+    """Return the name of the suite's app that is meant, as ``my-app`` by ``MY_APP``; None if it is none."""
+    from hedgerow.wire.checks import plain_name  # noqa: PLC0415  # It imports NumPy, which no help needs.
+
     return next((app for app in shipped_apps() if plain_name(app) == plain_name(name)), None)
+
+
+def descriptions() -> dict[str, str]:
+    """Return what each of the suite's apps is for, in one line, by name."""
+    return {name: _pyproject(app)["project"]["description"] for name, app in shipped_apps().items()}
+
+
+def hedgerow_table(folder: Path) -> dict[str, Any]:
+    """Return ``[tool.hedgerow]`` of an app's pyproject.toml: what Hedgerow's commands are told about it."""
+    table = _pyproject(folder).get("tool", {}).get("hedgerow", {})
+    return table if isinstance(table, dict) else {}
+
+
+def _pyproject(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

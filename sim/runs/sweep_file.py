@@ -3,7 +3,7 @@
 TOML, for example:
 
     title = "Loss over simulated time"
-    app = "../"                      # the app's folder, relative to the file, or a name: sd-feel
+    app = "../"                      # the app's folder, relative to the file, or the name of one of the suite
     realism = "what is emulated and what is real"
     x = "sim-seconds"                # what to plot; a text or a list of texts (a link: "bits client->server")
     y = ["loss", "accuracy"]
@@ -16,8 +16,8 @@ TOML, for example:
     [base]                           # run-config keys of every run
     iterations = 600
     [[variant]]                      # named methods: a label and run-config keys
-    label = "SD-FEEL"
-    method = "sd-feel"
+    label = "FedAvg"
+    method = "fedavg"
     [grid]                           # run-config keys with several values: every combination
     tau1 = [1, 3, 20]
 """

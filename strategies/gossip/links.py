@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Ask, Exchange, Steps
-from hedgerow.strategies.gossip.introductions import Introductions, introduction_in, refused_in
 from hedgerow.strategies.gossip.method import GossipMethod
 from hedgerow.strategies.gossip.payload_sizes import PayloadSizes
 from hedgerow.strategies.inbox import Node, Reply
+from hedgerow.strategies.introductions import Introductions, introduction_in, refused_in
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.router import Router
 from hedgerow.strategies.run import Run

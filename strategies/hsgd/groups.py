@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hedgerow.strategies.hsgd.introductions import Introduction
+from hedgerow.wire.failures import RunFailedError
 from hedgerow.wire.printable import quoted
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -18,7 +19,7 @@ __all__ = ["Group", "PairingError", "batch_size", "draw", "faults"]
 _SHOWN = 5
 
 
-class PairingError(ValueError):
+class PairingError(RunFailedError, ValueError):
     """The parties do not make up groups: a side lacks people, or has them twice."""
 
 

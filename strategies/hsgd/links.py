@@ -15,10 +15,10 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
 from hedgerow.strategies.exchange import Steps
-from hedgerow.strategies.gossip.introductions import Introductions
 from hedgerow.strategies.hsgd.groups import Group
 from hedgerow.strategies.hsgd.introductions import LinkIntroduction
 from hedgerow.strategies.hsgd.messages import REFUSED, Encodings, Heads, Schema, SealedForAll
+from hedgerow.strategies.introductions import Introductions
 from hedgerow.strategies.parts import Part
 from hedgerow.strategies.run import Run
 from hedgerow.wire.limits import MAX_PLACES

@@ -115,7 +115,7 @@ def play(
     """Run a method in a new folder of ``parent``, or go on with the run in ``resume``."""
     case = method.case
     before = set(parent.iterdir())
-    settings = {**case.small, case.method: method.name, "quiet": True, **method.changes, **changes}
+    settings = {**case.small, **case.named(method.name), "quiet": True, **method.changes, **changes}
     overrides = resumed_config(case.spec, str(resume)) if resume is not None else []
     overrides += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     plan = plan_run(case.spec, [*overrides, f"output-dir={json.dumps(str(parent))}"])

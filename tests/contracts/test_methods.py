@@ -84,7 +84,8 @@ def test_a_run_leaves_a_folder_that_says_what_it_was_of(method: Method, plain: M
     assert {"config.json", "rounds.jsonl", "summary.json"} <= {path.name for path in run.folder.iterdir()}
     assert not list(run.folder.rglob("*.partial"))
     config = read_config(run.folder)
-    asked = {**case.defaults, **case.small, case.method: method.name, "quiet": True, "checkpoint-every": 1}
+    named = case.named(method.name)
+    asked = {**case.defaults, **case.small, **named, "quiet": True, "checkpoint-every": 1}
     assert (config["app"], config["run"]) == (case.name, {**asked, "output-dir": str(run.folder.parent)})
     summary = json.loads((run.folder / "summary.json").read_text())
     assert (summary["status"], summary["lost-replies"]) == ("completed", {})

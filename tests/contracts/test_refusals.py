@@ -180,7 +180,7 @@ def reads(path: str, named: str, good: Iterable[str], bad: Iterable[str], parame
     case(path, {parameter: found.good[0]}, names={parameter: named}, **{parameter: found})
 
 
-SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS, HSGD = (app.settings for app in APPS)
+SD_FEEL, SIMILARITY_FREE, FEDMUD, CEPS, HSGD = (app.settings for app in APPS[:5])
 
 
 # fmt: off

@@ -30,7 +30,7 @@ _Config.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix
 def test_the_navigation_has_every_page_and_no_other() -> None:
     site = hook()
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), _Config)
-    named = list(site.pages_of(config["nav"]))
+    named = list(site.pages_of(site.with_methods(config["nav"])))
     made = {*site.PAGES, site.COMMANDS}
     assert all((ROOT / file).is_file() for file in site.PAGES.values())
     assert {f"methods/{path.parent.name}.md" for path in APPS} <= made

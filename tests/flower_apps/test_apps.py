@@ -100,7 +100,7 @@ def test_a_run_prints_a_table_and_tells_its_folder_its_engine_and_the_traffic_of
     for key, total in (("nominal_bits", "bits"), ("payload_bytes", "payload_bytes")):
         assert sum(traffic[key] for traffic in modelled) == rounds[-1][total]
     assert "hub MB" in printed
-    assert printed.startswith(f"{case.defaults[case.method]} on {case.learnt}, ")
+    assert printed.startswith(f"{case.method} on {case.learnt}, ")
     assert f"{rounds[-1]['central']['loss']:.4f}" in printed
     assert f"Run folder: {folder}" in printed
     # Of CEPS and its baselines models stay on the nodes.
@@ -117,7 +117,7 @@ def test_the_loop_and_the_stack_learn_the_same(case: AppCase, run: Run) -> None:
 @every_averaging_app
 def test_evaluations_come_first_last_and_as_often_as_asked(case: AppCase, run: Run) -> None:
     rounds = run(**{"evaluate-every": 2})
-    last = case.rounds[case.defaults[case.method]]
+    last = case.rounds[case.method]
     expected = [k for k in range(last + 1) if k % 2 == 0 or k == last]
     assert [record["round"] for record in rounds if record["central"]] == expected
 

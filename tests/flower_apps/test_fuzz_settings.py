@@ -85,7 +85,7 @@ def draws(case: AppCase, seed: int, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         # Each key in turn, mostly alone: of many wild values one is refused.
         chosen = {keys[number % len(keys)], *rng.choices(keys, k=rng.choice((0, 0, 1, 2)))}
-        method = {case.method: rng.choice(case.methods)}
+        method = case.named(rng.choice(case.methods))
         changes = {
             key: value(rng, setting.default, setting.kind.valid)
             for key, setting in case.settings.SETTINGS.items()

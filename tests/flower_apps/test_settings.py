@@ -100,7 +100,7 @@ def test_a_setting_has_the_role_that_its_name_has_everywhere(case: AppCase) -> N
 def test_ten_settings_matter_first_the_method_before_all(case: AppCase) -> None:
     first = [key for key, one in case.settings.SETTINGS.items() if one.first]
     assert len(first) == 10
-    assert first[0] == case.method
+    assert first[0] == case.registered.method
     assert {"seed", "num-clients", "dataset"} <= {*first}
 
 

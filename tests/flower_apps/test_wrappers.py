@@ -43,7 +43,7 @@ MORE: list[tuple[AppCase, dict[str, Any]]] = [
     (SIMILARITY_FREE, {"algorithm": "fedavg", "secure-sum": True}),
     (SIMILARITY_FREE, {"algorithm": "ef-fedavg", "compressor": "topk(0.1)", "weighting": "examples"}),
 ]
-STRATEGIES = [(case, {case.method: method}) for case in CASES for method in case.methods] + MORE
+STRATEGIES = [(case, case.named(method)) for case in CASES for method in case.methods] + MORE
 # Methods with one model go on from a wrapper's noise; the others refuse it.
 GO_ON = [
     (SD_FEEL, {"method": "fedavg"}),

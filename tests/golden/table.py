@@ -1,5 +1,7 @@
 """The runs that two checkouts are compared by. Data alone: nothing of the suite is imported.
 
+An app of ``tests/registry.py`` that is not named here has two rows: its small run, whole and resumed.
+
 Each row is a small run of an app. Some are named for what they show; the others are drawn, so that every two
 concerns of an app that go together meet in a row (``pairwise``).
 """
@@ -8,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
+
+from tests.registry import REGISTRY
 
 __all__ = ["DESIGNS", "ROWS", "SCRIPTS", "Design", "Row", "Settings", "pairwise"]
 
@@ -635,6 +639,14 @@ def _pairs() -> Iterator[Row]:
             yield design.row(levels)
 
 
+def _registered() -> Iterator[Row]:
+    for one in REGISTRY:
+        if one.app not in _BASE:
+            yield Row(f"{one.app} small", one.app, one.small, tags=("method",))
+            end = {"checkpoint-every": 2}
+            yield Row(f"{one.app} resumed", one.app, {**one.small, **end}, tags=("resumed",), killed=2)
+
+
 ROWS: Sequence[Row] = (
     *_methods(),
     *_codecs(),
@@ -644,4 +656,5 @@ ROWS: Sequence[Row] = (
     *_nodes(),
     *_engines(),
     *_pairs(),
+    *_registered(),
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.clients import sd_feel_client
-from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, role_of
+from hedgerow.clients.sd_feel.edge_server import edge_server_handlers, node_role
 from hedgerow.sim import through_the_wire
 from hedgerow.wire import Call, lazy_array
 from hedgerow.wire.edge_servers import gossip
@@ -235,11 +235,11 @@ def test_a_step_that_is_none_is_refused_and_the_state_stays(bad: dict[str, Any])
 def test_the_node_config_says_the_role_and_else_the_partition_does(
     partition: int, role: str | None, expected: str
 ) -> None:
-    assert role_of(context(partition=partition, **({"role": role} if role else {}))) == expected
+    assert node_role(context(partition=partition, **({"role": role} if role else {}))) == expected
     # Without a number of clients all are clients.
-    assert role_of(Context(1, 9, {"partition-id": 99}, RecordDict(), {})) == "client"
+    assert node_role(Context(1, 9, {"partition-id": 99}, RecordDict(), {})) == "client"
     with pytest.raises(ValueError, match="role is 'cloud' in the node config; valid is 'client' or 'edge'"):
-        role_of(context(role="cloud"))
+        node_role(context(role="cloud"))
 
 
 @pytest.mark.parametrize("kind", ["train.intra", "train.gossip"])

@@ -101,6 +101,18 @@ def test_level_e3_starts_each_edge_server_with_its_own_nodes(monkeypatch: pytest
     assert asked["node_config"] == [{"data-dir": "/srv/data"}] * 5
 
 
+def test_nodes_of_ones_own_read_and_import_what_the_run_config_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(local, "deploy_local", lambda spec, plan, **options: asked.update(options) or 0)
+    monkeypatch.chdir(tmp_path)
+    said = ["-c", "data-dir=mine dataset=my.data:load model=my.model:build", "--nodes", "4"]
+    assert hedgerow("deploy", "local", SD_FEEL, *said, "--node-config", "1: data-dir=/own").exit_code == 0
+    ours = {"data-dir": str(tmp_path / "mine"), "allow-imports": "my.data:load,my.model:build"}
+    assert asked["node_config"] == [ours, {**ours, "data-dir": "/own"}, ours, ours]
+
+
 @pytest.mark.parametrize(("level", "servers", "nodes"), [("E1", "emulated", 6), ("E2", "nodes", 8)])
 def test_the_other_levels_are_settings_of_the_app(
     level: str, servers: str, nodes: int, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import pytest
 from tests.sim.cli.command_line import hedgerow
 
 from hedgerow.sim import RecordedRun
-from hedgerow.sim.cli.report import network_of
+from hedgerow.sim.runs.hooks import drawn_network
 
 WriteRun = Callable[..., Path]
 
@@ -37,23 +37,24 @@ def test_the_page_of_one_run_goes_into_its_folder_and_of_several_here(
 
 def run(link: str, **settings: Any) -> RecordedRun:
     links = {link: {"messages": 1, "nominal_bits": 1, "payload_bytes": 1}}
-    config = {"run": {"seed": 0, **settings}}
+    app = "sd_feel" if link == "edge->edge" else "ceps"
+    config = {"app": app, "run": {"seed": 0, **settings}}
     return RecordedRun(Path(), "a", 0, json.loads(json.dumps(config)), [{"round": 1, "by_link": links}], True)
 
 
 def test_edge_servers_are_drawn_as_their_topology_says_with_their_clients() -> None:
     settings = {"topology": "ring", "num-servers": 4, "num-clients": 10, "clusters": "contiguous"}
-    network = network_of(run("edge->edge", **settings))
+    network = drawn_network(run("edge->edge", **settings))
     assert network is not None
     assert list(network.edges) == [(0, 1), (0, 3), (1, 2), (2, 3)]
     assert (network.kind, network.leaf, list(network.leaves)) == ("edge", "client", [3, 2, 3, 2])
-    grouped = network_of(run("edge->edge", **{**settings, "clusters": "group"}))
+    grouped = drawn_network(run("edge->edge", **{**settings, "clusters": "group"}))
     assert grouped is not None
     assert not grouped.leaves
 
 
 def test_nodes_are_drawn_as_their_topology_says() -> None:
-    network = network_of(run("node->node", **{"topology": "star", "num-clients": 3}))
+    network = drawn_network(run("node->node", **{"topology": "star", "num-clients": 3}))
     assert network is not None
     assert list(network.edges) == [(0, 1), (0, 2)]
     assert not network.directed
@@ -68,4 +69,4 @@ def test_nodes_are_drawn_as_their_topology_says() -> None:
     ],
 )
 def test_what_is_no_graph_is_not_drawn(settings: dict[str, Any]) -> None:
-    assert network_of(run("edge->edge", **settings)) is None
+    assert drawn_network(run("edge->edge", **settings)) is None

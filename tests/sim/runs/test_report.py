@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hedgerow.sim import load
-from hedgerow.sim.runs.diagram import Crossed, DrawnNetwork, network_svg
+from hedgerow.sim import DrawnNetwork, load
+from hedgerow.sim.runs.diagram import Crossed, network_svg
 from hedgerow.sim.runs.report import report_html, write_report
 
 WriteRun = Callable[..., Path]

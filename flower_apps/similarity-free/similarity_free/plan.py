@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from hedgerow.sim.cli.options import bad_options, check_ordinary
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from hedgerow.strategies.similarity_free.planner import Guarantee, ProblemEstimates
 
-__all__ = ["plan_similarity_free"]
+__all__ = ["plan"]
 
 
-def plan_similarity_free(
+def plan(
     smoothness: Annotated[
         float | None, typer.Option(help="L of every node's loss. Needed without --from-run.")
     ] = None,
@@ -75,80 +73,62 @@ def plan_similarity_free(
         bool,
         typer.Option("--printed", help="The paper's constants and Theorem 3 as printed, errors and all."),
     ] = False,
-) -> None:
+) -> Iterator[Table | str]:
     """Say what is guaranteed for FedAvg and FedProx, with error feedback or without, for each schedule.
 
     Nothing asks how similar the nodes' data are: no step size depends on it. Steps are those of a round;
     a local step of the FedAvg family is T times smaller.
     """
-    from rich.console import Console
-
     from hedgerow.sim.runs.recorder import read_config, read_rounds
     from hedgerow.strategies.similarity_free import planner
     from hedgerow.strategies.similarity_free.theory import Mode
 
-    with bad_options():
-        check_ordinary(
-            smoothness=smoothness,
-            variance=variance,
+    if from_run is not None and initial_loss is not None:
+        raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
+    run = {} if from_run is None else read_config(from_run)["run"]
+    if from_run is not None and num_params is None:
+        num_params = _parameters(from_run)
+    local_iters = run.get("local-iters", 1) if local_iters is None else local_iters
+    num_nodes = run.get("num-clients", 10) if num_nodes is None else num_nodes
+    own = None if compressor_contraction or topk else run.get("compressor")
+    contraction, message_bits = _compression(compressor_contraction, topk, num_params, own)
+    if from_run is not None:
+        known = planner.estimates_from_rounds(
+            read_rounds(from_run),
+            L=smoothness,
+            sigma2=variance,
             delta_inf=delta_inf,
-            initial_gap=initial_gap,
-            max_gap=max_gap,
-            initial_loss=initial_loss,
-            epsilon=epsilon,
-            nu=nu,
-            compressor_contraction=compressor_contraction,
-            topk=topk,
+            V0=initial_gap,
+            R=max_gap,
         )
-        if from_run is not None and initial_loss is not None:
-            raise ValueError("--initial-loss with --from-run; valid is one of them: the run has losses")
-        run = {} if from_run is None else read_config(from_run)["run"]
-        if from_run is not None and num_params is None:
-            num_params = _parameters(from_run)
-        local_iters = run.get("local-iters", 1) if local_iters is None else local_iters
-        num_nodes = run.get("num-clients", 10) if num_nodes is None else num_nodes
-        own = None if compressor_contraction or topk else run.get("compressor")
-        contraction, message_bits = _compression(compressor_contraction, topk, num_params, own)
-        if from_run is not None:
-            known = planner.estimates_from_rounds(
-                read_rounds(from_run),
-                L=smoothness,
-                sigma2=variance,
-                delta_inf=delta_inf,
-                V0=initial_gap,
-                R=max_gap,
-            )
-        elif smoothness is None or variance is None:
-            raise ValueError("--smoothness and --variance are needed, or --from-run, which measures them")
-        else:
-            known = planner.estimates(
-                smoothness,
-                variance,
-                initial_loss=math.log(10) if initial_loss is None else initial_loss,
-                delta_inf=delta_inf,
-                V0=initial_gap,
-                R=max_gap,
-            )
-        rows = planner.plan(
-            known,
-            num_rounds=num_rounds,
-            epsilon=epsilon,
-            local_iters=local_iters,
-            contraction=contraction,
-            nu=nu,
-            num_nodes=num_nodes,
-            num_params=num_params,
-            message_bits=message_bits,
-            mode=Mode.PRINTED if printed else Mode.CORRECTED,
+    elif smoothness is None or variance is None:
+        raise ValueError("--smoothness and --variance are needed, or --from-run, which measures them")
+    else:
+        known = planner.estimates(
+            smoothness,
+            variance,
+            initial_loss=math.log(10) if initial_loss is None else initial_loss,
+            delta_inf=delta_inf,
+            V0=initial_gap,
+            R=max_gap,
         )
+    rows = planner.plan(
+        known,
+        num_rounds=num_rounds,
+        epsilon=epsilon,
+        local_iters=local_iters,
+        contraction=contraction,
+        nu=nu,
+        num_nodes=num_nodes,
+        num_params=num_params,
+        message_bits=message_bits,
+        mode=Mode.PRINTED if printed else Mode.CORRECTED,
+    )
     whose = "printed" if printed else "corrected"
-    console = Console()
-    console.print(_input_table(known, guessed_loss=from_run is None and initial_loss is None))
-    console.print(_constants_table(rows, f"Constants, {whose}; contraction {contraction:g}"))
-    console.print(_guarantees_table(rows, num_rounds, epsilon))
-    for line in _commands(rows, local_iters, str(own or (f"topk({topk})" if topk else ""))):
-        # As it is, to be copied: not wrapped, and no markup in its brackets.
-        typer.echo(line)
+    yield _input_table(known, guessed_loss=from_run is None and initial_loss is None)
+    yield _constants_table(rows, f"Constants, {whose}; contraction {contraction:g}")
+    yield _guarantees_table(rows, num_rounds, epsilon)
+    yield from _commands(rows, local_iters, str(own or (f"topk({topk})" if topk else "")))
 
 
 def _parameters(run: Path) -> int | None:
@@ -225,8 +205,6 @@ def _compression(
 
 
 def _input_table(known: ProblemEstimates, *, guessed_loss: bool) -> Table:
-    from rich.table import Table
-
     table = Table("input", "value", "source", "how", title="What the plan rests on", title_justify="left")
     for field in fields(known):
         one = getattr(known, field.name)
@@ -239,8 +217,6 @@ def _input_table(known: ProblemEstimates, *, guessed_loss: bool) -> Table:
 
 
 def _constants_table(rows: list[Guarantee], title: str) -> Table:
-    from rich.table import Table
-
     table = Table(
         "algorithm", "max step", "max local step", "b1", "b2", "b3", title=title, title_justify="left"
     )
@@ -252,8 +228,6 @@ def _constants_table(rows: list[Guarantee], title: str) -> Table:
 
 
 def _guarantees_table(rows: list[Guarantee], num_rounds: int, epsilon: float) -> Table:
-    from rich.table import Column, Table
-
     names = (Column(name, no_wrap=True) for name in ("algorithm", "schedule"))
     columns = ("first step", "bound", "theorem", "rounds", "uplink")
     title = f"Squared gradient norm: bounds at K = {num_rounds}; rounds and uplink bits to {epsilon:g}"

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-
-from hedgerow.sim.cli.options import bad_options, check_ordinary
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from hedgerow.strategies.hsgd.costs import Sizes
     from hedgerow.strategies.hsgd.estimates import Estimates
     from hedgerow.strategies.hsgd.theory import IntervalPlan
 
-__all__ = ["plan_hsgd"]
+__all__ = ["plan"]
 
 # The MIMIC-III networks of the paper's experiments: |theta_0|, |theta_1|, |theta_2|, e_1, e_2, |A|.
-_HSGD_SIZES = (33, 3_584, 3_584, 16, 16, 29)
+_SIZES = (33, 3_584, 3_584, 16, 16, 29)
 
 
-def plan_hsgd(
+def plan(
     rho: Annotated[
         float | None, typer.Option(help="Lipschitz constant of the gradients. Needed without --from-run.")
     ] = None,
@@ -53,16 +51,14 @@ def plan_hsgd(
         list[str] | None,
         typer.Option("--run-config", "-c", help="Changes of the app's settings. Repeatable."),
     ] = None,
-    head: Annotated[int, typer.Option(max=2**53, help="Scalars of the head.")] = _HSGD_SIZES[0],
-    hospital: Annotated[
-        int, typer.Option(max=2**53, help="Scalars of the hospital's encoder.")
-    ] = _HSGD_SIZES[1],
-    device: Annotated[int, typer.Option(max=2**53, help="Scalars of the device's encoder.")] = _HSGD_SIZES[2],
-    hospital_encoding: Annotated[int, typer.Option(max=2**53, help="e_1.")] = _HSGD_SIZES[3],
-    device_encoding: Annotated[int, typer.Option(max=2**53, help="e_2.")] = _HSGD_SIZES[4],
-    batch: Annotated[
-        int, typer.Option(max=2**53, help="Devices of a group in a local interval.")
-    ] = _HSGD_SIZES[5],
+    head: Annotated[int, typer.Option(max=2**53, help="Scalars of the head.")] = _SIZES[0],
+    hospital: Annotated[int, typer.Option(max=2**53, help="Scalars of the hospital's encoder.")] = _SIZES[1],
+    device: Annotated[int, typer.Option(max=2**53, help="Scalars of the device's encoder.")] = _SIZES[2],
+    hospital_encoding: Annotated[int, typer.Option(max=2**53, help="e_1.")] = _SIZES[3],
+    device_encoding: Annotated[int, typer.Option(max=2**53, help="e_2.")] = _SIZES[4],
+    batch: Annotated[int, typer.Option(max=2**53, help="Devices of a group in a local interval.")] = _SIZES[
+        5
+    ],
     num_groups: Annotated[int, typer.Option(min=1, max=2**20, help="Groups M, taken as equal.")] = 10,
     iterations: Annotated[
         int | None, typer.Option(max=2**53, help="T. Default: the app's, else 4000.")
@@ -74,66 +70,48 @@ def plan_hsgd(
     ] = 3,
     compute_seconds: Annotated[float, typer.Option(help="t_c of one iteration.")] = 0.0,
     rows: Annotated[int, typer.Option(min=1, help="How many pairs (P, Q) to show.")] = 10,
-) -> None:
+) -> Iterator[Table | str]:
     """Choose HSGD's intervals P and Q and its learning rate by the bound (17) and the cost (19).
 
     The bound is for groups that are alike, and its proof has gaps: take it for a guide. Without sizes or an
     app, the sizes are those of the paper's MIMIC-III networks.
     """
-    from rich.console import Console
-
     from hedgerow.sim.runs.recorder import read_rounds
     from hedgerow.strategies.hsgd import costs, theory
     from hedgerow.strategies.hsgd.estimates import Estimates
 
-    with bad_options():
-        check_ordinary(
-            rho=rho,
-            delta=delta,
-            loss_gap=loss_gap,
-            gradient2=gradient2,
-            learning_rate=learning_rate,
-            target=target,
-            compute_seconds=compute_seconds,
+    groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
+    settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}
+    if app_path is not None:
+        groups, settings = _of_app(app_path, run_config or [])
+    T = settings["iterations"] if iterations is None else iterations
+    eta = settings["learning-rate"] if learning_rate is None else learning_rate
+    told = {} if from_run is None else _told_constants(from_run, read_rounds(from_run))
+    given = {"rho": rho, "delta": delta, "loss-gap": loss_gap, "gradient2": gradient2}
+    inputs = {key: told.get(key) if value is None else value for key, value in given.items()}
+    lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
+    if lacking:
+        raise ValueError(f"{', '.join(lacking)} needed, or --from-run, which measures them")
+    known = Estimates(
+        float(inputs["loss-gap"] or 0.0), float(inputs["rho"] or 0.0), float(inputs["delta"] or 0.0)
+    )
+    if eta_power not in (2, 3):
+        raise ValueError(f"--eta-power {eta_power}; valid is 3 or 2")
+    power: Literal[2, 3] = 3 if eta_power == 3 else 2
+    sources = {key: "given" if given[key] is not None else "measured" for key in given}
+    yield _inputs(inputs, sources, T, eta, target)
+    yield _intervals(known, T, eta, target)
+    yield _strategies(known, groups, T, eta, power, inputs["gradient2"], compute_seconds)
+    if found := theory.plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds):
+        yield _pairs(found[:rows], groups, T, target)
+    else:
+        yield (
+            f"Infeasible: no P and Q with eta = {eta:g} <= 1 / (8 P rho) reach {target:g} in {T} iterations. "
+            "Take a larger target, a larger T or another eta."
         )
-        groups = [costs.Sizes(head, hospital, device, hospital_encoding, device_encoding, batch)] * num_groups
-        settings: dict[str, Any] = {"iterations": 4_000, "learning-rate": 0.01}
-        if app_path is not None:
-            groups, settings = _app_of_hsgd(app_path, run_config or [])
-        T = settings["iterations"] if iterations is None else iterations
-        eta = settings["learning-rate"] if learning_rate is None else learning_rate
-        told = {} if from_run is None else _told_constants(from_run, read_rounds(from_run))
-        given = {"rho": rho, "delta": delta, "loss-gap": loss_gap, "gradient2": gradient2}
-        inputs = {key: told.get(key) if value is None else value for key, value in given.items()}
-        lacking = [f"--{key}" for key in ("rho", "delta", "loss-gap") if inputs[key] is None]
-        if lacking:
-            raise ValueError(f"{', '.join(lacking)} needed, or --from-run, which measures them")
-        known = Estimates(
-            float(inputs["loss-gap"] or 0.0), float(inputs["rho"] or 0.0), float(inputs["delta"] or 0.0)
-        )
-        if eta_power not in (2, 3):
-            raise ValueError(f"--eta-power {eta_power}; valid is 3 or 2")
-        sources = {key: "given" if given[key] is not None else "measured" for key in given}
-        power: Literal[2, 3] = 3 if eta_power == 3 else 2
-        parts: list[Table | str] = [
-            _hsgd_inputs(inputs, sources, T, eta, target),
-            _hsgd_intervals(known, T, eta, target),
-            _hsgd_strategies(known, groups, T, eta, power, inputs["gradient2"], compute_seconds),
-        ]
-        found = theory.plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds)
-        if found:
-            parts.append(_hsgd_pairs(found[:rows], groups, T, target))
-        else:
-            parts.append(
-                f"Infeasible: no P and Q with eta = {eta:g} <= 1 / (8 P rho) reach {target:g} in {T} "
-                "iterations. Take a larger target, a larger T or another eta."
-            )
-    console = Console()
-    for part in parts:
-        console.print(part)
 
 
-def _app_of_hsgd(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, Any]]:
+def _of_app(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[str, Any]]:
     """Return each group's sizes, which the app knows, and its settings."""
     from hedgerow.sim.runs.app import find_app, settings_module
     from hedgerow.sim.runs.plan import plan_run
@@ -160,11 +138,9 @@ def _told_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, flo
     raise ValueError(f'{folder} has no estimates; a run with -c "adaptive=observe" makes them')
 
 
-def _hsgd_inputs(
+def _inputs(
     inputs: dict[str, float | None], sources: dict[str, str], T: int, eta: float, target: float
 ) -> Table:
-    from rich.table import Table
-
     table = Table("input", "value", "source", title="What the plan rests on", title_justify="left")
     for key, value in inputs.items():
         if value is not None:
@@ -174,10 +150,8 @@ def _hsgd_inputs(
     return table
 
 
-def _hsgd_intervals(known: Estimates, T: int, eta: float, target: float) -> Table:
+def _intervals(known: Estimates, T: int, eta: float, target: float) -> Table:
     """Say of some P what eta may be, and which Q reaches the target (Strategy 1)."""
-    from rich.table import Table
-
     from hedgerow.strategies.hsgd import theory
 
     table = Table("P", "largest eta", "Lambda_min", "largest Q", title="Strategy 1", title_justify="left")
@@ -193,7 +167,7 @@ def _hsgd_intervals(known: Estimates, T: int, eta: float, target: float) -> Tabl
     return table
 
 
-def _hsgd_strategies(
+def _strategies(
     known: Estimates,
     groups: list[Sizes],
     T: int,
@@ -203,8 +177,6 @@ def _hsgd_strategies(
     compute_seconds: float,
 ) -> Table:
     """Say what P = Q Strategy 2 chooses, what that costs, and the eta of Strategy 3 there."""
-    from rich.table import Table
-
     from hedgerow.strategies.hsgd import theory
 
     table = Table("Strategy 2 and 3", "value", title_justify="left")
@@ -220,29 +192,25 @@ def _hsgd_strategies(
     table.add_row("bound (17)", f"{theory.bound(known, P=P, Q=P, eta=eta, T=T):.6g}")
     if gradient2 is not None:
         table.add_row("eta* at P = Q", f"{theory.choose_eta(known, P=P, Q=P, gradient2=gradient2):.6g}")
-    paper, wire, seconds = _hsgd_cost(groups, P, P, T, compute_seconds)
+    paper, wire, seconds = _cost(groups, P, P, T, compute_seconds)
     table.add_row("cost (19), MB", f"{paper / 1e6:.6g}")
     table.add_row("sent on all links, MB", f"{wire / 1e6:.6g}")
     table.add_row("seconds a round", f"{seconds:.6g}")
     return table
 
 
-def _hsgd_pairs(found: list[IntervalPlan], groups: list[Sizes], T: int, target: float) -> Table:
-    from rich.table import Table
-
+def _pairs(found: list[IntervalPlan], groups: list[Sizes], T: int, target: float) -> Table:
     columns = ("P", "Q", "bound (17)", "cost (19), MB", "all links, MB", "simulated s", "iterations")
     title = f"Pairs that reach {target:g}, the cheapest by (19) first"
     table = Table(*columns, title=title, title_justify="left")
     for one in found:
-        _, wire, _ = _hsgd_cost(groups, one.P, one.Q, T, 0.0)
+        _, wire, _ = _cost(groups, one.P, one.Q, T, 0.0)
         numbers = (one.bound, one.bytes / 1e6, wire / 1e6, one.seconds)
         table.add_row(str(one.P), str(one.Q), *(f"{number:.6g}" for number in numbers), str(one.iterations))
     return table
 
 
-def _hsgd_cost(
-    groups: list[Sizes], P: int, Q: int, T: int, compute_seconds: float
-) -> tuple[float, int, float]:
+def _cost(groups: list[Sizes], P: int, Q: int, T: int, compute_seconds: float) -> tuple[float, int, float]:
     """Return bytes by (19) and on all links, over all groups, and the slowest group's seconds a round."""
     from hedgerow.strategies.hsgd import costs
     from hedgerow.strategies.hsgd.theory import iterations

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from hedgerow.sim.cli.options import bad_options, check_ordinary
+from rich.table import Table
 
 if TYPE_CHECKING:
     from hedgerow.strategies.sd_feel.theory import SchedulePlan
 
-__all__ = ["plan_sd_feel"]
+__all__ = ["plan"]
 
 # What stands where neither an option nor a run says it.
 _DEFAULTS = {
@@ -27,7 +26,7 @@ _DEFAULTS = {
 _MEASURED = {"smoothness": "curvature", "sigma2": "gradient-variance", "kappa2": "gradient-dissimilarity"}
 
 
-def plan_sd_feel(
+def plan(
     target: Annotated[float, typer.Option(help="Mean squared gradient norm to reach.")] = 0.1,
     learning_rate: Annotated[
         float | None, typer.Option(help="Step size eta. Default: the run's, else 0.005.")
@@ -70,16 +69,13 @@ def plan_sd_feel(
         typer.Option(min=1, max=2**53, help="Parameters of the model. Default: the run's, else 21840."),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="How many schedules to show.")] = 10,
-) -> None:
+) -> Iterator[Table | str]:
     """Rank SD-FEEL's schedules (tau1, tau2, alpha) by the simulated seconds to a target of bound (15).
 
     The bound sees tau1 and tau2 only by their product, so it always prefers tau2 = 1: a property of the
     formulas, not evidence about training. Latencies use the paper's rates, and its compute or the run's.
     What a run measures holds where it has been: estimates from below.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from hedgerow.sim.runs.recorder import read_config, read_rounds
     from hedgerow.strategies.sd_feel import theory
     from hedgerow.strategies.topology import as_graph, mixing
@@ -92,33 +88,30 @@ def plan_sd_feel(
         "kappa2": kappa2,
         "delta": delta,
     }
-    with bad_options():
-        check_ordinary(target=target, **{key.replace("-", "_"): value for key, value in given.items()})
-        run: Mapping[str, Any] = {} if from_run is None else read_config(from_run)["run"]
-        probes, told = ([{}], {}) if from_run is None else _told(from_run, read_rounds(from_run), run)
-        probed = probes[-1]
-        known = {
-            key: (value, "given", "") if value is not None else told.get(key, (_DEFAULTS[key], "assumed", ""))
-            for key, value in given.items()
-        }
-        if {num_servers, topology} == {None} and "zeta" in probed:
-            zeta, graph = float(probed["zeta"]), f"{run.get('topology')} of {run.get('num-servers')}"
-        else:
-            servers = num_servers or int(run.get("num-servers", 10))
-            name = topology or str(run.get("topology", "ring"))
-            zeta, graph = mixing(as_graph(name, servers), [1.0] * servers).zeta, f"{name} of {servers}"
-        sum_m2 = 1 / (num_clients or 50)
-        if num_clients is None and "sum-m2" in probed:
-            sum_m2 = float(probed["sum-m2"])
-        compute = theory.preset("paper-text").compute
-        if "iteration-seconds" in probed:
-            compute = Compute(float(probed["iteration-seconds"]), 1.0)
-        parameters = num_params or int(probed.get("parameters", 21_840))
-        eta, L, variance, dissimilarity, gap = (float(known[key][0]) for key in given)
-        problem = theory.ProblemConstants(gap, L, variance, dissimilarity, sum_m2)
-        system = theory.System(parameters, compute)
-        found = theory.plans(target, problem, system, eta=eta, zeta=zeta)
-    console = Console()
+    run: Mapping[str, Any] = {} if from_run is None else read_config(from_run)["run"]
+    probes, told = ([{}], {}) if from_run is None else _told(from_run, read_rounds(from_run), run)
+    probed = probes[-1]
+    known = {
+        key: (value, "given", "") if value is not None else told.get(key, (_DEFAULTS[key], "assumed", ""))
+        for key, value in given.items()
+    }
+    if {num_servers, topology} == {None} and "zeta" in probed:
+        zeta, graph = float(probed["zeta"]), f"{run.get('topology')} of {run.get('num-servers')}"
+    else:
+        servers = num_servers or int(run.get("num-servers", 10))
+        name = topology or str(run.get("topology", "ring"))
+        zeta, graph = mixing(as_graph(name, servers), [1.0] * servers).zeta, f"{name} of {servers}"
+    sum_m2 = 1 / (num_clients or 50)
+    if num_clients is None and "sum-m2" in probed:
+        sum_m2 = float(probed["sum-m2"])
+    compute = theory.preset("paper-text").compute
+    if "iteration-seconds" in probed:
+        compute = Compute(float(probed["iteration-seconds"]), 1.0)
+    parameters = num_params or int(probed.get("parameters", 21_840))
+    eta, L, variance, dissimilarity, gap = (float(known[key][0]) for key in given)
+    problem = theory.ProblemConstants(gap, L, variance, dissimilarity, sum_m2)
+    system = theory.System(parameters, compute)
+    found = theory.plans(target, problem, system, eta=eta, zeta=zeta)
     if from_run is not None:
         inputs = Table(
             "input", "value", "source", "how", title="What the plan rests on", title_justify="left"
@@ -133,15 +126,14 @@ def plan_sd_feel(
             inputs.add_row(key, f"{value:.6g}", "the run's", "")
         if "gradient2" in probed:
             inputs.add_row("||grad F(u)||^2", f"{probed['gradient2']:.6g}", "measured", "in the last probe")
-        console.print(inputs)
+        yield inputs
     title = f"{graph}: zeta = {zeta:.6f}; {len(found)} schedules reach {target:g}"
     table = Table("tau1", "tau2", "alpha", "iterations K", "simulated s", title=title)
-    for plan in found[:rows]:
-        table.add_row(str(plan.tau1), str(plan.tau2), str(plan.alpha), str(plan.K), f"{plan.seconds:.3f}")
-    console.print(table)
+    for one in found[:rows]:
+        table.add_row(str(one.tau1), str(one.tau2), str(one.alpha), str(one.K), f"{one.seconds:.3f}")
+    yield table
     if from_run is not None:
-        # As it is, to be copied: not wrapped.
-        typer.echo(_command(found, problem, eta))
+        yield _command(found, problem, eta)
 
 
 def _told(

@@ -1,0 +1,41 @@
+"""What Hedgerow's commands are told about FedMUD: its row of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hedgerow.sim import CheckedNodes, Hooks, Verdict
+
+__all__ = ["HOOKS"]
+
+
+def check(nodes: CheckedNodes) -> Iterator[Verdict]:
+    """Ask for one round of coded layers, or of plain ones where the model has none to code."""
+    from hedgerow.strategies import FedMUD
+    from hedgerow.wire.compress import compressed_part
+    from hedgerow.wire.layers import LayerShape
+    from hedgerow.wire.records import Layout
+
+    name = "FedMUD and its family"
+    layout = Layout.of(nodes.some_arrays)
+    layers = [
+        LayerShape(key, shape)
+        for key, shape in zip(layout.keys, layout.shapes, strict=True)
+        if len(shape) in (2, 4) and min(shape) > 0
+    ]
+    strategy = FedMUD(
+        # Without such a layer nothing is coded, and the messages are the same.
+        variant="mud+bkd+aad" if layers else "dense",
+        layers=layers, num_parameters=compressed_part(layout).size, ratio=0.5, skip_front=0, skip_back=0,
+        local_epochs=1, max_repeats=0, min_train_nodes=nodes.least, **nodes.options,
+    )  # fmt: skip
+    outcome = nodes.run(strategy)
+    mend = "app = fedmud_client()  # from hedgerow.clients; dataset and model in the run config are your own"
+    if outcome.served and not layers:
+        lacks = "the model has no Linear or Conv2d layer to code: only variant='dense'"
+        yield Verdict(name, "partly", lacks)
+    else:
+        yield outcome.verdict(name, mend)
+
+
+HOOKS = Hooks(check=check)

@@ -1,0 +1,32 @@
+"""What Hedgerow's commands are told about HSGD: its planner, its row of a check, its nodes' own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hedgerow.sim import CheckedNodes, Hooks, Verdict
+from hsgd.plan import plan
+
+__all__ = ["HOOKS"]
+
+
+def check(nodes: CheckedNodes) -> Iterator[Verdict]:
+    """Ask for one round, of the smallest model where the app's has no head, hospital and device."""
+    from hedgerow.strategies import HSGD
+
+    blocks = ("head.", "hospital.", "device.")
+    split = all(any(key.startswith(block) for key in nodes.arrays) for block in blocks)
+    arrays = nodes.arrays if split else nodes.zeros(*(f"{block}0" for block in blocks))
+    options = {key: value for key, value in nodes.options.items() if key != "min_available_nodes"}
+    strategy = HSGD(max_repeats=0, min_available_nodes=nodes.plan.num_nodes, **options)
+    yield nodes.run(strategy, arrays).verdict("HSGD", "app = hsgd_client(load)  # from hedgerow.clients")
+
+
+def node_keys() -> Sequence[str]:
+    """Return what a hospital's or a device's node config says of its own data."""
+    from hedgerow.clients.hsgd.own import OWN_KEYS
+
+    return OWN_KEYS
+
+
+HOOKS = Hooks(plan=plan, check=check, node_keys=node_keys)

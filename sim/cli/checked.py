@@ -1,0 +1,257 @@
+"""What ``hedgerow check`` asks an app's nodes with: a strategy's first rounds, and what came of them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from flwr.app import ArrayRecord, Message
+    from numpy.typing import NDArray
+
+    from hedgerow.sim.engine.grid import InProcessGrid
+    from hedgerow.sim.runs.app import LoadedApp
+    from hedgerow.sim.runs.first_train import FirstTrain
+    from hedgerow.sim.runs.plan import Plan
+
+__all__ = ["CheckedNodes", "CheckedRounds", "Verdict", "errors_in", "one_line"]
+
+NODES = 2
+_WIDTH = 160
+
+Models = dict[int, list["NDArray[np.generic]"]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a ClientApp serves a strategy.
+
+    Parameters
+    ----------
+    strategy : str
+        The strategy's name.
+    serves : {"yes", "partly", "no", "unknown"}
+        Whether.
+    lacks : str (default: "")
+        What is missing.
+    mend : str (default: "")
+        The line of code that adds it.
+    """
+
+    strategy: str
+    serves: str
+    lacks: str = ""
+    mend: str = ""
+
+
+@dataclass
+class CheckedRounds:
+    """What came of a strategy's rounds: what the nodes replied, and what the strategy raised."""
+
+    strategy: Any
+    replies: list[Message] = field(default_factory=list)
+    error: Exception | None = None
+
+    def of(self, kind: str) -> list[Message]:
+        """Return the replies to messages of a type."""
+        return [reply for reply in self.replies if reply.metadata.message_type == kind]
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """How many replies the strategy refused, by reason."""
+        report = getattr(self.strategy, "report", None)
+        return dict(report.rejected) if report is not None else {}
+
+    @property
+    def served(self) -> bool:
+        """Whether the rounds were completed, and no reply was lost."""
+        return self.error is None and not self.rejected
+
+    @property
+    def reason(self) -> str:
+        """What went wrong, as a node put it, else the exchange, else the strategy."""
+        if errors := errors_in(self.replies):
+            return f"nodes raise {errors[-1]}"
+        if self.rejected:
+            return f"replies are refused: {', '.join(self.rejected)}"
+        return one_line(str(self.error))
+
+    @cached_property
+    def models(self) -> Models:
+        """What each node replied to ``train``, by node id."""
+        return {
+            reply.metadata.src_node_id: [
+                array.numpy() for record in reply.content.array_records.values() for array in record.values()
+            ]
+            for reply in self.of("train")
+            if reply.has_content()
+        }
+
+    def verdict(self, name: str, mend: str) -> Verdict:
+        """Return that the strategy of this name is served, or why not and what mends it."""
+        return Verdict(name, "yes") if self.served else Verdict(name, "no", self.reason, mend)
+
+
+def errors_in(replies: Iterable[Message], *, all_of_them: bool = False) -> list[str]:
+    """Return what the error replies say; nothing where all must be errors and one is not."""
+    replies = list(replies)
+    found = [one_line(reply.error.reason) for reply in replies if reply.has_error()]
+    return [] if all_of_them and len(found) < len(replies) else found
+
+
+def one_line(text: str | None) -> str:
+    """Return a text on one line, shortened where it is long."""
+    from hedgerow.wire.printable import shown
+
+    return shown(" ".join((text or "").split()), _WIDTH)
+
+
+class CheckedNodes:
+    """The nodes of the app that is checked, new for each question, and the model that they expect.
+
+    Attributes
+    ----------
+    app : LoadedApp
+        The app.
+    plan : Plan
+        Its run: ``plan.num_nodes`` is how many nodes it needs.
+    own : Strategy
+        The app's own strategy, as it was when it sent its first train message.
+    arrays : ArrayRecord
+        The model that this message has, maybe none.
+    some_arrays : ArrayRecord
+        The same, or the smallest model where it has none.
+    options : dict
+        The arguments by which a strategy of this suite sends what these nodes read.
+    least : int
+        How many nodes are asked where a method allows so few.
+    """
+
+    least = NODES
+
+    def __init__(self, app: LoadedApp, plan: Plan, node_config: Any, first: FirstTrain) -> None:
+        from hedgerow.strategies import Compressed
+        from hedgerow.strategies.strategy import FederatedStrategy
+
+        self.app, self.plan, self.node_config = app, plan, node_config
+        self.own = first.started.get("self")
+        self.arrays = first.arrays
+        # Another project's strategy may add to the config what its nodes need; ours, what only its own do.
+        ours = isinstance(self.own, FederatedStrategy | Compressed)
+        config = (first.started.get("train_config") or {}) if ours else first.config
+        self.config = {key: value for key, value in config.items() if key != "server-round"}
+        content = first.message.content
+        self.options: dict[str, Any] = {
+            "arrayrecord_key": next(iter(content.array_records), "arrays") if not ours else "arrays",
+            "configrecord_key": next(iter(content.config_records), "config") if not ours else "config",
+            "weighted_by_key": getattr(self.own, "weighted_by_key", "num-examples"),
+            "min_available_nodes": NODES,
+        }
+        # An app that sends no model is asked as if it had the smallest.
+        self.some_arrays: ArrayRecord = self.arrays or self.zeros("0")
+
+    @staticmethod
+    def zeros(*keys: str) -> ArrayRecord:
+        """Return arrays of one zero each."""
+        import numpy as np
+        from flwr.app import Array, ArrayRecord
+
+        return ArrayRecord({key: Array(np.zeros(1, np.float32)) for key in keys})
+
+    @contextlib.contextmanager
+    def grid(self) -> Iterator[tuple[InProcessGrid, list[Message]]]:
+        """Give a grid of new nodes and what they will have replied, introductions aside."""
+        from hedgerow.sim.engine.grid import InProcessGrid
+        from hedgerow.wire.message_types import WHOAMI
+
+        replies: list[Message] = []
+        asked_who: set[str] = set()
+
+        class Heard(InProcessGrid):
+            def push_messages(self, messages: Iterable[Message]) -> list[str]:
+                messages = list(messages)
+                ids = super().push_messages(messages)
+                for message, message_id in zip(messages, ids, strict=True):
+                    if message.metadata.message_type == WHOAMI or "whoami" in message.content.config_records:
+                        asked_who.add(message_id)
+                return ids
+
+            def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+                pulled = super().pull_messages(message_ids)
+                replies.extend(r for r in pulled if r.metadata.reply_to_message_id not in asked_who)
+                return pulled
+
+        configs = [dict(self.node_config) for _ in range(self.plan.num_nodes)]
+        with (
+            _same_draws(),
+            Heard(
+                self.app.client_app,
+                self.plan.num_nodes,
+                run_config=self.plan.run_config,
+                node_configs=configs,
+            ) as grid,
+        ):
+            yield grid, replies
+
+    def run(self, strategy: Any, arrays: ArrayRecord | None = None, rounds: int = 1) -> CheckedRounds:
+        """Run a strategy's first rounds."""
+        from flwr.app import ConfigRecord
+
+        with self.grid() as (grid, replies):
+            out = CheckedRounds(strategy, replies)
+            try:
+                strategy.start(
+                    grid=grid,
+                    initial_arrays=self.some_arrays if arrays is None else arrays,
+                    num_rounds=rounds,
+                    timeout=60.0,
+                    train_config=ConfigRecord(dict(self.config)),
+                )
+            except Exception as error:
+                out.error = error
+        return out
+
+    def honours(
+        self, make: Callable[[Any], Any], low: Any, high: Any
+    ) -> tuple[bool | None, CheckedRounds, CheckedRounds]:
+        """Return whether what nodes train depends on an instruction, which ``make`` gets; None: unclear."""
+        few, more = self.run(make(low)), self.run(make(high))
+        start = [array.numpy() for array in self.some_arrays.values()]
+        if all(_equal(model, start) for model in more.models.values()):
+            return None, few, more
+        if _same(few.models, more.models):
+            return False, few, more
+        return (True if _same(few.models, self.run(make(low)).models) else None), few, more
+
+
+def _equal(one: list[NDArray[np.generic]], other: list[NDArray[np.generic]]) -> bool:
+    import numpy as np
+
+    return len(one) == len(other) and all(map(np.array_equal, one, other))
+
+
+def _same(one: Models, other: Models) -> bool:
+    return one.keys() == other.keys() and all(_equal(one[node], other[node]) for node in one)
+
+
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Let an app that draws from the process's generators draw the same in every question."""
+    import numpy as np
+    import torch
+
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002

@@ -1,0 +1,1 @@
+"""FedAvg with momentum at the server as a Flower App."""

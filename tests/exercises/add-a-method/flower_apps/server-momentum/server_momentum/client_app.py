@@ -1,0 +1,5 @@
+"""The nodes of the app."""
+
+from hedgerow.clients.server_momentum import server_momentum_client
+
+app = server_momentum_client()

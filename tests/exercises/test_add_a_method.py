@@ -1,0 +1,152 @@
+"""CONTRIBUTING's "Add a method", done: a few new files and one line of a list make a method of the suite.
+
+``add-a-method/`` holds the files, where they go in a checkout. They are added to a copy of this one.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = Path(__file__).parent / "add-a-method"
+REGISTRY = "tests/registry.py"
+LINE = """\
+    Registered("server-momentum", {"num-clients": 4, "num-rounds": 3, "model": "logistic"}, "", rounds=3),
+"""
+pytestmark = pytest.mark.xdist_group("add a method")
+
+
+class Checkout:
+    """A copy of the tracked files of this checkout, under git."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+        for name in listed.stdout.decode().split("\0"):
+            # Pictures and recorded results are no part of it.
+            if name and (ROOT / name).exists() and not name.startswith("results/") and ".svg" not in name:
+                (home / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, home / name, follow_symlinks=False)
+        self.git("init", "--quiet")
+        self.git("add", "--all")
+        self.git("-c", "user.name=me", "-c", "user.email=me@here", "commit", "--quiet", "--message", "Before")
+
+    def git(self, *arguments: str) -> str:
+        return self.output("git", *arguments)
+
+    def python(self, *arguments: str, given: str = "") -> str:
+        return self.output(sys.executable, *arguments, given=given)
+
+    def hedgerow(self, *arguments: str) -> str:
+        return self.python("-m", "hedgerow.sim", *arguments)
+
+    def pytest(self, *arguments: str) -> str:
+        return self.python("-m", "pytest", "-p", "no:cacheprovider", *arguments)
+
+    def output(self, *command: str, given: str = "") -> str:
+        environment = {**os.environ, "PYTHONPATH": str(self.home / ".typing"), "OMP_NUM_THREADS": "1"}
+        environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+        done = subprocess.run(
+            command,
+            cwd=self.home,
+            env=environment,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout to which the method was added."""
+    checkout = Checkout(tmp_path_factory.mktemp("checkout"))
+    shutil.copytree(FILES, checkout.home, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "LICENSE", checkout.home / "flower_apps" / "server-momentum")
+    registry = checkout.home / REGISTRY
+    before, end, after = registry.read_text().rpartition("\n)")
+    registry.write_text(f"{before}\n{LINE.rstrip()}{end}{after}")
+    checkout.hedgerow("settings", "flower_apps/server-momentum", "--write")
+    return checkout
+
+
+def test_it_is_new_files_and_one_line_of_the_registry(added: Checkout) -> None:
+    changed = {line[3:]: line[:2] for line in added.git("status", "--porcelain", "-uall").splitlines()}
+    assert {name for name, how in changed.items() if how != "??"} == {REGISTRY}
+    assert added.git("diff", "--numstat").split() == ["1", "0", REGISTRY]
+    assert {name.split("/")[0] for name in changed} == {"strategies", "clients", "flower_apps", "tests"}
+    assert [name for name in changed if name.startswith(("strategies/", "clients/"))] == [
+        "clients/server_momentum.py",
+        "strategies/server_momentum.py",
+    ]
+
+
+# Runs each command, and writes what it showed; in one process, since all import the same.
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from hedgerow.sim.cli import app
+
+shown = [CliRunner().invoke(app, arguments) for arguments in json.load(sys.stdin)]
+json.dump([(one.exit_code, one.stdout) for one in shown], open("shown.json", "w"))
+"""
+
+
+def test_every_command_knows_it(added: Checkout, tmp_path: Path) -> None:
+    small = ["-c", "num-clients=4 num-rounds=3 model=logistic"]
+    asked = [
+        ["--help"],
+        ["settings", "server-momentum"],
+        ["run", "server-momentum", "--quiet", *small, "-c", f"output-dir='{tmp_path}/runs'"],
+        ["check", "server-momentum", *small],
+        ["new", "server-momentum", f"{tmp_path}/mine"],
+    ]
+    added.python("-c", COMMANDS, given=json.dumps(asked))
+    codes, (help, settings, run, check, _) = zip(
+        *json.loads((added.home / "shown.json").read_text()), strict=True
+    )
+    assert set(codes) == {0}
+    assert "\n  server-momentum  FedAvg with momentum at the server\n" in help
+    assert "\nbeta = 0.8\n" in settings
+    assert "server_momentum on mnist-5k, beta 0.8" in run
+    assert ["ServerMomentum", "yes"] in [line.split() for line in check.splitlines()]
+    assert (tmp_path / "mine" / "server_momentum" / "task.py").is_file()
+
+
+def test_the_contracts_and_the_golden_table_have_it_and_hold(added: Checkout) -> None:
+    listed = added.python("tests/golden/compare.py", "--list", "--only", "server-momentum*")
+    assert listed.splitlines()[-1] == "2 rows"
+    shown = added.pytest(
+        "tests/contracts/test_methods.py", "tests/contracts/test_refusals.py", "-k", "server_momentum"
+    )
+    assert int(shown.split(" passed")[0].split()[-1]) >= 13
+    table = "test_every_app_is_in_the_table_and_every_name_once or test_every_word or test_every_method"
+    added.pytest("tests/golden/test_compare.py", "-k", table)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_it(added: Checkout) -> None:
+    added.pytest("tests/test_wheel.py")
+
+
+def test_packaging_and_the_documentation_have_it(added: Checkout) -> None:
+    packages = "import runpy, setuptools; setuptools.setup = lambda **o: print(o); runpy.run_path('setup.py')"
+    assert "'hedgerow.strategies'" in added.python("-c", packages)
+    pyproject = tomllib.loads((added.home / "pyproject.toml").read_text())
+    patterns = pyproject["tool"]["setuptools"]["package-data"]
+    apps = added.home / "flower_apps"
+    packed = {file for pattern in patterns["hedgerow.apps"] for file in apps.glob(pattern)}
+    files = {file for file in (apps / "server-momentum").rglob("*.*") if "__pycache__" not in file.parts}
+    assert files <= packed
+    nav = "import pages; print(pages.with_methods(['Methods'])[0]['Methods'])"
+    assert "{'Server momentum': 'methods/server-momentum.md'}" in added.python(
+        "-c", f"import sys; sys.path.insert(0, 'docs'); {nav}"
+    )
