@@ -151,7 +151,8 @@ def plan_run(
         known = {key: value for key, value in run_config.items() if key in own.SETTINGS}
         errors += own.Settings.key_problems(known, besides=said).values()
     if errors:
-        if not changes.keys() <= spec.config.keys():
+        # Where a key is suggested for each, the list of all would hide the suggestions.
+        if not all(meant_key(key, spec.config) for key in changes if key not in spec.config):
             errors.append(f"valid keys: {', '.join(sorted(spec.config)) or 'none'}")
         raise SettingsError("\n".join(errors))
     return Plan(
