@@ -42,7 +42,7 @@ def plain_name(name: str) -> str:
 def require(key: str, value: object, valid: str, holds: bool) -> None:
     """Raise ValueError unless ``holds``: ``{key} is {value!r}; valid is {valid}``."""
     if not holds:
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+        raise ValueError(f"{key} must be {valid}, got {value!r}")
 
 
 def at_least(least: int, **numbers: int) -> None:

@@ -46,7 +46,7 @@ class Rates:
         """
         if link not in self.bits_per_second:
             known = ", ".join(map(repr, sorted(self.bits_per_second)))
-            raise ValueError(f"link is {link!r}; valid is one of {known or 'none: no rate was given'}")
+            raise ValueError(f"link must be one of {known or 'none, got {link!r}: no rate was given'}")
         not_negative(bits=bits)
         return bits / self.bits_per_second[link]
 
@@ -116,7 +116,7 @@ class Clock:
             If the state has no ``seconds``, or they are negative or not finite.
         """
         if "seconds" not in state:
-            raise ValueError(f"state has the keys {sorted(state)}; valid is a clock's state with 'seconds'")
+            raise ValueError(f"state must be a clock's, with 'seconds', got the keys {sorted(state)}")
         not_negative(seconds=state["seconds"])
         self._seconds = float(state["seconds"])
 

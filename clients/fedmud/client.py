@@ -153,9 +153,7 @@ class _Round:
         arrays = self.method.sent(outcome.state, self.base)
         if not all(torch.isfinite(value).all() for value in arrays.values()):
             rate = self.instruction.learning_rate
-            raise ValueError(
-                f"learning-rate is {rate:g} and makes the model not finite; valid is a smaller one"
-            )
+            raise ValueError(f"learning-rate must be smaller, got {rate:g}: it makes the model not finite")
         samples = len(self.instruction.task.part)
         batches = math.ceil(samples / self.instruction.batch_size)
         learnt = {"num-batches": batches, **outcome.metrics}

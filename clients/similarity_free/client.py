@@ -162,7 +162,7 @@ class _Round:
         drift = _distance(self.task.model, outcome.state, self.work.start)
         if not isfinite(drift):
             step = self.work.lr if isinstance(self.work, LocalWork) else self.work.gamma
-            raise ValueError(f"local-step is {step:g} and makes the model not finite; valid is a smaller one")
+            raise ValueError(f"local-step must be smaller, got {step:g}: it makes the model not finite")
         metrics = {
             "num-examples": len(self.task.part),
             **outcome.metrics,
@@ -197,7 +197,7 @@ def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWo
 
 def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> ProximalWork:
     if (T := whole(config, "local-iters", 1)) != 1:
-        raise ValueError(f"local-iters is {T} in the message's config; valid is 1 with operator 'prox'")
+        raise ValueError(f"local-iters must be 1 with operator 'prox', got {T} in the message's config")
     gamma, steps = positive(config, "local-step"), local_steps(config, "inner-steps")
     fresh = choice(config, "inner-batch", ("fixed", "fresh")) == "fresh"
     return ProximalWork(

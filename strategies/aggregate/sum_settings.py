@@ -36,7 +36,7 @@ def check_noise(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     counters = [key for key, value in state.items() if not value.is_floating_point()]
     if values["secure-sum"] and values["upload-clip"] and counters:
         raise ValueError(
-            f"upload-clip = {values['upload-clip']}; valid with model = {values['model']!r} is 0: "
+            f"upload-clip must be 0 with model = {values['model']!r}, got {values['upload-clip']}: "
             f"{NO_COUNTERS}"
         )
 
@@ -55,24 +55,24 @@ def sum_problems(values: Mapping[str, Any], smallest: int, largest: int) -> list
     problems = []
     if bool(clip) != bool(multiplier):
         problems.append(
-            f"upload-clip = {clip}, upload-noise-multiplier = {multiplier}; valid is both > 0, or both 0"
+            f"upload-clip and upload-noise-multiplier must both be > 0 or both 0, got {clip} and {multiplier}"
         )
     if not values["secure-sum"]:
         if clip:
             problems.append(
-                f"upload-clip = {clip}; valid without secure-sum is 0: the noise is spread over the "
-                "members of a sum, and what one of them adds hides nothing of an update seen by itself"
+                f"upload-clip must be 0 without secure-sum, got {clip}: the noise is shared by the members "
+                "of a sum, and one member's share does not hide its update"
             )
         return problems
     if not parse_aggregation(values["aggregation"]).is_mean:
         problems.append(
-            f"aggregation = {values['aggregation']!r}; valid with secure-sum is 'mean': a sum gives no other"
+            f"aggregation must be 'mean' with secure-sum, got {values['aggregation']!r}: a sum gives no other"
         )
     if largest > MAX_MEMBERS:
-        problems.append(f"secure-sum = True; valid with at most {MAX_MEMBERS} nodes in a sum, not {largest}")
+        problems.append(f"secure-sum must have at most {MAX_MEMBERS} nodes in a sum, got {largest}")
     if smallest < values["sum-min-nodes"]:
         problems.append(
-            f"sum-min-nodes = {values['sum-min-nodes']}; valid is at most {smallest}, the nodes that the "
-            "smallest sum has in a round"
+            f"sum-min-nodes must be at most {smallest}, the nodes in the smallest sum of a round, got "
+            f"{values['sum-min-nodes']}"
         )
     return problems
