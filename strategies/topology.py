@@ -122,7 +122,7 @@ class _Family:
     """Graphs of one name: how to build them, and on how many nodes and which parameters they exist."""
 
     edges: Callable[..., Edges]
-    needs: str = "at least one node"
+    needs: str = "have at least one node"
     exists: Callable[[int, tuple[float, ...]], bool] = lambda D, p: not p
     spelled: tuple[str, ...] = ("",)
     random: bool = False
@@ -173,11 +173,11 @@ def _half(D: int) -> float:
 
 
 _FAMILIES = {
-    "bipartite": _Family(_bipartite, "an even number of nodes", _even, size=_half),
+    "bipartite": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
     "complete": _Family(_complete, size=_all),
     "directed-erdos-renyi": _Family(
         _directed_erdos_renyi,
-        "directed-erdos-renyi(p) with 0 < p <= 1",
+        "be directed-erdos-renyi(p) with 0 < p <= 1",
         _is_probability,
         ("(p)",),
         random=True,
@@ -189,7 +189,7 @@ _FAMILIES = {
     ),
     "directed-out": _Family(
         _directed_out,
-        "directed-out(k) with 2 <= k < num_nodes (or k = 1 on two nodes)",
+        "be directed-out(k) with 2 <= k < num_nodes (or k = 1 on two nodes)",
         _is_out_degree,
         ("(k)",),
         random=True,
@@ -198,20 +198,20 @@ _FAMILIES = {
     ),
     "directed-ring": _Family(_directed_ring, directed=True),
     "erdos-renyi": _Family(
-        _erdos_renyi, "erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
+        _erdos_renyi, "be erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
     ),
-    "fig2a": _Family(_ring, "six nodes", _six),
-    "fig2b": _Family(_ring_chords, "six nodes", _six),
-    "fig2c": _Family(_complete, "six nodes", _six),
+    "fig2a": _Family(_ring, "have six nodes", _six),
+    "fig2b": _Family(_ring_chords, "have six nodes", _six),
+    "fig2c": _Family(_complete, "have six nodes", _six),
     "geometric": _Family(
-        _geometric, "geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), True, size=_all
+        _geometric, "be geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), True, size=_all
     ),
     "line": _Family(_path),
-    "partial": _Family(_bipartite, "an even number of nodes", _even, size=_half),
+    "partial": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
     "path": _Family(_path),
     "regular": _Family(
         _regular,
-        "regular(k) with 2 <= k < num_nodes (or k = 1 on two nodes) and k * num_nodes even",
+        "be regular(k) with 2 <= k < num_nodes (or k = 1 on two nodes) and k * num_nodes even",
         _is_regular,
         ("(k)",),
         random=True,
@@ -219,10 +219,10 @@ _FAMILIES = {
     ),
     "ring": _Family(_ring),
     "ring-chords": _Family(
-        _ring_chords, "an even number of nodes, at least four", lambda D, p: _even(D, p) and D >= 4
+        _ring_chords, "have an even number of nodes, at least four", lambda D, p: _even(D, p) and D >= 4
     ),
     "star": _Family(_star),
-    "torus": _Family(_torus, "torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
+    "torus": _Family(_torus, "be torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
 }
 
 

@@ -234,13 +234,13 @@ def _classified(where: str, raw: RawData, classes: Classes) -> NDArray[np.int64]
     if known:
         valid = f"one of {', '.join(map(repr, classes.names))}"
     else:
-        valid = f"an integer from 0 to {most - 1}; other labels need the run's key classes, which names them"
+        valid = f"an integer from 0 to {most - 1} (or the run's key classes name the labels)"
     numbers = np.empty(len(raw.values), np.int64)
     for place, text in enumerate(raw.values):
         number = known.get(text) if known else _number(text)
         if number is None or number >= most:
             row = raw.rows[int(np.flatnonzero(raw.labels == place)[0])]
-            raise ValueError(f"{where}: {row} is {text!r}; valid is {valid}")
+            raise ValueError(f"{where}: {row} must be {valid}, got {text!r}")
         numbers[place] = number
     return numbers[raw.labels]
 

@@ -96,7 +96,7 @@ class VerticalDataset:
         self._check_payoffs()
         shared = np.intersect1d(self.ids_train, self.ids_test)
         if shared.size:
-            raise self._error("ids_test", f"{str(shared[0])!r} also in ids_train", "an id in one part only")
+            raise self._error("ids_test", f"{str(shared[0])!r}", "ids that are not in ids_train")
 
     @property
     def num_classes(self) -> int:
@@ -113,13 +113,13 @@ class VerticalDataset:
         ):
             raise self._error(key, _describe(x), f"a non-empty float32 array ({count}, ...)")
         if not np.isfinite(x.sum(dtype=np.float64)):
-            raise self._error(key, "NaN or infinite in places", "finite values")
+            raise self._error(key, "NaN or infinity", "finite")
 
     def _check_labels(self, key: str, y: NDArray[np.int64]) -> None:
         if not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1 or not y.size:
             raise self._error(key, _describe(y), "a non-empty int64 array (N,)")
         if y.min() < 0 or y.max() >= self.num_classes:
-            raise self._error(key, f"{y.min()}..{y.max()}", f"0..{self.num_classes - 1}")
+            raise self._error(key, f"{y.min()} to {y.max()}", f"from 0 to {self.num_classes - 1}")
 
     def _check_names(self, key: str, names: Ids | None, count: int) -> None:
         if names is None:
@@ -134,18 +134,18 @@ class VerticalDataset:
         if not isinstance(payoffs, np.ndarray) or payoffs.dtype != np.float64 or payoffs.shape != due:
             raise self._error("payoffs_test", _describe(payoffs), f"a float64 array of shape {due}")
         if not np.isfinite(payoffs).all():
-            raise self._error("payoffs_test", "NaN or infinite in places", "finite values")
+            raise self._error("payoffs_test", "NaN or infinity", "finite")
 
     def _check_ids(self, key: str, ids: Ids, count: int) -> None:
         self._check_names(key, ids, count)
         names, times = np.unique(ids, return_counts=True)
         if times.max() > 1:
-            raise self._error(key, f"{str(names[times.argmax()])!r} {times.max()} times", "each id once")
+            raise self._error(key, f"{str(names[times.argmax()])!r} {times.max()} times", "different ids")
 
     def _check_party(self, party: str) -> None:
         train, test = (getattr(self, f"{party}_{part}").shape[1:] for part in ("train", "test"))
         if train != test:
-            raise self._error(f"{party}_test", f"of samples {test}", f"samples {train} as in {party}_train")
+            raise self._error(f"{party}_test", f"{test}", f"samples of shape {train}, as in {party}_train")
         names = getattr(self, f"{party}_features")
         if names and len(names) != train[-1]:
             raise self._error(f"{party}_features", f"{len(names)} names", f"{train[-1]} names, or none")

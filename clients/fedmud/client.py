@@ -202,8 +202,10 @@ def _trained(model: nn.Module, works: Sequence[Work], how: Training) -> list[Tra
 
 def _binarised(model: nn.Module, work: BinarisedWork, how: Training) -> Trained | Exception:
     if isinstance(how, OwnTraining):
-        valid = "valid with a training loop of one's own is 'factored', 'dense' or 'ef21p'"
-        return ValueError(f"method is 'fedbat' in the message's config; {valid}")
+        return ValueError(
+            "method must be 'factored', 'dense' or 'ef21p' with a training loop of one's own, got 'fedbat' "
+            "in the message's config"
+        )
     return train_binarised(model, work, how.loss, how.arithmetic)
 
 

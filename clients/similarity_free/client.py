@@ -234,8 +234,8 @@ def _apply_operators(model: nn.Module, rounds: Mapping[int, _Round], how: Traini
     sgd = how.sgd(model, list(gradient.values()))
     points: Sequence[Outcome]
     if isinstance(how, OwnTraining):
-        valid = "valid with a training loop of one's own is 'gradient'"
-        points = [ValueError(f"operator is 'prox' in the message's config; {valid}") for _ in prox]
+        said = "operator must be 'gradient' with a training loop of one's own, got 'prox'"
+        points = [ValueError(f"{said} in the message's config") for _ in prox]
     else:
         points = proximal_steps(model, list(prox.values()), how)
     return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))

@@ -216,9 +216,10 @@ def _check_batches(works: Sequence[LocalWork]) -> None:
     for position, work in enumerate(works):
         for step, batch in enumerate(work.batches):
             if not len(batch) or batch.min() < 0 or batch.max() >= len(work.x):
-                bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "empty"
-                valid = f"valid are indices 0 to {len(work.x) - 1}"
-                raise ValueError(f"works[{position}].batches[{step}] is {bounds}; {valid}")
+                bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "none"
+                raise ValueError(
+                    f"works[{position}].batches[{step}] must be indices 0 to {len(work.x) - 1}, got {bounds}"
+                )
 
 
 def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:

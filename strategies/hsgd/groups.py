@@ -95,7 +95,7 @@ def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -
     found: list[str] = []
     for m in sorted({party.group for party in parties.values()} | set(range(count))):
         members = [parties[i] for i in sorted(parties) if parties[i].group == m]
-        told = _faults(members) if m < count else [f"no such group, the groups must be 0 to {count - 1}"]
+        told = _faults(members) if m < count else [f"no such group (groups are 0 to {count - 1})"]
         found += [f"group {m}: {fault}" for fault in told]
     return found
 

@@ -97,7 +97,7 @@ class Means:
         """Raise ValueError if these means are none of a run of these settings."""
         rule, sums = self._robust, self.sums
         if adaptive and (rule is not None or sums is not None):
-            what = "secure_sum is set" if rule is None else f"aggregation is {str(rule)!r}"
+            what = "secure_sum" if rule is None else f"aggregation = {str(rule)!r}"
             raise ValueError(f"adaptive must be None with {what}: its estimates are of plain means")
         if variant.has_cloud and num_groups is not None and num_groups < self.groups.rule.least:
             raise ValueError(
