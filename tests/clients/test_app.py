@@ -76,7 +76,7 @@ def test_a_handler_answers_its_message_type_and_is_told_it(message_type: str) ->
 
 
 def test_an_unknown_kind_of_message_is_refused_when_the_app_is_made() -> None:
-    with pytest.raises(ValueError, match=r"message type is 'tran'; valid is train, evaluate or query"):
+    with pytest.raises(ValueError, match=r"message type must be train, evaluate or query, .*got 'tran'"):
         BatchClientApp({"tran": reciprocal})
 
 

@@ -281,8 +281,8 @@ def test_an_update_that_is_not_finite_fails_its_node_alone_and_leaves_its_memory
 @pytest.mark.parametrize(
     ("start", "end", "words"),
     [
-        (ZEROS, {"layer.weight": torch.zeros(3, 5)}, "valid is those that were sent"),
-        (ZEROS, {**ZEROS, "layer.bias": torch.zeros(4)}, "valid is those that were sent"),
+        (ZEROS, {"layer.weight": torch.zeros(3, 5)}, "must have the arrays that were sent"),
+        (ZEROS, {**ZEROS, "layer.bias": torch.zeros(4)}, "must have the arrays that were sent"),
         ({"n": torch.tensor(1)}, {"n": torch.tensor(2)}, "no floating-point values"),
     ],
 )

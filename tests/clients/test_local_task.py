@@ -42,7 +42,7 @@ def test_nodes_share_out_one_copy_of_the_training_set_by_the_seed_and_one_model(
 
 @pytest.mark.parametrize("partition_id", [-1, 4])
 def test_a_partition_outside_the_federation_is_refused(partition_id: int) -> None:
-    with pytest.raises(ValueError, match=rf"partition-id is {partition_id}; valid is 0 to 3"):
+    with pytest.raises(ValueError, match=rf"partition-id must be from 0 to 3, got {partition_id}"):
         local_task(context_of(partition_id))
 
 

@@ -193,18 +193,18 @@ def test_a_function_is_given_the_node_config_and_keeps_what_it_returns(
     ("arrays", "words"),
     [
         ({"x": X}, "no array y"),
-        ({"x": X, "y": Y[:5]}, r"y is int64 of shape \(5,\); valid are integers or texts of shape \(6,\)"),
+        ({"x": X, "y": Y[:5]}, r"y must be integers or texts of shape \(6,\).*got int64 of shape \(5,\)"),
         ({"x": X, "y": Y + 0.5}, "y is float64"),
-        ({"x": X[:0], "y": Y[:0]}, "valid is a non-empty array"),
+        ({"x": X[:0], "y": Y[:0]}, "must be a non-empty array"),
         ({"x": X[:, 0], "y": Y}, "two axes or more"),
         ({"x": np.where(X == 13, np.nan, X), "y": Y}, r"x\[3, 1\] is nan"),
         ({"x": X.astype(np.float64) * 1e38 * 10, "y": Y}, r"x\[0, 1\] is 1e\+39"),
-        ({"x": X.astype(str), "y": Y}, "valid is an array of numbers"),
+        ({"x": X.astype(str), "y": Y}, "must be an array of numbers"),
         ({"x": np.array([[object()]]), "y": Y[:1]}, "allow_pickle"),
-        ({"x": X, "y": Y - 1}, r"y\[0\] is '-1'; valid is an integer from 0"),
+        ({"x": X, "y": Y - 1}, r"y\[0\] must be an integer from 0.*got '-1'"),
         ({"x": X, "y": np.array(list("ababab"))}, r"y\[0\] is 'a'; .* key classes"),
-        ({"x": X, "y": Y, "classes": 1}, "valid is one integer >= 2"),
-        ({"x": X, "y": Y + 5, "classes": 6}, r"y\[1\] is '6'; valid is an integer from 0 to 5"),
+        ({"x": X, "y": Y, "classes": 1}, "must be one integer >= 2"),
+        ({"x": X, "y": Y + 5, "classes": 6}, r"y\[1\] must be an integer from 0 to 5 .*got '6'"),
     ],
 )
 def test_bad_arrays_are_refused(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
@@ -219,13 +219,13 @@ def test_bad_arrays_are_refused(tmp_path: Path, arrays: dict[str, Any], words: s
         ("", "No columns"),
         ("a,label\n", "it has no rows"),
         ("a,b\n1,2\n", "no column 'label'; there are 'a', 'b'"),
-        ("label\n1\n", "valid is one column or more"),
+        ("label\n1\n", "must be one column or more"),
         ("a,label\n1,0\n,1\n", "row 3, column 'a' is"),
-        ("a,label\n1,0\nlow,1\n", "row 3, column 'a' is 'low'; valid is a finite number"),
+        ("a,label\n1,0\nlow,1\n", "row 3, column 'a' must be a finite number, got 'low'"),
         ("a,label\ninf,0\n", "row 2, column 'a' is inf"),
         ("a,label\n1e39,0\n", "row 2, column 'a' is 1e"),
         ("a,label\n1,0\n2,\n", "row 3, column 'label' is empty"),
-        ("a,label\n1,0\n2,1.5\n", "row 3, column 'label' is '1.5'; valid is an integer"),
+        ("a,label\n1,0\n2,1.5\n", "row 3, column 'label' must be an integer.*got '1.5'"),
         ("a,label\n1,0\n2,yes\n", "row 3, column 'label' is 'yes'"),
         ("a,label\n1,0\n2,1,9\n", "line 3, saw 3"),
         ("a,label\n1,0,9\n", "more cells than there are columns"),
@@ -241,7 +241,7 @@ def test_a_bad_table_is_refused_by_row_and_column(tmp_path: Path, text: str, wor
 def test_bad_cells_of_parquet_and_labels_that_the_run_does_not_name_are_refused(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "a,label\n1,sick\n2,unknown\n")
     with pytest.raises(
-        ValueError, match="row 3, column 'label' is 'unknown'; valid is one of 'well', 'sick'"
+        ValueError, match="row 3, column 'label' must be one of 'well', 'sick', got 'unknown'"
     ):
         read(path, classes="well,sick")
     with pytest.raises(ValueError, match="row 2, column 'a' is nan"):
@@ -266,7 +266,7 @@ def test_bad_images_are_refused_by_file(tmp_path: Path) -> None:
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no such file"):
         read(tmp_path / "a.npz")
-    with pytest.raises(ValueError, match="valid is a file"):
+    with pytest.raises(ValueError, match="must be a file"):
         read(csv(tmp_path / "a.txt", "1"))
     (tmp_path / "b.npz").write_bytes(b"PK torn")
     with pytest.raises(ValueError, match=r"b\.npz"):

@@ -50,7 +50,7 @@ def test_arrays_are_read_with_their_shape(tmp_path: Path) -> None:
         ("id,pulse\np-1,61\n", "no column 'label'"),
         ("id,label\np-1,sick\n", "at least one feature"),
         ("id,pulse,pulse,label\np-1,61,62,sick\n", "'pulse' is there twice"),
-        ("id,pulse,label\np-1,61\n", "row 2: 2 cells; valid is 3"),
+        ("id,pulse,label\np-1,61\n", "row 2 must have 3 cells, as the header has, got 2"),
         ("id,pulse,label\np-1,61,sick\np-77,,sick\n", "row 3, column 'pulse': the cell is empty"),
         ("id,pulse,label\np-1,fast-77,sick\n", "row 2, column 'pulse': the cell is no finite number"),
         ("id,pulse,label\np-1,1e77,sick\n", "no finite number"),
@@ -72,7 +72,7 @@ def test_a_bad_table_is_one_error_that_tells_no_value(text: str, words: str, tmp
     [
         ({"x": np.ones((1, 2))}, "no array 'ids'"),
         ({"ids": np.array(["a"])}, "no array 'x'"),
-        ({"ids": np.array(["a"]), "x": np.ones((2, 2))}, "valid is float32 of shape (1, ...)"),
+        ({"ids": np.array(["a"]), "x": np.ones((2, 2))}, "must be float32 of shape (1, ...)"),
         ({"ids": np.array(["a"]), "x": np.full((1, 2), np.inf)}, "not finite"),
         ({"ids": np.array(["a"]), "x": np.ones((1, 2)), "y": np.array([0.5])}, "'y' is float64"),
         ({"ids": np.array(["a"], object), "x": np.ones((1, 2))}, "plain arrays"),

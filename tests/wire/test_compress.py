@@ -184,7 +184,7 @@ def test_a_vector_has_one_axis_and_entries_that_are_finite_in_float32(compressor
         with pytest.raises(ValueError, match="NaN or infinity"):
             compressor.encode_stack(torch.from_numpy(v)[None])
     for shape in ((0,), (), (2, 3)):
-        with pytest.raises(ValueError, match="valid is"):
+        with pytest.raises(ValueError, match="must be"):
             compressor.encode(np.zeros(shape, np.float32))
 
 
@@ -467,7 +467,7 @@ def test_an_update_with_other_entries_is_refused(key: str, value: Any, reason: s
 
 
 def test_an_update_of_another_size_or_with_other_keys_is_not_packed() -> None:
-    with pytest.raises(ValueError, match=r"update has the shape \(7,\); valid is \(8,\)"):
+    with pytest.raises(ValueError, match=r"update must have the shape \(8,\), got \(7,\)"):
         pack_update(Identity(), LAYOUT, UPDATE[:7], DENSE)
     with pytest.raises(ValueError, match="dense has the keys"):
         pack_update(Identity(), LAYOUT, UPDATE, {})

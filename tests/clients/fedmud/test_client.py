@@ -516,7 +516,7 @@ def test_a_node_without_a_base_says_so(method: str) -> None:
 DENSE = {"variant": "dense"}
 # How the message is made, what its config has then, and what is wrong.
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"method": "fedsgd"}, "method is 'fedsgd' .* valid is 'factored' or 'dense'"),
+    ({}, {"method": "fedsgd"}, "method must be 'factored' or 'dense'.*got 'fedsgd'"),
     ({}, {"variant": "svd"}, "variant is 'svd'"),
     ({}, {"ratio": 0.0}, "ratio is 0.0"),
     ({}, {"ratio": 1.5}, "ratio is 1.5"),
@@ -539,11 +539,11 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"batch-size": 0}, "batch-size is 0"),
     # Batch normalisation refuses the one sample that is left of 8.
     ({}, {"batch-size": 7}, "Expected more than 1 value per channel"),
-    ({"drop": ["arrays"]}, {}, r"ArrayRecords \['base'\]; valid is with 'arrays'"),
+    ({"drop": ["arrays"]}, {}, r"must have the ArrayRecord 'arrays', got \['base'\]"),
     ({"drop": ["config"]}, {}, "0 ConfigRecords"),
-    ({"variant": "lmt", "drop": ["factors"]}, {}, "valid is with 'factors'"),
+    ({"variant": "lmt", "drop": ["factors"]}, {}, "must have the ArrayRecord 'factors'"),
     ({"method": "ef21p", **DENSE}, {}, "keep is None"),
-    ({"method": "ef21p", **DENSE, "keep": 10**6}, {}, "keep is 1000000; valid is 1 to"),
+    ({"method": "ef21p", **DENSE, "keep": 10**6}, {}, "keep must be from 1 to .*got 1000000"),
 ]
 
 
@@ -568,5 +568,5 @@ def test_factors_of_another_plan_and_arrays_of_another_model_are_refused() -> No
     one.content["factors"] = ArrayRecord()
     del other.content.array_records["arrays"]["1.running_mean"]
     first, second = answers(model, [one, other])
-    assert "factor 3.weight:U is missing; valid are" in str(first)
-    assert "the message's arrays are" in str(second)
+    assert "factor 3.weight:U is missing: there must be" in str(first)
+    assert "the message's arrays must have the shapes" in str(second)

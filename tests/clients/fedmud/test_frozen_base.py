@@ -191,7 +191,7 @@ def test_a_base_survives_the_nodes_serialised_state() -> None:
 
 
 def test_what_is_wrong_with_a_message_is_named() -> None:
-    with pytest.raises(ValueError, match=r"version 3 is not in the message's merges; valid here is \['4'\]"):
+    with pytest.raises(ValueError, match=r"the message's merges must have version 3, got \['4'\]"):
         current(call(at(3), 5, 3, merges=merges(PLANS["mud"], 4, 5)))
     message = call(context(), 0)
     del message.content.array_records["base"]["a.weight"]

@@ -31,11 +31,11 @@ def node(folder: Path, text: str = "id,pulse\np-1,61\n", **config: Any) -> Conte
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"role": "nurse"}, "role = 'nurse' in the node config; valid is hospital, device, edge"),
+        ({"role": "nurse"}, "role must be one of hospital, device, edge, got 'nurse' in the node config"),
         ({"role": None}, "role = None"),
         ({"group": -1}, "group = -1"),
         ({"group": "first"}, "group = 'first'"),
-        ({"data": None}, "data = None in the node config; valid is the path of a file"),
+        ({"data": None}, "data must be the path of a file, got None in the node config"),
         ({"data": "/nowhere/half.csv"}, "data = 'half.csv' in the node config cannot be read"),
         ({"match-key-file": None}, "match-key-file = None"),
         ({"match-key-file": "/nowhere/match.key"}, "match-key-file = 'match.key' in the node config"),
@@ -50,7 +50,7 @@ def test_a_bad_node_config_is_named(config: dict[str, Any], words: str, tmp_path
 
 
 def test_a_device_has_one_person(tmp_path: Path) -> None:
-    for rows, words in (("", "no person"), ("p-1,61\np-2,62\n", "a device has 2 people; valid is one")):
+    for rows, words in (("", "no person"), ("p-1,61\np-2,62\n", "a device must have one person, got 2")):
         with pytest.raises(ValueError, match=words):
             own_party(node(tmp_path, f"id,pulse\n{rows}"))
 
@@ -99,7 +99,7 @@ def test_a_device_without_labels_is_ready_with_a_sealed_one(tmp_path: Path) -> N
         ({"model": "os:getcwd"}, "code, which this node's owner has not allowed"),
         ({"model": "huge"}, "model = 'huge'"),
         ({"model": 3}, "model or seed"),
-        ({"classes": "no,yes"}, "valid is a list"),
+        ({"classes": "no,yes"}, "must be a list"),
     ],
 )
 def test_a_bad_agreement_is_refused_and_not_kept(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -297,7 +297,8 @@ def test_a_node_with_a_bad_config_fails_alone_and_names_it(config: Any, bad: Any
     first, second, third = answers([node(0, config), node(1, {**config, **bad}), node(2, config)])
     ((key, value),) = bad.items()
     assert isinstance(second, ValueError)
-    assert f"{key} is {value!r}{where}; valid is " in str(second)
+    assert str(second).startswith(f"{key} must be ")
+    assert f", got {value!r}{where}" in str(second)
     assert_close(first, answer(node(0, config)))
     assert_close(third, answer(node(2, config)))
 

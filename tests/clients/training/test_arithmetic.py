@@ -163,7 +163,7 @@ def test_what_is_wrong_with_a_model_is_not_the_compilers_fault(monkeypatch: pyte
 
 def test_a_stack_is_not_compiled() -> None:
     model = MODELS["plain"]()
-    with pytest.raises(ValueError, match="a stack is not compiled; valid here: 'loop'"):
+    with pytest.raises(ValueError, match="must be 'loop' here, got 'stack': .*a stack is not compiled"):
         local_sgd(model, works(model), mode="stack", arithmetic=Arithmetic(compiled=8))
 
 
@@ -191,4 +191,4 @@ def test_a_runs_settings_say_how_its_nodes_compute() -> None:
     assert LocalTraining.of(plain, None).arithmetic == Arithmetic()
     assert training_problems({**config, "training-mode": "loop"}) == []
     (problem,) = training_problems({**config, "training-mode": "stack"})
-    assert "compile = True; valid with training-mode = 'stack' is False" in problem
+    assert "compile must be False with training-mode = 'stack', got True" in problem

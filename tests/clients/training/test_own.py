@@ -267,7 +267,7 @@ def test_a_loop_takes_the_place_of_exchanges_in_columns() -> None:
 
 @pytest.mark.parametrize("setting", [{"training-mode": "stack"}, {"precision": "bf16"}])
 def test_settings_of_the_built_in_loop_are_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="valid with a loop of one's own"):
+    with pytest.raises(ValueError, match="with a loop of one's own, got"):
         sent(plain_sgd, run_config=setting)
 
 
@@ -279,7 +279,7 @@ def test_augmentation_is_refused() -> None:
     rest = {"round_index": 0, "operator": "gradient", "local_step": 0.1, "local_iters": 2}
     compress = {"compressor": "identity", "error_feedback": False, "acknowledged": -1}
     (answer,) = sent(plain_sgd, [0], client, flipped, **rest, **compress)
-    with pytest.raises(ValueError, match="augmentation is 'flips'; valid"):
+    with pytest.raises(ValueError, match="augmentation must be 'none' .*got 'flips'"):
         raise answer
 
 
@@ -296,4 +296,4 @@ def test_methods_whose_node_work_is_not_training_refuse_a_loop(
     made = strategy()
     with flower_identity(1), pytest.raises(RuntimeError):
         made.start(InProcessGrid(client(task, train=plain_sgd), NODES), INITIAL, num_rounds=1)
-    assert "valid with a training loop of one's own" in caplog.text
+    assert "with a training loop of one's own, got" in caplog.text

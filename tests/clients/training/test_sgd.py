@@ -122,7 +122,7 @@ def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reaso
     model = torch_seeded(REFUSED[reason])
     works = _work_of(model, [(4, 4), (4,)])
     assert reason in stackable(model)
-    with pytest.raises(ValueError, match=f"(?s)mode='stack'.*{reason}.*valid here: 'loop'"):
+    with pytest.raises(ValueError, match=f"(?s)mode must be 'loop' here, got 'stack': .*{reason}"):
         local_sgd(model, works, mode="stack")
     assert len(local_sgd(model, works)) == 2
 
