@@ -46,7 +46,8 @@ class Rates:
         """
         if link not in self.bits_per_second:
             known = ", ".join(map(repr, sorted(self.bits_per_second)))
-            raise ValueError(f"link must be one of {known or 'none, got {link!r}: no rate was given'}")
+            valid = f"one of {known}" if known else "given a rate"
+            raise ValueError(f"link must be {valid}, got {link!r}")
         not_negative(bits=bits)
         return bits / self.bits_per_second[link]
 

@@ -177,7 +177,7 @@ class Sites(Router):
         self.site, self.method = site, method
         self.nodes = frozenset(site.nodes(method.num_nodes))
         if any(method.first(i) is not None for i in self.nodes):
-            raise ValueError("site must be None where nodes name whom they hear first")
+            raise ValueError("site must be None where nodes take only the first that reply")
         told = {**settings, "num-iterations": num_iterations, "sites": len(site.peers)}
         self.run_name = "sites/" + _digest(method, told)
         self._end = _LATEST if num_iterations is None else num_iterations

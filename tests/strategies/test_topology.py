@@ -505,7 +505,7 @@ def test_a_directed_graph_that_cannot_be_pushed_on_is_refused(topology: object, 
 
 
 def test_a_directed_graph_that_is_never_strongly_connected_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be a denser graph.*none of 1000 draws is strongly connected"):
+    with pytest.raises(ValueError, match=r"must be a denser graph.*none of 1000 draws is strongly connected"):
         as_digraph("directed-erdos-renyi(0.01)", 12)
 
 

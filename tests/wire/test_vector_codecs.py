@@ -153,7 +153,7 @@ def test_vectors_that_are_quantised_together_each_have_a_step_of_their_own() -> 
     assert codec.bits(102, 102) == 2 * Quantised(7).bits(51, 51)
     for vector, z in zip((large, small), np.split(codec.decode(payload, 102), 2), strict=True):
         assert np.abs(z - vector).max() < 1.001 * np.abs(vector).max() / 63
-    with pytest.raises(ValueError, match="w must have a multiple of 2 entries, .*got 5"):
+    with pytest.raises(ValueError, match=r"w must have a multiple of 2 entries, .*got 5"):
         codec.encode(np.ones(5), (1,))
 
 

@@ -279,7 +279,7 @@ def test_augmentation_is_refused() -> None:
     rest = {"round_index": 0, "operator": "gradient", "local_step": 0.1, "local_iters": 2}
     compress = {"compressor": "identity", "error_feedback": False, "acknowledged": -1}
     (answer,) = sent(plain_sgd, [0], client, flipped, **rest, **compress)
-    with pytest.raises(ValueError, match="augmentation must be 'none' .*got 'flips'"):
+    with pytest.raises(ValueError, match=r"augmentation must be 'none' .*got 'flips'"):
         raise answer
 
 

@@ -201,7 +201,7 @@ def test_batches_of_few_devices_have_no_sum_unless_it_is_asked_for() -> None:
 
 
 def test_jfls_devices_have_no_sums_within_a_round() -> None:
-    with pytest.raises(PairingError, match="local_interval must be global_interval in .* secure_sum"):
+    with pytest.raises(PairingError, match=r"local_interval must be global_interval in .* secure_sum"):
         ended("devices", method="jfl")
 
 

@@ -127,7 +127,8 @@ def test_every_broken_condition_is_named() -> None:
     dividing, whole, cap = broken_conditions(A, P=3, Q=2, eta=0.01, T=4000)
     assert dividing.startswith("P must be a multiple of Q = 2, got 3")
     assert whole.startswith("T must be a multiple of P = 3, got 4000")
-    assert cap.startswith("eta must be at most 1 / (8 P rho) = ") and cap.endswith(", got 0.01")
+    assert cap.startswith("eta must be at most 1 / (8 P rho) = ")
+    assert cap.endswith(", got 0.01")
 
 
 @given(st.integers(1, 1000), st.integers(1, 50))
