@@ -109,7 +109,7 @@ class Releases:
         entry = {"what": what, "run": run, "node": node, "index": index}
         with self._opened() as (file, lines):
             if any(entry.items() <= line.items() for line in lines):
-                raise TooOften(f"run {run} must have {what} {index} once, and had it already")
+                raise TooOften(f"run {run} had {what} {index} already: each must be made once")
             _append(file, entry)
 
     def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
@@ -186,7 +186,7 @@ class Releases:
         with self._opened() as (file, lines):
             made = [line for line in lines if line["what"] == _RELEASE]
             if any(line["noise"] == noise for line in made):
-                raise TooOften(f"the noise of release {index} must be used once, and was used already")
+                raise TooOften(f"the noise of release {index} was used already: each must be used once")
             entry: dict[str, Any] = {
                 "what": _RELEASE,
                 "run": run,
