@@ -82,7 +82,8 @@ def nonnegative(config: ConfigRecord, key: str, below: float = inf) -> float:
     """Return a number of the config, 0 <= number < ``below``."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < below:
-        raise _invalid(key, value, f"a number >= 0 and < {below:g}")
+        valid = "a finite number >= 0" if below == inf else f"a number >= 0 and < {below:g}"
+        raise _invalid(key, value, valid)
     return value
 
 

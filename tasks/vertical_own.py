@@ -314,7 +314,7 @@ def _read_csv(file: Path, id_column: str, label_column: str) -> OwnHalf:
     x = np.frombuffer(values, np.float32).reshape(len(ids), len(named)) if ids else np.zeros((0, 1))
     if not np.isfinite(x).all():
         row_, column = np.argwhere(~np.isfinite(x))[0]
-        raise _bad_cell(file, at[int(row_)], named[column], "no finite number")
+        raise _bad_cell(file, at[int(row_)], named[column])
     return OwnHalf(tuple(ids), np.asarray(x, np.float32), tuple(labels) if label is not None else None, named)
 
 
@@ -341,11 +341,12 @@ def _number(file: Path, line: int, column: str, cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise _bad_cell(file, line, column, "no finite number" if cell.strip() else "empty") from None
+        raise _bad_cell(file, line, column, empty=not cell.strip()) from None
 
 
-def _bad_cell(file: Path, line: int, column: str, what: str) -> ValueError:
-    return ValueError(f"{file.name}, row {line}, column {column!r} must be a finite number, got {what}")
+def _bad_cell(file: Path, line: int, column: str, empty: bool = False) -> ValueError:
+    found = ", got an empty cell" if empty else ""
+    return ValueError(f"{file.name}, row {line}, column {column!r} must be a finite number{found}")
 
 
 def _read_npz(file: Path, id_column: str, label_column: str) -> OwnHalf:

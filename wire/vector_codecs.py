@@ -97,7 +97,7 @@ def parse_codec(name: str, **settings: Any) -> Codec:
 
 def _check_settings(name: str, settings: dict[str, Any], needed: tuple[str, ...]) -> None:
     if missing := [key for key in needed if key not in settings]:
-        raise ValueError(f"codec {name!r} must have {' and '.join(missing)}, an integer >= 1 each")
+        raise ValueError(f"codec {name!r} must have an integer >= 1 as {' and '.join(missing)}")
 
 
 @dataclass(frozen=True)

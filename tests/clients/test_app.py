@@ -161,5 +161,7 @@ def test_the_mod_lets_all_other_messages_pass() -> None:
 def test_a_node_without_a_partition_id_is_told_where_it_comes_from(value: Any) -> None:
     context = context_of(0)
     context.node_config["partition-id"] = value
-    with pytest.raises(ValueError, match=r"partition-id of this node is .*--node-config"):
+    with pytest.raises(
+        ValueError, match=r"partition-id of this node must be an integer >= 0, got .*--node-config"
+    ):
         told(plain([introduce]), ASKED["before a function"](), context)

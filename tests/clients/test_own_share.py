@@ -144,7 +144,8 @@ def test_the_owner_reads_what_is_wrong_and_the_server_does_not(
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert "private-name" not in str(refused.value)
     assert refused.value.__cause__ is None
-    assert "private-name.npz: y[0] is '-1'" in caplog.text
+    assert "private-name.npz: y[0] must be an integer from 0" in caplog.text
+    assert "got '-1'" in caplog.text
 
 
 def test_who_simulates_a_node_is_told_what_is_wrong_with_its_data(tmp_path: Path) -> None:

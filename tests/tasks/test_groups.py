@@ -125,7 +125,7 @@ def test_all_samples_of_a_person_are_in_one_group_and_groups_have_equally_many_p
             "num-groups must be at least 3, the number of sites, with partition = 'sites', got 2",
         ),
         ({"sites": SITES[:-1]}, 4, r"sites must have the shape \(102,\).*got \(101,\)"),
-        ({"sites": SITES, "people": np.full(102, "one")}, 4, "someone who is from two sites"),
+        ({"sites": SITES, "people": np.full(102, "one")}, 4, "one site each, got someone from two"),
         ({"sites": SITES, "people": PEOPLE}, 40, "num-groups must be at most .*, the number of people, got "),
     ],
 )

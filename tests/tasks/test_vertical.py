@@ -227,7 +227,7 @@ def test_the_two_canvases_of_an_organ_together_are_the_image_and_bad_files_are_n
     assert data.num_classes == 11
     for name, words in (
         ("other", r"test_images must be uint8 .*got float64 of shape"),
-        ("few", "no array train_labels, test_images, test_labels"),
+        ("few", "got no train_labels, test_images, test_labels"),
     ):
         (tmp_path / name).mkdir()
         file = tmp_path / name / "organamnist.npz"
@@ -265,21 +265,27 @@ def test_a_user_s_own_set_plugs_in_by_import_path_and_must_be_a_vertical_one(wri
         ({"classes": ("no", "no")}, "classes must be at least 2 different names, got "),
         ({"y_train": np.array([0, 1, 2, 0])}, r"y_train must be from 0 to 1, got 0 to 2"),
         ({"y_train": np.zeros(4)}, "y_train must be a non-empty int64 array .*got float64 of shape"),
-        ({"hospital_train": np.zeros((3, 3), np.float32)}, r"hospital_train is .*float32 array \(4, ...\)"),
-        ({"device_test": np.zeros((2, 2))}, r"device_test is float64 .*float32 array \(2, ...\)"),
-        ({"device_train": np.full((4, 2), np.nan, np.float32)}, "device_train is NaN or infinite"),
+        (
+            {"hospital_train": np.zeros((3, 3), np.float32)},
+            r"hospital_train must be .*float32 array \(4, ...\), got ",
+        ),
+        ({"device_test": np.zeros((2, 2))}, r"device_test must be .*float32 array \(2, ...\), got float64"),
+        (
+            {"device_train": np.full((4, 2), np.nan, np.float32)},
+            "device_train must be finite, got NaN or infinity",
+        ),
         (
             {"device_test": np.ones((2, 5), np.float32)},
             r"device_test must be samples of shape \(2,\), .*got \(5,\)",
         ),
         ({"ids_train": np.array(["a", "a", "b", "c"])}, "ids_train must be different ids, got 'a' 2 times"),
         ({"ids_train": np.arange(4)}, r"ids_train must be a str array of shape \(4,\), got int64"),
-        ({"ids_test": np.array(["d", "e"])}, "ids_test is 'd' also in ids_train"),
+        ({"ids_test": np.array(["d", "e"])}, "ids_test must be ids that are not in ids_train, got 'd'"),
         ({"hospital_features": ("one",)}, "hospital_features must be 3 names, or none, got 1 names"),
         ({"people_train": np.array(["a"])}, r"people_train must be a str array of shape \(4,\), got "),
         ({"sites_train": np.zeros(4)}, r"sites_train must be a str array of shape \(4,\), got "),
         ({"payoffs_test": np.zeros((4, 2))}, r"payoffs_test must be a float64 array of shape \(2, 2\), got "),
-        ({"payoffs_test": np.full((2, 2), np.nan)}, "payoffs_test is NaN or infinite"),
+        ({"payoffs_test": np.full((2, 2), np.nan)}, "payoffs_test must be finite, got NaN or infinity"),
     ],
 )
 def test_a_bad_field_is_named_with_what_is_valid(small, change, message):

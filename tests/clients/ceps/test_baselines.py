@@ -411,7 +411,10 @@ def test_who_does_not_answer_leaves_its_weight_to_the_node() -> None:
 
 
 def test_a_step_that_diverges_is_refused() -> None:
-    with np.errstate(all="ignore"), pytest.raises(ValueError, match="eta makes the model not finite"):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match="eta must be smaller: it makes the model not finite"),
+    ):
         federation("dfedavgm", eta=1e200, **{"local-steps": 4}).run_until(9)
 
 
@@ -420,13 +423,13 @@ def test_a_step_that_diverges_is_refused() -> None:
     [
         ("d-psgd", {"eta": 0.0}, "eta must be a finite number > 0, got 0.0"),
         ("dfedavgm", {"theta": 1.0}, "theta must be a number >= 0 and < 1, got 1.0"),
-        ("dfedsam", {"rho-sam": -0.1}, "rho-sam is -0.1"),
+        ("dfedsam", {"rho-sam": -0.1}, "rho-sam must be .*got -0.1"),
         ("matcha", {"local-steps": 0}, "local-steps must be an integer >= 1, got 0"),
         ("d-psgd", {"kappa-low": 2, "kappa-high": 3}, "kappa-high must equal kappa-low, 2, got 3"),
-        ("d-psgd", {"threshold": True}, "s is None"),
+        ("d-psgd", {"threshold": True}, "s must be .*got None"),
         ("choco-sgd", {"step-gamma": 0.0}, "step-gamma must be a finite number > 0, got 0.0"),
         ("beer", {"step-gamma": 1.5}, r"step-gamma must be a number in \(0, 1\], got 1.5"),
-        ("ceps", {}, "method is 'ceps'"),
+        ("ceps", {}, "method must be .*got 'ceps'"),
     ],
 )
 def test_bad_settings_are_refused_by_name(method: str, changes: dict[str, Any], text: str) -> None:

@@ -123,13 +123,13 @@ STEPS = {"t": 0, "steps": 1, "eta0": 0.1, "ids": ["0-1"]}
 STRANGERS = ["0-1", "x", "y"]
 REFUSED_EXCHANGES = [
     (r"ids must be among the 8 people of this hospital.*got \['x', 'y'\].*2 in all", begin(ids=STRANGERS)),
-    ("ids is None", sent({}, t=0)),
-    (r"ids is \[\]", begin(ids=[])),
-    ("ids has 1 twice", begin(ids=["0-1", "0-1"])),
-    ("t is -1", begin(t=-1)),
-    ("grouping is 'all'", begin(grouping="all")),
-    ("compress is true .* grouping 'pairs'", begin(grouping="pairs", compress=True)),
-    ("noise-multiplier is 1.0 .* without clip", begin(**{"noise-multiplier": 1.0})),
+    ("ids is missing", sent({}, t=0)),
+    (r"ids must be a non-empty list .*got \[\]", begin(ids=[])),
+    ("ids must have each id once, got 1 twice", begin(ids=["0-1", "0-1"])),
+    ("t must be .*got -1", begin(t=-1)),
+    ("grouping must be .*got 'all'", begin(grouping="all")),
+    ("compress must be false with grouping 'pairs'", begin(grouping="pairs", compress=True)),
+    ("noise-multiplier must come with clip, got 1.0", begin(**{"noise-multiplier": 1.0})),
     (r"wrong shape: 'head' has \(2,\), expected \(6,\)", begin(np.zeros(2), np.zeros(12))),
     ("missing key: 'hospital'", begin(np.zeros(6))),
     ("non-finite", begin(np.full(6, np.nan), np.zeros(12))),
@@ -137,9 +137,9 @@ REFUSED_EXCHANGES = [
     ("must have a ConfigRecord 'config'", RecordDict({"settings": ConfigRecord({"t": 0})})),
 ]
 REFUSED_UPDATES = [
-    ("steps is 0", sent({}, **(STEPS | {"steps": 0}))),
-    ("eta0 is None", sent({}, t=0, steps=1, ids=["0-1"])),
-    ("mu is -1", sent({}, **STEPS, mu=-1.0)),
+    ("steps must be .*got 0", sent({}, **(STEPS | {"steps": 0}))),
+    ("eta0 must be .*got None", sent({}, t=0, steps=1, ids=["0-1"])),
+    ("mu must be .*got -1", sent({}, **STEPS, mu=-1.0)),
 ]
 REFUSED = [
     *((message, "exchange", content) for message, content in REFUSED_EXCHANGES),

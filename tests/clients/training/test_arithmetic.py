@@ -191,4 +191,4 @@ def test_a_runs_settings_say_how_its_nodes_compute() -> None:
     assert LocalTraining.of(plain, None).arithmetic == Arithmetic()
     assert training_problems({**config, "training-mode": "loop"}) == []
     (problem,) = training_problems({**config, "training-mode": "stack"})
-    assert "compile must be False with training-mode = 'stack', got True" in problem
+    assert "compile = True; valid with training-mode = 'stack' is False" in problem

@@ -206,8 +206,8 @@ def grow(model: nn.Module) -> None:
         (fail, "RuntimeError: no such column"),
         (overflow, "1.weight of the trained model is not finite"),
         (grow, r"keys or shapes: \['more.bias', 'more.weight'\]"),
-        (lambda model: {"train-loss": float("nan")}, "train-loss is nan"),
-        (lambda model: [1.0], "train returned a list"),
+        (lambda model: {"train-loss": float("nan")}, "train-loss must be a finite number, got nan"),
+        (lambda model: [1.0], "train must return a dict of metrics, or None, got a list"),
     ],
 )
 def test_a_loop_that_goes_wrong_costs_its_node_alone(how: Callable[[nn.Module], Any], says: str) -> None:

@@ -206,7 +206,8 @@ def test_a_start_that_does_not_fit_names_the_node_and_what_is_wrong(mode):
     start = {"linear.weight": bad.start["linear.weight"][:, :5], "other": torch.zeros(1)}
     bad = LocalWork(start, bad.x, bad.y, bad.batches, bad.lr)
     with pytest.raises(
-        ValueError, match=r"works\[1\].start has linear.weight: \(10, 5\), linear.bias: missing, other"
+        ValueError,
+        match=r"works\[1\].start must have .*got linear.weight: \(10, 5\), linear.bias: missing, other",
     ):
         local_sgd(model, [good, bad], mode=mode)
 
