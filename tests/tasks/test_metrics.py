@@ -166,5 +166,5 @@ def test_the_utility_is_normalised_between_silence_and_the_best(told, utility):
     assert normalised_utility(PAYOFFS, np.array(told)) == pytest.approx(utility)
     with pytest.raises(ValueError, match=r"got \(4, 2\) and \(2,\)"):
         normalised_utility(PAYOFFS, np.array(told[:2]))
-    with pytest.raises(ValueError, match="payoffs never pay more"):
+    with pytest.raises(ValueError, match="payoffs must pay more"):
         normalised_utility(PAYOFFS[[0, 3]], np.array(told[:2]))

@@ -244,7 +244,7 @@ def test_bad_cells_of_parquet_and_labels_that_the_run_does_not_name_are_refused(
         ValueError, match="row 3, column 'label' must be one of 'well', 'sick', got 'unknown'"
     ):
         read(path, classes="well,sick")
-    with pytest.raises(ValueError, match="row 2, column 'a' must be .*got nan"):
+    with pytest.raises(ValueError, match=r"row 2, column 'a' must be .*got nan"):
         read(parquet(tmp_path / "a.parquet", a=[1.0, None], label=[0, 1]))
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ValueError, match=r"b\.parquet"):

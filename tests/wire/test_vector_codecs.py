@@ -183,7 +183,7 @@ def test_a_long_payload_costs_no_memory(name):
     ],
 )
 def test_what_cannot_be_sent_is_refused(codec, w):
-    with pytest.raises(ValueError, match="w must have"):
+    with pytest.raises(ValueError, match=r"w must (be|have)"):
         codec.encode(w, SEED)
 
 
@@ -195,5 +195,5 @@ def test_a_name_gives_its_codec_or_names_the_setting_that_is_missing():
     assert parse_codec("quantised4x2") == Quantised(4, vectors=2)
     with pytest.raises(ValueError, match="'1bcs' must have an integer >= 1 as d"):
         parse_codec("1bcs", s=3)
-    with pytest.raises(ValueError, match="has no s"):
+    with pytest.raises(ValueError, match="must have an integer >= 1 as s"):
         parse_codec("sparse32")

@@ -200,5 +200,5 @@ def test_what_is_wrong_with_a_message_is_named() -> None:
     for key in ("version", "from-version", "keep-base"):
         message = call(context(), 0)
         message.content.config_records["config"][key] = -1
-        with pytest.raises(ValueError, match=rf"{key} is -1 in the message's config"):
+        with pytest.raises(ValueError, match=rf"{key} must be .*got -1 in the message's config"):
             current(message)
