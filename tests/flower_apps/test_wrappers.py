@@ -188,7 +188,7 @@ def test_a_wrapper_around_secure_sums_is_told_of_the_noise_that_sums_have(
     app, grid = made(*one)
     with (
         grid,
-        pytest.raises(ValueError, match=r"masked words.*valid is SecureSum\(noise=SumNoise\(\.\.\.\)\)"),
+        pytest.raises(ValueError, match=r"masked words.*use SecureSum\(noise=SumNoise\(\.\.\.\)\)"),
     ):
         two_rounds(wrapped(FIXED, app.strategy(), grid.nodes), app, grid)
 

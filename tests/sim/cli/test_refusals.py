@@ -19,12 +19,12 @@ COMMANDS["GIVEN"] = "plan similarity-free --smoothness 2 --variance 0.25"
 # fmt: off
 REFUSED = [
     # Settings of apps; every key's ranges are in tests/contracts/test_refusals.py.
-    ("RUN -c 'dataset=\"x:\"'", "dataset = 'x:'; valid is"),
+    ("RUN -c 'dataset=\"x:\"'", "dataset must be an import path, module:function, got 'x:'"),
     (f"RUN -c seed={'9' * 5000}", "an integer is needed, like 0"),
     ("RUN -c 'data-dir=\"~nosuchuser\"'", "there is no such user"),
     ("RUN -c num-clients=5000", "num_partitions = 5000"),
-    ("run hsgd -c 'partition=pairs(a,b)'", "partition = 'pairs(a,b)'"),
-    ("run fedmud -c skip-front=9", "skip_front + skip_back is 10; valid is"),
+    ("run hsgd -c 'partition=pairs(a,b)'", ", or sites, got 'pairs(a,b)'"),
+    ("run fedmud -c skip-front=9", "skip_front + skip_back must be less than 4, "),
     # Keys of other libraries, near misses.
     ("RUN -c lr=1", "has no such key (did you mean 'learning-rate'?)"),
     ("run similarity-free -c lr=1", "has no such key (did you mean 'fixed-c'?)"),
@@ -81,12 +81,13 @@ REFUSED = [
     ("LOCAL --sites 2", "valid with an app that has the key 'site'"),
     ("CEPS --edges 2", "--sites does not go with --level or --edges"),
     ("CEPS --own-data somewhere", "--own-data does not go with --sites"),
-    ("CEPS --nodes 1 -c topology=path", "valid is at most 1, a node for each"),
+    ("CEPS --nodes 1 -c topology=path", "peers must have at most 1 sites, a node for each"),
     (f"deploy keys k --nodes 1 --days {'9' * 20}", "days must be an integer from 1 to 3650"),
     ("deploy split mnist-5k own", "--nodes or --groups"),
     ("deploy split mnist-5k own --nodes 2 --layout edges", "--layout does not go with --nodes"),
     ("deploy split breast-cancer own --groups 2 --scaling unit", "--scaling does not go with --groups"),
-    ("deploy split breast-cancer own --groups 2 --layout rings", "layout = 'rings'"),
+    ("deploy split breast-cancer own --groups 2 --layout rings",
+        "layout must be edges or devices, got 'rings'"),
     ("node", "hedgerow node --superlink HOST:PORT"),
     ("node --superlink 127.0.0.1:9 --root-certificates no.crt", "no.crt: there is no such file"),
     ("NODE --auth-supernode-private-key node9", "node9: there is no such file"),
