@@ -139,7 +139,7 @@ def test_nodes_that_do_not_say_who_they_are_have_no_registry(keys: tuple[Path, l
         ("[[node", "no TOML"),
         ("[[node]]\nrole = 'x'", "node 0 must have a key or a name"),
         ("[[node]]\nname = 'a'\npartition = -1", "node 0: partition must be an integer from 0.*got -1"),
-        ("[[node]]\nname = 'a'\npartition = true", "node 0: partition is True"),
+        ("[[node]]\nname = 'a'\npartition = true", "node 0: partition must be .*got True"),
         ("[[node]]\nname = ''", "node 0: name must be a text.*got ''"),
         ("[[node]]\nname = 'a'\n[[node]]\nname = 'a'", "name 'a' stands twice"),
         (

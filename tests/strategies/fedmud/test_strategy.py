@@ -363,7 +363,7 @@ def test_nodes_that_lost_everything_between_two_runs_are_sent_the_base() -> None
 def test_a_state_of_another_compression_is_refused() -> None:
     strategy = fedmud()
     run(strategy, LinearFederation(), 1)
-    with pytest.raises(ValueError, match="fingerprint is"):
+    with pytest.raises(ValueError, match="fingerprint must be"):
         fedmud(variant="mud").load_state_dict(strategy.state_dict())
 
 

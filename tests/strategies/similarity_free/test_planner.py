@@ -140,5 +140,5 @@ def test_losses_below_zero_bound_nothing() -> None:
 def test_a_run_that_diverged_is_refused() -> None:
     rounds = rounds_of([2.0, 2.5, 1.5])
     rounds[2]["train"]["curvature"] = math.nan
-    with pytest.raises(ValueError, match="L is nan"):
+    with pytest.raises(ValueError, match="L must be a finite number > 0, got nan"):
         estimates_from_rounds(rounds)

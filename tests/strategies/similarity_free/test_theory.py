@@ -500,7 +500,7 @@ def test_prox_displacement_stays_below_lemma_4() -> None:
 def test_the_lemmas_need_admissible_steps() -> None:
     limit = 1 / (math.sqrt(6) * 2 * L)
     assert client_drift_bound(limit, 2, L=L, grad_norm2=1) > 0
-    with pytest.raises(ValueError, match="local_step is"):
+    with pytest.raises(ValueError, match="local_step must be"):
         client_drift_bound(1.01 * limit, 2, L=L, grad_norm2=1)
 
 
