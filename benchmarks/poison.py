@@ -473,7 +473,7 @@ def accuracy(job: Job, watching: Watching | None = None, rounds: int = ROUNDS) -
         strategy.aggregation = watching
     liars = () if job.attack == NO_ATTACK else liars_of(job.share)
     client = Poisoned(case, job.attack, liars, job.seed)
-    with InProcessGrid(client, NODES, run_config=dict(values), seed=job.seed) as grid:
+    with InProcessGrid(client, NODES, run_config=values.run_config, seed=job.seed) as grid:
         try:
             result = strategy.start(
                 grid, made.initial_arrays, num_rounds=rounds + (job.app == "ceps"), timeout=600.0,

@@ -110,7 +110,6 @@ TASK_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
         f"one of {', '.join(DATASETS)}, or an import path 'module:function'",
         known_or_import_path(DATASETS),
     ),
-    "data-dir": ("a folder, or empty", lambda _: None),
     "scaling": (f"one of {', '.join(SCALINGS)}", _scaling),
     "partition": (
         f"one of {', '.join(SCHEMES)} with its argument, 'dirichlet(0.5)', or '{OWN}'",

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from hedgerow.sim.runs.recorder import RunRecorder, read_config, read_rounds
     from hedgerow.sim.runs.results import RecordedRun, Results, load
     from hedgerow.sim.runs.serverapp import Experiment, server_app
-    from hedgerow.sim.runs.settings import Setting, SettingsError, read_settings
+    from hedgerow.sim.runs.settings import AppSettings, Setting, SettingsError
     from hedgerow.sim.runs.simulate import Simulation, simulate
     from hedgerow.sim.runs.sweep_file import read_sweep
     from hedgerow.sim.runs.sweep_plan import plan_sweep
+    from hedgerow.sim.runs.watch import RoundMetrics, record_round
 
 __all__ = [
+    "AppSettings",
     "AppSpec",
     "CheckpointError",
     "Delay",
@@ -48,6 +50,7 @@ __all__ = [
     "LoadedApp",
     "RecordedRun",
     "Results",
+    "RoundMetrics",
     "RunRecorder",
     "Setting",
     "SettingsError",
@@ -68,8 +71,8 @@ __all__ = [
     "read_config",
     "read_model",
     "read_rounds",
-    "read_settings",
     "read_sweep",
+    "record_round",
     "run_app",
     "save_checkpoint",
     "server_app",
@@ -95,10 +98,11 @@ _MODULES = {
     "runs.recorder": ("RunRecorder", "read_config", "read_rounds"),
     "runs.results": ("Results", "RecordedRun", "load"),
     "runs.serverapp": ("Experiment", "server_app"),
-    "runs.settings": ("Setting", "SettingsError", "read_settings"),
+    "runs.settings": ("AppSettings", "Setting", "SettingsError"),
     "runs.simulate": ("Simulation", "simulate"),
     "runs.sweep_file": ("read_sweep",),
     "runs.sweep_plan": ("plan_sweep",),
+    "runs.watch": ("RoundMetrics", "record_round"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hedgerow.wire.limits import MAX_EXAMPLES, MAX_PLACES, MAX_WORD
 from hedgerow.wire.printable import quoted, shown
 
-__all__ = ["Registered", "Registry", "RegistryError"]
+__all__ = ["REGISTRY_TEXTS", "Registered", "Registry", "RegistryError"]
 
 
 class RegistryError(ValueError):
@@ -193,4 +193,10 @@ _VALID: Mapping[str, str] = {
     "role": f"a text of up to {MAX_WORD} printable characters",
     "group": f"a text of up to {MAX_WORD} printable characters",
     "max-examples": f"an integer from 1 to {MAX_EXAMPLES}",
+}
+
+
+# The text of a run config that says who may take part: what is valid, in words and as a check.
+REGISTRY_TEXTS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    "registry": ("a file like the nodes.toml of `hedgerow deploy keys`, or empty", Registry.named)
 }

@@ -19,7 +19,9 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hedgerow.wire.bits import bytes_of, from_bits, index_width, to_bits
 from hedgerow.wire.checks import at_least, in_range, int_at_least, int_between
+from hedgerow.wire.elias_fano import decode_indices, encode_indices, index_bits
 from hedgerow.wire.records import Layout, PayloadError, lazy_array, to_record, view
 from hedgerow.wire.seeds import Purpose, generator
 
@@ -151,14 +153,15 @@ class _Keeping:
 class TopK(_Keeping):
     """Keep the k entries of largest magnitude, over all layers at once; alpha = k / d.
 
+    Indices travel by ``encode_indices``: with 1 % of the entries about 8.6 bits each, where the specification
+    counts 32, or ceil(log2 d) if packed.
+
     Parameters
     ----------
     fraction : float or None
         k = floor(fraction * d), but at least 1; in (0, 1].
     count : int or None
         k itself, >= 1; vectors with fewer entries are kept whole. Either fraction or count is given.
-    packed : bool (default: False)
-        Indices travel as ceil(log2 d) bits instead of 32.
 
     Raises
     ------
@@ -166,28 +169,26 @@ class TopK(_Keeping):
         If none or both are given, or one is out of range.
     """
 
-    packed: bool = False
-
     def __str__(self) -> str:
-        return f"topk({self._share}{',packed' if self.packed else ''})"
+        return f"topk({self._share})"
 
     def encode(self, v: NDArray[Any]) -> Payload:
-        """Return ``indices``, ascending int32 (k,) or their packed bits, and ``values``, float32 (k,)."""
+        """Return ``indices``, the code of k ascending ones, and ``values``, float32 (k,)."""
         vector, magnitudes = _checked(v)
         indices = _largest(magnitudes, self.kept(vector.size))
         return self._payload(indices, vector[indices], vector.size)
 
     def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
         """Return the vector of the values at the indices, zero elsewhere."""
-        k, width = self.kept(size), _index_bits(size)
-        form = (np.uint8, _bytes(k * width)) if self.packed else (np.int32, k)
-        arrays = _agreed(payload, indices=form, values=(np.float32, k))
-        indices = arrays["indices"]
-        return _scattered(_unpacked(indices, k, width) if self.packed else indices, arrays["values"], size)
+        k = self.kept(size)
+        arrays = _agreed(payload, indices=(np.uint8, None), values=(np.float32, k))
+        vector = np.zeros(size, np.float32)
+        vector[decode_indices(arrays["indices"], k, size)] = arrays["values"]
+        return vector
 
     def bits(self, size: int, payload: Payload | None = None) -> int:
-        """Return 64 k, or k (32 + ceil(log2 d)) with packed indices."""
-        return self.kept(size) * (32 + (_index_bits(size) if self.packed else 32))
+        """Return 32 k and the bits of k of d indices."""
+        return 32 * self.kept(size) + index_bits(size, self.kept(size))
 
     def contraction(self, size: int) -> float:
         """Return k / d, which all-equal magnitudes attain."""
@@ -201,8 +202,7 @@ class TopK(_Keeping):
         return [self._payload(i, x, v.shape[1]) for i, x in zip(indices, values, strict=True)]
 
     def _payload(self, indices: NDArray[Any], values: NDArray[np.float32], size: int) -> Payload:
-        coded = _packed(indices, _index_bits(size)) if self.packed else indices.astype(np.int32)
-        return {"indices": coded, "values": values}
+        return {"indices": encode_indices(indices, size), "values": values}
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class ScaledSign:
 
     def decode(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.float32]:
         """Return the scale with the signs."""
-        arrays = _agreed(payload, bits=(np.uint8, _bytes(size)), scale=(np.float32, 1))
+        arrays = _agreed(payload, bits=(np.uint8, bytes_of(size)), scale=(np.float32, 1))
         return _signed(_scale(arrays), arrays["bits"], size)
 
     def bits(self, size: int, payload: Payload | None = None) -> int:
@@ -318,7 +318,7 @@ class Ternary:
         m = int(np.argmax(sums**2 / np.arange(1, vector.size + 1))) + 1
         indices = _largest(magnitudes, m)
         return {
-            "indices": _packed(indices, _index_bits(vector.size)),
+            "indices": np.packbits(to_bits(indices, index_width(vector.size))),
             "signs": np.packbits(vector[indices] >= 0),
             "scale": np.array([sums[m - 1] / m], np.float32),
         }
@@ -332,7 +332,7 @@ class Ternary:
         """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which alone tells m*."""
         if payload is None:
             raise ValueError("payload must be the message's, got None: ternary has no fixed size")
-        return 32 + self._indices(payload, size).size * (1 + _index_bits(size))
+        return 32 + self._indices(payload, size).size * (1 + index_width(size))
 
     def contraction(self, size: int) -> float:
         """Return 1 / d."""
@@ -344,14 +344,16 @@ class Ternary:
 
     def _indices(self, payload: Mapping[str, NDArray[Any]], size: int) -> NDArray[np.int64]:
         """Return the m* indices. They ascend, so a zero after the first is padding."""
-        width = _index_bits(size)
+        width = index_width(size)
         arrays = _agreed(payload, indices=(np.uint8, None), signs=(np.uint8, None), scale=(np.float32, 1))
         coded, signs = arrays["indices"], arrays["signs"]
-        if coded.size <= _bytes(size * width):
+        if coded.size <= bytes_of(size * width):
             room = min(size, 8 * coded.size // width) if width else 1
-            indices = _unpacked(coded, room, width)
+            indices = (
+                from_bits(np.unpackbits(coded, count=room * width), width) if width else np.zeros(1, int)
+            )
             m = int(np.flatnonzero(indices)[-1]) + 1 if indices.any() else 1
-            if (coded.size, signs.size) == (_bytes(m * width), _bytes(m)):
+            if (coded.size, signs.size) == (bytes_of(m * width), bytes_of(m)):
                 return indices[:m]
         raise PayloadError("wrong shape", f"{coded.size} bytes of indices, {signs.size} bytes of signs")
 
@@ -363,7 +365,7 @@ def parse_compressor(text: str) -> Compressor:
     ----------
     text : str
         ``identity``, ``sign``, ``ternary``, ``topk(0.01)`` (a fraction in (0, 1], with a point),
-        ``topk(100)`` (a count >= 1), ``topk(0.01,packed)``, ``randk(0.1)``, ``randk(0.1,round=3)``.
+        ``topk(100)`` (a count >= 1), ``randk(0.1)``, ``randk(0.1,round=3)``.
 
     Raises
     ------
@@ -374,7 +376,7 @@ def parse_compressor(text: str) -> Compressor:
     if (known := plain.get(text.strip())) is not None:
         return known
     number = r"(?:(?P<count>\d{1,10})|(?P<fraction>\d*\.\d*(?:e-?\d+)?|\d+e-?\d+))"
-    top = rf"topk\(\s*{number}\s*(?P<packed>,\s*packed\s*)?\)"
+    top = rf"topk\(\s*{number}\s*\)"
     random = rf"randk\(\s*{number}\s*(?:,\s*round\s*=\s*(?P<round>\d{{1,10}})\s*)?\)"
     for form in (top, random):
         if (match := re.fullmatch(rf"\s*{form}\s*", text, re.ASCII)) is None:
@@ -383,13 +385,13 @@ def parse_compressor(text: str) -> Compressor:
         try:
             share, number_of = (None, int(count)) if count else (float(fraction), None)
             if form == top:
-                return TopK(share, number_of, match["packed"] is not None)
+                return TopK(share, number_of)
             return RandK(share, number_of, int(match["round"]) if match["round"] else None)
         except ValueError:
             pass
     raise ValueError(
         "compressor must be 'identity', 'sign', 'ternary', 'topk(0.01)' (a fraction in (0, 1]), "
-        "'topk(100)' (a count >= 1), 'topk(0.01,packed)' (packed indices) or 'randk(0.1)' (the same "
+        "'topk(100)' (a count >= 1) or 'randk(0.1)' (the same "
         f"entries at all nodes), got {text!r}"
     )
 
@@ -623,26 +625,6 @@ def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.f
     kept = above | (ties & (ties.cumsum(1, dtype=torch.int32) <= room))
     indices = kept.nonzero()[:, 1].reshape(len(v), k)
     return indices.cpu().numpy(), v.gather(1, indices).cpu().numpy()
-
-
-def _index_bits(size: int) -> int:
-    """Return ceil(log2 d), the bits of one index."""
-    return (size - 1).bit_length()
-
-
-def _bytes(bits: int) -> int:
-    return -(-bits // 8)
-
-
-def _packed(indices: NDArray[Any], width: int) -> NDArray[np.uint8]:
-    bits = np.unpackbits(indices.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)  # (k, 32)
-    return np.packbits(bits[:, 32 - width :])
-
-
-def _unpacked(coded: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int64]:
-    bits = np.zeros((count, 32), np.uint8)
-    bits[:, 32 - width :] = np.unpackbits(coded, count=count * width).reshape(count, width)
-    return np.packbits(bits, axis=1).view(">u4")[:, 0].astype(np.int64)
 
 
 def _signed(scale: np.float32, signs: NDArray[np.uint8], count: int) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hedgerow.wire.bits import bytes_of, from_bits, to_bits
 from hedgerow.wire.checks import at_least, require
 from hedgerow.wire.records import PayloadError
 
@@ -93,7 +94,7 @@ def encode_indices(indices: NDArray[np.integer], size: int) -> NDArray[np.uint8]
         return np.packbits(_marked(found, size))
     low = _low(size, count)
     high = _marked((found >> low) + np.arange(count), _high_bits(size, count))
-    return np.packbits(np.concatenate([high, _bits_of(found, low)]))
+    return np.packbits(np.concatenate([high, to_bits(found, low)]))
 
 
 def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[np.int64]:
@@ -110,8 +111,8 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
     bits = index_bits(size, count)
     if coded.dtype != np.uint8:
         raise PayloadError("wrong dtype", f"indices are {coded.dtype}, expected uint8")
-    if coded.shape != (-(-bits // 8),):
-        raise PayloadError("wrong shape", f"indices have {coded.shape}, expected ({-(-bits // 8)},)")
+    if coded.shape != (bytes_of(bits),):
+        raise PayloadError("wrong shape", f"indices have {coded.shape}, expected ({bytes_of(bits)},)")
     if count in (0, size):
         return np.arange(count)
     told = np.unpackbits(coded)
@@ -126,8 +127,7 @@ def decode_indices(coded: NDArray[np.uint8], count: int, size: int) -> NDArray[n
     places = np.flatnonzero(told[:length])
     if places.size != count:
         raise PayloadError("bad index", f"{places.size} indices, expected {count}")
-    weights = 1 << np.arange(low - 1, -1, -1, dtype=np.int64)
-    rest = told[length:bits].reshape(count, low) @ weights if low else 0
+    rest = from_bits(told[length:bits], low) if low else 0
     found: NDArray[np.int64] = ((places - np.arange(count)) << low) | rest
     if not _ascending(found, size):
         raise PayloadError("bad index", f"indices are not ascending within 0 to {size - 1}")
@@ -189,9 +189,3 @@ def _marked(places: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
     marks = np.zeros(length, bool)
     marks[places] = True
     return marks
-
-
-def _bits_of(indices: NDArray[np.int64], width: int) -> NDArray[np.bool_]:
-    """Return the lowest bits of each index, the highest of them first, one after the other."""
-    shifts = np.arange(width - 1, -1, -1)
-    return ((indices[:, None] >> shifts) & 1).astype(bool).ravel()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hedgerow.wire.bits import bytes_of, from_bits, index_width, to_bits
 from hedgerow.wire.checks import at_least, int_between
 from hedgerow.wire.onebit import OneBit
 from hedgerow.wire.records import PayloadError
@@ -168,7 +169,7 @@ class Sparse(Codec):
         indices = np.flatnonzero(values)
         if indices.size > self.s:
             raise ValueError(f"w must have at most s = {self.s} nonzeros, got {indices.size}")
-        return values[indices].tobytes() + _packed(indices, _index_width(values.size))
+        return values[indices].tobytes() + _packed(indices, index_width(values.size))
 
     def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
         """Return the vector (n,).
@@ -179,9 +180,9 @@ class Sparse(Codec):
             If the bytes are none of a vector of n entries with at most s nonzeros: ``wrong size``,
             ``non-finite``, ``bad index`` or ``bad padding``.
         """
-        count = min(8 * len(payload) // (self.width + _index_width(n)), self.s, n)
+        count = min(8 * len(payload) // (self.width + index_width(n)), self.s, n)
         _check_size(payload, self.payload_bytes(n, count))
-        indices = _unpacked(payload[count * self.width // 8 :], count, _index_width(n))
+        indices = _unpacked(payload[count * self.width // 8 :], count, index_width(n))
         if count and not (np.all(np.diff(indices) > 0) and indices[-1] < n):
             raise PayloadError("bad index", f"indices are not ascending within 0 to {n - 1}")
         w = np.zeros(n)
@@ -190,11 +191,11 @@ class Sparse(Codec):
 
     def bits(self, n: int, s: int) -> int:
         """Return s (width + ceil(log2 n))."""
-        return s * (self.width + _index_width(n))
+        return s * (self.width + index_width(n))
 
     def payload_bytes(self, n: int, s: int) -> int:
         """Return the bits in bytes, rounded up."""
-        return -(-self.bits(n, s) // 8)
+        return bytes_of(self.bits(n, s))
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,7 @@ class Quantised(Codec):
 
     def payload_bytes(self, n: int, s: int) -> int:
         """Return the bits in bytes, rounded up for each vector."""
-        return self.vectors * -(-(32 + self.width * self._length(n)) // 8)
+        return self.vectors * bytes_of(32 + self.width * self._length(n))
 
     def _length(self, n: int) -> int:
         """Return the length of each vector."""
@@ -311,19 +312,12 @@ def _check_size(payload: bytes, expected: int) -> None:
         raise PayloadError("wrong size", f"{len(payload)} bytes, expected {expected}")
 
 
-def _index_width(n: int) -> int:
-    """Return ceil(log2 n)."""
-    return (n - 1).bit_length()
-
-
 def _packed(values: NDArray[np.integer[Any]], width: int) -> bytes:
-    bits = values[:, None] >> np.arange(width - 1, -1, -1) & 1
-    return np.packbits(bits.astype(bool)).tobytes()
+    return np.packbits(to_bits(values, width)).tobytes()
 
 
 def _unpacked(packed: bytes, count: int, width: int) -> NDArray[np.int64]:
     bits = np.unpackbits(np.frombuffer(packed, np.uint8))
     if bits[count * width :].any():
         raise PayloadError("bad padding", "the bits after the last field are not zero")
-    weights = 1 << np.arange(width - 1, -1, -1)
-    return (bits[: count * width].reshape(count, width) @ weights).astype(np.int64)
+    return from_bits(bits[: count * width], width) if width else np.zeros(count, np.int64)

@@ -143,7 +143,7 @@ def _app_of_hsgd(path: str, run_config: list[str]) -> tuple[list[Sizes], dict[st
     if not hasattr(settings, "group_sizes"):
         raise ValueError(f"--app {path}: {spec.name} has no groups; valid is the app hsgd")
     values = settings.read(plan_run(spec, run_config).run_config)
-    return settings.group_sizes(values), values
+    return settings.group_sizes(values), values.run_config
 
 
 def _told_constants(folder: Path, rounds: list[dict[str, Any]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,19 +14,31 @@ __all__ = ["settings"]
 
 def settings(
     app_path: AppPath,
+    changed: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="What a run folder's settings have other than the defaults."),
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Bring the app's pyproject.toml and README.md up to date instead.")
     ] = False,
 ) -> None:
-    """List an app's run-config keys: each with its default, what it means and what is valid."""
+    """List an app's run-config keys by groups: each with its default, what it means and what is valid."""
+    from hedgerow.sim.runs import settings_files
     from hedgerow.sim.runs.app import find_app, settings_module
-    from hedgerow.sim.runs.settings_files import listing, write_settings
+    from hedgerow.sim.runs.folder import recorded_settings
 
     with bad_options():
         spec = find_app(app_path)
         known = settings_module(spec).SETTINGS
+        if write and changed is not None:
+            raise ValueError("--write does not go with --changed")
         if write:
-            for path in write_settings(known, spec.folder):
-                typer.echo(path)
-            return
-    typer.echo(listing(known))
+            text = "\n".join(map(str, settings_files.write_settings(known, spec.folder)))
+        elif changed is not None:
+            text = (
+                settings_files.changed(known, recorded_settings(changed)) or "all settings are the defaults"
+            )
+        else:
+            text = settings_files.listing(known)
+    if text:
+        typer.echo(text)

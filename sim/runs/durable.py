@@ -1,45 +1,24 @@
 """Files that are whole after a kill, a power cut or a full disk: the old one, or the new one.
 
-A file is written aside in its own folder, synced and renamed, and its folder is synced. Links are never
-written through, and what is no regular file (a pipe, a folder) is refused, not waited for. Every call that
-changes the disk goes through the name ``os`` of this module, so that a test can stop after each in turn.
+A file is written aside in its own folder, synced and renamed, and its folder is synced. What changes the disk
+goes through the name ``os`` of this module, so that a test can stop after each change in turn.
 """
 
 import errno
 import os
-import stat
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedWriter, RawIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-__all__ = [
-    "Lines",
-    "link",
-    "make_folder",
-    "move",
-    "open_file",
-    "open_lock",
-    "read_file",
-    "remove",
-    "write_aside",
-    "write_file",
-]
+__all__ = ["Lines", "make_folder", "move", "remove", "write_aside", "write_file"]
 
-Fill = Callable[[IO[bytes]], object]
-
-# Bytes that are handed to the disk at once.
-BUFFER = 1 << 20
-_NEVER_WAIT = os.O_NONBLOCK | os.O_CLOEXEC
-# File systems without hard links say one of these.
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-# And those that sync no folders one of these.
+# What file systems that cannot sync a folder say.
 _NO_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF)
 
 
-def write_file(path: Path, fill: Fill) -> None:
+def write_file(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
     """Write a file in one step: whoever reads sees the old one or the new one.
 
     Raises
@@ -50,22 +29,15 @@ def write_file(path: Path, fill: Fill) -> None:
     move(write_aside(path, fill), path)
 
 
-def write_aside(path: Path, fill: Fill) -> Path:
+def write_aside(path: Path, fill: Callable[[IO[bytes]], object]) -> Path:
     """Write and sync a file beside ``path``, for ``move``, and return where; a failure leaves nothing."""
-    aside = _aside(path)
-    # What a killed process left.
-    remove(aside)
-    with _named(path):
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _NEVER_WAIT, 0o666)
+    aside = path.with_name(path.name + ".partial")
     try:
-        with _named(path):
-            try:
-                with BufferedWriter(_Sequential(descriptor), BUFFER) as file:
-                    fill(file)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    except BaseException:
+        with _named(path), open(aside, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except Exception:
         with suppress(OSError):
             remove(aside)
         raise
@@ -79,23 +51,6 @@ def move(path: Path, to: Path) -> None:
         _sync_folder(to.parent)
 
 
-def link(path: Path, to: Path) -> None:
-    """Let a file be ``to`` as well, in place of what was; without hard links it is ``to`` alone."""
-    aside = _aside(to)
-    remove(aside)
-    with _named(to):
-        try:
-            os.link(path, aside)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            os.replace(path, to)
-        else:
-            os.replace(aside, to)
-            # Two names of one file are left as they are by a rename.
-            remove(aside)
-
-
 def remove(path: Path) -> None:
     """Remove a file, if it is there."""
     with _named(path), suppress(FileNotFoundError):
@@ -103,43 +58,11 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, if it is not there.
-
-    Raises
-    ------
-    OSError
-        If something else is, a link to a folder for example.
-    """
+    """Make a folder, if it is not there."""
     with _named(path):
-        try:
+        if not path.is_dir():
             os.mkdir(path)
-        except FileExistsError:
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
-                raise
-        else:
             _sync_folder(path.parent)
-
-
-def open_file(path: Path) -> IO[bytes]:
-    """Open a regular file for reading.
-
-    Raises
-    ------
-    OSError
-        If there is none: FileNotFoundError where nothing is there.
-    """
-    return os.fdopen(_regular(path, os.O_RDONLY), "rb")
-
-
-def read_file(path: Path) -> bytes:
-    """Return what a regular file holds, as ``open_file``."""
-    with open_file(path) as file:
-        return file.read()
-
-
-def open_lock(path: Path) -> int:
-    """Open a file that is there only to be locked, made if it is not there, and return its descriptor."""
-    return _regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
 
 
 class Lines:
@@ -153,20 +76,22 @@ class Lines:
     Raises
     ------
     OSError
-        If it is a link or no regular file, or the disk takes no more.
+        If the disk takes no more.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = _regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
-        self._close = weakref.finalize(self, os.close, self._descriptor)
         with _named(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._close = weakref.finalize(self, os.close, self._descriptor)
             _sync_folder(path.parent)
 
     def append(self, piece: bytes) -> None:
         """Write a piece; a kill of this process leaves it, a power cut may not."""
+        rest = memoryview(piece)
         with _named(self.path):
-            _write(self._descriptor, piece)
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
         """Wait until all that was written is on the disk."""
@@ -178,34 +103,6 @@ class Lines:
         self._close()
 
 
-class _Sequential(RawIOBase):
-    """A descriptor as a file that is only ever written on."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: Any) -> int:
-        return os.write(self._descriptor, piece)
-
-
-def _write(descriptor: int, piece: bytes) -> None:
-    rest = memoryview(piece)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _regular(path: Path, flags: int) -> int:
-    with _named(path):
-        descriptor = os.open(path, flags | _NEVER_WAIT, 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "not a regular file")
-        return descriptor
-
-
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -215,10 +112,6 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")
 
 
 @contextmanager

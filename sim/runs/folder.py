@@ -1,24 +1,25 @@
 """The files of a run's folder, each read whole or refused, and the lock of who writes them."""
 
-import fcntl
 import json
 import logging
 import math
 import os
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hedgerow.sim.runs.durable import open_lock, read_file, remove, write_file
+from filelock import FileLock, Timeout
+
+from hedgerow.sim.runs.durable import write_file
 from hedgerow.wire.printable import quoted
 
 __all__ = [
     "FORMAT",
     "Lock",
     "RunFolderError",
+    "in_use",
     "json_text",
     "lost_replies",
     "new_run_folder",
@@ -34,7 +35,7 @@ __all__ = [
 
 # Of a run's folder. A config.json that names none is of format 1, which is read as this one is.
 FORMAT = 2
-CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", "lock"
+CONFIG, ROUNDS, SUMMARY, LOCK = "config.json", "rounds.jsonl", "summary.json", ".lock"
 # Stands for an infinity while a text is made; no text that anybody writes.
 _INFINITY = "\ue000infinity\ue000"
 # Flower's log, without Flower: reading a folder needs none of it.
@@ -91,10 +92,12 @@ def refused(folder: Path) -> Iterator[None]:
 
 
 class Lock:
-    """Keeps other processes from writing into a run's folder, until ``release`` or this process's end.
+    """Keeps other recorders from writing into a run's folder, until ``release`` or this process's end.
 
-    A lock file that a killed process left behind locks nothing. On file systems that know no locks there is
-    none, which is logged.
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
 
     Raises
     ------
@@ -103,45 +106,32 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK
+        # Whoever asks whether the run is being written holds it for a moment.
+        self._lock = FileLock(folder / LOCK, timeout=1)
         with refused(folder):
-            self._descriptor = self._take(folder)
-        # Who it is helps people; the lock holds without it.
-        with suppress(OSError):
-            os.ftruncate(self._descriptor, 0)
-            os.write(self._descriptor, str(os.getpid()).encode())
-        self._close = weakref.finalize(self, os.close, self._descriptor)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise RunFolderError(
+                    f"{folder} is in use: another process writes this run; wait for its end, or stop it"
+                ) from None
 
     def release(self) -> None:
         """Let others in; more than once is once."""
-        if self._close.alive:
-            # Before it is unlocked: whoever gets it then sees that it is no longer the one.
-            # A file that stays, on a disk that is now read-only, locks nothing.
-            with suppress(OSError):
-                remove(self._path)
-            # Closing alone would leave it to processes that were forked meanwhile.
-            with suppress(OSError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-            self._close()
+        self._lock.release()
 
-    def _take(self, folder: Path) -> int:
-        while True:
-            descriptor = open_lock(self._path)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(descriptor, 32).decode(errors="replace") or "?"
-                os.close(descriptor)
-                raise RunFolderError(
-                    f"{folder} is in use: process {holder} writes this run; wait for its end, or stop it"
-                ) from None
-            except OSError as error:
-                _logger.warning("%s cannot be locked (%s): let no other process write it.", folder, error)
-                return descriptor
-            # Its holder removes the file at the end; a new one may then have its name.
-            if self._path.exists() and os.path.samestat(os.fstat(descriptor), os.lstat(self._path)):
-                return descriptor
-            os.close(descriptor)
+
+def in_use(folder: Path) -> bool:
+    """Return whether a process writes a run's folder now."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except OSError:
+        return True
+    lock.release()
+    return False
 
 
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -155,7 +145,7 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(folder) / CONFIG
     try:
         with refused(file.parent):
-            config = _parsed(read_file(file), str(file))
+            config = _parsed(file.read_bytes(), str(file))
     except RunFolderError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise RunFolderError(f"{folder} is not the folder of a run: it has no config.json") from error
@@ -206,7 +196,7 @@ def read_rounds(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     file = Path(folder) / ROUNDS
     with refused(file.parent):
-        return parse_rounds(read_file(file), file)
+        return parse_rounds(file.read_bytes(), file)
 
 
 def parse_rounds(data: bytes, file: Path) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ from hedgerow.sim.runs.folder import (
     ROUNDS,
     SUMMARY,
     RunFolderError,
+    in_use,
     read_config,
     shown_settings,
 )
@@ -154,7 +155,7 @@ class LiveFolder:
             return "finished"
         if not (self.folder / CONFIG).exists():
             return "waiting"
-        return "running" if (self.folder / LOCK).exists() else "stopped"
+        return "running" if in_use(self.folder) else "stopped"
 
     def _rounds(self) -> Iterator[tuple[str, Any]]:
         if not (self.folder / CONFIG).exists():

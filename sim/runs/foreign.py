@@ -258,8 +258,8 @@ def _run(
             recorder.keep_state()
             log(
                 WARNING,
-                "No checkpoints of this strategy: only the first of an app can go on, and only in Flower's "
-                "own loop or with a state_dict.",
+                "No checkpoints: only an app's first strategy can resume, and only in Flower's own loop or "
+                "with a state_dict.",
             )
 
     def ended(end: Any) -> None:

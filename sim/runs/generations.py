@@ -9,32 +9,33 @@ from hedgerow.sim.runs.checkpoint import (
     Checkpoint,
     CheckpointError,
     DamagedCheckpointError,
+    pack_checkpoint,
     read_checkpoint,
-    write_checkpoint,
 )
-from hedgerow.sim.runs.durable import link, make_folder, move
+from hedgerow.sim.runs.durable import make_folder, move, write_aside
 
 __all__ = ["LATEST", "PREVIOUS", "drop_damaged", "load_newest", "save_newest"]
 
-LATEST, PREVIOUS, DAMAGED = "latest.npz", "previous.npz", "damaged.npz"
+LATEST, PREVIOUS, DAMAGED = "latest.safetensors", "previous.safetensors", "damaged.safetensors"
 _logger = logging.getLogger("flwr")
 
 
 def save_newest(folder: Path, state: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write a checkpoint that becomes the latest; the latest becomes the previous one.
+    """Write a checkpoint that becomes the latest of a folder; the latest becomes the previous one.
 
     Raises
     ------
     TypeError
         If the state is not one for ``save_checkpoint``.
     OSError
-        If the disk takes no more; the checkpoints are then what they were.
+        If the disk takes no more; the newest checkpoint is then what it was.
     """
     make_folder(folder)
-    latest = folder / LATEST
-    aside = write_checkpoint(latest, state, about)
+    latest, content = folder / LATEST, pack_checkpoint(state, about)
+    aside = write_aside(latest, lambda file: file.write(content))
     if latest.exists():
-        link(latest, folder / PREVIOUS)
+        # A run that is stopped here resumes from the previous one.
+        move(latest, folder / PREVIOUS)
     move(aside, latest)
 
 

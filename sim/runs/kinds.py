@@ -1,4 +1,4 @@
-"""What a setting may be: in words, and as a check.
+"""What a setting may be: in words, and as a check. The aliases at the end are the types of most fields.
 
 Every number has two ends. Integers end where a size or count would fill a machine or outlast its owner, and
 none is beyond 2^63, the end of what Flower's records hold. Other numbers end at 1e30 and, where they may not
@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from flwr.app import UserConfigValue
 
 from hedgerow.wire.checks import did_you_mean
+from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import shown
 
 __all__ = [
@@ -21,14 +22,26 @@ __all__ = [
     "MAX_INT64",
     "MAX_NODES",
     "MAX_ROUNDS",
-    "NOT_NEGATIVE",
-    "POSITIVE",
     "SMALLEST",
+    "Delta",
+    "FractionBelow1",
     "Kind",
+    "Nodes",
+    "NodesOr0",
+    "NotNegative",
     "NumberRange",
+    "Positive",
+    "PositiveFraction",
+    "Ratio",
+    "Rounds",
+    "RoundsOr0",
+    "Samples",
+    "SamplesOr0",
+    "Steps",
+    "StepsOr0",
+    "UnitFraction",
     "above",
     "choice",
-    "flag",
     "folder",
     "in_range",
     "number",
@@ -61,35 +74,44 @@ class NumberRange:
         return (above and below) or (self.zero and value == 0)
 
 
+def _anything(value: Any) -> object:
+    return value
+
+
 @dataclass(frozen=True)
 class Kind:
-    """What a setting may be.
+    """What a setting may be, beside its type.
 
     Parameters
     ----------
     valid : str
         In words: "an integer >= 1".
-    read : Callable[[UserConfigValue], Any]
-        Returns the value to use; raises ValueError, TypeError or OverflowError if it is not valid.
     values : NumberRange, tuple or None (default: None)
         The values that it takes, where they are numbers or can be listed; None for texts.
+    read : Callable[[str], Any] (default: none)
+        Reads a text; raises ValueError, with its own words if it must, where it cannot.
     """
 
     valid: str
-    read: Callable[[UserConfigValue], Any]
     values: NumberRange | tuple[UserConfigValue, ...] | None = None
+    read: Callable[[Any], object] = _anything
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError where a value of the right type is not valid."""
+        if isinstance(self.values, NumberRange) and isinstance(value, str):
+            raise ValueError
+        if self.values is not None and value not in self.values:
+            named = isinstance(value, str) and isinstance(self.values, tuple)
+            raise ValueError(did_you_mean(value, [str(name) for name in self.values]) if named else "")  # type: ignore[union-attr]
+        try:
+            self.read(value)
+        except (TypeError, OverflowError, RuntimeError) as error:
+            raise ValueError(str(error)) from error
 
 
 def whole(least: int, most: int) -> Kind:
     """Return the kind of integers from ``least`` to ``most``."""
-    values = NumberRange(least, most)
-
-    def read(value: UserConfigValue) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value not in values:
-            raise ValueError
-        return value
-
-    return Kind(f"an integer from {least} to {_said(most)}", read, values)
+    return Kind(f"an integer from {least} to {_said(most)}", NumberRange(least, most))
 
 
 def _said(number: int) -> str:
@@ -100,68 +122,32 @@ def _said(number: int) -> str:
     return str(number)
 
 
-def number(valid: str, values: NumberRange) -> Kind:
-    """Return the kind of numbers in an interval."""
-
-    def read(value: UserConfigValue) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or float(value) not in values:
-            raise ValueError
-        return float(value)
-
-    return Kind(valid, read, values)
+def number(valid: str, low: float, high: float, **ends: bool) -> Kind:
+    """Return the kind of numbers in a ``NumberRange``, said in other words than ``in_range``'s."""
+    return Kind(valid, NumberRange(low, high, **ends))
 
 
 def above(low: float) -> Kind:
     """Return the kind of numbers > ``low``, up to 1e30."""
-    return number(f"a number > {low:g}, up to {LARGEST:g}", NumberRange(low, LARGEST, open_below=True))
+    return number(f"a number > {low:g}, up to {LARGEST:g}", low, LARGEST, open_below=True)
 
 
 def in_range(low: float, high: float, *, open_below: bool = False, open_above: bool = False) -> Kind:
     """Return the kind of numbers in [low, high], without the ends that are open."""
-    return number(
+    return Kind(
         f"a number in {'(' if open_below else '['}{low:g}, {high:g}{')' if open_above else ']'}",
         NumberRange(low, high, open_below, open_above),
     )
 
 
-POSITIVE = number(f"a number from {SMALLEST:g} to {LARGEST:g}", NumberRange(SMALLEST, LARGEST))
-NOT_NEGATIVE = number(
-    f"0, or a number from {SMALLEST:g} to {LARGEST:g}", NumberRange(SMALLEST, LARGEST, zero=True)
-)
-
-
 def choice(*names: str) -> Kind:
     """Return the kind of one of some words."""
-
-    def read(value: UserConfigValue) -> str:
-        if value not in names:
-            raise ValueError(did_you_mean(str(value), names) if isinstance(value, str) else "")
-        return str(value)
-
-    return Kind("one of " + ", ".join(repr(name) for name in names), read, names)
+    return Kind("one of " + ", ".join(repr(name) for name in names), names)
 
 
-def flag() -> Kind:
-    """Return the kind of true or false."""
-
-    def read(value: UserConfigValue) -> bool:
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
-
-    return Kind("true or false", read, (False, True))
-
-
-def text(valid: str, check: Callable[[str], object] = lambda _: None) -> Kind:
+def text(valid: str, check: Callable[[str], object] = _anything) -> Kind:
     """Return the kind of text; ``check`` raises ValueError with its own words if it must."""
-
-    def read(value: UserConfigValue) -> str:
-        if not isinstance(value, str):
-            raise ValueError
-        check(value)
-        return value
-
-    return Kind(valid, read)
+    return Kind(valid, read=check)
 
 
 def folder(valid: str, *, writable: bool = False) -> Kind:
@@ -191,3 +177,23 @@ def _encodable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+Nodes = Annotated[int, whole(1, MAX_NODES)]
+NodesOr0 = Annotated[int, whole(0, MAX_NODES)]
+Rounds = Annotated[int, whole(1, MAX_ROUNDS)]
+RoundsOr0 = Annotated[int, whole(0, MAX_ROUNDS)]
+Steps = Annotated[int, whole(1, MAX_STEPS)]
+StepsOr0 = Annotated[int, whole(0, MAX_STEPS)]
+Samples = Annotated[int, whole(1, MAX_SAMPLES)]
+SamplesOr0 = Annotated[int, whole(0, MAX_SAMPLES)]
+Positive = Annotated[float, number(f"a number from {SMALLEST:g} to {LARGEST:g}", SMALLEST, LARGEST)]
+NotNegative = Annotated[
+    float, number(f"0, or a number from {SMALLEST:g} to {LARGEST:g}", SMALLEST, LARGEST, zero=True)
+]
+Ratio = Annotated[float, number(f"0, or a number from 1 to {LARGEST:g}", 1, LARGEST, zero=True)]
+UnitFraction = Annotated[float, in_range(0.0, 1.0)]
+PositiveFraction = Annotated[float, in_range(0.0, 1.0, open_below=True)]
+FractionBelow1 = Annotated[float, in_range(0.0, 1.0, open_above=True)]
+# Of differential privacy.
+Delta = Annotated[float, in_range(0.0, 1.0, open_below=True, open_above=True)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from zipfile import ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +17,60 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hedgerow.sim.engine._compat import log
-from hedgerow.sim.runs.checkpoint import load_arrays, save_arrays
-from hedgerow.sim.runs.durable import read_file, remove, write_file
+from hedgerow.sim.runs.checkpoint import plain_array
+from hedgerow.sim.runs.durable import remove, write_file
 from hedgerow.sim.runs.folder import RunFolderError, refused
 
-__all__ = ["MODELS", "NPZ", "SAFETENSORS", "keep_model", "read_model", "save_model"]
+__all__ = [
+    "MODELS",
+    "NPZ",
+    "SAFETENSORS",
+    "keep_model",
+    "load_arrays",
+    "read_model",
+    "save_arrays",
+    "save_model",
+]
 
 NPZ, SAFETENSORS = "model.npz", "model.safetensors"
 # The folder of the models of single rounds, where they are kept.
 MODELS = "models"
 # What the header of a safetensors file keeps for itself.
 _RESERVED = "__metadata__"
+
+
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write an ``.npz`` file, uncompressed; a reader sees the old file or the new one.
+
+    ``np.savez`` takes names as keywords and so refuses some, ``file`` for one.
+    """
+
+    def fill(file: IO[bytes]) -> None:
+        with ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+    write_file(path, fill)
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return what ``save_arrays`` wrote.
+
+    Raises
+    ------
+    OSError
+        If there is no such file.
+    ValueError
+        If it is not one of arrays.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except OSError:
+        raise
+    except Exception as error:  # A damaged archive fails in countless ways.
+        raise ValueError(f"{path} is no file of arrays: {error}") from error
 
 
 def keep_model(folder: Path, server_round: int, arrays: Mapping[str, Any]) -> None:
@@ -62,7 +106,7 @@ def save_model(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     try:
         if _RESERVED in arrays:
             raise ValueError(f"an array is called {_RESERVED}")
-        packed = save({name: _plain(array) for name, array in arrays.items()})
+        packed = save({name: plain_array(array) for name, array in arrays.items()})
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         log(WARNING, "No %s: %s: %s", SAFETENSORS, type(error).__name__, error)
         # One of before, in a run that went on.
@@ -99,14 +143,8 @@ def read_model(path: str | Path) -> dict[str, NDArray[Any]]:
         file = found
     try:
         with refused(file):
-            return load(read_file(file)) if file.suffix == ".safetensors" else load_arrays(file)
+            return load(file.read_bytes()) if file.suffix == ".safetensors" else load_arrays(file)
     except RunFolderError:
         raise
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise RunFolderError(f"{file} is no model that can be read: {error}") from error
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array as safetensors takes it: in C order, in this machine's byte order."""
-    array = np.ascontiguousarray(array).reshape(np.shape(array))
-    return array.astype(array.dtype.newbyteorder("="), copy=False)

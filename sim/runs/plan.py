@@ -21,7 +21,7 @@ from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
 from hedgerow.sim.runs.folder import read_config, recorded_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
-from hedgerow.sim.runs.settings import SettingsError, meant_key, problems_of
+from hedgerow.sim.runs.settings import SettingsError, meant_key
 from hedgerow.wire.checks import plain_name
 from hedgerow.wire.printable import quoted, reason, shown
 
@@ -148,8 +148,8 @@ def plan_run(
         own.read({**run_config, **undeclared})
     elif own is not None:
         said = {key for key in changes if key not in taken or key == "num-clients"}
-        rest = {key: setting for key, setting in own.SETTINGS.items() if key not in said}
-        errors += problems_of({key: value for key, value in run_config.items() if key in rest}, rest)
+        known = {key: value for key, value in run_config.items() if key in own.SETTINGS}
+        errors += own.Settings.key_problems(known, besides=said).values()
     if errors:
         if not changes.keys() <= spec.config.keys():
             errors.append(f"valid keys: {', '.join(sorted(spec.config)) or 'none'}")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hedgerow.sim.runs.checkpoint import Checkpoint, CheckpointError
 from hedgerow.sim.runs.common_settings import role_of
-from hedgerow.sim.runs.durable import Lines, read_file, remove, write_file
+from hedgerow.sim.runs.durable import Lines, remove, write_file
 from hedgerow.sim.runs.environment import environment
 from hedgerow.sim.runs.folder import (
     CONFIG,
@@ -170,7 +170,7 @@ class RunRecorder:
         with refused(self.folder):
             if self._lines is None:
                 file = self.folder / ROUNDS
-                self._open_lines(read_file(file) if file.exists() else b"")
+                self._open_lines(file.read_bytes() if file.exists() else b"")
             assert self._lines is not None
             self._lines.append(line)
         self.rounds.append(record)
@@ -231,7 +231,7 @@ class RunRecorder:
             begun = {"format": FORMAT, **known}
             write_json(self.folder / CONFIG, begun)
             self._open_lines(b"")
-        self._config = sha256(read_file(self.folder / CONFIG)).hexdigest()
+        self._config = sha256((self.folder / CONFIG).read_bytes()).hexdigest()
 
     def _open_lines(self, content: bytes) -> None:
         self._lines = Lines(self.folder / ROUNDS)
@@ -253,7 +253,7 @@ class RunRecorder:
         self._state = None
 
     def _restore(self, place: Path, found: Checkpoint) -> None:
-        if found.about and found.about.get("config") != self._config:
+        if found.about.get("config") != self._config:
             raise CheckpointError(
                 f"{place} is not a checkpoint of this run: it was written under another config.json"
             )
@@ -279,17 +279,11 @@ class RunRecorder:
     def _rounds_until(self, place: Path, found: Checkpoint) -> bytes:
         """Return what ``rounds.jsonl`` held when the checkpoint was written."""
         file, last = self.folder / ROUNDS, found.state["round"]
-        data = read_file(file)
-        rounds = parse_rounds(data, file)
-        if found.about:
-            then = found.about["rounds"]
-            kept = data[: then["bytes"]]
-            whole = sha256(kept).hexdigest() == then["sha256"]
-        else:
-            count = sum(record["round"] <= last for record in rounds)
-            kept = b"".join(line + b"\n" for line in data.split(b"\n")[:count])
-            whole = bool(count) and rounds[count - 1]["round"] == last
-        if not whole:
+        data = file.read_bytes()
+        parse_rounds(data, file)
+        then = found.about["rounds"]
+        kept = data[: then["bytes"]]
+        if sha256(kept).hexdigest() != then["sha256"]:
             raise RunFolderError(
                 f"{file} is damaged: its rounds up to {last} are not those of {place}; "
                 "the run cannot go on without them"

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from logging import INFO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, UserConfigValue
@@ -19,13 +19,13 @@ from torch import Tensor
 from hedgerow.sim.engine._compat import is_simulation
 from hedgerow.sim.engine.grid import InProcessGrid
 from hedgerow.sim.engine.remote_state import RemoteState
+from hedgerow.sim.runs.common_settings import RunSettings
 from hedgerow.sim.runs.environment import code_folder, environment
 from hedgerow.sim.runs.folder import lost_replies
 from hedgerow.sim.runs.live import LiveProgress
 from hedgerow.sim.runs.model_files import keep_model
 from hedgerow.sim.runs.recorder import RunRecorder, Stateful, new_run_folder, read_config
 from hedgerow.sim.runs.round_table import round_table, run_end
-from hedgerow.sim.runs.settings import Reader
 from hedgerow.sim.runs.trackers import Tracking
 from hedgerow.strategies import DivergenceError, PairingError, RosterError, TooFewRepliesError
 from hedgerow.wire.budget import Budget
@@ -36,7 +36,6 @@ __all__ = [
     "Experiment",
     "LearntExperiment",
     "Measure",
-    "Values",
     "central_evaluation",
     "experiment_of",
     "records_itself",
@@ -44,8 +43,6 @@ __all__ = [
     "server_app",
 ]
 
-# Checked settings, by key.
-Values = Mapping[str, Any]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Measure = Callable[[dict[str, Tensor]], Mapping[str, Any]]
 # What ends a run that was set up right. The message says all.
@@ -54,6 +51,9 @@ RUN_FAILURES = (DivergenceError, PairingError, RosterError, TooFewRepliesError)
 _OWN_DATA = "own-data"
 # The apps of ``server_app``: how each reads its settings, and what it runs.
 _OWN: WeakKeyDictionary[ServerApp, tuple[Callable[..., Any], Callable[..., Any]]] = WeakKeyDictionary()
+
+
+S = TypeVar("S", bound=RunSettings)
 
 
 class _Strategy(Stateful, Protocol):
@@ -124,8 +124,8 @@ class LearntExperiment:
 
     Parameters
     ----------
-    values : Mapping[str, Any]
-        The app's settings.
+    values : RunSettings
+        The app's settings, ``standardise`` among them.
     gather : Callable[..., OwnNodes]
         ``OwnNodes.gather``, which asks the nodes.
     features : Callable[[tuple[int, ...]], int]
@@ -138,7 +138,7 @@ class LearntExperiment:
         How many of them are enough, where they are more than ``min-available-nodes``.
     """
 
-    values: Values
+    values: RunSettings
     gather: Callable[..., _OwnNodes]
     features: Callable[[tuple[int, ...]], int]
     make: Callable[[Any], Experiment]
@@ -150,10 +150,10 @@ class LearntExperiment:
         values = self.values
         nodes = self.gather(
             grid,
-            self.num_nodes or values["num-clients"],
-            values["round-timeout"],
-            quorum=self.quorum or values["min-available-nodes"] or None,
-            features=self.features if values["standardise"] == "federated" else None,
+            self.num_nodes or values.num_clients,
+            values.round_timeout,
+            quorum=self.quorum or values.min_available_nodes or None,
+            features=self.features if values.of("standardise") == "federated" else None,
             earlier=earlier.get(_OWN_DATA),
         )
         made = self.make(nodes)
@@ -162,9 +162,9 @@ class LearntExperiment:
 
 def server_app(
     name: str,
-    read: Callable[[Mapping[str, UserConfigValue]], Values],
+    read: Callable[[Mapping[str, UserConfigValue]], S],
     client_app: ClientApp,
-    experiment: Callable[[Values], Experiment | LearntExperiment],
+    experiment: Callable[[S], Experiment | LearntExperiment],
 ) -> ServerApp:
     """Return the ServerApp that runs an experiment with the settings of the run config.
 
@@ -176,7 +176,7 @@ def server_app(
     name : str
         The app's name, for the run folder.
     read : Callable[[run config], values]
-        The app's check of its settings, ``common_settings.RUN_SETTINGS`` among them.
+        The app's check of its settings, a ``RunSettings``.
     client_app : ClientApp
         The app's own, for the engine.
     experiment : Callable[[values], Experiment or LearntExperiment]
@@ -196,32 +196,32 @@ def server_app(
     def complete(grid: Grid, context: Context) -> None:
         values = read(context.run_config)
         made = experiment(values)
-        if values["engine"] == "inprocess":
+        if values.engine == "inprocess":
             grid = InProcessGrid.inside(
                 grid,
                 client_app,
                 context,
                 num_nodes=made.num_nodes,
-                workers=values["workers"],
-                ray=values["ray"],
+                workers=values.workers,
+                ray=values.ray,
             )
         if isinstance(made, LearntExperiment):
-            made = made.learn(grid, read_config(values["resume"]) if values["resume"] else {})
+            made = made.learn(grid, read_config(values.resume) if values.resume else {})
         begun = environment(engine=_engine(grid), app=code_folder(experiment))
         config = {
             "app": name,
             "realism": made.realism,
-            "run": {**context.run_config, **values},
+            "run": {**context.run_config, **values.run_config},
             "environment": begun,
             **made.about,
         }
         if getattr(grid, "real_time", False):
             config["time"] = "real"
         recorder = RunRecorder(
-            Path(values["resume"]) if values["resume"] else new_run_folder(values["output-dir"], name),
+            Path(values.resume) if values.resume else new_run_folder(values.output_dir, name),
             config,
-            checkpoint_every=values["checkpoint-every"],
-            defaults=read.defaults if isinstance(read, Reader) else None,
+            checkpoint_every=values.checkpoint_every,
+            defaults=values.defaults(),
         )
         with closing(recorder):
             _run(made, grid, values, recorder, config)
@@ -243,20 +243,20 @@ def experiment_of(app: ServerApp, config: Mapping[str, UserConfigValue]) -> Expe
 
 
 def _run(
-    experiment: Experiment, grid: Grid, values: Values, recorder: RunRecorder, config: Mapping[str, Any]
+    experiment: Experiment, grid: Grid, values: RunSettings, recorder: RunRecorder, config: Mapping[str, Any]
 ) -> None:
     log(INFO, "Run folder: %s", recorder.folder)
     num_rounds = experiment.num_rounds
-    live = LiveProgress(num_rounds, values["quiet"])
+    live = LiveProgress(num_rounds, values.quiet)
 
     def tracked(_: object) -> None:
         tracking.on_round_end(recorder.rounds[-1])
 
     strategy = experiment.strategy(on_round_end=[recorder.on_round_end, tracked, live])
-    strategy.budget = Budget.parse(values["stop-after"])
+    strategy.budget = Budget.parse(values.stop_after)
     recorder.keep_state(strategy=strategy, **_keepers_of_node_state(grid, values))
     before = 0
-    if values["resume"]:
+    if values.resume:
         recorder.resume()
         before = len(recorder.rounds)
     tracking = Tracking(config, recorder.folder, recorder.rounds[-1]["round"] if recorder.rounds else -1)
@@ -266,12 +266,12 @@ def _run(
                 grid=grid,
                 initial_arrays=experiment.initial_arrays,
                 num_rounds=num_rounds,
-                timeout=values["round-timeout"],
+                timeout=values.round_timeout,
                 train_config=ConfigRecord(dict(experiment.train_config)),
                 evaluate_config=None,
                 evaluate_fn=central_evaluation(
                     experiment.measure,
-                    every=values["evaluate-every"],
+                    every=values.evaluate_every,
                     is_last=lambda number: number == num_rounds or strategy.out_of_budget,
                     folder=recorder.folder if experiment.together else None,
                 ),
@@ -313,13 +313,13 @@ def _engine(grid: Grid) -> str:
     return "flower-simulation" if is_simulation(grid) else "flower-deployment"
 
 
-def _keepers_of_node_state(grid: Grid, values: Values) -> dict[str, object]:
+def _keepers_of_node_state(grid: Grid, values: RunSettings) -> dict[str, object]:
     """Return who knows what nodes keep: our engine, or the nodes themselves where they may be asked."""
     if isinstance(grid, InProcessGrid):
         return {"engine": grid}
-    asked = values["checkpoint-nodes"]
+    asked = values.checkpoint_nodes
     if asked == "always" or (asked == "auto" and is_simulation(grid)):
-        return {"nodes": RemoteState(grid, values["round-timeout"])}
+        return {"nodes": RemoteState(grid, values.round_timeout)}
     return {}
 
 

@@ -1,41 +1,46 @@
-"""A run's settings: each key once, with its default, what is valid and one sentence of help.
+"""An app's settings as a model: each a field with its default, what is valid, one sentence of help, a role.
 
-Everything else follows from an app's ``SETTINGS``: the check of a run config, whole and before any work
-starts (one error that lists every bad key with its value and what it may be), and what ``settings_files``
-writes.
+Everything else follows from the model: the check of a run config, whole and before any work starts (one
+error that lists every bad key with its value and what it must be), typed values, ``hedgerow settings`` and
+what ``settings_files`` writes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from flwr.app import UserConfigValue
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
-from hedgerow.sim.runs.kinds import Kind
+from hedgerow.sim.runs.kinds import Kind, choice, text
 from hedgerow.wire.checks import did_you_mean, plain_name
 from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
 from hedgerow.wire.printable import quoted, reason, shown
 
 __all__ = [
-    "Reader",
+    "GROUPS",
+    "AppSettings",
     "Role",
+    "Rules",
     "Setting",
     "SettingsError",
     "as_settings_errors",
-    "at_most",
     "check_node_keys",
     "check_work",
     "meant_key",
-    "override",
-    "problems_of",
-    "read_settings",
-    "reader",
     "refuse",
+    "setting",
     "unknown_key",
 ]
 
+# What must hold between settings: whether it does, a key, and what its value must be; without a key, why not.
+Rules = Iterator[tuple[bool, str, str]]
+# In the order in which people are shown them.
+GROUPS = ("method", "data", "training", "privacy", "robustness", "deployment", "run")
 
 # What other libraries and papers call a key, by ``plain_name``, and what it is here, the likeliest first.
 _LENGTHS = ("num-rounds", "iterations", "num-server-rounds")
@@ -93,33 +98,199 @@ class Setting:
         What it means, in a sentence of markdown.
     role : Role (default: ``Role.RESULTS``)
         What it is to a run's results.
+    group : str (default: "method")
+        One of ``GROUPS``.
+    first : bool (default: False)
+        Whether it is one of the few that matter first.
     """
 
     default: UserConfigValue
     kind: Kind
     help: str
     role: Role = Role.RESULTS
+    group: str = "method"
+    first: bool = False
 
 
-def override(
-    settings: Mapping[str, Setting],
+def setting(
+    default: UserConfigValue,
+    help: str | None = None,
+    group: str | None = None,
     *,
-    defaults: Mapping[str, UserConfigValue] | None = None,
-    helps: Mapping[str, str] | None = None,
-) -> dict[str, Setting]:
-    """Return the settings with other defaults and other help, where an app has its own.
+    role: Role | None = None,
+    first: bool | None = None,
+) -> Any:
+    """Return a field of an ``AppSettings``; a subclass's field has what it leaves out from its base's.
 
-    Raises
-    ------
-    KeyError
-        If a key is not one of the settings.
+    Without a group it is of its class's, ``GROUP``; ``Setting`` describes the parameters.
     """
-    changed = dict(settings)
-    for key, default in (defaults or {}).items():
-        changed[key] = replace(changed[key], default=default)
-    for key, words in (helps or {}).items():
-        changed[key] = replace(changed[key], help=words)
-    return changed
+    told: dict[str, Any] = {"group": group, "role": role, "first": first}
+    said = {key: value for key, value in told.items() if value is not None}
+    return Field(default, description=help, json_schema_extra=said)
+
+
+class AppSettings(BaseModel):
+    """The settings of an app, or some that apps share; a key is a field's name with dashes."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, alias_generator=lambda name: name.replace("_", "-"), protected_namespaces=()
+    )
+
+    GROUP: ClassVar[str] = "method"
+    # Of texts what is valid, in words and as a check, where the room that declares them cannot know it.
+    TEXTS: ClassVar[Mapping[str, tuple[str, Callable[[str], object]]]] = {}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _finite(cls, value: Any) -> Any:
+        # Such an integer is no number that a float holds, which pydantic says with an error of its own.
+        if isinstance(value, int) and value.bit_length() > 1000:
+            raise ValueError
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _valid(cls, value: Any, info: ValidationInfo) -> Any:
+        cls.table()[str(info.field_name).replace("_", "-")].kind.check(value)
+        return value
+
+    @classmethod
+    @cache
+    def table(cls) -> Mapping[str, Setting]:
+        """Return every setting by its key: by ``GROUPS``, those that matter first, the class's own."""
+        own = list(cls.__annotations__)
+        found = {
+            name.replace("_", "-"): cls._setting(name)
+            for name in dict.fromkeys((*own, *cls.model_fields))
+            if name in cls.model_fields
+        }
+        return dict(sorted(found.items(), key=lambda item: (GROUPS.index(item[1].group), not item[1].first)))
+
+    @classmethod
+    def _setting(cls, name: str) -> Setting:
+        bases = [base for base in cls.__mro__ if issubclass(base, AppSettings) and name in base.model_fields]
+        fields = [base.model_fields[name] for base in bases]
+        told: dict[str, Any] = {"group": vars(bases[-1]).get("GROUP", AppSettings.GROUP)}
+        for field in reversed(fields):
+            told |= field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        return Setting(
+            fields[0].default,
+            cls._kind(name, fields),
+            next((field.description for field in fields if field.description), ""),
+            told.get("role", Role.RESULTS),
+            told["group"],
+            told.get("first", False),
+        )
+
+    @classmethod
+    def _kind(cls, name: str, fields: Sequence[FieldInfo]) -> Kind:
+        for field in fields:
+            if kinds := [one for one in field.metadata if isinstance(one, Kind)]:
+                return kinds[0]
+            if get_origin(field.annotation) is Literal:
+                return choice(*get_args(field.annotation))
+        if fields[0].annotation is bool:
+            return Kind("true or false", (False, True))
+        if fields[0].annotation is not str:
+            raise TypeError(f"{cls.__name__}.{name} says nowhere what is valid")
+        valid, check = cls.TEXTS.get(name.replace("_", "-"), ("a text", lambda _: None))
+        return text(valid, check)
+
+    @classmethod
+    def defaults(cls) -> dict[str, UserConfigValue]:
+        """Return each setting's value where the user says nothing."""
+        return {key: one.default for key, one in cls.table().items()}
+
+    @classmethod
+    def read(cls, run_config: Mapping[str, UserConfigValue]) -> Self:
+        """Return the values; the engine's own keys, ``fault-…``, may stand beside the app's.
+
+        Raises
+        ------
+        SettingsError
+            Which names every bad, missing or unknown key, its value and what is valid.
+        """
+        values, problems = cls._read(run_config)
+        refuse(list(problems.values()))
+        assert values is not None
+        values.hold(*values.rules())
+        return values
+
+    @classmethod
+    def key_problems(
+        cls, run_config: Mapping[str, UserConfigValue], besides: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Return what is wrong with each key by itself, besides some."""
+        return {key: problem for key, problem in cls._read(run_config)[1].items() if key not in besides}
+
+    @classmethod
+    def _read(cls, run_config: Mapping[str, UserConfigValue]) -> tuple[Self | None, dict[str, str]]:
+        table = cls.table()
+        values, wrong = None, set[str]()
+        try:
+            values = cls.model_validate({key: value for key, value in run_config.items() if key in table})
+        except ValidationError as error:
+            wrong = {str(one["loc"][0]) for one in error.errors()}
+        problems = {
+            key: _problem(key, run_config[key], table[key].kind)
+            if key in wrong
+            else f"{key} must be {table[key].kind.valid}, and is missing"
+            for key in table
+            if key in wrong or key not in run_config
+        }
+        problems |= {
+            key: unknown_key(key, run_config[key], table)
+            for key in sorted(set(run_config) - set(table))
+            if not key.startswith("fault-")
+        }
+        return values, problems
+
+    @property
+    def run_config(self) -> dict[str, UserConfigValue]:
+        """The values by key."""
+        return self.model_dump(by_alias=True)
+
+    def of(self, key: str) -> Any:
+        """Return the value of a key."""
+        return getattr(self, key.replace("-", "_"))
+
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from ()
+
+    def hold(self, *rules: tuple[bool, str, str]) -> None:
+        """Raise one SettingsError that lists each rule which does not hold."""
+        wrong = [(key, valid) for holds, key, valid in rules if not holds]
+        refuse([_must_be(key, valid, self.of(key)) if key else valid for key, valid in wrong])
+
+    def at_most(self, key: str, most: str) -> tuple[bool, str, str]:
+        """Return the rule that one value is not above another."""
+        return self.of(key) <= self.of(most), key, f"at most {most} = {self.of(most)}"
+
+    def both_or_neither(self, clip: str, noise: str) -> tuple[bool, str, str]:
+        """Return the rule that noise and the norm which it is calibrated to are both > 0, or both 0."""
+        bound = self.of(clip)
+        return bool(bound) == bool(self.of(noise)), noise, f"{'> 0' if bound else '0'} with {clip} = {bound}"
+
+    def usual(self, where: str, *keys: str) -> Rules:
+        """Yield the rule that each key has its default; ``where`` that is so, in words."""
+        for key in keys:
+            usual = self.table()[key].default
+            yield self.of(key) == usual, key, f"{usual!r} {where}"
+
+
+def _must_be(key: str, valid: str, value: UserConfigValue, because: str = "") -> str:
+    return f"{key} must be {valid}, got {quoted(value)}{because}"
+
+
+def _problem(key: str, value: UserConfigValue, kind: Kind) -> str:
+    because = ""
+    if isinstance(value, str):
+        try:
+            kind.check(value)
+        except ValueError as error:
+            because = f" ({shown(error, 300)})" if str(error) else ""
+    return _must_be(key, kind.valid, value, because)
 
 
 def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
@@ -127,15 +298,6 @@ def refuse(problems: Sequence[str], cause: Exception | None = None) -> None:
     if problems:
         lines = "\n".join(f"  - {problem}" for problem in problems)
         raise SettingsError(f"Bad settings:\n{lines}") from cause
-
-
-def at_most(values: Mapping[str, Any], *pairs: tuple[str, str]) -> list[str]:
-    """Return what is wrong where the first key of a pair exceeds the second."""
-    return [
-        f"{key} = {values[key]}; valid is up to {most} = {values[most]}"
-        for key, most in pairs
-        if values[key] > values[most]
-    ]
 
 
 def check_node_keys(configs: Sequence[Mapping[str, UserConfigValue]], known: Sequence[str]) -> None:
@@ -197,83 +359,3 @@ def as_settings_errors(what: str = "") -> Iterator[None]:
     except (ValueError, OSError, OverflowError, ZeroDivisionError, MemoryError) as error:
         words = reason(error) or type(error).__name__
         refuse([f"{what}: {words}" if what else words], error)
-
-
-def problems_of(run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]) -> list[str]:
-    """Return what is wrong with each key of a run config by itself: missing, not valid, or unknown."""
-    return _read(run_config, settings)[1]
-
-
-def read_settings(
-    run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]
-) -> dict[str, Any]:
-    """Return every setting's value; the engine's own keys, ``fault-…``, may stand beside the app's.
-
-    Raises
-    ------
-    SettingsError
-        If a key is missing, not valid or unknown: one error for all of them.
-    """
-    values, problems = _read(run_config, settings)
-    refuse(problems)
-    return values
-
-
-def _read(
-    run_config: Mapping[str, UserConfigValue], settings: Mapping[str, Setting]
-) -> tuple[dict[str, Any], list[str]]:
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for key, setting in settings.items():
-        if key not in run_config:
-            problems.append(f"{key} is missing; valid is {setting.kind.valid}")
-            continue
-        try:
-            values[key] = setting.kind.read(run_config[key])
-        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-            because = f" ({shown(error, 300)})" if str(error) else ""
-            problems.append(f"{key} = {quoted(run_config[key])}; valid is {setting.kind.valid}{because}")
-    problems += [
-        unknown_key(key, run_config[key], settings)
-        for key in sorted(set(run_config) - set(settings))
-        if not key.startswith("fault-")
-    ]
-    return values, problems
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Reads an app's settings from a run config: each by itself, then against each other.
-
-    Parameters
-    ----------
-    settings : Mapping[str, Setting]
-        The app's.
-    problems : Callable[[Mapping[str, Any]], Sequence[str]]
-        Returns what is wrong between values that are each valid.
-    """
-
-    settings: Mapping[str, Setting]
-    problems: Callable[[Mapping[str, Any]], Sequence[str]]
-
-    @property
-    def defaults(self) -> dict[str, UserConfigValue]:
-        """Each setting's value where the user says nothing."""
-        return {key: setting.default for key, setting in self.settings.items()}
-
-    def __call__(self, run_config: Mapping[str, UserConfigValue]) -> dict[str, Any]:
-        """Return the values.
-
-        Raises
-        ------
-        SettingsError
-            Which names every bad key, its value and what is valid.
-        """
-        values = read_settings(run_config, self.settings)
-        refuse(self.problems(values))
-        return values
-
-
-def reader(settings: Mapping[str, Setting], problems: Callable[[Mapping[str, Any]], Sequence[str]]) -> Reader:
-    """Return what reads an app's settings from a run config; see ``Reader``."""
-    return Reader(settings, problems)

@@ -1,7 +1,7 @@
 """What an app's files say of its settings, written from the settings themselves.
 
 The ``[tool.flwr.app.config]`` of pyproject.toml holds every key with its default, and README.md a table of
-them between two markers.
+each group between two markers.
 """
 
 import re
@@ -11,9 +11,9 @@ from pathlib import Path
 from flwr.app import UserConfigValue
 
 from hedgerow.sim.runs.plan import toml_value
-from hedgerow.sim.runs.settings import Setting
+from hedgerow.sim.runs.settings import GROUPS, Setting
 
-__all__ = ["listing", "pyproject_with", "readme_with", "write_settings"]
+__all__ = ["changed", "listing", "pyproject_with", "readme_with", "write_settings"]
 
 _CONFIG = re.compile(r"^\[tool\.flwr\.app\.config\]\n.*?(?=\n\[|(?<=\n)\n#|\Z)", re.MULTILINE | re.DOTALL)
 _BEGIN = "<!-- The settings, from settings.py by `hedgerow settings APP --write`. -->"
@@ -22,13 +22,48 @@ _TABLE = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
 
 
 def listing(settings: Mapping[str, Setting]) -> str:
-    """Return the settings for a terminal: each with its default, what it means and what is valid."""
-    return "\n".join(
-        f"{key} = {_toml(setting.default)}\n"
-        f"    {setting.help.replace('`', '')}\n"
-        f"    valid: {setting.kind.valid}"
-        for key, setting in settings.items()
+    """Return the settings for a terminal, by groups, those that matter first before all."""
+    sections = {"Those that matter first": {key: one for key, one in settings.items() if one.first}}
+    for group, members in _groups(settings).items():
+        sections[group.capitalize()] = {key: one for key, one in members.items() if not one.first}
+    return "\n\n".join(
+        "\n".join(
+            [
+                f"# {title}",
+                *(_entry(key, one, one.default, f"valid: {one.kind.valid}") for key, one in some.items()),
+            ]
+        )
+        for title, some in sections.items()
+        if some
     )
+
+
+def changed(settings: Mapping[str, Setting], run_config: Mapping[str, UserConfigValue]) -> str:
+    """Return for a terminal what of a run's settings is not the default."""
+    return "\n".join(
+        [
+            *(
+                _entry(key, one, run_config[key], f"default: {_toml(one.default)}")
+                for key, one in settings.items()
+                if run_config.get(key, one.default) != one.default
+            ),
+            *(
+                f"{key} = {_toml(value)}\n    not a setting of the app"
+                for key, value in run_config.items()
+                if key not in settings
+            ),
+        ]
+    )
+
+
+def _entry(key: str, setting: Setting, value: UserConfigValue, more: str) -> str:
+    return f"{key} = {_toml(value)}\n    {setting.help.replace('`', '')}\n    {more}"
+
+
+def _groups(settings: Mapping[str, Setting]) -> dict[str, dict[str, Setting]]:
+    """Return the settings by group, in the order of ``GROUPS``."""
+    found = {group: {key: one for key, one in settings.items() if one.group == group} for group in GROUPS}
+    return {group: members for group, members in found.items() if members}
 
 
 def pyproject_with(settings: Mapping[str, Setting], pyproject: str) -> str:
@@ -46,21 +81,23 @@ def pyproject_with(settings: Mapping[str, Setting], pyproject: str) -> str:
 
 
 def readme_with(settings: Mapping[str, Setting], readme: str) -> str:
-    """Return the text of a README.md with the table of the settings between its markers.
+    """Return the text of a README.md with the tables of the settings, one a group, between its markers.
 
     Raises
     ------
     ValueError
         If it has not both markers.
     """
-    rows = [
+    tables = [
+        f"**{group.capitalize()}**\n\n| key | default | valid | what |\n|---|---|---|---|\n"
         # In markdown what stands between < and > would be a tag.
-        (key, _cell(setting.default), setting.kind.valid.replace("<", "&lt;"), setting.help)
-        for key, setting in settings.items()
+        + "".join(
+            f"| `{key}` | {_cell(one.default)} | {one.kind.valid.replace('<', '&lt;')} | {one.help} |\n"
+            for key, one in members.items()
+        )
+        for group, members in _groups(settings).items()
     ]
-    lines = "".join(f"| `{key}` | {default} | {valid} | {what} |\n" for key, default, valid, what in rows)
-    table = f"{_BEGIN}\n\n| key | default | valid | what |\n|---|---|---|---|\n{lines}\n{_END}"
-    return _replaced(_TABLE, table, readme, _BEGIN)
+    return _replaced(_TABLE, "\n".join([f"{_BEGIN}\n", *tables, _END]), readme, _BEGIN)
 
 
 def write_settings(settings: Mapping[str, Setting], folder: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hedgerow.sim.deploy.processes import cores
+from hedgerow.sim.runs.generations import LATEST
 from hedgerow.sim.runs.plan import toml_text
 from hedgerow.sim.runs.recorder import write_json
 from hedgerow.sim.runs.sweep_file import Sweep
@@ -220,7 +221,7 @@ def _begun(job: Job) -> Path | None:
         partial.mkdir()
         shutil.copyfile(job.folder / SETTINGS_FILE, partial / SETTINGS_FILE)
         job.folder.rename(partial / job.folder.name)
-    begun = [path.parents[1] for path in partial.glob("*/checkpoint/latest.npz")]
+    begun = [path.parents[1] for path in partial.glob(f"*/checkpoint/{LATEST}")]
     if len(begun) != 1 or not (partial / SETTINGS_FILE).is_file():
         return None
     return begun[0] if can_go_on(begun[0], partial / SETTINGS_FILE, job.settings) else None

@@ -167,7 +167,7 @@ def can_go_on(run: Path, file: Path, settings: UserConfig, defaults: UserConfig 
     ``iterations``, which do not determine the rounds already run (``Role.RESUME``).
     """
     before = {**(defaults or {}), **read_toml(file)}
-    if "resume" not in settings or not (run / "checkpoint" / "latest.npz").is_file():
+    if "resume" not in settings or not (run / "checkpoint").is_dir():
         return False
     changed = _changed(before, settings)
     return not changed or (

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from hedgerow.sim.runs.app import find_app, load_app
-from hedgerow.sim.runs.checkpoint import load_arrays
 from hedgerow.sim.runs.joined import TOGETHER, OrchestratorFolder, joined_config
-from hedgerow.sim.runs.model_files import MODELS
+from hedgerow.sim.runs.model_files import MODELS, load_arrays
 from hedgerow.sim.runs.serverapp import Experiment, experiment_of
 from hedgerow.wire.records import Layout, to_record, to_state_dict
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Protocol, Self
 from uuid import uuid4
 
 from hedgerow.sim.engine._compat import log
-from hedgerow.sim.runs.durable import read_file
 from hedgerow.sim.runs.folder import write_json
 from hedgerow.sim.runs.results import SOURCES, numbers
 from hedgerow.wire.checks import did_you_mean
@@ -411,7 +410,7 @@ class Tracking:
         if self._folder is None:
             return {}
         try:
-            known = json.loads(read_file(self._folder / FILE))
+            known = json.loads((self._folder / FILE).read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
         if not isinstance(known, dict):

@@ -1,7 +1,9 @@
 """A run seen from outside: what crosses the grid and what a strategy comes to, a round at a time.
 
 Any ServerApp can be watched, and knows nothing of it: the grid that it is given counts messages, and a
-``Strategy`` that is started on that grid is followed through its configure and aggregate methods.
+``Strategy`` that is started on that grid is followed through its configure and aggregate methods. So is one
+of Flower's legacy API (``flwr.server.strategy``), in its own loop or in a workflow. An app with a loop of its
+own may say what its rounds are (``record_round``).
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common import parameters_to_ndarrays
+from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -27,9 +31,10 @@ from hedgerow.sim.runs.checkpoint import CheckpointError
 from hedgerow.wire.ledger import HUB_TO_NODE, NODE_TO_HUB, Traffic
 from hedgerow.wire.records import payload_bytes
 
-__all__ = ["RoundSeen", "Watch"]
+__all__ = ["RoundMetrics", "RoundSeen", "Watch", "record_round"]
 
 _Start = Callable[..., Result]
+_Method = Callable[..., Any]
 _FOLLOWED = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
 
 
@@ -149,6 +154,7 @@ class _WatchedGrid(Grid):
 
     def __init__(self, grid: Grid, watch: Watch) -> None:
         self._grid, self.watch = grid, watch
+        self._one_at_a_time = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -183,25 +189,39 @@ class _WatchedGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        self.watch._exchange_begins()
-        meter = self.watch._meter
-        replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         sent = list(messages)
-        meter.count_sent(sent)
-        meter.count_replies(replies)
-        if missing := len(sent) - len(replies):
-            meter.rejected["no reply"] += missing
+        # Strategies of Flower's legacy API send each node's message from a thread of its own.
+        with self._one_at_a_time:
+            self.watch._exchange_begins()
+            meter = self.watch._meter
+            replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+            meter.count_sent(sent)
+            meter.count_replies(replies)
+            if missing := len(sent) - len(replies):
+                meter.rejected["no reply"] += missing
         return replies
 
 
 @dataclass
-class _Round:
-    """What is known so far of the round under way."""
+class RoundMetrics:
+    """What is known of a round under way.
+
+    Parameters
+    ----------
+    number : int
+        The round, from 1; 0 is the state before training.
+    train, evaluate, central : dict
+        Metrics of the nodes' training, of the nodes' evaluation, and of the server's evaluation: numbers, or
+        lists of numbers, by name.
+    arrays : ArrayRecord or None
+        The global model after the round, where there is a new one.
+    """
 
     number: int
     train: dict[str, Any] = field(default_factory=dict)
     evaluate: dict[str, Any] = field(default_factory=dict)
     central: dict[str, Any] = field(default_factory=dict)
+    arrays: ArrayRecord | None = None
 
 
 class Watch:
@@ -210,8 +230,8 @@ class Watch:
     A round is what a strategy does from one ``configure_train`` with a new round number to the next. A
     strategy that tells of its rounds itself (``on_round_end``, as Hedgerow's do) is listened to instead.
     Messages sent without a strategy are a round an exchange: a ``send_and_receive``, or what follows a
-    ``push_messages`` until the next one; one exchange just before a strategy starts belongs to its first
-    round. Rounds of a second strategy are counted on from the first's.
+    ``push_messages`` until the next one; one exchange just before a strategy starts, or before the first
+    ``record_round``, belongs to its first round. Rounds of a second strategy are counted on from the first's.
 
     Parameters
     ----------
@@ -254,7 +274,9 @@ class Watch:
         # The last round told, and how many were told before the first of the strategy at work.
         self._last, self._base = -1, 0
         self._strategy: Any = None
-        self._round: _Round | None = None
+        self._round: RoundMetrics | None = None
+        # Whether rounds are told by a strategy of the legacy API, or by the app's own loop.
+        self._told_otherwise = False
         self._exchanging = self._resumed = False
         self._restored: dict[str, Any] | None = None
         self._since = time.monotonic()
@@ -262,13 +284,17 @@ class Watch:
     def __enter__(self) -> Watch:
         _hook()
         _watching[self.grid] = self
+        # A simulation may run inside another's.
+        _in_thread.setdefault(threading.get_ident(), []).append(self)
         self._since = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         del _watching[self.grid]
+        _in_thread[threading.get_ident()].remove(self)
         _unhook()
         if kind is None:
+            self._end_round()
             self._end_exchange()
 
     @property
@@ -311,21 +337,71 @@ class Watch:
     # Exchanges without a strategy
 
     def _exchange_begins(self) -> None:
-        if self._strategy is None:
+        if self._strategy is None and not self._told_otherwise:
             self._end_exchange()
             self._exchanging = True
 
     def _end_exchange(self) -> None:
         # An app that goes on repeats what it asks before its strategy starts, which the record has already.
         if self._exchanging and self._restored is None:
-            self._tell("exchange", _Round(max(0, self._last) + 1))
+            self._tell("exchange", RoundMetrics(max(0, self._last) + 1))
         self._exchanging = False
+
+    # A loop of the app's own
+
+    def _rounds_are_told(self) -> None:
+        """Count no exchange as a round from now on."""
+        if not self._told_otherwise:
+            self._told_otherwise, self._exchanging = True, False
+            self._on_start(None)
+
+    @contextmanager
+    def _own_round(self, metrics: RoundMetrics) -> Iterator[None]:
+        if metrics.number <= self._last:
+            raise ValueError(
+                f"number must be above {self._last}, the last round recorded, got {metrics.number}"
+            )
+        self._rounds_are_told()
+        yield
+        if metrics.arrays is not None:
+            self.arrays = metrics.arrays
+        self._tell("round", metrics)
+
+    # A strategy of the legacy API
+
+    def _legacy_call(
+        self, name: str, method: _Method, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """Call a method of a legacy strategy, whose first argument is the round, and note what it returns."""
+        if name == "initialize_parameters":
+            self._end_round()
+            self._rounds_are_told()
+            self._base = max(0, self._last)
+            return method(*arguments, **options)
+        number = int(arguments[1] if len(arguments) > 1 else options["server_round"])
+        if name == "configure_fit":
+            self._begin_round(number)
+        out = method(*arguments, **options)
+        if name == "aggregate_fit":
+            parameters, metrics = out
+            if parameters is not None:
+                self.arrays = _legacy_arrays(parameters) or self.arrays
+            if self._round is not None:
+                self._round.train = _numbers(metrics)
+        elif name in ("evaluate", "aggregate_evaluate") and out is not None and out[0] is not None:
+            measured = {"loss": float(out[0]), **_numbers(out[1])}
+            if self._round is not None:
+                setattr(self._round, "central" if name == "evaluate" else "evaluate", measured)
+            elif self._last < 0:
+                self._tell("round", RoundMetrics(0, central=measured))
+        return out
 
     # A strategy
 
     def _start(self, start: _Start, strategy: Any, bound: inspect.BoundArguments) -> Result:
         """Run a strategy's ``start`` under watch."""
-        self._exchanging = False
+        self._end_round()
+        self._exchanging = self._told_otherwise = False
         self._starts += 1
         self._strategy = strategy
         self.started = bound.arguments
@@ -422,7 +498,7 @@ class Watch:
     def _begin_round(self, number: int) -> None:
         if self._round is None or self._round.number != number:
             self._end_round()
-            self._round = _Round(number)
+            self._round = RoundMetrics(number)
 
     def _trained(self, number: int, out: tuple[ArrayRecord | None, MetricRecord | None]) -> None:
         self._begin_round(number)
@@ -447,7 +523,7 @@ class Watch:
             if self._round is not None:
                 self._round.central = dict(metrics or {})
             elif server_round == 0 and self._last < 0 and not _tells(self._strategy):
-                self._tell("round", _Round(0, central=dict(metrics or {})))
+                self._tell("round", RoundMetrics(0, central=dict(metrics or {})))
             return metrics
 
         return evaluate
@@ -459,7 +535,7 @@ class Watch:
 
     # What is told
 
-    def _tell(self, kind: str, seen: _Round) -> None:
+    def _tell(self, kind: str, seen: RoundMetrics) -> None:
         now, meter = time.monotonic(), self._meter
         by_type = meter.by_type()
         links = {
@@ -505,27 +581,87 @@ def _goes_on_itself(strategy: Any) -> bool:
     return all(hasattr(strategy, name) for name in ("state_dict", "load_state_dict", "completed_rounds"))
 
 
+def _legacy_arrays(parameters: Any) -> ArrayRecord | None:
+    """Return the arrays of a legacy strategy's parameters; None of bytes that are none, as XGBoost's."""
+    try:
+        return ArrayRecord(parameters_to_ndarrays(parameters))
+    except (OSError, ValueError):
+        return None
+
+
+def _numbers(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+
 def _shift_rounds(result: Result, done: int) -> None:
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
         setattr(result, name, {done + number: metrics for number, metrics in getattr(result, name).items()})
 
 
-# Where strategies start: while anybody watches, each class's own ``start`` asks its grid who does.
+@contextmanager
+def record_round(grid: Grid, number: int) -> Iterator[RoundMetrics]:
+    """Make what happens in a ``with`` block one round of the record, in an app with a loop of its own.
+
+    Where nobody records the run, in Flower's own simulation or on devices, nothing is recorded. A block that
+    raises an error is no round.
+
+    Parameters
+    ----------
+    grid : Grid
+        What the ServerApp was given.
+    number : int
+        The round, above that of the block before; 0 is the state before training.
+
+    Yields
+    ------
+    RoundMetrics
+        To be filled with the round's metrics and model.
+
+    Raises
+    ------
+    ValueError
+        If the round is not above the last.
+
+    Examples
+    --------
+    ::
+
+        for number in range(1, 4):
+            with record_round(grid, number) as metrics:
+                replies = grid.send_and_receive(messages)
+                metrics.central["loss"] = loss(replies)
+    """
+    metrics = RoundMetrics(number)
+    watch = _watching.get(grid)
+    with nullcontext() if watch is None else watch._own_round(metrics):
+        yield metrics
+
+
+# While anybody watches, methods of strategies ask who does: by the grid that they are given, or in the legacy
+# API, whose methods are given none, by the thread that runs the app.
 
 _watching: dict[Grid, Watch] = {}
+_in_thread: dict[int, list[Watch]] = {}
 _lock = threading.Lock()
 _watches = 0
-_hooked: dict[type, _Start] = {}
+_hooked: dict[tuple[type, str], _Method] = {}
+_LEGACY = ("initialize_parameters", "configure_fit", "aggregate_fit", "aggregate_evaluate", "evaluate")
 
 
 def _hook() -> None:
     global _watches  # noqa: PLW0603
     with _lock:
         _watches += 1
-        for kind in _family(Strategy):  # type: ignore[type-abstract]
-            if "start" in vars(kind) and kind not in _hooked:
-                _hooked[kind] = vars(kind)["start"]
-                kind.start = _asking(_hooked[kind])  # type: ignore[method-assign]
+        _wrap(Strategy, "start", _asking)
+        for name in _LEGACY:
+            _wrap(LegacyStrategy, name, functools.partial(_asking_legacy, name))
+
+
+def _wrap(base: type, name: str, wrapped: Callable[[_Method], _Method]) -> None:
+    for kind in _family(base):
+        if name in vars(kind) and (kind, name) not in _hooked:
+            _hooked[kind, name] = vars(kind)[name]
+            setattr(kind, name, wrapped(_hooked[kind, name]))
 
 
 def _unhook() -> None:
@@ -533,15 +669,26 @@ def _unhook() -> None:
     with _lock:
         _watches -= 1
         if not _watches:
-            for kind, start in _hooked.items():
-                kind.start = start  # type: ignore[attr-defined]
+            for (kind, name), method in _hooked.items():
+                setattr(kind, name, method)
             _hooked.clear()
 
 
-def _family(kind: type[Strategy]) -> Iterator[type[Strategy]]:
+def _family(kind: type[Any]) -> Iterator[type[Any]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _family(child)
+
+
+def _asking_legacy(name: str, method: _Method) -> _Method:
+    @functools.wraps(method)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        watches = _in_thread.get(threading.get_ident())
+        if not watches or watches[-1]._strategy is not None:
+            return method(*args, **kwargs)
+        return watches[-1]._legacy_call(name, method, args, kwargs)
+
+    return asked
 
 
 def _asking(start: _Start) -> _Start:

@@ -1,4 +1,4 @@
-"""What an app's settings say of secure sums: the keys of ``SUM_SETTINGS`` and ``SUM_NOISE_SETTINGS``."""
+"""Strategy options from an app's settings, by key: secure sums, and what apps with training nodes share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,9 @@ from torch import Tensor
 
 from hedgerow.strategies.aggregate.secure_sums import SecureSum
 from hedgerow.strategies.aggregate.sum_noise import EVALUATION, NO_COUNTERS, OWN_DATA, SumNoise
-from hedgerow.wire.masked_sums import MAX_MEMBERS
-from hedgerow.wire.robust_means import parse_aggregation
+from hedgerow.strategies.registry import Registry
 
-__all__ = ["check_noise", "secure_sum_of", "sum_problems"]
+__all__ = ["check_noise", "secure_sum_of", "training_options"]
 
 
 def secure_sum_of(values: Mapping[str, Any]) -> SecureSum | bool:
@@ -41,38 +40,14 @@ def check_noise(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
         )
 
 
-def sum_problems(values: Mapping[str, Any], smallest: int, largest: int) -> list[str]:
-    """Return what speaks against sums that hide their nodes, and against their noise.
-
-    Parameters
-    ----------
-    values : Mapping[str, Any]
-        The settings, each valid by itself.
-    smallest, largest : int
-        The nodes that the smallest and the largest sum of a round would have.
-    """
-    clip, multiplier = values["upload-clip"], values["upload-noise-multiplier"]
-    problems = []
-    if bool(clip) != bool(multiplier):
-        problems.append(
-            f"upload-clip and upload-noise-multiplier must both be > 0 or both 0, got {clip} and {multiplier}"
-        )
-    if not values["secure-sum"]:
-        if clip:
-            problems.append(
-                f"upload-clip must be 0 without secure-sum, got {clip}: the noise is shared by the members "
-                "of a sum, and one member's share does not hide its update"
-            )
-        return problems
-    if not parse_aggregation(values["aggregation"]).is_mean:
-        problems.append(
-            f"aggregation must be 'mean' with secure-sum, got {values['aggregation']!r}: a sum gives no other"
-        )
-    if largest > MAX_MEMBERS:
-        problems.append(f"secure-sum must have at most {MAX_MEMBERS} nodes in a sum, got {largest}")
-    if smallest < values["sum-min-nodes"]:
-        problems.append(
-            f"sum-min-nodes must be at most {smallest}, the nodes in the smallest sum of a round, got "
-            f"{values['sum-min-nodes']}"
-        )
-    return problems
+def training_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the strategy options that come from the settings of every app with training nodes."""
+    same = ("seed", "num-clients", "aggregation", "max-weight-ratio", "max-update-norm-ratio")
+    return {
+        **{key.replace("-", "_"): values[key] for key in (*same, "quarantine-after", "max-loss-ratio")},
+        "fraction_evaluate": 0.0,
+        "min_train_nodes": values["min-replies"],
+        "min_available_nodes": values["min-available-nodes"] or values["num-clients"],
+        "registry": Registry.named(values["registry"]),
+        "secure_sum": secure_sum_of(values),
+    }

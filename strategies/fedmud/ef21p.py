@@ -25,7 +25,7 @@ from hedgerow.strategies.roster import placed
 from hedgerow.strategies.run import Run
 from hedgerow.wire.checks import in_range
 from hedgerow.wire.compress import TopK, rand_k
-from hedgerow.wire.elias_fano import added, encode_indices, index_bits, most_entries
+from hedgerow.wire.elias_fano import added, most_entries
 from hedgerow.wire.lowrank import LayerShape
 from hedgerow.wire.records import Layout, PayloadError
 
@@ -90,7 +90,7 @@ class EF21P(WithoutFactors[State]):
     @property
     def coded_bits(self) -> tuple[int, int]:
         """The nominal bits of K values, and of the largest with their indices."""
-        return 32 * self.keep, 32 * self.largest + index_bits(self.size, self.largest)
+        return 32 * self.keep, TopK(count=self.largest).bits(self.size)
 
     def log(self) -> UpdateLog:
         """Return an empty log of sparse updates."""
@@ -129,9 +129,7 @@ class EF21P(WithoutFactors[State]):
             return state
         theta, change = self.halved(mean.model())
         x = (state.x + change).astype(np.float32)
-        largest = TopK(count=self.largest).encode(x - state.w)  # C(x - w)
-        indices = encode_indices(largest["indices"], self.size)
-        run.update = {"indices": indices, "values": largest["values"]}
+        run.update = TopK(count=self.largest).encode(x - state.w)  # C(x - w)
         w = added(state.w, run.update)
         run.told["memory-norm"] = float(np.linalg.norm(x - w))
         return State(theta, x, w)

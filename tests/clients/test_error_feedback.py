@@ -15,9 +15,18 @@ from torch import Tensor
 from hedgerow.clients import BatchClientApp, Learning, Learnt, compress_reply
 from hedgerow.clients.mods.compress import Metrics, Update, compress_updates, feed_back
 from hedgerow.sim import InProcessGrid
-from hedgerow.wire import Call, Compressor, parse_compressor, to_record, to_state_dict, unpack_update
+from hedgerow.wire import (
+    Call,
+    Compressor,
+    TopK,
+    index_bits,
+    parse_compressor,
+    to_record,
+    to_state_dict,
+    unpack_update,
+)
 
-NAMES = ("identity", "topk(0.2)", "topk(3,packed)", "sign", "ternary")
+NAMES = ("identity", "topk(0.2)", "topk(3)", "sign", "ternary")
 EACH = pytest.mark.parametrize("name", NAMES)
 SHAPES = {"layer.weight": (3, 5), "layer.bias": (5,)}
 SIZE = 20
@@ -111,7 +120,7 @@ def test_what_is_sent_and_what_is_kept_make_up_the_message_of_which_the_memory_i
     torch.testing.assert_close(sent + memory, rounds.sum(0), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["identity", "topk(0.2)", "topk(3,packed)"])
+@pytest.mark.parametrize("name", ["identity", "topk(0.2)", "topk(3)"])
 @settings(deadline=None, max_examples=30)
 @given(rounds=FLOAT64)
 def test_nothing_is_rounded_away_where_entries_are_kept_as_they_are(name: str, rounds: Tensor) -> None:
@@ -136,7 +145,7 @@ def test_a_node_keeps_its_memory_from_round_to_round_and_says_what_it_sends(name
         np.testing.assert_allclose(node.absorbed + memory, total(node.learnt), atol=1e-5)
     assert (metrics["memory-norm"] == 0) == (name == "identity")
     assert metrics["memory-lost"] == 0
-    assert Node().round("topk(0.1)", 0, update(0))[1]["payload-bits"] == 2 * 64
+    assert Node().round("topk(0.1)", 0, update(0))[1]["payload-bits"] == TopK(0.1).bits(SIZE)
 
 
 @pytest.mark.parametrize("chunk", [2**30, 2 * SIZE])
@@ -378,7 +387,7 @@ def test_an_app_that_is_asked_sends_the_compressed_difference_and_keeps_the_rest
         assert rest["bn.num_batches_tracked"] == 5
         metrics = reply.content.metric_records["metrics"]
         assert metrics["num-examples"] == 5
-        assert metrics["payload-bits"] == 2 * 64
+        assert metrics["payload-bits"] == 2 * 32 + index_bits(6, 2)
     later = replies(app, {**ASKED, "round-index": 1, "acknowledged": 0}, message_type, grid)
     # 2 (1, -2, 3, 0.25, -5, 0) less the 3 and -5 that were sent
     assert later[0].content.metric_records["metrics"]["message-norm"] == pytest.approx(

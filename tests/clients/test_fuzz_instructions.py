@@ -105,7 +105,7 @@ def averaging() -> list[Decoder]:
         told("evaluate", app, "evaluate", content()),
         told("probe", app, "query.probe", content()),
     ]
-    for compressor in ("topk(3)", "topk(0.4,packed)", "sign", "ternary"):
+    for compressor in ("topk(3)", "topk(0.4)", "sign", "ternary"):
         feedback = {"compressor": compressor, "error_feedback": True}
         own = context()
         answered(app, "train", content(**feedback), own)

@@ -105,7 +105,7 @@ RULES = text(
 COMPRESSORS = text(
     ["identity", "topk(0.1)", "topk(3)", "randk(0.1)", "sign", "ternary"],
     ["", "top-k", "topk", "topk()", "topk(0)", "topk(0.0)", "topk(1.5)", "topk(-1)", "topk(nan)", "topk(.)",
-     "topk(0.1,dense)", "Sign", "identity()", "None", "randk", "randk(0)", "randk(1.5)", "randk(0.1,packed)",
+     "topk(0.1,dense)", "Sign", "identity()", "None", "randk", "randk(0)", "randk(1.5)", "topk(0.1,packed)",
      "randk(0.1,round=-1)", "topk(0.1,round=1)", "randk(0.1,round=\u0661)", "randk(0.1,round=99999999999)",
      f"topk({'9' * 10_000})", f"topk(0.{'1' * 10_000}x)", f"randk(0.1,round={'9' * 10_000})"],
 )  # fmt: skip
@@ -791,7 +791,7 @@ UNDIRECTED = [
     ({"method": method, "topology": topology}, f"topology must be .*ring-chords.*got '{re.escape(topology)}'")
     for method in sorted(set(CEPS.METHODS) - {"sgp", "sgp-dn"}) for topology in DIRECTED
 ]
-PLAIN_MEANS = "valid is 'off' with secure-sum, or an aggregation but 'mean'"
+PLAIN_MEANS = "adaptive must be 'off' with (secure-sum|an aggregation but 'mean'), got 'observe'"
 DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-clients": 84}
 
 TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -1088,33 +1088,36 @@ TOGETHER: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"method": "sgp-dn", "topology": "one-peer-exponential"},
             "topology must be one of bipartite.*whose graph changes"),
         ({"method": "sgp", "aggregation": "median"},
-            "aggregation = 'median'; valid is 'mean' with method = 'sgp'"),
+            "aggregation must be 'mean' with method = 'sgp'.*, got 'median'"),
         ({"topology": "erdos-renyi(0)"}, r"topology must be .*got 'erdos-renyi\(0\)' on 16 nodes"),
-        ({"problem": "logistic", "class-0": 1}, "class-1 = 1; valid is another class than class-0"),
+        ({"problem": "logistic", "class-0": 1}, "class-1 must be another class than class-0, got 1"),
     ],
     "fedmud settings": [
         ({"method": "fedmud", "view": "convolutions"},
-            "view = 'convolutions'; valid with method = 'fedmud' is 'buffer'"),
+            "view must be 'buffer' but for method = fedlmt, fedpara, fedhm, got 'convolutions'"),
     ],
     "hsgd settings": [
-        ({"num-clients": 5}, "num-clients = 5; valid is 8: 4 hospitals and 4 edges"),
-        ({"method": "tdcd", "tdcd": "merged"}, "num-clients = 8; valid is 2: 1 hospitals and 1 edges"),
-        ({"local-interval": 3}, "global-interval = 4; valid is a multiple of local-interval = 3"),
-        ({"iterations": 9}, "iterations = 9; valid is a multiple of global-interval = 4"),
-        ({"clip": 1.0}, "clip = 1.0, noise-multiplier = 0.0; valid is both > 0, or both 0"),
+        ({"num-clients": 5}, "num-clients must be 8: 4 hospitals and 4 edges, got 5"),
+        ({"method": "tdcd", "tdcd": "merged"}, "num-clients must be 2: 1 hospitals and 1 edges, got 8"),
+        ({"local-interval": 3}, "global-interval must be a multiple of local-interval = 3, got 4"),
+        ({"iterations": 9}, "iterations must be a multiple of global-interval = 4, got 9"),
+        ({"clip": 1.0}, "noise-multiplier must be > 0 with clip = 1.0, got 0.0"),
         ({"method": "tdcd", "tdcd": "isolated", "adaptive": "observe"},
-            "adaptive = 'observe'; valid is 'off' with tdcd = 'isolated'"),
+            "adaptive must be 'off' with tdcd = 'isolated', got 'observe'"),
         ({"aggregation": "krum(1)"},
-            r"aggregation = 'krum\(1\)'; valid with num-groups = 4 is a rule of so many"),
+            r"aggregation must be a rule of at most num-groups = 4 groups.*, got 'krum\(1\)'"),
         ({"aggregation": "median", "adaptive": "observe"}, PLAIN_MEANS),
         (SUMS | {"adaptive": "observe"}, PLAIN_MEANS),
-        (SUMS | {"device-aggregation": "median"}, "valid with secure-sum is 'mean': a sum gives no other"),
-        (SUMS | {"sealed": False}, "sealed = False; valid with secure-sum is True"),
-        (SUMS | {"method": "tdcd", "num-clients": 2}, "method = 'tdcd'; valid with secure-sum is"),
-        (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes = 3; valid is at most num-groups = 2"),
+        (SUMS | {"device-aggregation": "median"},
+            r"device-aggregation must be 'mean' with secure-sum \(a sum gives no other\)"),
+        (SUMS | {"sealed": False}, "sealed must be True with secure-sum .*, got False"),
+        (SUMS | {"method": "tdcd", "num-clients": 2},
+            "method must be one with groups and a cloud, with secure-sum .*, got 'tdcd'"),
+        (SUMS | {"num-groups": 2, "num-clients": 4}, "sum-min-nodes must be at most num-groups = 2"),
         (SUMS | DEVICES | {"sum-min-nodes": 4, "sum-min-devices": 3},
-            "sum-min-devices = 3; valid is at least sum-min-nodes = 4"),
-        (SUMS | DEVICES | {"method": "jfl"}, "layout = 'devices' is local-interval = 2"),
+            "sum-min-devices must be at least sum-min-nodes = 4, got 3"),
+        (SUMS | DEVICES | {"method": "jfl"},
+            "global-interval must be local-interval = 2 with .*layout = 'devices'"),
     ],
 }
 for name in (*sorted(BASELINES.keys() - {"SGP", "DPSGD"}), "DPDSGT"):
@@ -1213,10 +1216,7 @@ def test_a_bad_setting_is_refused_by_its_key_and_value(app: AppCase) -> None:
                 read(**{key: bad})
             first, problem, *_ = str(error.value).splitlines()
             assert first == "Bad settings:"
-            assert re.match(
-                rf"  - {key} ((=|is) {value_of(bad)}.*; valid is \S|must be \S.*, got {value_of(bad)})",
-                problem,
-            )
+            assert re.match(rf"  - {key} must be \S.*, got {value_of(bad)}", problem)
 
 
 @pytest.mark.parametrize("app", APPS, ids=lambda app: app.name)
@@ -1226,4 +1226,4 @@ def test_all_bad_settings_are_in_one_error(app: AppCase) -> None:
         app.settings.read(bad)
     first, *problems = str(error.value).splitlines()
     assert first == "Bad settings:"
-    assert [problem.removeprefix("  - ").split(" = ")[0] for problem in problems] == list(bad)
+    assert [problem.removeprefix("  - ").split(" must be ")[0] for problem in problems] == list(bad)

@@ -21,7 +21,7 @@ def test_a_run_whose_server_was_killed_goes_on_to_the_bits_of_one_that_was_not(t
     with trial(APPS / "similarity-free", 2, f"{CONFIG} checkpoint-nodes=always", out) as one:
         one.wait_for_round(2)
         assert one.folder is not None
-        wait_for((one.folder / "checkpoint" / "latest.npz").exists, "the checkpoint")
+        wait_for((one.folder / "checkpoint" / "latest.safetensors").exists, "the checkpoint")
         one.wait_until_at_work(one.deployment.nodes[0])
         assert one.servers
         for pid in one.servers:

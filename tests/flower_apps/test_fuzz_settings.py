@@ -99,7 +99,7 @@ def check(case: AppCase, changes: dict[str, Any]) -> bool:
     experiment = import_module(f"{case.name}.server_app").experiment
     try:
         values = case.settings.read({**case.defaults, **changes})
-        if values["num-clients"] > MOST_NODES:
+        if values.num_clients > MOST_NODES:
             return True
         experiment(values)
     except SettingsError as error:

@@ -287,9 +287,9 @@ def test_a_partition_beyond_the_parties_is_refused() -> None:
 
 
 def test_a_federation_of_another_size_than_its_people_is_refused() -> None:
-    values = values_of(layout="devices")
-    with pytest.raises(SettingsError, match=r"num-clients = 4; valid is 22: 2 hospitals and 20 devices"):
-        settings.check_size(values, deal(values))
+    values = settings.read(values_of(layout="devices"))
+    with pytest.raises(SettingsError, match=r"num-clients must be 22: 2 hospitals and 20 devices, got 4"):
+        settings.check_size(values, deal(values.run_config))
 
 
 @pytest.mark.parametrize(
@@ -333,11 +333,11 @@ def test_weights_whose_logits_overflow_are_told_as_divergence() -> None:
     [("probe-batch", 10, "of the smallest group"), ("train-loss-samples", 20, "at all hospitals")],
 )
 def test_samples_of_more_people_than_there_are_are_refused(key: str, most: int, where: str) -> None:
-    settings.check_size(values_of(**{key: most}), dealt())
+    settings.check_size(settings.read(values_of(**{key: most})), dealt())
     with pytest.raises(
-        SettingsError, match=rf"{key} = {most + 1}; valid is at most {most}, the people {where}"
+        SettingsError, match=rf"{key} must be at most {most}, the people {where} \(0: all\), got {most + 1}"
     ):
-        settings.check_size(values_of(**{key: most + 1}), dealt())
+        settings.check_size(settings.read(values_of(**{key: most + 1})), dealt())
 
 
 def two_sites(_folder: object) -> VerticalDataset:
@@ -498,19 +498,19 @@ DEVICES: dict[str, Any] = {"layout": "devices", "patients-per-group": 20, "num-c
     [
         (
             {"participation": 0.5, "secure-sum": True},
-            r"batches of 16 \(sum-min-devices\) to 255 devices, not of 10 to 10: a device has one",
+            r"batches of 16 \(sum-min-devices\) to 255 devices, not of 10 to 10 \(a device has one",
         ),
         (
             {"participation": 0.1, "secure-sum": True, "sum-min-devices": 3},
-            r"batches of 3 \(sum-min-devices\) to 255 devices, not of 2 to 2: a device has one",
+            r"batches of 3 \(sum-min-devices\) to 255 devices, not of 2 to 2 \(a device has one",
         ),
         (
             {"device-aggregation": "krum(1)"},
-            "is a rule of at most 4 models, the smallest batch, and it needs 5",
+            r"must be a rule of at most 4 models, the smallest batch, and 'krum\(1\)' needs 5",
         ),
     ],
 )
 def test_batches_are_held_against_rules_and_sums_before_the_run(changes: dict[str, Any], says: str) -> None:
     read = settings.read({**DEFAULTS, **DEVICES, **changes})
     with pytest.raises(SettingsError, match=says):
-        settings.check_size(read, deal(read))
+        settings.check_size(read, deal(read.run_config))

@@ -170,9 +170,9 @@ def test_groups_that_are_kept_apart_stay_as_they_were_while_they_are_away(tmp_pa
 
 def test_a_quorum_is_of_own_data_and_no_larger_than_the_federation(tmp_path: Path) -> None:
     configs = files(tmp_path, K, 1)
-    with pytest.raises(SettingsError, match="min-available-nodes = 3; valid is up to num-clients = 2"):
+    with pytest.raises(SettingsError, match="min-available-nodes must be at most num-clients = 2, got 3"):
         prepared(configs, **{"min-available-nodes": 3})
-    with pytest.raises(SettingsError, match="min-available-nodes = 1; valid is 0 unless partition = 'own'"):
+    with pytest.raises(SettingsError, match="min-available-nodes must be 0 unless partition = 'own', got 1"):
         prepared(configs, **{"min-available-nodes": 1, "partition": "iid"})
     with pytest.raises(ValueError, match="num_clients must be min_available_nodes = 2, got 4"):
         HSGD(num_clients=4, min_available_nodes=2)

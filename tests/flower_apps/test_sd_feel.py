@@ -34,8 +34,8 @@ def run(tmp_path: Path) -> Run:
 
 def test_the_papers_settings_are_the_papers() -> None:
     paper = settings.read({**DEFAULTS, **read_toml(SD_FEEL.folder / "paper.toml")})
-    assert (paper["num-clients"], paper["num-servers"], paper["topology"]) == (50, 10, "ring")
-    assert (paper["learning-rate"], paper["batch-size"], paper["partition"]) == (0.01, 10, "dirichlet(0.5)")
+    assert (paper.num_clients, paper.num_servers, paper.topology) == (50, 10, "ring")
+    assert (paper.learning_rate, paper.batch_size, paper.partition) == (0.01, 10, "dirichlet(0.5)")
 
 
 def test_edge_servers_that_are_nodes_make_the_federation_larger() -> None:

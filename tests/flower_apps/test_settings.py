@@ -3,13 +3,16 @@
 What a single setting may be is in tests/contracts/test_refusals.py.
 """
 
+import re
 from typing import Any
 
 import pytest
-from tests.flower_apps.cases import CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
+from tests.flower_apps.cases import CASES, CEPS, FEDMUD, SD_FEEL, SIMILARITY_FREE, AppCase
 
 from hedgerow.sim import SettingsError, plan_run
+from hedgerow.sim.runs.common_settings import role_of
 
+every_app = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 PEERS = "127.0.0.1:9500, 127.0.0.1:9501,127.0.0.1:9502"
 # An edge server that is an orchestrator of its own, one of several sites, sums.
 DIRECT = {"edge-servers": "direct", "num-servers": 3, "num-clients": 7, "topology": "path", "peers": PEERS}
@@ -19,41 +22,39 @@ SMALL_SUMS = {**SUMS, "num-servers": 10, "aggregation": "median", "edge-servers"
 
 # fmt: off
 APART: list[tuple[AppCase, dict[str, Any], str]] = [
-    (SD_FEEL, {"method": "feel", "iterations": 301}, "iterations = 301; valid is a multiple of 5 (tau1)"),
-    (SD_FEEL, {"method": "feel", "clients-per-round": 21}, "valid is 1 to num-clients = 20"),
-    (SD_FEEL, {**DIRECT, "peers": ""}, "peers = ''; valid is host:port of each of the 3 edge servers"),
-    (SD_FEEL, {**DIRECT, "edge": 3}, "edge = 3; valid is 0 to 2, as num-servers = 3"),
-    (SD_FEEL, {**DIRECT, "peer-ca": "a"}, "valid is all of peer-ca, peer-certificate and peer-key"),
-    (SD_FEEL, {**DIRECT, "partition": "own"}, "partition = 'own'; valid is one of a data set"),
-    (SD_FEEL, {**DIRECT, "method": "hierfavg"}, "valid is 'emulated' with method = 'hierfavg'"),
-    (SD_FEEL, {**DIRECT, "clusters": "group"}, "min-available-nodes = 0; valid with clusters = 'group'"),
-    (SD_FEEL, {**DIRECT, "min-available-nodes": 4}, "valid is at most 3, the clients of edge"),
-    (SD_FEEL, {**DIRECT, "edge-servers": "nodes"}, "valid is '' where edge-servers is not 'direct'"),
-    (SD_FEEL, {**DIRECT, "stop-after": "bits=1"}, "is iterations=N or sim-seconds=S"),
-    (SD_FEEL, {**DIRECT, "stragglers": "lasting(0.1,2)"}, "valid is '' but for method = 'sd-feel' with"),
-    (SD_FEEL, SMALL_SUMS, "aggregation must be 'mean' with secure-sum, got 'median'"),
-    (SD_FEEL, SMALL_SUMS, "edge-servers = 'nodes'; valid with secure-sum is 'emulated'"),
-    (SD_FEEL, SMALL_SUMS, "sum-min-nodes must be at most 2, the nodes in the smallest sum of a round, got 3"),
-    (SD_FEEL, {**SUMS, "num-clients": 1021}, "must have at most 255 nodes in a sum, got 256"),
-    (SD_FEEL, {**SUMS, "upload-clip": 1.0}, "must both be > 0 or both 0, got 1.0 and 0.0"),
-    (SD_FEEL, {"upload-clip": 1.0, "upload-noise-multiplier": 2.0},
-        "upload-clip must be 0 without secure-sum, got 1.0"),
-    (SIMILARITY_FREE, {**SUMS, "compressor": "sign"}, "compressor = 'sign'; valid with secure-sum is"),
-    (SIMILARITY_FREE, {**SUMS, "compressor": "randk(0.1)", "probe-rounds": 2}, "probe-rounds = 2; valid"),
-    (SIMILARITY_FREE, {**SUMS, "algorithm": "fedavg", "aggregation": "median"},
-        "aggregation must be 'mean' with secure-sum, got 'median'"),
-    (SIMILARITY_FREE, {**SUMS, "algorithm": "fedavg", "num-clients": 2}, "sum-min-nodes must be at most "),
-    (FEDMUD, {**SUMS, "method": "fedhm"}, "valid with method = 'fedhm' is False: the mean"),
-    (FEDMUD, {**SUMS, "method": "fedbat"}, "valid with method = 'fedbat' is False: nodes"),
-    (FEDMUD, {**SUMS, "measure-bias": True}, "measure-bias = True; valid with secure-sum is False"),
-    (FEDMUD, {**SUMS, "clients-per-round": 2}, "sum-min-nodes must be at most 2, "),
-    (CEPS, {**SITE, "peers": "", "site": 1}, "site = 1; valid is 0 where peers is empty"),
-    (CEPS, {**SITE, "num-clients": 2, "topology": ""}, "peers must have at most 2 sites, a node for each, "),
-    (CEPS, {**SITE, "monitor": True}, "monitor = true; valid with peers is false"),
-    (CEPS, {**SITE, "partition": "own", "problem": "logistic"}, "valid with peers is one of a data set"),
-    (CEPS, {**SITE, "stop-after": "bits=1"}, "stop-after = 'bits=1'; valid with peers is iterations=N"),
-    (CEPS, {**SITE, "min-available-nodes": 4}, "valid is at most 3, the nodes of site 0"),
-    (CEPS, {**SITE, "peer-key": "a"}, "valid is all of peer-ca, peer-certificate and peer-key, or none"),
+    (SD_FEEL, {"method": "feel", "iterations": 301}, "iterations must be a multiple of 5 (tau1), got 301"),
+    (SD_FEEL, {"method": "feel", "clients-per-round": 21}, "must be at most num-clients = 20, got 21"),
+    (SD_FEEL, {**DIRECT, "peers": ""}, "peers must be host:port of each of the 3 edge servers"),
+    (SD_FEEL, {**DIRECT, "edge": 3}, "edge must be 0 to 2, as num-servers = 3, got 3"),
+    (SD_FEEL, {**DIRECT, "peer-ca": "a"}, "a file: all of peer-ca, peer-certificate and peer-key are"),
+    (SD_FEEL, {**DIRECT, "partition": "own"}, "must be one of a data set with edge-servers = 'direct'"),
+    (SD_FEEL, {**DIRECT, "method": "hierfavg"}, "edge-servers must be 'emulated' but for method = 'sd-feel'"),
+    (SD_FEEL, {**DIRECT, "clusters": "group"}, "min-available-nodes must be > 0 with clusters = 'group'"),
+    (SD_FEEL, {**DIRECT, "min-available-nodes": 4}, "must be at most 3, the clients of edge server 0, got 4"),
+    (SD_FEEL, {**DIRECT, "edge-servers": "nodes"}, "peers must be '' where edge-servers is not 'direct'"),
+    (SD_FEEL, {**DIRECT, "stop-after": "bits=1"}, "stop-after must be iterations=N or sim-seconds=S"),
+    (SD_FEEL, {**DIRECT, "stragglers": "lasting(0.1,2)"}, "must be '' but for edge-servers = 'emulated'"),
+    (SD_FEEL, SMALL_SUMS, "aggregation must be 'mean' with secure-sum"),
+    (SD_FEEL, SMALL_SUMS, "edge-servers must be 'emulated' or 'direct' with secure-sum"),
+    (SD_FEEL, SMALL_SUMS, "sum-min-nodes must be at most 2, the nodes that"),
+    (SD_FEEL, {**SUMS, "num-clients": 1021}, "must be False: a sum has at most 255 nodes, not 256"),
+    (SD_FEEL, {**SUMS, "upload-clip": 1.0}, "upload-noise-multiplier must be > 0 with upload-clip = 1.0"),
+    (SD_FEEL, {"upload-clip": 1.0, "upload-noise-multiplier": 2.0}, "must be 0 without secure-sum"),
+    (SIMILARITY_FREE, {**SUMS, "compressor": "sign"}, "compressor must be 'identity' or 'randk(0.1)' with"),
+    (SIMILARITY_FREE, {**SUMS, "compressor": "randk(0.1)", "probe-rounds": 2}, "probe-rounds must be 0 with"),
+    (SIMILARITY_FREE, {**SUMS, "algorithm": "fedavg", "aggregation": "median"}, "must be 'mean' with secure"),
+    (SIMILARITY_FREE, {**SUMS, "algorithm": "fedavg", "num-clients": 2}, "sum-min-nodes must be at"),
+    (FEDMUD, {**SUMS, "method": "fedhm"}, "False with method = 'fedhm' (the mean"),
+    (FEDMUD, {**SUMS, "method": "fedbat"}, "False with method = 'fedbat' (nodes"),
+    (FEDMUD, {**SUMS, "measure-bias": True}, "measure-bias must be False with secure-sum"),
+    (FEDMUD, {**SUMS, "clients-per-round": 2}, "sum-min-nodes must be at most 2"),
+    (CEPS, {**SITE, "peers": "", "site": 1}, "site must be 0 where peers is empty, got 1"),
+    (CEPS, {**SITE, "num-clients": 2, "topology": ""}, "peers must have at most 2 sites, a node for each"),
+    (CEPS, {**SITE, "monitor": True}, "monitor must be False with peers, got True"),
+    (CEPS, {**SITE, "partition": "own", "problem": "logistic"}, "must be one of a data set with peers"),
+    (CEPS, {**SITE, "stop-after": "bits=1"}, "stop-after must be iterations=N with peers, got 'bits=1'"),
+    (CEPS, {**SITE, "min-available-nodes": 4}, "must be at most 3, the nodes of site 0, got 4"),
+    (CEPS, {**SITE, "peer-key": "a"}, "a file: all of peer-ca, peer-certificate and peer-key are, or none"),
 ]
 # fmt: on
 
@@ -86,6 +87,55 @@ def test_what_does_not_go_together_is_named(case: AppCase, values: dict[str, Any
 )
 def test_a_setting_that_a_method_does_not_use_does_not_matter(case: AppCase, values: dict[str, Any]) -> None:
     case.settings.read({**case.defaults, **values})
+
+
+@every_app
+def test_a_setting_has_the_role_that_its_name_has_everywhere(case: AppCase) -> None:
+    assert {key: role_of(key) for key in case.settings.SETTINGS} == {
+        key: one.role for key, one in case.settings.SETTINGS.items()
+    }
+
+
+@every_app
+def test_ten_settings_matter_first_the_method_before_all(case: AppCase) -> None:
+    first = [key for key, one in case.settings.SETTINGS.items() if one.first]
+    assert len(first) == 10
+    assert first[0] == case.method
+    assert {"seed", "num-clients", "dataset"} <= {*first}
+
+
+# What newcomers and other libraries call a key, and what it is in each app.
+WORDS = {
+    "rounds": {"iterations", "num-rounds"},
+    "num-rounds": {"iterations", "num-rounds"},
+    "num-server-rounds": {"iterations", "num-rounds"},
+    "iterations": {"iterations", "num-rounds"},
+    "epochs": {"local-epochs", "local-iters", "local-steps", "iterations"},
+    "lr": {"learning-rate", "fixed-c"},
+    "clients": {"num-clients"},
+    "data": {"dataset"},
+}
+
+
+@every_app
+@pytest.mark.parametrize("word", WORDS)
+def test_what_newcomers_call_a_key_is_answered_with_the_key(case: AppCase, word: str) -> None:
+    if word in case.settings.SETTINGS:
+        return
+    for refused in (
+        lambda: plan_run(case.spec, [f"{word}=1"]),
+        lambda: case.settings.read({**case.defaults, word: 1}),
+    ):
+        with pytest.raises(SettingsError) as error:
+            refused()
+        (meant,) = re.findall(r"did you mean '([a-z-]+)'\?", str(error.value))
+        assert meant in WORDS[word]
+
+
+@pytest.mark.parametrize("case", [SD_FEEL, SIMILARITY_FREE, FEDMUD], ids=lambda case: case.name)
+def test_a_batch_is_a_batch_size(case: AppCase) -> None:
+    with pytest.raises(SettingsError, match="did you mean 'batch-size'"):
+        plan_run(case.spec, ["batch=1"])
 
 
 @pytest.mark.parametrize(

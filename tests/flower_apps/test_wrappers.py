@@ -115,7 +115,7 @@ def made(case: AppCase, settings: Mapping[str, Any]) -> tuple[Any, Recording]:
     overrides = [f"{key}={json.dumps(value)}" for key, value in {**case.small, **settings}.items()]
     values = import_module(f"{case.name}.server_app").settings.read(plan_run(case.spec, overrides).run_config)
     client = import_module(f"{case.name}.client_app").app
-    grid = Recording(client, values["num-clients"], run_config=dict(values), seed=0)
+    grid = Recording(client, values.num_clients, run_config=values.run_config, seed=0)
     return import_module(f"{case.name}.server_app").experiment(values), grid
 
 

@@ -142,7 +142,7 @@ def _methods() -> Iterator[Row]:
 
 
 def _codecs() -> Iterator[Row]:
-    for codec in ("identity", "topk(20)", "topk(0.1,packed)", "randk(0.2)", "sign", "ternary"):
+    for codec in ("identity", "topk(20)", "topk(0.1)", "randk(0.2)", "sign", "ternary"):
         yield _row("similarity-free", f"codec {codec}", "codec", settings={"compressor": codec})
     yield _row(
         "similarity-free", "codec topk without memory", "codec",

@@ -251,7 +251,7 @@ def layered_decoders() -> list[Decoder]:
     return [layered(mud, factors), layered(chosen, {"values": values}), layered(signs, bits | alphas)]
 
 
-NAMES = ("identity", "topk(5)", "topk(0.3,packed)", "sign", "ternary")
+NAMES = ("identity", "topk(5)", "topk(0.3)", "sign", "ternary")
 DECODERS = [
     *TOLD,
     routed(bytes(16), per_receiver=False),

@@ -50,7 +50,6 @@ ROWS = RNG.standard_normal((3, 70)).astype(np.float32)
 COMPRESSORS: list[Compressor] = [
     Identity(),
     TopK(count=5),
-    TopK(fraction=0.3, packed=True),
     RandK(fraction=0.3, round=4),
     ScaledSign(),
     Ternary(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from ceps import settings
 from ceps.client_app import app as client_app
 from ceps.problems import dimension, network_accuracy, own_dimension
-from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Values, server_app
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.gossip.monitor import Monitor
@@ -32,32 +32,32 @@ REALISM = (
 )
 
 
-def experiment(values: Values) -> Experiment | LearntExperiment:
+def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
-    if values["partition"] == OWN:
+    if values.partition == OWN:
         return LearntExperiment(
             values,
-            partial(OwnNodes.gather, registry=Registry.named(values["registry"])),
+            partial(OwnNodes.gather, registry=Registry.named(values.registry)),
             num_features,
             partial(_on_own_data, values),
         )
     with as_settings_errors():
-        dim = dimension(values)
+        dim = dimension(values.run_config)
 
     def measure(w: NDArray[np.float64]) -> Mapping[str, Any]:
-        accuracy = network_accuracy(values, w)
+        accuracy = network_accuracy(values.run_config, w)
         return {} if accuracy is None else {"accuracy": accuracy}
 
     return _experiment(values, dim, measure)
 
 
-def _on_own_data(values: Values, nodes: OwnNodes) -> Experiment:
+def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes that have data of their own."""
     with as_settings_errors():
-        dim = own_dimension(values, nodes.input_shape, nodes.num_classes)
+        dim = own_dimension(values.run_config, nodes.input_shape, nodes.num_classes)
 
     def measure(w: NDArray[np.float64]) -> Mapping[str, Any]:
-        found = {} if values["privacy"] == "sound" else nodes.evaluate(to_record({"w": w}))
+        found = {} if values.privacy == "sound" else nodes.evaluate(to_record({"w": w}))
         # The ``loss`` of this app is the objective at all nodes, regulariser included.
         return {"test-loss" if key == "loss" else key: value for key, value in found.items()}
 
@@ -65,14 +65,14 @@ def _on_own_data(values: Values, nodes: OwnNodes) -> Experiment:
 
 
 def _experiment(
-    values: Values,
+    values: settings.Settings,
     dim: int,
     measure_mean: Callable[[NDArray[np.float64]], Mapping[str, Any]],
     roster: Roster | None = None,
 ) -> Experiment:
     with as_settings_errors():
         settings.build_strategy(values, dim=dim)
-    monitor = Monitor(values["sparsity"], tol=values["tolerance"] or None) if values["monitor"] else None
+    monitor = Monitor(values.sparsity, tol=values.tolerance or None) if values.monitor else None
 
     def measure(_: dict[str, Tensor]) -> dict[str, Any]:
         """Return what the monitor saw right after the event, of which it measures the mean of all models."""
@@ -82,13 +82,13 @@ def _experiment(
         metrics = {"loss": look.loss, "local-loss": look.local_loss, "consensus": look.consensus}
         return {**metrics, **measure_mean(models.mean(axis=0))}
 
-    data = "own data, " if values["partition"] == OWN else ""
+    data = "own data, " if values.partition == OWN else ""
     return Experiment(
-        title=f"{values['method']} on {values['problem']}, {data}{values['num-clients']} nodes",
-        realism=AMONG_SITES if values["peers"] else REALISM,
+        title=f"{values.method} on {values.problem}, {data}{values.num_clients} nodes",
+        realism=AMONG_SITES if values.peers else REALISM,
         strategy=partial(settings.build_strategy, values, dim=dim, monitor=monitor, roster=roster),
         initial_arrays=ArrayRecord(),
-        num_rounds=values["iterations"],
+        num_rounds=values.iterations,
         measure=measure,
     )
 

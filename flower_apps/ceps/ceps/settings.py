@@ -1,44 +1,35 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from hedgerow.clients import TASK_TEXTS
 from hedgerow.sim.runs.common_settings import (
-    HOLDOUT,
-    ITERATIONS,
-    MONITOR,
-    QUORUM,
-    RUN_SETTINGS,
-    SEED,
-    aggregation_setting,
-    registry_setting,
-    task_settings,
+    IterationSettings,
+    MonitorSettings,
+    PeerSettings,
+    RunSettings,
+    TaskSettings,
 )
 from hedgerow.sim.runs.kinds import (
-    MAX_NODES,
-    MAX_ROUNDS,
-    NOT_NEGATIVE,
-    POSITIVE,
-    NumberRange,
+    Delta,
+    FractionBelow1,
+    Nodes,
+    NodesOr0,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    Rounds,
+    Steps,
+    UnitFraction,
     above,
     choice,
-    flag,
     in_range,
     number,
     text,
     whole,
 )
-from hedgerow.sim.runs.peer_settings import (
-    PEERS,
-    credential_files,
-    credential_problems,
-    peer_addresses,
-    peer_settings,
-    peers_setting,
-)
-from hedgerow.sim.runs.settings import Setting, at_most, override, reader
+from hedgerow.sim.runs.settings import Rules, Setting, setting
 from hedgerow.strategies.ceps.baselines import (
     BEER,
     DCDPSGD,
@@ -56,303 +47,241 @@ from hedgerow.strategies.gossip.sites import Site
 from hedgerow.strategies.gossip.strategy import Gossip
 from hedgerow.strategies.parts.privacy import Privacy
 from hedgerow.strategies.peers import PeerCredentials
-from hedgerow.strategies.registry import Registry
+from hedgerow.strategies.registry import REGISTRY_TEXTS, Registry
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.topology import ONE_PEER, validate_topology
 from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
-from hedgerow.wire.limits import MAX_STEPS
 from hedgerow.wire.sensing import MATRICES
 
-__all__ = ["METHODS", "SETTINGS", "build_strategy", "read"]
+__all__ = ["METHODS", "SETTINGS", "Settings", "build_strategy", "read"]
 
 METHODS = (
-    "ceps",
-    "d-psgd",
-    "d-psgd-dn",
-    "d-psgd-pc",
-    "dfedavgm",
-    "dfedsam",
-    "dcd-psgd",
-    "choco-sgd",
-    "beer",
-    "sgp",
-    "sgp-dn",
-    "dp-dsgt",
-    "matcha",
-)
+    "ceps", "d-psgd", "d-psgd-dn", "d-psgd-pc", "dfedavgm", "dfedsam", "dcd-psgd", "choco-sgd", "beer", "sgp",
+    "sgp-dn", "dp-dsgt", "matcha",
+)  # fmt: skip
 # Who takes a directed graph.
 _DIRECTED = ("sgp", "sgp-dn")
 # A node holds its records of `linear` as a dense matrix, of at most as many entries: 1 GiB.
 _MAX_ENTRIES = 2**27
 _MAX_FEATURES = 2**24
-_MAX_CLASS = 2**31 - 1
 
-_TASK_KEYS = ("dataset", "data-dir", "partition", "classes", "standardise", "model")
+Features = Annotated[int, whole(1, _MAX_FEATURES)]
+FeaturesOr0 = Annotated[int, whole(0, _MAX_FEATURES)]
+Label = Annotated[int, whole(0, 2**31 - 1)]
 
-# Of a run that is one site of several; the first one says that there are some.
-_SITE_SETTINGS: Mapping[str, Setting] = {
-    PEERS: peers_setting(
-        "with several sites, each a SuperLink with a run of its own: where each listens for the others, in "
-        "their order, this one too. Node i of m belongs to site floor(i S / m)",
-    ),
-    "site": Setting(0, whole(0, MAX_NODES), "which of the sites in `peers` this is, from 0"),
-    **peer_settings("site"),
-}
 
-SETTINGS: Mapping[str, Setting] = {
-    "method": Setting("ceps", choice(*METHODS), "a row of the table at the top of README.md"),
-    "iterations": replace(ITERATIONS, default=61, help="iterations K"),
-    "num-clients": Setting(16, whole(1, MAX_NODES), "nodes m"),
-    "topology": Setting(
+class Settings(MonitorSettings, PeerSettings, TaskSettings, IterationSettings, RunSettings):
+    """The app's settings."""
+
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+
+    method: Annotated[str, choice(*METHODS)] = setting(
+        "ceps", "a row of the table at the top of README.md", first=True
+    )
+    iterations: int = setting(61, "iterations K")
+    num_clients: Nodes = setting(16, "nodes m")
+    topology: Annotated[
+        str, text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4")
+    ] = setting(
         "",
-        text("a graph's name, 'regular(8)' or 'ring' for example; empty: regular of degree m / 4"),
         "a connected graph: `ring`, `complete`, `regular(8)`, `erdos-renyi(0.4)`, …; empty: random regular. "
         "`sgp` also takes directed ones: `directed-ring`, `directed-exponential`, `directed-out(4)`, "
         "`directed-erdos-renyi(0.3)`, `one-peer-exponential`",
-    ),
-    "participation": Setting(
+        first=True,
+    )
+    participation: PositiveFraction = setting(
         0.5,
-        in_range(0.0, 1.0, open_below=True),
         "r: the share of its neighbours that a node asks (`ceps`, `d-psgd-pc`, `dfedavgm`, `dfedsam`)",
-    ),
-    "sparsity": Setting(10, whole(1, _MAX_FEATURES), "s; also of the truth in `linear`"),
-    "codec": Setting(
+        first=True,
+    )
+    sparsity: Features = setting(10, "s; also of the truth in `linear`", first=True)
+    codec: Literal["1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"] = setting(
         "1bcs",
-        choice("1bcs", "sparse16", "sparse32", "sparse64", "dense32", "dense64"),
         "a message of `ceps`: one bit a measurement, or the model itself as indices and values, or dense",
-    ),
-    "measurements": Setting(0, whole(0, _MAX_FEATURES), "signs d of a one-bit message (0: n / 2)"),
-    "expand": Setting(
-        "consistent",
-        choice("consistent", "literal"),
-        "recover the scale that Algorithm 2 divides out, or take it literally with base gamma",
-    ),
-    "compand": Setting("log", choice("log", "none"), "measure sign(w) log(1 + abs(w)), or w"),
-    "gamma": Setting(5.0, above(1), "base of `expand` = `literal`"),
-    "decoder": Setting("gpsp", choice("gpsp", "biht"), "what finds the model behind the signs"),
-    "phi": Setting(
-        "gaussian",
-        choice(*MATRICES),
-        "the measuring matrix; `srht` is a transform, for large models",
-    ),
-    "phi-density": Setting(1.0, in_range(0.5, 1.0), "nonzeros of a Gaussian measuring matrix"),
-    "phi-owner": Setting("sender", choice("sender", "receiver"), "whose matrix measures"),
-    "stragglers": Setting(
-        False, flag(), "hear the neighbours that reply first, in place of some drawn before"
-    ),
-    "interval-low": Setting(
-        10, whole(1, MAX_ROUNDS), "a node communicates every kappa iterations, drawn from here on"
-    ),
-    "interval-high": Setting(15, whole(1, MAX_ROUNDS), "and up to here"),
-    "mu": Setting(0.1, POSITIVE, "proximal weight of a local step"),
-    "sigma-rule": Setting(
-        "paper",
-        choice("paper", "fixed_c"),
-        "sigma from the data's largest singular value (`paper`) or c / m_i (`fixed_c`)",
-    ),
-    "c": Setting(1.0, POSITIVE, "c of `fixed_c`"),
-    "privacy": Setting(
-        "none",
-        choice("none", "paper", "sound"),
-        "noise: `none`; as the `paper` prints it, which guarantees nothing; `sound`",
-    ),
-    "epsilon": Setting(0.5, POSITIVE, "epsilon of one release"),
-    "delta": Setting(1e-5, in_range(0.0, 1.0, open_below=True, open_above=True), "delta of one release"),
-    "sensitivity": Setting(0.1, POSITIVE, "u_i of the paper's calibration"),
-    "clip": Setting(1.0, POSITIVE, "norm to which `sound` clips each record's gradient"),
-    "noise-source": Setting(
+        first=True,
+    )
+    measurements: FeaturesOr0 = setting(0, "signs d of a one-bit message (0: n / 2)")
+    expand: Literal["consistent", "literal"] = setting(
+        "consistent", "recover the scale that Algorithm 2 divides out, or take it literally with base gamma"
+    )
+    compand: Literal["log", "none"] = setting("log", "measure sign(w) log(1 + abs(w)), or w")
+    gamma: Annotated[float, above(1)] = setting(5.0, "base of `expand` = `literal`")
+    decoder: Literal["gpsp", "biht"] = setting("gpsp", "what finds the model behind the signs")
+    phi: Annotated[str, choice(*MATRICES)] = setting(
+        "gaussian", "the measuring matrix; `srht` is a transform, for large models"
+    )
+    phi_density: Annotated[float, in_range(0.5, 1.0)] = setting(
+        1.0, "nonzeros of a Gaussian measuring matrix"
+    )
+    phi_owner: Literal["sender", "receiver"] = setting("sender", "whose matrix measures")
+    stragglers: bool = setting(
+        False, "hear the neighbours that reply first, in place of some drawn before", "robustness"
+    )
+    interval_low: Rounds = setting(10, "a node communicates every kappa iterations, drawn from here on")
+    interval_high: Rounds = setting(15, "and up to here")
+    mu: Positive = setting(0.1, "proximal weight of a local step", "training")
+    sigma_rule: Literal["paper", "fixed_c"] = setting(
+        "paper", "sigma from the data's largest singular value (`paper`) or c / m_i (`fixed_c`)"
+    )
+    c: Positive = setting(1.0, "c of `fixed_c`")
+    privacy: Literal["none", "paper", "sound"] = setting(
+        "none", "noise: `none`; as the `paper` prints it, which guarantees nothing; `sound`", "privacy"
+    )
+    epsilon: Positive = setting(0.5, "epsilon of one release", "privacy")
+    delta: Delta = setting(1e-5, "delta of one release", "privacy")
+    sensitivity: Positive = setting(0.1, "u_i of the paper's calibration", "privacy")
+    clip: Positive = setting(1.0, "norm to which `sound` clips each record's gradient", "privacy")
+    noise_source: Literal["entropy", "seed"] = setting(
         "entropy",
-        choice("entropy", "seed"),
         "where `sound` takes its noise from: the operating system, or `seed`, for simulations that must "
         "repeat (and guarantee nothing)",
-    ),
-    "learning-rate": Setting(0.1, POSITIVE, "step size of the baselines"),
-    "momentum": Setting(0.9, in_range(0.0, 1.0, open_above=True), "of DFedAvgM"),
-    "rho": Setting(0.05, NOT_NEGATIVE, "of DFedSAM"),
-    "local-steps": Setting(10, whole(1, MAX_STEPS), "steps of the baselines between two communications"),
-    "bits": Setting(
-        0, whole(0, 16), "quantiser bits of DFedAvgM (0: none), DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
-    ),
-    "top-k": Setting(
-        0,
-        whole(0, _MAX_FEATURES),
-        "entries that CHOCO-SGD and BEER send of a vector, the largest, in 32 bits (0: all, in `bits`)",
-    ),
-    "step-gamma": Setting(
-        0.0,
-        in_range(0.0, 1.0),
-        "consensus step of CHOCO-SGD and BEER (0: what is proved to converge, which is small)",
-    ),
-    "contraction": Setting(
-        0.0,
-        in_range(0.0, 1.0),
-        "delta of the compressor in that proof (0: what it guarantees for every vector)",
-    ),
-    "budget": Setting(0.5, in_range(0.0, 1.0, open_below=True), "communication budget of MATCHA"),
-    "sealed": Setting(
+        "privacy",
+    )
+    learning_rate: Positive = setting(0.1, "step size of the baselines", "training")
+    momentum: FractionBelow1 = setting(0.9, "of DFedAvgM", "training")
+    rho: NotNegative = setting(0.05, "of DFedSAM")
+    local_steps: Steps = setting(10, "steps of the baselines between two communications", "training")
+    bits: Annotated[int, whole(0, 16)] = setting(
+        0, "quantiser bits of DFedAvgM (0: none), DCD-PSGD, CHOCO-SGD and BEER (0: 8)"
+    )
+    top_k: FeaturesOr0 = setting(
+        0, "entries that CHOCO-SGD and BEER send of a vector, the largest, in 32 bits (0: all, in `bits`)"
+    )
+    step_gamma: UnitFraction = setting(
+        0.0, "consensus step of CHOCO-SGD and BEER (0: what is proved to converge, which is small)"
+    )
+    contraction: UnitFraction = setting(
+        0.0, "delta of the compressor in that proof (0: what it guarantees for every vector)"
+    )
+    budget: PositiveFraction = setting(0.5, "communication budget of MATCHA")
+    sealed: bool = setting(
         True,
-        flag(),
         "neighbours seal what they publish and the seeds that it is decoded with: the server only relays "
         "them. Moves no bit of a simulation; 28 bytes a message",
-    ),
-    **_SITE_SETTINGS,
-    "monitor": MONITOR,
-    "tolerance": Setting(0.0, NOT_NEGATIVE, "stop when the consensus measure falls to this (0: never)"),
-    "problem": Setting(
+        "privacy",
+    )
+    peers: str = setting(
+        "",
+        "with several sites, each a SuperLink with a run of its own: where each listens for the others, in "
+        "their order, this one too. Node i of m belongs to site floor(i S / m)",
+    )
+    site: NodesOr0 = setting(0, "which of the sites in `peers` this is, from 0", "deployment")
+    tolerance: NotNegative = setting(0.0, "stop when the consensus measure falls to this (0: never)", "run")
+    problem: Literal["linear", "logistic", "network"] = setting(
         "linear",
-        choice("linear", "logistic", "network"),
         "`linear`: Example 1; `logistic`: Example 2 on two classes of images or a LIBSVM file; `network`: a "
         "small network on images, whose change from a common start is sparse",
-    ),
-    "features": Setting(1000, whole(1, _MAX_FEATURES), "n of `linear`"),
-    "noise": Setting(
-        0.5, number("a number from 0 to 1e6", NumberRange(0, 1e6)), "noise of `linear`'s observations"
-    ),
-    "samples-low": Setting(250, whole(1, _MAX_FEATURES), "fewest samples of a node in `linear`"),
-    "samples-high": Setting(750, whole(1, _MAX_FEATURES), "most samples of a node in `linear`"),
-    "class-0": Setting(0, whole(0, _MAX_CLASS), "the one class of `logistic`"),
-    "class-1": Setting(1, whole(0, _MAX_CLASS), "the other class of `logistic`"),
-    "libsvm": Setting("", text("a file in data-dir, or empty"), "a file for `logistic`, instead of images"),
-    "l2": Setting(0.001, NOT_NEGATIVE, "lambda of `logistic`"),
-    **override(
-        task_settings({key: TASK_TEXTS[key] for key in _TASK_KEYS}),
-        defaults={"model": "mlp"},
-        helps={
-            "dataset": "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`",
-            "partition": "how `network`'s images are dealt; `own`: each node has data of its own, for "
-            "`logistic` and `network`",
-            "model": "of `network`",
-        },
-    ),
-    "holdout": HOLDOUT,
-    "min-available-nodes": QUORUM,
-    "registry": registry_setting(Registry.named),
-    **override(
-        {"aggregation": aggregation_setting(NEIGHBOURHOOD_RULES, neighbourhood_rule)},
-        helps={
-            "aggregation": "what a node of `ceps` takes of its own and its neighbours' models: the mean, or "
-            "what liars cannot ruin"
-        },
-    ),
-    "seed": SEED,
-    **override(
-        RUN_SETTINGS,
-        defaults={"evaluate-every": 1},
-        helps={
-            "evaluate-every": "events between records of what the monitor saw",
-            "train-loss-samples": "not used here",
-            "min-replies": "fewest valid replies of an event",
-            "checkpoint-every": "events between checkpoints",
-        },
-    ),
-}
-
-
-def _problems(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong between settings that are each valid."""
-    problems = at_most(
-        values,
-        ("interval-low", "interval-high"),
-        ("samples-low", "samples-high"),
-        ("min-replies", "num-clients"),
-        ("min-available-nodes", "num-clients"),
+        "data",
+        first=True,
     )
-    if values["problem"] == "linear":
-        problems += at_most(values, ("sparsity", "features"))
-        if values["features"] * values["samples-high"] > _MAX_ENTRIES:
-            problems.append(
-                f"features = {values['features']} with samples-high = {values['samples-high']}; valid is a "
-                f"product of up to {_MAX_ENTRIES}: a node holds that many numbers, 1 GiB"
-            )
-    own = values["partition"] == OWN
-    if own and values["problem"] == "linear":
-        problems.append("problem = 'linear'; valid with partition = 'own' is 'logistic' or 'network'")
-    if own and values["libsvm"]:
-        problems.append(f"libsvm = {values['libsvm']!r}; valid with partition = 'own' is empty")
-    if (
-        values["problem"] == "logistic"
-        and not own
-        and not values["libsvm"]
-        and values["class-0"] == values["class-1"]
-    ):
-        problems.append(f"class-1 = {values['class-1']}; valid is another class than class-0")
-    changes = values["method"] == "sgp" and values["topology"].strip() == ONE_PEER
-    if values["topology"] and not changes:
+    features: Features = setting(1000, "n of `linear`", "data")
+    noise: Annotated[float, number("a number from 0 to 1e6", 0, 1e6)] = setting(
+        0.5, "noise of `linear`'s observations", "data"
+    )
+    samples_low: Features = setting(250, "fewest samples of a node in `linear`", "data")
+    samples_high: Features = setting(750, "most samples of a node in `linear`", "data")
+    class_0: Label = setting(0, "the one class of `logistic`", "data")
+    class_1: Label = setting(1, "the other class of `logistic`", "data")
+    libsvm: Annotated[str, text("a file in data-dir, or empty")] = setting(
+        "", "a file for `logistic`, instead of images", "data"
+    )
+    l2: NotNegative = setting(0.001, "lambda of `logistic`", "data")
+    model: str = setting("mlp", "of `network`", first=False)
+    dataset: str = setting(
+        "mnist-5k", "images of `logistic` and `network`: a name of `hedgerow data`, or `module:function`"
+    )
+    partition: str = setting(
+        "iid",
+        "how `network`'s images are dealt; `own`: each node has its own data, for `logistic` and `network`",
+        first=False,
+    )
+    aggregation: Annotated[str, text(NEIGHBOURHOOD_RULES, neighbourhood_rule)] = setting(
+        "mean",
+        "what a node of `ceps` takes of its own and its neighbours' models: the mean, or a robust rule",
+        "robustness",
+    )
+    evaluate_every: int = setting(1, "events between records of what the monitor saw")
+    train_loss_samples: int = setting(0, "not used here")
+    min_replies: int = setting(1, "fewest valid replies of an event")
+    checkpoint_every: int = setting(10, "events between checkpoints")
+
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        yield self.at_most("interval-low", "interval-high")
+        yield self.at_most("samples-low", "samples-high")
+        own, method = self.partition == OWN, f"method = {self.method!r}"
+        match self.problem:
+            case "linear":
+                yield self.at_most("sparsity", "features")
+                most = _MAX_ENTRIES // self.features
+                yield (
+                    self.samples_high <= most, "samples-high",
+                    f"at most {most} with features = {self.features}: a node holds their product, at most "
+                    f"{_MAX_ENTRIES} numbers, 1 GiB",
+                )  # fmt: skip
+                yield not own, "problem", f"'logistic' or 'network' with partition = {OWN!r}"
+            case "logistic" if not own and not self.libsvm:
+                yield self.class_1 != self.class_0, "class-1", "another class than class-0"
+        if own:
+            yield from self.usual(f"with partition = {OWN!r}", "libsvm")
+        if self.topology and not (self.method == "sgp" and self.topology.strip() == ONE_PEER):
+            try:
+                validate_topology(self.topology, self.num_clients, directed=self.method in _DIRECTED)
+            except ValueError as error:
+                yield False, "", str(error)
+        if self.method == "ceps":
+            exact = self.privacy == "sound" and self.sigma_rule == "paper"
+            yield not exact, "sigma-rule", "'fixed_c' with privacy = 'sound'"
+        else:
+            yield from self.usual(f"with {method}, whose weights are a mixing matrix's", "aggregation")
+        if self.method in ("choco-sgd", "beer") and self.top_k:
+            yield from self.usual(f"with top-k = {self.top_k}, whose values have 32", "bits")
+        yield self.bits != 1, "bits", "0 (none) or 2 to 16"
+        if self.peer_addresses:
+            yield from self._site_rules()
+        else:
+            yield from self.usual("where peers is empty", "site", *PeerSettings.table())
+
+    def _site_rules(self) -> Rules:
+        """Yield what must hold for one site of several: nobody sees the nodes and the costs of all."""
+        for key in ("monitor", "stragglers"):
+            yield not self.of(key), key, "False with peers"
+        yield self.partition != OWN, "partition", "one of a data set with peers"
+        budget = Budget.parse(self.stop_after)
+        yield budget is None or budget.of == "iterations", "stop-after", "iterations=N with peers"
         try:
-            directed = values["method"] in _DIRECTED
-            validate_topology(values["topology"], values["num-clients"], directed=directed)
+            site = _site(self)
+            own = len(site.nodes(self.num_clients)) if site is not None else 0
         except ValueError as error:
-            problems.append(str(error))
-    if values["privacy"] == "sound" and values["sigma-rule"] == "paper" and values["method"] == "ceps":
-        problems.append("sigma-rule = 'paper'; valid with privacy = 'sound' is 'fixed_c'")
-    if values["aggregation"] != "mean" and values["method"] != "ceps":
-        problems.append(
-            f"aggregation = {values['aggregation']!r}; valid is 'mean' with method = {values['method']!r}: "
-            "its weights are a mixing matrix's"
-        )
-    if values["bits"] and values["top-k"] and values["method"] in ("choco-sgd", "beer"):
-        problems.append(f"bits = {values['bits']}; valid with top-k = {values['top-k']} is 0: values have 32")
-    if values["bits"] == 1:
-        problems.append(f"bits = {values['bits']}; valid is 0 (none) or 2 to 16")
-    return problems + _site_problems(values)
+            yield False, "", str(error)
+        else:
+            here = f"at most {own}, the nodes of site {self.site}"
+            yield self.min_available_nodes <= own, "min-available-nodes", here
 
 
-def _site_problems(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the settings of one site of several."""
-    peers = peer_addresses(values)
-    if not peers:
-        return [
-            f"{key} = {values[key]!r}; valid is {setting.default!r} where peers is empty"
-            for key, setting in _SITE_SETTINGS.items()
-            if values[key] != setting.default and key != PEERS
-        ]
-    # Nobody sees the nodes of all sites, nor what all of them spend.
-    only = {"monitor": False, "stragglers": False}
-    problems = [
-        f"{key} = {str(values[key]).lower()}; valid with peers is {str(valid).lower()}"
-        for key, valid in only.items()
-        if values[key] != valid
-    ]
-    if values["partition"] == OWN:
-        problems.append(f"partition = {OWN!r}; valid with peers is one of a data set")
-    budget = Budget.parse(values["stop-after"])
-    if budget is not None and budget.of != "iterations":
-        problems.append(f"stop-after = {values['stop-after']!r}; valid with peers is iterations=N")
-    problems += credential_problems(values)
-    try:
-        site = _site(values)
-        own = len(site.nodes(values["num-clients"])) if site is not None else 0
-    except ValueError as error:
-        return [*problems, str(error)]
-    if values["min-available-nodes"] > own:
-        problems.append(
-            f"min-available-nodes = {values['min-available-nodes']}; valid is at most {own}, the nodes of "
-            f"site {values['site']}"
-        )
-    return problems
+SETTINGS: Mapping[str, Setting] = Settings.table()
+read = Settings.read
 
 
-def _site(values: Mapping[str, Any]) -> Site | None:
+def _site(values: Settings) -> Site | None:
     """Return which of several sites this is; None where there is one hub for all nodes."""
-    if not (peers := peer_addresses(values)):
+    if not (peers := values.peer_addresses):
         return None
-    files = credential_files(values)
+    files = values.credential_files
     return Site(
-        values["site"],
+        values.site,
         peers,
         None if files is None else PeerCredentials(*files),
-        values["peer-listen"],
-        values["peer-timeout"],
+        values.peer_listen,
+        values.peer_timeout,
     )
-
-
-read = reader(SETTINGS, _problems)
 
 
 def build_strategy(
-    values: Mapping[str, Any],
+    values: Settings,
     *,
     dim: int,
     monitor: Monitor | None = None,
@@ -361,39 +290,39 @@ def build_strategy(
 ) -> Gossip:
     """Return the strategy that the settings describe, for models of dimension ``dim``."""
     site = _site(values)
-    here = values["num-clients"] if site is None else len(site.nodes(values["num-clients"]))
+    here = values.num_clients if site is None else len(site.nodes(values.num_clients))
     options: dict[str, Any] = {
         "dim": dim,
-        "num_clients": values["num-clients"],
+        "num_clients": values.num_clients,
         "site": site,
-        "topology": values["topology"] or None,
+        "topology": values.topology or None,
         "privacy": Privacy(
-            values["privacy"],
-            values["epsilon"],
-            values["delta"],
-            values["sensitivity"],
-            values["clip"],
-            noise_source=values["noise-source"],
+            values.privacy,
+            values.epsilon,
+            values.delta,
+            values.sensitivity,
+            values.clip,
+            noise_source=values.noise_source,
         ),
-        "num_iterations": values["iterations"],
+        "num_iterations": values.iterations,
         "monitor": monitor,
-        "sealed": values["sealed"],
-        "seed": values["seed"],
+        "sealed": values.sealed,
+        "seed": values.seed,
         "roster": roster,
-        "registry": Registry.named(values["registry"]),
-        "min_train_nodes": values["min-replies"],
-        "min_available_nodes": values["min-available-nodes"] or here,
+        "registry": Registry.named(values.registry),
+        "min_train_nodes": values.min_replies,
+        "min_available_nodes": values.min_available_nodes or here,
         "on_round_end": on_round_end,
     }
-    r, rate = values["participation"], values["learning-rate"]
-    local = {"learning_rate": rate, "local_steps": values["local-steps"], **options}
-    top_k = values["top-k"] or None
+    r, rate = values.participation, values.learning_rate
+    local = {"learning_rate": rate, "local_steps": values.local_steps, **options}
+    top_k = values.top_k or None
     compressed = {
         "learning_rate": rate,
-        "bits": None if top_k else values["bits"] or 8,
+        "bits": None if top_k else values.bits or 8,
         "top_k": top_k,
-        "step_gamma": values["step-gamma"] or None,
-        "delta": values["contraction"] or None,
+        "step_gamma": values.step_gamma or None,
+        "delta": values.contraction or None,
         **options,
     }
     strategies: dict[str, Callable[[], Gossip]] = {
@@ -402,40 +331,40 @@ def build_strategy(
         "d-psgd-dn": lambda: DPSGD(dynamic=True, **local),
         "d-psgd-pc": lambda: DPSGD(participation=r, **local),
         "dfedavgm": lambda: DFedAvgM(
-            momentum=values["momentum"], bits=values["bits"] or None, participation=r, **local
+            momentum=values.momentum, bits=values.bits or None, participation=r, **local
         ),
-        "dfedsam": lambda: DFedSAM(rho=values["rho"], participation=r, **local),
-        "dcd-psgd": lambda: DCDPSGD(learning_rate=rate, bits=values["bits"] or 8, **options),
-        "choco-sgd": lambda: ChocoSGD(local_steps=values["local-steps"], **compressed),
+        "dfedsam": lambda: DFedSAM(rho=values.rho, participation=r, **local),
+        "dcd-psgd": lambda: DCDPSGD(learning_rate=rate, bits=values.bits or 8, **options),
+        "choco-sgd": lambda: ChocoSGD(local_steps=values.local_steps, **compressed),
         "beer": lambda: BEER(**compressed),
         "sgp": lambda: SGP(**local),
         "sgp-dn": lambda: SGP(dynamic=True, **local),
         "dp-dsgt": lambda: DPDSGT(learning_rate=rate, **options),
-        "matcha": lambda: Matcha(learning_rate=rate, budget=values["budget"], **options),
+        "matcha": lambda: Matcha(learning_rate=rate, budget=values.budget, **options),
     }
-    return strategies[values["method"]]()
+    return strategies[values.method]()
 
 
-def _ceps(values: Mapping[str, Any], options: dict[str, Any]) -> CEPS:
+def _ceps(values: Settings, options: dict[str, Any]) -> CEPS:
     return CEPS(
-        sparsity=values["sparsity"],
-        measurements=values["measurements"] or None,
-        codec=values["codec"],
+        sparsity=values.sparsity,
+        measurements=values.measurements or None,
+        codec=values.codec,
         code=OneBitCode(
-            expand=values["expand"],
-            compand=values["compand"],
-            gamma=values["gamma"],
-            decoder=values["decoder"],
-            phi=values["phi"],
-            phi_density=values["phi-density"],
-            phi_owner=values["phi-owner"],
+            expand=values.expand,
+            compand=values.compand,
+            gamma=values.gamma,
+            decoder=values.decoder,
+            phi=values.phi,
+            phi_density=values.phi_density,
+            phi_owner=values.phi_owner,
         ),
-        participation=values["participation"],
-        interval=(values["interval-low"], values["interval-high"]),
-        stragglers=values["stragglers"],
-        mu=values["mu"],
-        sigma_rule=values["sigma-rule"],
-        c=values["c"],
-        aggregation=values["aggregation"],
+        participation=values.participation,
+        interval=(values.interval_low, values.interval_high),
+        stragglers=values.stragglers,
+        mu=values.mu,
+        sigma_rule=values.sigma_rule,
+        c=values.c,
+        aggregation=values.aggregation,
         **options,
     )

@@ -5,7 +5,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from torch import Tensor
 
-from hedgerow.sim.runs.serverapp import Experiment, Values, server_app
+from hedgerow.sim.runs.serverapp import Experiment, server_app
 from hedgerow.sim.runs.settings import as_settings_errors
 from hedgerow.strategies import HSGD
 from hedgerow.wire.records import to_record, to_state_dict
@@ -21,15 +21,15 @@ REALISM = (
 )
 
 
-def experiment(values: Values) -> Experiment:
+def experiment(values: settings.Settings) -> Experiment:
     """Return the run that the settings describe."""
-    if is_own(values):
+    if is_own(values.run_config):
         return _on_own_data(values)
     with as_settings_errors():
-        parties = deal(values)
+        parties = deal(values.run_config)
         settings.check_size(values, parties)
         settings.build_strategy(values)
-    metrics = SplitMetrics(parties, values["train-loss-samples"])
+    metrics = SplitMetrics(parties, values.train_loss_samples)
     built: list[HSGD] = []
 
     def strategy(**callbacks: Any) -> HSGD:
@@ -44,7 +44,7 @@ def experiment(values: Values) -> Experiment:
         return metrics.mean([to_state_dict(model) for model in hsgd.models()])
 
     return Experiment(
-        title=f"{values['method']} on {values['dataset']}, {values['num-groups']} groups",
+        title=f"{values.method} on {values.dataset}, {values.num_groups} groups",
         realism=REALISM,
         strategy=strategy,
         initial_arrays=to_record({key: value.clone() for key, value in parties.model.state_dict().items()}),
@@ -53,12 +53,12 @@ def experiment(values: Values) -> Experiment:
     )
 
 
-def _on_own_data(values: Values) -> Experiment:
+def _on_own_data(values: settings.Settings) -> Experiment:
     """Return a run whose model is built from what the parties tell, and measured at them."""
     with as_settings_errors():
         settings.build_strategy(values)
     return Experiment(
-        title=f"{values['method']} on the parties' own data",
+        title=f"{values.method} on the parties' own data",
         realism=REALISM,
         strategy=lambda **callbacks: settings.build_strategy(values, **callbacks),
         initial_arrays=ArrayRecord(),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hedgerow.clients import global_task, initial_model
-from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.aggregate.sum_settings import check_noise
@@ -43,32 +43,32 @@ REALISM = {
 _FORWARD_AND_BACKWARD = 3
 
 
-def experiment(values: Values) -> Experiment | LearntExperiment:
+def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
-    if values["partition"] == OWN:
+    if values.partition == OWN:
         return LearntExperiment(
             values,
-            partial(OwnNodes.gather, registry=Registry.named(values["registry"])),
+            partial(OwnNodes.gather, registry=Registry.named(values.registry)),
             num_features,
             partial(_on_own_data, values),
             num_nodes=settings.num_nodes(values),
             quorum=settings.quorum(values),
         )
     with as_settings_errors():
-        model, data = global_task(values)
-    measure = CentralMetrics(model, data, values["train-loss-samples"])
+        model, data = global_task(values.run_config)
+    measure = CentralMetrics(model, data, values.train_loss_samples)
     return _experiment(values, model, data.dataset.input_shape, max(data.sizes), measure)
 
 
-def _on_own_data(values: Values, nodes: OwnNodes) -> Experiment:
+def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes that have data of their own."""
     with as_settings_errors():
-        model = initial_model(values, nodes.input_shape, nodes.num_classes)
+        model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
     return _experiment(values, model, nodes.input_shape, max(nodes.sizes), nodes.measure, nodes.roster)
 
 
 def _experiment(
-    values: Values,
+    values: settings.Settings,
     model: nn.Module,
     input_shape: tuple[int, ...],
     most_samples: int,
@@ -81,33 +81,33 @@ def _experiment(
             settings.build_strategy,
             values,
             num_params=count_parameters(model),
-            flops_per_iteration=_FORWARD_AND_BACKWARD * values["batch-size"] * macs,
+            flops_per_iteration=_FORWARD_AND_BACKWARD * values.batch_size * macs,
             roster=roster,
         )
         strategy()
-        check_noise(values, model.state_dict())
+        check_noise(values.run_config, model.state_dict())
     steps = settings.local_steps(values)
-    check_work(f"tau1 = {values['tau1']}", steps, min(values["batch-size"], most_samples))
-    data = "own data" if values["partition"] == OWN else values["dataset"]
+    check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, most_samples))
+    data = "own data" if values.partition == OWN else values.dataset
     return Experiment(
-        title=f"{values['method']} on {data}, latency preset {values['latency-preset']}",
-        realism=REALISM[values["edge-servers"]],
+        title=f"{values.method} on {data}, latency preset {values.latency_preset}",
+        realism=REALISM[values.edge_servers],
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
-        num_rounds=values["iterations"] // steps,
-        train_config={key: values[key] for key in ("learning-rate", "batch-size", "seed")},
+        num_rounds=values.iterations // steps,
+        train_config={key: values.of(key) for key in ("learning-rate", "batch-size", "seed")},
         measure=measure,
         num_nodes=settings.num_nodes(values),
-        together=partial(_together, values) if values["edge-servers"] == settings.DIRECT else None,
+        together=partial(_together, values) if values.edge_servers == settings.DIRECT else None,
     )
 
 
 def _together(
-    values: Values, models: NDArray[Any], sizes: Sequence[float]
+    values: settings.Settings, models: NDArray[Any], sizes: Sequence[float]
 ) -> tuple[NDArray[Any], dict[str, float]]:
     """Return u of the edge servers' models (D, M), as a run that emulates them has it."""
     shares = np.array(sizes) / sum(sizes)
-    rule = parse_aggregation(values["aggregation"])
+    rule = parse_aggregation(values.aggregation)
     return robust_mean(models, shares, rule), {"consensus-error": consensus_error(models, shares)}
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from hedgerow.clients import global_task, initial_model
-from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, Values, server_app
+from hedgerow.sim.runs.serverapp import Experiment, LearntExperiment, Measure, server_app
 from hedgerow.sim.runs.settings import as_settings_errors, check_work
 from hedgerow.strategies import OwnNodes
 from hedgerow.strategies.aggregate.sum_settings import check_noise
@@ -22,44 +22,48 @@ REALISM = (
 )
 
 
-def experiment(values: Values) -> Experiment | LearntExperiment:
+def experiment(values: settings.Settings) -> Experiment | LearntExperiment:
     """Return the run that the settings describe."""
-    if values["partition"] == OWN:
+    if values.partition == OWN:
         return LearntExperiment(
             values,
-            partial(OwnNodes.gather, registry=Registry.named(values["registry"])),
+            partial(OwnNodes.gather, registry=Registry.named(values.registry)),
             num_features,
             partial(_on_own_data, values),
         )
     with as_settings_errors():
-        model, data = global_task(values)
-    measure = CentralMetrics(model, data, values["train-loss-samples"])
+        model, data = global_task(values.run_config)
+    measure = CentralMetrics(model, data, values.train_loss_samples)
     return _experiment(values, model, max(data.sizes), measure)
 
 
-def _on_own_data(values: Values, nodes: OwnNodes) -> Experiment:
+def _on_own_data(values: settings.Settings, nodes: OwnNodes) -> Experiment:
     """Return the run of nodes that have data of their own."""
     with as_settings_errors():
-        model = initial_model(values, nodes.input_shape, nodes.num_classes)
+        model = initial_model(values.run_config, nodes.input_shape, nodes.num_classes)
     return _experiment(values, model, max(nodes.sizes), nodes.measure, nodes.roster)
 
 
 def _experiment(
-    values: Values, model: nn.Module, most_samples: int, measure: Measure, roster: Roster | None = None
+    values: settings.Settings,
+    model: nn.Module,
+    most_samples: int,
+    measure: Measure,
+    roster: Roster | None = None,
 ) -> Experiment:
     strategy = partial(settings.build_strategy, values, roster=roster)
     with as_settings_errors():
         strategy()
-        check_noise(values, model.state_dict())
+        check_noise(values.run_config, model.state_dict())
     for key in ("local-iters", "inner-steps"):
-        check_work(f"{key} = {values[key]}", values[key], min(values["batch-size"], most_samples))
-    data = "own data" if values["partition"] == OWN else values["dataset"]
+        check_work(f"{key} = {values.of(key)}", values.of(key), min(values.batch_size, most_samples))
+    data = "own data" if values.partition == OWN else values.dataset
     return Experiment(
-        title=f"{values['algorithm']} on {data}, {settings.build_schedule(values)}",
+        title=f"{values.algorithm} on {data}, {settings.build_schedule(values)}",
         realism=REALISM,
         strategy=strategy,
         initial_arrays=to_record(model.state_dict()),
-        num_rounds=values["num-rounds"],
+        num_rounds=values.num_rounds,
         measure=measure,
     )
 

@@ -1,38 +1,34 @@
 """The app's settings: what each key may be, and the strategy that they describe."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
 from hedgerow.clients import TASK_TEXTS, parse_inner_lr
-from hedgerow.sim.runs.common_settings import (
-    BOUND_SETTINGS,
-    HOLDOUT,
-    QUORUM,
-    RUN_SETTINGS,
-    SEED,
-    STACK_SETTINGS,
-    SUM_NOISE_SETTINGS,
-    SUM_SETTINGS,
-    WEIGHT_BOUND,
-    aggregation_setting,
-    registry_setting,
-    task_settings,
-    training_problems,
+from hedgerow.sim.runs.common_settings import TrainingSettings
+from hedgerow.sim.runs.kinds import (
+    FractionBelow1,
+    Nodes,
+    Positive,
+    Rounds,
+    RoundsOr0,
+    Samples,
+    Steps,
+    above,
+    choice,
+    in_range,
+    text,
 )
-from hedgerow.sim.runs.kinds import MAX_NODES, MAX_ROUNDS, POSITIVE, above, choice, in_range, text, whole
-from hedgerow.sim.runs.settings import Setting, at_most, override, reader
+from hedgerow.sim.runs.settings import Rules, Setting, setting
 from hedgerow.strategies import InnerSolver, SimilarityFree
-from hedgerow.strategies.aggregate.sum_settings import secure_sum_of, sum_problems
-from hedgerow.strategies.registry import Registry
+from hedgerow.strategies.aggregate.sum_settings import training_options
+from hedgerow.strategies.registry import REGISTRY_TEXTS
 from hedgerow.strategies.roster import Roster
 from hedgerow.strategies.rounds import RoundCallback
 from hedgerow.strategies.schedules import Diminishing, Fixed, Schedule, StepDecay
 from hedgerow.tasks import AUGMENTATIONS
 from hedgerow.wire.compress import Identity, RandK, parse_compressor, validate_compressor
-from hedgerow.wire.limits import MAX_SAMPLES, MAX_STEPS
-from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
-__all__ = ["SETTINGS", "build_schedule", "build_strategy", "read"]
+__all__ = ["SETTINGS", "Settings", "build_schedule", "build_strategy", "read"]
 
 # What the uplink carries, and whether workers remember what it cut off.
 _ALGORITHMS = {
@@ -43,160 +39,135 @@ _ALGORITHMS = {
     "fedpaq": ("gradient", True, False),
 }
 
-SETTINGS: Mapping[str, Setting] = {
-    "algorithm": Setting("ef-fedavg", choice(*_ALGORITHMS), "a row of the table at the top of README.md"),
-    "num-rounds": Setting(50, whole(1, MAX_ROUNDS), "communication rounds K"),
-    "num-clients": Setting(10, whole(1, MAX_NODES), "workers n"),
-    "local-iters": Setting(10, whole(1, MAX_STEPS), "T of the gradient operator"),
-    "batch-size": Setting(32, whole(1, MAX_SAMPLES), "samples of a mini-batch"),
-    "compressor": Setting(
-        "topk(0.01)",
+
+class Settings(TrainingSettings):
+    """The app's settings."""
+
+    TEXTS: ClassVar = {**TASK_TEXTS, **REGISTRY_TEXTS}
+
+    algorithm: Annotated[str, choice(*_ALGORITHMS)] = setting(
+        "ef-fedavg", "a row of the table at the top of README.md", first=True
+    )
+    num_rounds: Rounds = setting(50, "communication rounds K", first=True)
+    num_clients: Nodes = setting(10, "workers n")
+    local_iters: Steps = setting(10, "T of the gradient operator", "training", first=True)
+    batch_size: Samples = setting(32, "samples of a mini-batch", "training")
+    compressor: Annotated[
+        str,
         text("'identity', 'topk(0.01)', 'topk(100)', 'randk(0.1)', 'sign' or 'ternary'", validate_compressor),
-        "`topk(fraction)`, `topk(count)`, either with `,packed` before the bracket (bit-packed indices), "
-        "`randk(fraction)`, the same entries of all workers, drawn anew each round, `sign`, `ternary`, "
-        "`identity`",
-    ),
-    "schedule": Setting(
+    ] = setting(
+        "topk(0.01)",
+        "`topk(fraction)`, `topk(count)`, `randk(fraction)`, the same entries of all workers, drawn anew "
+        "each round, `sign`, `ternary`, `identity`",
+        first=True,
+    )
+    schedule: Literal["fixed", "diminishing", "step-decay"] = setting(
         "fixed",
-        choice("fixed", "diminishing", "step-decay"),
         "`fixed`: c / sqrt(K); `diminishing`: c / (k + 1)^nu; `step-decay`: start / factor^floor(k / stage)",
-    ),
-    "fixed-c": Setting(0.7, POSITIVE, "c of the fixed schedule"),
-    "diminishing-c": Setting(0.8, POSITIVE, "c of the diminishing schedule"),
-    "diminishing-nu": Setting(
-        0.51, in_range(0.5, 1.0, open_below=True, open_above=True), "nu of the diminishing schedule"
-    ),
-    "decay-start": Setting(0.2, POSITIVE, "first step of the step decay"),
-    "decay-factor": Setting(2.0, above(1), "what the step decay divides by"),
-    "decay-stage": Setting(10, whole(1, MAX_ROUNDS), "rounds of a stage of the step decay"),
-    "schedule-drives": Setting(
+        "training",
+    )
+    fixed_c: Positive = setting(0.7, "c of the fixed schedule", "training", first=True)
+    diminishing_c: Positive = setting(0.8, "c of the diminishing schedule", "training")
+    diminishing_nu: Annotated[float, in_range(0.5, 1.0, open_below=True, open_above=True)] = setting(
+        0.51, "nu of the diminishing schedule", "training"
+    )
+    decay_start: Positive = setting(0.2, "first step of the step decay", "training")
+    decay_factor: Annotated[float, above(1)] = setting(2.0, "what the step decay divides by", "training")
+    decay_stage: Rounds = setting(10, "rounds of a stage of the step decay", "training")
+    schedule_drives: Literal["local", "round"] = setting(
         "local",
-        choice("local", "round"),
         "`local`: the schedule is the local step, as in the paper's experiments; `round`: it is the step of "
         "a whole round, as in its theory, and a local step of SGD is 1/T of it",
-    ),
-    "inner-lr": Setting(
+        "training",
+    )
+    inner_lr: Annotated[str, text("'auto:<max>' or 'fixed:<value>', both > 0", parse_inner_lr)] = setting(
         "auto:0.1",
-        text("'auto:<max>' or 'fixed:<value>', both > 0", parse_inner_lr),
         "step of the inner solver of a proximal point: `auto:<max>` is gamma/3 up to a maximum, "
         "`fixed:<value>` diverges above 2 gamma",
-    ),
-    "inner-steps": Setting(30, whole(1, MAX_STEPS), "at most so many inner steps"),
-    "inner-tol": Setting(
-        0.001,
-        in_range(0.0, 1.0, open_above=True),
-        "inner steps stop at this residual relative to the first gradient",
-    ),
-    "inner-batch": Setting(
-        "fixed", choice("fixed", "fresh"), "one mini-batch a round (`fixed`), or an inner step (`fresh`)"
-    ),
-    "weighting": Setting("uniform", choice("uniform", "examples"), "`uniform`: 1/n, as in the paper"),
-    "probe-rounds": Setting(
+        "training",
+    )
+    inner_steps: Steps = setting(30, "at most so many inner steps", "training")
+    inner_tol: FractionBelow1 = setting(
+        0.001, "inner steps stop at this residual relative to the first gradient", "training"
+    )
+    inner_batch: Literal["fixed", "fresh"] = setting(
+        "fixed", "one mini-batch a round (`fixed`), or an inner step (`fresh`)", "training"
+    )
+    weighting: Literal["uniform", "examples"] = setting(
+        "uniform", "`uniform`: 1/n, as in the paper", "training"
+    )
+    probe_rounds: RoundsOr0 = setting(
         0,
-        whole(0, MAX_ROUNDS),
         "first rounds in which workers also estimate curvature and gradient variance, for the planner",
-    ),
-    **override(
-        task_settings(TASK_TEXTS),
-        defaults={"scaling": "unit", "partition": "ring(2)"},
-        helps={
-            "partition": "`ring(2)`: two classes a worker; `ring(1)`: one class",
-            "model": "`cnn-431k` is the paper's",
-        },
-    ),
-    "augmentation": Setting(
+        "run",
+    )
+    scaling: str = setting("unit")
+    partition: str = setting("ring(2)", "`ring(2)`: two classes a worker; `ring(1)`: one class")
+    model: str = setting("lenet", "`cnn-431k` is the paper's")
+    augmentation: Annotated[str, choice(*AUGMENTATIONS)] = setting(
         "none",
-        choice(*AUGMENTATIONS),
         "what is done to each batch of images: nothing, random `flips`, or random `crops-and-flips`",
-    ),
-    "holdout": HOLDOUT,
-    "min-available-nodes": QUORUM,
-    "registry": registry_setting(Registry.named),
-    "aggregation": aggregation_setting(AGGREGATIONS, parse_aggregation),
-    **SUM_SETTINGS,
-    **SUM_NOISE_SETTINGS,
-    "max-weight-ratio": WEIGHT_BOUND,
-    **BOUND_SETTINGS,
-    "seed": SEED,
-    **STACK_SETTINGS,
-    **override(RUN_SETTINGS, helps={"min-replies": "fewest valid replies of a round (0: every worker's)"}),
-}
+        "training",
+    )
+    min_replies: int = setting(1, "fewest valid replies of a round (0: every worker's)")
 
+    def sum_sizes(self) -> tuple[int, int]:
+        """Return the nodes of the smallest and the largest sum of a round."""
+        return self.num_clients, self.num_clients
 
-def _problems(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong between settings that are each valid."""
-    problems = at_most(values, ("min-replies", "num-clients"), ("min-available-nodes", "num-clients"))
-    if values["secure-sum"]:
-        if _ALGORITHMS[values["algorithm"]][1] and not isinstance(
-            parse_compressor(values["compressor"]), Identity | RandK
-        ):
-            problems.append(
-                f"compressor = {values['compressor']!r}; valid with secure-sum is 'identity' or "
-                "'randk(0.1)': masks are on every entry, so that where each worker chooses its own, or sends "
-                "signs, nothing is saved"
+    def rules(self) -> Rules:
+        """Yield what must hold between values that are each valid."""
+        yield from super().rules()
+        if self.secure_sum:
+            chosen = _ALGORITHMS[self.algorithm][1] and not isinstance(
+                parse_compressor(self.compressor), Identity | RandK
             )
-        if values["probe-rounds"]:
-            problems.append(
-                f"probe-rounds = {values['probe-rounds']}; valid with secure-sum is 0: they are each worker's"
-            )
-    problems += training_problems(values)
-    return problems + sum_problems(values, values["num-clients"], values["num-clients"])
+            yield (
+                not chosen, "compressor",
+                "'identity' or 'randk(0.1)' with secure-sum (masks are on every entry: where each worker "
+                "chooses its own, or sends signs, nothing is saved)",
+            )  # fmt: skip
+            yield not self.probe_rounds, "probe-rounds", "0 with secure-sum (they are each worker's)"
 
 
-read = reader(SETTINGS, _problems)
+SETTINGS: Mapping[str, Setting] = Settings.table()
+read = Settings.read
 
 
-def build_schedule(values: Mapping[str, Any]) -> Schedule:
+def build_schedule(values: Settings) -> Schedule:
     """Return the step-size schedule."""
-    match values["schedule"]:
+    match values.schedule:
         case "fixed":
-            return Fixed(c=values["fixed-c"], num_rounds=values["num-rounds"])
+            return Fixed(c=values.fixed_c, num_rounds=values.num_rounds)
         case "diminishing":
-            return Diminishing(c=values["diminishing-c"], nu=values["diminishing-nu"])
+            return Diminishing(c=values.diminishing_c, nu=values.diminishing_nu)
         case _:
             return StepDecay(
-                gamma0=values["decay-start"],
-                decay_factor=values["decay-factor"],
-                stage_len=values["decay-stage"],
+                gamma0=values.decay_start, decay_factor=values.decay_factor, stage_len=values.decay_stage
             )
 
 
 def build_strategy(
-    values: Mapping[str, Any], *, roster: Roster | None = None, on_round_end: Sequence[RoundCallback] = ()
+    values: Settings, *, roster: Roster | None = None, on_round_end: Sequence[RoundCallback] = ()
 ) -> SimilarityFree:
     """Return the strategy that the settings describe.
 
     ``on_round_end`` is told of each round; ``roster`` has the nodes, where they were asked before.
     """
-    operator, compressed, error_feedback = _ALGORITHMS[values["algorithm"]]
+    operator, compressed, error_feedback = _ALGORITHMS[values.algorithm]
+    options = training_options(values.run_config)
     return SimilarityFree(
         schedule=build_schedule(values),
         operator=operator,  # type: ignore[arg-type]
-        compressor=values["compressor"] if compressed else "identity",
+        compressor=values.compressor if compressed else "identity",
         error_feedback=error_feedback,
-        schedule_drives=values["schedule-drives"],
-        local_iters=values["local-iters"],
-        batch_size=values["batch-size"],
-        inner=InnerSolver(
-            lr=values["inner-lr"],
-            steps=values["inner-steps"],
-            tol=values["inner-tol"],
-            batch=values["inner-batch"],
-        ),
-        weighting=values["weighting"],
-        probe_rounds=values["probe-rounds"],
-        seed=values["seed"],
-        fraction_evaluate=0.0,
-        min_train_nodes=values["min-replies"] or values["num-clients"],
-        min_available_nodes=values["min-available-nodes"] or values["num-clients"],
-        num_clients=values["num-clients"],
+        schedule_drives=values.schedule_drives,
+        local_iters=values.local_iters,
+        batch_size=values.batch_size,
+        inner=InnerSolver(values.inner_lr, values.inner_steps, values.inner_tol, values.inner_batch),
+        weighting=values.weighting,
+        probe_rounds=values.probe_rounds,
         roster=roster,
-        registry=Registry.named(values["registry"]),
         on_round_end=on_round_end,
-        aggregation=values["aggregation"],
-        secure_sum=secure_sum_of(values),
-        max_weight_ratio=values["max-weight-ratio"],
-        max_update_norm_ratio=values["max-update-norm-ratio"],
-        quarantine_after=values["quarantine-after"],
-        max_loss_ratio=values["max-loss-ratio"],
+        **{**options, "min_train_nodes": values.min_replies or values.num_clients},
     )

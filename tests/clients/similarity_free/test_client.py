@@ -231,7 +231,7 @@ def test_a_custom_loss_is_what_is_trained() -> None:
 # The uplink
 
 
-@pytest.mark.parametrize("compressor", ["topk(0.5)", "topk(3,packed)", "sign", "ternary"])
+@pytest.mark.parametrize("compressor", ["topk(0.5)", "topk(3)", "sign", "ternary"])
 @pytest.mark.parametrize("config", [GRADIENT, PROX], ids=["gradient", "prox"])
 def test_a_compressor_sends_the_code_of_the_models_change(config: Any, compressor: str) -> None:
     dense, reply = answer(node(2, config)), answer(node(2, config, compressor=compressor))

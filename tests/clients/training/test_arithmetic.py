@@ -13,7 +13,8 @@ from hedgerow.clients import LocalWork, Trained, local_sgd, wrap
 from hedgerow.clients.local_training import LocalTraining
 from hedgerow.clients.training import arithmetic
 from hedgerow.clients.training.arithmetic import Arithmetic
-from hedgerow.sim.runs.common_settings import training_problems
+from hedgerow.sim import SettingsError
+from hedgerow.sim.runs.common_settings import StackSettings
 from hedgerow.tasks import build_model
 
 BF16 = Arithmetic("bf16")
@@ -189,6 +190,12 @@ def test_a_runs_settings_say_how_its_nodes_compute() -> None:
     assert LocalTraining.of(asked, None).arithmetic == Arithmetic("bf16", 16)
     plain = Context(0, 0, {}, RecordDict(), {"batch-size": 16, "compile": False})
     assert LocalTraining.of(plain, None).arithmetic == Arithmetic()
-    assert training_problems({**config, "training-mode": "loop"}) == []
-    (problem,) = training_problems({**config, "training-mode": "stack"})
-    assert "compile = True; valid with training-mode = 'stack' is False" in problem
+
+
+def test_settings_that_ask_for_a_compiled_stack_are_refused() -> None:
+    asked = {**StackSettings.defaults(), "precision": "bf16", "compile": True}
+    assert StackSettings.read({**asked, "training-mode": "loop"}).compile
+    with pytest.raises(
+        SettingsError, match=r"compile must be False with training-mode = 'stack'.*, got True"
+    ):
+        StackSettings.read({**asked, "training-mode": "stack"})

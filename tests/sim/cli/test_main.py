@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.sim.cli.command_line import SD_FEEL, hedgerow
 
@@ -47,9 +48,36 @@ def test_the_help_says_what_arguments_are() -> None:
 def test_every_key_is_listed_with_default_meaning_and_what_is_valid() -> None:
     result = hedgerow("settings", SD_FEEL)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[:3] == [
+    assert result.stdout.splitlines()[:4] == [
+        "# Those that matter first",
         'method = "sd-feel"',
         "    SD-FEEL, or a baseline",
         "    valid: one of 'sd-feel', 'hierfavg', 'feel', 'fedavg'",
     ]
     assert "tau1 = 5\n    intra-cluster period\n    valid: an integer from 1 to 2^20\n" in result.stdout
+    titles = [line for line in result.stdout.splitlines() if line.startswith("# ")][1:]
+    assert titles == [
+        "# Method",
+        "# Data",
+        "# Training",
+        "# Privacy",
+        "# Robustness",
+        "# Deployment",
+        "# Run",
+    ]
+
+
+def test_what_a_run_changed_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"run": {"tau1": 2, "tau2": 2, "seed": 3}}')
+    result = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path))
+    assert result.stdout.splitlines() == [
+        "tau1 = 2", "    intra-cluster period", "    default: 5",
+        "seed = 3", "    keys everything that is drawn", "    default: 0",
+    ]  # fmt: skip
+    (tmp_path / "config.json").write_text('{"run": {"tau1": 5}}')
+    assert (
+        hedgerow("settings", SD_FEEL, "--changed", str(tmp_path)).stdout == "all settings are the defaults\n"
+    )
+    refused = hedgerow("settings", SD_FEEL, "--changed", str(tmp_path / "nowhere"))
+    assert refused.exit_code == 2
+    assert "is not the folder of a run" in refused.output

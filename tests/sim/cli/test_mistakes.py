@@ -88,7 +88,7 @@ def test_a_bad_value_of_every_run_of_a_sweep_is_told_once(tmp_path: Path) -> Non
     (tmp_path / "s.toml").write_text(f'app = "{SD_FEEL}"\nseeds = [0, 1, 2]\nbase = {{tau1 = -1}}\n')
     shown = hedgerow("sweep", tmp_path / "s.toml", "--dry-run")
     assert shown.exit_code == 2
-    assert shown.stderr.count("tau1 = -1; valid is an integer from 1 to 2^20") == 1
+    assert shown.stderr.count("tau1 must be an integer from 1 to 2^20, got -1") == 1
     assert "all, seed 0 and 2 more" in shown.stderr
 
 

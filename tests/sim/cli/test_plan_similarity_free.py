@@ -8,7 +8,7 @@ import numpy as np
 from tests.sim.cli.command_line import cells, hedgerow
 
 from hedgerow.sim import find_app, plan_run
-from hedgerow.sim.runs.checkpoint import save_arrays
+from hedgerow.sim.runs.model_files import save_arrays
 
 GIVEN = ("plan", "similarity-free", "--smoothness", "2", "--variance", "0.25")
 

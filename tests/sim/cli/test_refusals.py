@@ -19,7 +19,7 @@ COMMANDS["GIVEN"] = "plan similarity-free --smoothness 2 --variance 0.25"
 # fmt: off
 REFUSED = [
     # Settings of apps; every key's ranges are in tests/contracts/test_refusals.py.
-    ("RUN -c 'dataset=\"x:\"'", "dataset must be an import path, module:function, got 'x:'"),
+    ("RUN -c 'dataset=\"x:\"'", "dataset must be one of mnist-5k,"),
     (f"RUN -c seed={'9' * 5000}", "an integer is needed, like 0"),
     ("RUN -c 'data-dir=\"~nosuchuser\"'", "there is no such user"),
     ("RUN -c num-clients=5000", "num_partitions = 5000"),
@@ -74,9 +74,9 @@ REFUSED = [
     ("LOCAL -c fault-dropout=0.1", "a deployment plays no faults"),
     ("LOCAL --node-config data_dir=/a", "did you mean 'data-dir'?"),
     ("LOCAL --nodes 2 -c num-servers=2 --node-config '2: role=hub'", "valid partitions are 0 to 1"),
-    ("LOCAL --level E3 --edges 2 -c partition=own", "partition = 'own'; valid is"),
+    ("LOCAL --level E3 --edges 2 -c partition=own", "partition must be one of a data set"),
     ("LOCAL --level E3 --edges 2 -c fault-dropout=0.1", "a deployment plays no faults"),
-    ("LOCAL --level E3 --edges 2 -c method=fedavg", "valid is 'emulated' with method = 'fedavg'"),
+    ("LOCAL --level E3 --edges 2 -c method=fedavg", "must be 'emulated' but for method = 'sd-feel'"),
     ("LOCAL --level E3 --own-data somewhere", "does not go with --level E3"),
     ("LOCAL --sites 2", "valid with an app that has the key 'site'"),
     ("CEPS --edges 2", "--sites does not go with --level or --edges"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 # What changes a disk.
-CHANGES = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir")
+CHANGES = ("open", "write", "fsync", "replace", "unlink", "mkdir")
 
 
 class Watched:

@@ -74,8 +74,7 @@ def results(folder: Path) -> tuple[Any, ...]:
 
 @pytest.fixture
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Runs something, stopped after so many changes of the disk; small writes, so that there are many."""
-    monkeypatch.setattr(durable, "BUFFER", 512)
+    """Runs something, stopped after so many changes of the disk."""
 
     def start(
         what: Callable[[Path], object], begun: Path | None = None, after: int | None = None
@@ -115,7 +114,7 @@ def test_a_run_stopped_after_any_write_goes_on_to_the_same_end(
     stopped: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = stopped(run)
-    assert {"open", "write", "fsync", "replace", "link", "unlink", "mkdir"} == set(whole.done)
+    assert {"open", "write", "fsync", "replace", "mkdir"} == set(whole.done)
     expected = results(whole.folder)
     resumed = 0
     for after in range(1, whole.count):
@@ -135,7 +134,7 @@ def test_a_run_stopped_after_any_write_goes_on_to_the_same_end(
 
 def load_checkpoint_of(folder: Path) -> None:
     """Raise CheckpointError where a run has none."""
-    found = [folder / "checkpoint" / name for name in ("latest.npz", "previous.npz")]
+    found = [folder / "checkpoint" / name for name in ("latest.safetensors", "previous.safetensors")]
     load_checkpoint(next((path for path in found if path.exists()), found[0]))
 
 
@@ -155,13 +154,13 @@ def test_going_on_can_be_stopped_after_any_write_too(stopped: Callable[..., Any]
     begun = stopped(run, after=whole.count - 1).folder
     with (begun / "rounds.jsonl").open("a") as file:
         file.write('{"round": 9')
-    assert (begun / "checkpoint" / "previous.npz").exists()
-    latest = begun / "checkpoint" / "latest.npz"
+    assert (begun / "checkpoint" / "previous.safetensors").exists()
+    latest = begun / "checkpoint" / "latest.safetensors"
     latest.write_bytes(latest.read_bytes()[:-99])
     for after in range(1, 1000):
         disk = stopped(run, begun, after)
         if disk is None:
-            assert after > 40
+            assert after > 30
             return
         for what, folder in aftermaths(disk).items():
             run(folder)

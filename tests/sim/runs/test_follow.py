@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hedgerow.sim.runs import follow
+from hedgerow.sim.runs.folder import Lock
 from hedgerow.sim.runs.follow import FollowServer, LiveFolder, check_followed
 
 WriteRun = Callable[..., Path]
@@ -83,7 +84,7 @@ Serve = Callable[[Path], FollowServer]
 
 def test_a_page_hears_of_the_rounds_there_are_and_of_each_new_one(serve: Serve, write_run: WriteRun) -> None:
     folder = write_run("run", [2.0, 1.0], finished=False, tau1=3)
-    (folder / "lock").touch()
+    lock = Lock(folder)
     events = Events(serve(folder))
     name, about = events.next()
     assert (name, about["folder"], about["settings"]) == ("begin", "run", {"seed": 0, "tau1": 3})
@@ -95,7 +96,7 @@ def test_a_page_hears_of_the_rounds_there_are_and_of_each_new_one(serve: Serve, 
     (new,) = events.until("rounds")
     assert (new["round"], new["metrics"], new["links"]) == (2, {"loss": 0.5}, {"a->b": [2, 1]})
     assert (new["sent"], new["accepted"], new["rejected"]) == (4, 3, {"timeout": 1})
-    (folder / "lock").unlink()
+    lock.release()
     assert events.until("state")["state"] == "stopped"
     (folder / "summary.json").write_text("{}")
     assert events.until("state")["state"] == "finished"

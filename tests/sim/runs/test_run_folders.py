@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
 from tests.sim.runs.disk import Watched
 
 from hedgerow.sim import (
@@ -32,7 +34,6 @@ from hedgerow.sim.runs.recorder import RunFolderError
 from hedgerow.wire import Clock
 
 CONFIG = {"run": {"seed": 1}, "environment": {}}
-ERRORS = (RunFolderError, CheckpointError)
 
 
 @dataclass
@@ -94,10 +95,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_says_of_which_run_and_rounds_it_is(run: Path) -> None:
-    about = read_checkpoint(run / "checkpoint" / "latest.npz").about
+    about = read_checkpoint(run / "checkpoint" / "latest.safetensors").about
     assert about["round"] == 4
     assert about["rounds"]["bytes"] == len(b"".join((run / "rounds.jsonl").read_bytes().splitlines(True)[:4]))
-    assert read_checkpoint(run / "checkpoint" / "previous.npz").about["round"] == 2
+    assert read_checkpoint(run / "checkpoint" / "previous.safetensors").about["round"] == 2
 
 
 def spoil(path: Path, how: str) -> None:
@@ -107,15 +108,11 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(data[: len(data) // 2])
     elif how == "a bit":
         path.write_bytes(data[:700] + bytes([data[700] ^ 1]) + data[701:])
-    elif how == "empty":
-        path.touch()
     elif how == "a folder":
         path.mkdir()
-    elif how == "a pipe":
-        os.mkfifo(path)
 
 
-HOW = ("cut", "a bit", "a folder", "a pipe", "gone")
+HOW = ("cut", "a bit", "a folder", "gone")
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -126,7 +123,7 @@ def test_a_damaged_newer_checkpoint_is_passed_over_with_a_warning(
     monkeypatch.setattr(
         "hedgerow.sim.runs.generations._logger.warning", lambda text, *values: warnings.append(text % values)
     )
-    spoil(run / "checkpoint" / "latest.npz", how)
+    spoil(run / "checkpoint" / "latest.safetensors", how)
     assert resumed(run) == ([1, 2], 2)
     assert len(warnings) == 1
     assert "the checkpoint before it is taken" in warnings[0]
@@ -139,37 +136,22 @@ def test_a_checkpoint_of_a_later_format_is_not_passed_over(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr("hedgerow.sim.runs.checkpoint.FORMAT", 3)
-        save_checkpoint(run / "checkpoint" / "latest.npz", {"round": 4, "parts": {}})
-    with pytest.raises(CheckpointError, match=r"has format 3; this version of hedgerow reads 1 and 2"):
+        later.setattr("hedgerow.sim.runs.checkpoint.FORMAT", 4)
+        save_checkpoint(run / "checkpoint" / "latest.safetensors", {"round": 4, "parts": {}})
+    with pytest.raises(CheckpointError, match=r"has format 4; this version of hedgerow reads 3"):
         resumed(run)
-
-
-def of_before(path: Path) -> None:
-    """Write a checkpoint as the code before manifests did: no manifest, all else alike."""
-    with np.load(path) as stored:
-        members = {name: stored[name] for name in stored.files if name != "manifest.json"}
-    path.unlink()
-    np.savez(path, **members)
-
-
-def test_a_run_of_the_code_before_goes_on(run: Path) -> None:
-    shutil.rmtree(run / "checkpoint" / "previous.npz", ignore_errors=True)
-    of_before(run / "checkpoint" / "latest.npz")
-    assert resumed(run) == ([1, 2, 3, 4], 4)
 
 
 # What is not this run's
 
 
 def test_arrays_of_another_checkpoint_are_damage(run: Path) -> None:
-    latest, previous = (run / "checkpoint" / name for name in ("latest.npz", "previous.npz"))
-    with np.load(latest) as new, np.load(previous) as old:
-        mixed = {name: old[name] if name == "array-0" else new[name] for name in new.files}
-    previous.unlink()
-    latest.unlink()
-    np.savez(latest, **mixed)
-    with pytest.raises(CheckpointError, match=r"array-0 is not what was written \(SHA-256\)"):
+    latest, previous = (run / "checkpoint" / name for name in ("latest.safetensors", "previous.safetensors"))
+    with safe_open(latest, "numpy") as file:
+        told = file.metadata()
+    previous.write_bytes(save(load_file(previous), told))
+    previous.replace(latest)
+    with pytest.raises(CheckpointError, match=r"latest.safetensors is not what was written \(SHA-256\)"):
         resumed(run)
 
 
@@ -182,7 +164,7 @@ def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path) -> No
     out.keep_state(strategy=Strategy())
     play(out, range(1, 6))
     out.close()
-    shutil.copy(other / "checkpoint" / "latest.npz", run / "checkpoint" / "latest.npz")
+    shutil.copy(other / "checkpoint" / "latest.safetensors", run / "checkpoint" / "latest.safetensors")
     with pytest.raises(CheckpointError, match=r"it was written under another config\.json"):
         resumed(run)
 
@@ -191,7 +173,7 @@ def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path) -> No
     ("clock", "shown"), [({"seconds": float("nan")}, "nan"), (float("inf"), "inf"), ("late", "'late'")]
 )
 def test_a_clock_out_of_joint_is_refused(run: Path, clock: Any, shown: str) -> None:
-    path = run / "checkpoint" / "latest.npz"
+    path = run / "checkpoint" / "latest.safetensors"
     found = read_checkpoint(path)
     found.state["parts"]["strategy"]["clock"] = clock
     save_checkpoint(path, found.state, found.about)
@@ -249,36 +231,6 @@ def test_damaged_rounds_are_one_clear_error(run: Path, spoilt: Spoil, says: str)
         resumed(run)
 
 
-# Links
-
-
-@pytest.mark.parametrize(
-    "name", ["rounds.jsonl", "config.json", "rounds.jsonl.partial", "lock", "checkpoint"]
-)
-def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
-    """Somebody put the link there before the run began, or while it ran."""
-    target, folder = tmp_path / "target", tmp_path / "run"
-    folder.mkdir()
-    out = None if name == "lock" else recorder(folder)
-    if name == "checkpoint":
-        target.mkdir()
-    else:
-        target.write_text("precious")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(target)
-    try:
-        out = out or recorder(folder)
-        play(out, range(1, 6))
-        out.close()
-        resumed(folder)
-    except ERRORS:
-        pass
-    finally:
-        if out is not None:
-            out.close()
-    assert not list(target.iterdir()) if name == "checkpoint" else target.read_text() == "precious"
-
-
 # One writer
 
 HOLDER = """
@@ -297,20 +249,19 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_killed(run: 
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-        with pytest.raises(RunFolderError, match=rf"is in use: process {other.pid} writes this run"):
+        with pytest.raises(RunFolderError, match="is in use: another process writes this run"):
             resumed(run)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     finally:
         other.send_signal(signal.SIGKILL)
         other.communicate()
-    assert (run / "lock").exists()
+    assert (run / ".lock").exists()
     assert resumed(run) == ([1, 2, 3, 4], 4)
-    assert not (run / "lock").exists()
 
 
 def test_a_new_run_is_locked_too_and_free_at_its_end(tmp_path: Path) -> None:
     first = recorder(tmp_path)
-    with pytest.raises(RunFolderError, match=f"process {os.getpid()} writes this run"):
+    with pytest.raises(RunFolderError, match="another process writes this run"):
         recorder(tmp_path)
     first.finish({})
     recorder(tmp_path).close()
@@ -325,8 +276,8 @@ def test_a_new_run_is_locked_too_and_free_at_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        *((call, errno.ENOSPC) for call in ("write", "open", "replace", "link")),
-        *((call, errno.EIO) for call in ("fsync", "mkdir", "unlink")),
+        *((call, errno.ENOSPC) for call in ("write", "open", "replace")),
+        *((call, errno.EIO) for call in ("fsync", "mkdir")),
     ],
 )
 def test_a_disk_that_takes_no_more_is_one_clear_error_and_the_run_goes_on_later(
@@ -358,10 +309,10 @@ def test_a_disk_that_takes_no_more_is_one_clear_error_and_the_run_goes_on_later(
                 said.append(str(error))
             else:
                 break
-        if (folder / "checkpoint" / "latest.npz").exists():
+        if (folder / "checkpoint" / "latest.safetensors").exists():
             rounds, at = resumed(folder)
             assert rounds == list(range(1, at + 1))
-            assert at == load_checkpoint(folder / "checkpoint" / "latest.npz")["round"]
+            assert at == load_checkpoint(folder / "checkpoint" / "latest.safetensors")["round"]
     assert said
     assert all(os.strerror(code) in text for text in said)
     assert (folder / "summary.json").exists()
@@ -375,9 +326,9 @@ def test_a_file_that_may_not_grow_leaves_the_checkpoint_before_it(tmp_path: Path
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         strategy.value = np.full(10_000, 3.0)
-        with pytest.raises(RunFolderError, match=r"latest.npz: File too large"), out.guard():
+        with pytest.raises(RunFolderError, match=r"latest.safetensors: File too large"), out.guard():
             play(out, range(4, 6))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["latest.npz"]
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["latest.safetensors"]
     assert resumed(tmp_path) == ([1, 2], 2)

@@ -7,13 +7,13 @@ import pytest
 
 from hedgerow.sim import Setting
 from hedgerow.sim.runs.kinds import in_range, text, whole
-from hedgerow.sim.runs.settings_files import listing, pyproject_with, readme_with, write_settings
+from hedgerow.sim.runs.settings_files import changed, listing, pyproject_with, readme_with, write_settings
 
 SETTINGS = {
-    "clients": Setting(3, whole(1, 40), "nodes; see `hedgerow data`"),
+    "clients": Setting(3, whole(1, 40), "nodes; see `hedgerow data`", first=True),
     "delta": Setting(1e-5, in_range(0.0, 1.0), "a share"),
     "topology": Setting("ring", text("'ring' or 'regular(<k>)'"), "the graph"),
-    "folder": Setting("", text("a folder, or empty"), "where"),
+    "folder": Setting("", text("a folder, or empty"), "where", group="run"),
 }
 WRITTEN = 'clients = 3\ndelta = 1e-5\ntopology = "ring"\nfolder = ""\n'
 PYPROJECT = """[project]
@@ -58,12 +58,37 @@ def test_the_table_stands_between_its_markers() -> None:
     assert readme_with(SETTINGS, after) == after
 
 
+def test_each_group_has_a_table() -> None:
+    after = readme_with(SETTINGS, README)
+    method, run = after.partition("**Method**")[2].split("**Run**")
+    assert "| `clients` |" in method
+    assert "| `folder` |" in run
+    assert "| `folder` |" not in method
+    assert after.count("| key | default | valid | what |") == 2
+
+
 def test_the_listing_is_for_a_terminal() -> None:
-    assert listing(SETTINGS).splitlines()[:3] == [
+    lines = listing(SETTINGS).splitlines()
+    assert lines[:4] == [
+        "# Those that matter first",
         "clients = 3",
         "    nodes; see hedgerow data",
         "    valid: an integer from 1 to 40",
     ]
+    assert [line for line in lines if not line.startswith("    ")] == [
+        "# Those that matter first", "clients = 3", "",
+        "# Method", "delta = 1e-5", 'topology = "ring"', "",
+        "# Run", 'folder = ""',
+    ]  # fmt: skip
+
+
+def test_what_a_run_changed_is_listed_with_the_defaults() -> None:
+    told = changed(SETTINGS, {"clients": 3, "delta": 0.5, "fault-dropout": 0.1})
+    assert told.splitlines() == [
+        "delta = 0.5", "    a share", "    default: 1e-5",
+        "fault-dropout = 0.1", "    not a setting of the app",
+    ]  # fmt: skip
+    assert changed(SETTINGS, {}) == ""
 
 
 def test_only_what_changed_is_written(tmp_path: Path) -> None:

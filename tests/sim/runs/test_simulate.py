@@ -84,7 +84,7 @@ def test_the_folder_holds_what_a_run_folder_holds(tmp_path: Path) -> None:
     assert read_rounds(done.folder) == done.rounds
     assert [end["central"]["loss"] for end in done.rounds] == [1.0, 1 / 2, 1 / 3, 1 / 4]
     np.testing.assert_array_equal(np.load(done.folder / "model.npz")["0"], weights(done.result))
-    assert (done.folder / "checkpoint" / "latest.npz").is_file()
+    assert (done.folder / "checkpoint" / "latest.safetensors").is_file()
     summary = json.loads((done.folder / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["by_link"] == done.rounds[-1]["by_link"]

@@ -174,7 +174,7 @@ def test_a_finished_run_that_shall_go_further_goes_on(write_toml: WriteToml, tmp
     with pytest.raises(ValueError, match="was run with iterations = 10, asked is 20"):
         plan_sweep(read_sweep(write_toml(further)), out)  # It has no checkpoint.
     (out / "all/seed-0/checkpoint").mkdir()
-    (out / "all/seed-0/checkpoint/latest.npz").touch()
+    (out / "all/seed-0/checkpoint/latest.safetensors").touch()
     (outcome,) = go(write_toml(further), out)
     assert outcome.status == "finished"
     assert record(out, "all/seed-0")["resume"] == str(out / "all/seed-0.partial/seed-0")
@@ -185,7 +185,7 @@ def interrupted(job: Job) -> Path:
     """Leave what an interrupted run leaves."""
     begun = job.folder.with_name("seed-0.partial") / "run"
     (begun / "checkpoint").mkdir(parents=True)
-    (begun / "checkpoint" / "latest.npz").touch()
+    (begun / "checkpoint" / "latest.safetensors").touch()
     lines = [f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in job.settings.items()]
     (begun.parent / "settings.toml").write_text("".join(lines))
     return begun
