@@ -620,7 +620,9 @@ class _Event:
         place = known.node.place
         neighbours, mixing = _mixing(config if "weights" in config else known.node.config, place)
         if strangers := sorted({int(j) for j in bundle} - set(neighbours)):
-            raise ValueError(f"the bundle's senders must be of the neighbours {neighbours}, got {strangers}")
+            raise ValueError(
+                f"the bundle's senders must be among the neighbours {neighbours}, got {strangers}"
+            )
         ready = known.prepared(k)
         payloads, refused = ready.opened(bundle, introductions)
         own = ready.method.message(ready.node, ready.memory)

@@ -155,7 +155,9 @@ def read_policy(path: Path) -> Policy:
     for key, value in found.items():
         if key not in _KEYS:
             near = did_you_mean(key, _KEYS)
-            raise PolicyError(f"policy {path}: unknown key {key!r}; {near or 'valid: ' + ', '.join(_KEYS)}")
+            raise PolicyError(
+                f"policy {path}: unknown key {key!r}; {near or 'known keys are ' + ', '.join(_KEYS)}"
+            )
         valid, is_valid = _KEYS[key]
         if not is_valid(value):
             raise PolicyError(f"policy {path}: {key} must be {valid}, got {value!r}")

@@ -138,7 +138,7 @@ def _registered(at: int, table: object, folder: Path) -> Registered:
         raise RegistryError(f"node {at} must be a table [[node]], got {quoted(table)}")
     if unknown := sorted(set(table) - set(_READERS)):
         raise RegistryError(
-            f"node {at} has the unknown key {quoted(unknown[0])}; its keys must be of {', '.join(_READERS)}"
+            f"node {at}: unknown key {quoted(unknown[0])}; known keys are {', '.join(_READERS)}"
         )
     read = {key: _READERS[key](table[key], folder) for key in table}
     for key, value in read.items():

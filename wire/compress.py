@@ -331,7 +331,7 @@ class Ternary:
     def bits(self, size: int, payload: Payload | None = None) -> int:
         """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which alone tells m*."""
         if payload is None:
-            raise ValueError("payload must be the message's, got None: ternary has no fixed size")
+            raise ValueError("payload must be given: ternary has no fixed size")
         return 32 + self._indices(payload, size).size * (1 + index_width(size))
 
     def contraction(self, size: int) -> float:

@@ -83,7 +83,7 @@ def parse_codec(name: str, **settings: Any) -> Codec:
         _check_settings(name, settings, needed=("s", "d"))
         if unknown := sorted(settings.keys() - OneBit.__dataclass_fields__.keys()):
             raise ValueError(
-                f"codec settings must be of {', '.join(OneBit.__dataclass_fields__)}, got {unknown}"
+                f"codec settings must be among {', '.join(OneBit.__dataclass_fields__)}, got {unknown}"
             )
         return OneBit(**settings)
     if match := re.fullmatch("sparse(16|32|64)", name):

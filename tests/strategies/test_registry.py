@@ -150,7 +150,7 @@ def test_nodes_that_do_not_say_who_they_are_have_no_registry(keys: tuple[Path, l
         ("[[node]]\nkey = 'ssh-ed25519 AAAA'", "key must be an OpenSSH public key, .*got 'ssh-ed25519 AAAA'"),
         (
             "[[node]]\nname = 'a'\nweight = 3",
-            "unknown key 'weight'; its keys must be of key, name, partition",
+            "unknown key 'weight'; known keys are key, name, partition",
         ),
         ("[[node]]\nname = 'a'\nmax-examples = 0", "max-examples must be an integer from 1.*got 0"),
     ],

@@ -285,7 +285,7 @@ def test_the_ternary_support_need_not_tell_its_size_but_its_bits_need_the_payloa
     payload = Ternary().encode(v)
     np.testing.assert_array_equal(Ternary().decode(payload, d), v)
     assert Ternary().bits(d, payload) == 32 + min(m, d) * (1 + ceil(log2(d)))
-    with pytest.raises(ValueError, match=r"payload must be .*got None"):
+    with pytest.raises(ValueError, match="payload must be given"):
         Ternary().bits(d)
 
 

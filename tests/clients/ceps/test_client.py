@@ -314,7 +314,7 @@ STRANGER = next(j for j in range(1, M) if j not in NEIGHBOURS[0])
     ("kind", "iteration", "records", "text"),
     [
         ("train.update", 12, {"bundle": ConfigRecord({str(STRANGER): bytes(8 * N)})},
-            rf"the bundle's senders must be of the neighbours .*got \[{STRANGER}\]"),
+            rf"the bundle's senders must be among the neighbours .*got \[{STRANGER}\]"),
         ("train.update", 11, {}, "iteration must be a multiple of kappa = 4, got 11"),
         ("query.publish", 2, {}, "iteration must be .*got 2"),
         ("query.monitor", 9, {"arrays": to_record({"mean": np.zeros(N + 1)})},
