@@ -60,7 +60,9 @@ def main(
 ) -> None:
     names = [name for name in only.split(",") if name]
     if unknown := sorted(set(names) - {run[0] for run in RUNS}):
-        raise typer.BadParameter(f"--only {unknown[0]}: valid is {', '.join(sorted({r[0] for r in RUNS}))}")
+        raise typer.BadParameter(
+            f"--only must be one of {', '.join(sorted({r[0] for r in RUNS}))}, got {unknown[0]}"
+        )
     lines = [*_heading(), "| benchmark | what | value | ratio | to |", "|---|---|---:|---:|---|"]
     left_out = []
     for name, *arguments in RUNS:

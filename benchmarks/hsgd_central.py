@@ -38,7 +38,7 @@ def main() -> None:
     asked = parser.parse_args()
     data = load_vertical(asked.dataset, asked.data_dir)
     if data.num_classes != 2:
-        parser.error(f"--dataset {asked.dataset}: {data.num_classes} classes; valid is a set of two")
+        parser.error(f"--dataset must have two classes, got {asked.dataset} of {data.num_classes}")
     train, test = (
         {
             "both halves": np.concatenate([hospital.reshape(n, -1), device.reshape(n, -1)], axis=1),

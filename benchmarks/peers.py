@@ -186,7 +186,7 @@ def main(
     for entry in env or []:
         library, _, python = entry.partition("=")
         if library not in ("pfl", "fedjax", "fluke") or not Path(python).is_file():
-            raise typer.BadParameter(f"--env {entry}: valid is pfl=, fedjax= or fluke= and a Python")
+            raise typer.BadParameter(f"--env must be pfl=, fedjax= or fluke= and a Python, got {entry}")
         pythons.append((library, python))
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
     print(f"load before: {os.getloadavg()}", flush=True)

@@ -595,7 +595,7 @@ def chosen(names: str, known: Iterable[str], option: str) -> list[str]:
     known = list(known)
     asked = known if names == "all" else [name.strip() for name in names.split(",")]
     if unknown := sorted(set(asked) - set(known)):
-        raise typer.BadParameter(f"{option} {', '.join(unknown)}; valid is all, or any of {', '.join(known)}")
+        raise typer.BadParameter(f"{option} must be all, or any of {known}, got {', '.join(unknown)}")
     return asked
 
 
@@ -620,10 +620,10 @@ def main(
         parts, draws = [float(share) for share in shares.split(",")], [int(seed) for seed in seeds.split(",")]
     except ValueError as error:
         raise typer.BadParameter(
-            f"--shares {shares} --seeds {seeds}; valid are numbers with commas"
+            f"--shares and --seeds must be numbers with commas, got {shares} and {seeds}"
         ) from error
     if not all(0 < share < 0.5 and round(share * NODES) for share in parts) or min(draws) < 0:
-        raise typer.BadParameter(f"--shares {shares}; valid is 0.05 to 0.45; --seeds {seeds}; valid is >= 0")
+        raise typer.BadParameter(f"--shares must be 0.05 to 0.45 and --seeds >= 0, got {shares} and {seeds}")
     if not cost_only:
         # A seed after the other: a sweep that is stopped has tables of fewer seeds.
         work = [

@@ -108,7 +108,7 @@ def sums(
 ) -> None:
     """A round of LeNet's 21,840 parameters, plain and by secure sums."""
     if method not in METHODS:
-        raise typer.BadParameter(f"method is {method!r}; valid is one of {', '.join(METHODS)}")
+        raise typer.BadParameter(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     made: dict[bool, list[list[float]]] = {False: [], True: []}
     carried: dict[bool, tuple[int, int]] = {}
     for _ in range(repeats):

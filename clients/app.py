@@ -87,8 +87,8 @@ class BatchClientApp(ClientApp):
             registers = {"train": self.train, "evaluate": self.evaluate, "query": self.query}
             if category not in registers:
                 raise ValueError(
-                    f"message type is {message_type!r}; valid is train, evaluate or query, or one of them "
-                    "with an action: 'query.whoami'"
+                    "message type must be train, evaluate or query, or one of them with an action "
+                    f"('query.whoami'), got {message_type!r}"
                 )
             register = registers[category]
             (register(action) if action else register())(_one_by_one(handler))
@@ -229,7 +229,7 @@ def _introduction(context: Context, num_examples: Scalar, more: Told | None = No
     for key, value in told.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(
-                f"{key} of this node is {value!r}; valid is an integer >= 0. A SuperNode has it from "
+                f"{key} of this node must be an integer >= 0, got {value!r}: a SuperNode has it from "
                 "--node-config 'partition-id=0 num-examples=100'"
             )
     me = ConfigRecord({key: value for key, value in told.items() if value is not None})

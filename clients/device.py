@@ -23,10 +23,10 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # Not whatever torch.device takes: "meta" and others are devices that nothing is trained on.
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device is {name!r}; valid is 'auto', 'cpu', 'cuda' or 'cuda:<index>'")
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<index>', got {name!r}")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch finds no CUDA device; valid here is 'auto' or 'cpu'")
+        raise ValueError(f"device must be 'auto' or 'cpu' here, got {name!r}: torch finds no CUDA device")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices")
     return device

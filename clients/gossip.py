@@ -144,16 +144,16 @@ class GossipPlace:
         """
         num_nodes, seed = whole(config, "num-nodes", 1), whole(config, "run-seed", 0)
         if own >= num_nodes:
-            raise ValueError(f"num-nodes is {num_nodes} in the message's config; valid is above {own}")
+            raise ValueError(f"num-nodes must be above {own}, got {num_nodes} in the message's config")
         if (r := positive(config, "r")) > 1:
-            raise ValueError(f"r is {r!r} in the message's config; valid is a number in (0, 1]")
+            raise ValueError(f"r must be a number in (0, 1], got {r!r} in the message's config")
         if "kappa-low" in config:
             low, high = whole(config, "kappa-low", 1), whole(config, "kappa-high", 1)
         else:
             low = high = whole(config, "local-steps", 1)
         if high < low:
             raise ValueError(
-                f"kappa-high is {high} in the message's config; valid is kappa-low = {low} or more"
+                f"kappa-high must be at least kappa-low = {low}, got {high} in the message's config"
             )
         stream = generator(seed, partition_id=own, purpose=Purpose.SCHEDULE)
         codec, phi_owner = _codec(config), _choice(config, "phi-owner", ("sender", "receiver"))
@@ -205,8 +205,8 @@ def _neighbours(config: ConfigRecord, own: int, num_nodes: int) -> tuple[int, ..
         or len(set(value)) != len(value)
     ):
         raise ValueError(
-            f"neighbours is {value!r} in the message's config; valid is a list of other nodes, 0 to "
-            f"{num_nodes - 1}, each once"
+            f"neighbours must be a list of other nodes, 0 to {num_nodes - 1}, each once, got {value!r} in "
+            "the message's config"
         )
     return tuple(sorted(cast(list[int], value)))
 
@@ -266,8 +266,8 @@ class GossipNode:
         codec, n = self.place.codec, self.problem.n
         if isinstance(codec, OneBit) and codec.work_bytes(n) > MAX_WORK_BYTES:
             raise ValueError(
-                f"d is {codec.d} with s = {codec.s} in the message's config; valid is 8 d min(2 s, {n}) <= "
-                f"{MAX_WORK_BYTES}, in bytes, for what a message is decoded with"
+                f"8 d min(2 s, {n}), the bytes to decode a message, must be at most {MAX_WORK_BYTES}, got d "
+                f"= {codec.d} and s = {codec.s} in the message's config"
             )
 
     @cached_property
@@ -447,13 +447,13 @@ class _Known:
         state, run = call.context.state, str(call.context.run_id)
         if not _kept(call.context):
             raise ValueError(
-                f"node {call.partition_id} has no state of run {run}; valid is 'query.hello' first"
+                f"node {call.partition_id} has no state of run {run}: it must get 'query.hello' first"
             )
         config, numbers = config_in(state, _CONFIG), dict(config_in(state, _STATE))
         place = GossipPlace.of(config, call.partition_id)
         iteration = numbers.pop("iteration", None)
         if not isinstance(iteration, int) or iteration < 0:
-            raise ValueError(f"node {call.partition_id} has a damaged state; valid is 'query.hello' first")
+            raise ValueError(f"node {call.partition_id} has a damaged state: it must get 'query.hello' first")
         links = _links(call, config, place, begin=begin)
         node = GossipNode(
             place, problem(call.context), config, _root(call, config, place.seed), _sensing(links)
@@ -462,8 +462,8 @@ class _Known:
         arrays = {key: view(array) for key, array in cast(ArrayRecord, state[_ARRAYS]).items()}
         if wrong := [key for key, values in arrays.items() if values.shape != (node.problem.n,)]:
             raise ValueError(
-                f"{wrong[0]} has the shape {arrays[wrong[0]].shape} in the state; valid is "
-                f"({node.problem.n},)"
+                f"{wrong[0]} must have the shape ({node.problem.n},), got {arrays[wrong[0]].shape} in the "
+                "state"
             )
         del numbers["run"]
         memory = Memory(arrays, iteration, cast(dict[str, int | float], numbers))
@@ -517,7 +517,7 @@ class _Known:
         if shared and self.links is None:
             return encoded(place.own)
         if not isinstance(receivers, list):
-            raise ValueError(f"receivers is {receivers!r} in the message's config; valid is a list of nodes")
+            raise ValueError(f"receivers must be a list of nodes, got {receivers!r} in the message's config")
         payloads = [(int(i), encoded(place.own if shared else int(i))) for i in receivers]
         if self.links is None:
             return [payload for _, payload in payloads]
@@ -594,7 +594,7 @@ def _sensing(links: NodeLinks | None) -> int | None:
 
 def _check_receivers(receivers: Sequence[int], place: GossipPlace) -> None:
     if wrong := [i for i in receivers if not 0 <= i < place.num_nodes or i == place.own]:
-        raise ValueError(f"receivers has {wrong} in the message's config; valid are other nodes of the graph")
+        raise ValueError(f"receivers must be other nodes of the graph, got {wrong} in the message's config")
 
 
 @dataclass(frozen=True)
@@ -613,14 +613,16 @@ class _Event:
     def of(cls, call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeMethod]) -> "_Event":
         config, introductions, bundle = _read(call)
         if not all(isinstance(payload, bytes) for payload in bundle.values()):
-            raise ValueError("the bundle holds other values than bytes; valid is a payload a sender")
+            raise ValueError("the bundle must hold bytes, a payload for each sender")
         known, k = _Known.of(call, problem, methods), whole(config, "iteration", 1)
         if k % known.node.place.kappa:
-            raise ValueError(f"iteration is {k}; valid is a multiple of kappa = {known.node.place.kappa}")
+            raise ValueError(f"iteration must be a multiple of kappa = {known.node.place.kappa}, got {k}")
         place = known.node.place
         neighbours, mixing = _mixing(config if "weights" in config else known.node.config, place)
         if strangers := sorted({int(j) for j in bundle} - set(neighbours)):
-            raise ValueError(f"the bundle has the senders {strangers}; valid are neighbours, {neighbours}")
+            raise ValueError(
+                f"the bundle's senders must be among the neighbours {neighbours}, got {strangers}"
+            )
         ready = known.prepared(k)
         payloads, refused = ready.opened(bundle, introductions)
         own = ready.method.message(ready.node, ready.memory)
@@ -678,12 +680,12 @@ def _mixing(config: ConfigRecord, place: GossipPlace) -> tuple[tuple[int, ...], 
     ids = [*cast(list[int], config["neighbours"]), place.own]
     if not isinstance(weights, list) or len(weights) != len(ids):
         raise ValueError(
-            f"weights is {weights!r} in the message's config; valid is {len(ids)} numbers, the neighbours' "
-            "and the node's own"
+            f"weights must be {len(ids)} numbers, the neighbours' and the node's own, got {weights!r} in "
+            "the message's config"
         )
     row = [float(weight) for weight in weights]
     if not np.isfinite(row).all():
-        raise ValueError(f"weights is {weights!r} in the message's config; valid are finite numbers")
+        raise ValueError(f"weights must be finite numbers, got {weights!r} in the message's config")
     return tuple(ids[:-1]), dict(zip(ids, row, strict=True))
 
 
@@ -743,10 +745,10 @@ def _monitored(call: Call, problem: ProblemFn, methods: Mapping[str, GossipNodeM
 def _check_iteration(k: int, memory: Memory) -> None:
     """Raise ValueError if k is past, or so far ahead that a message asks for too many local steps at once."""
     if k < memory.iteration:
-        raise ValueError(f"iteration is {k}; valid is {memory.iteration} or later, where the node is")
+        raise ValueError(f"iteration must be at least {memory.iteration}, where the node is, got {k}")
     if k - memory.iteration > MAX_STEPS:
         raise ValueError(
-            f"iteration is {k}; valid is at most {MAX_STEPS} past {memory.iteration}, where the node is"
+            f"iteration must be at most {MAX_STEPS} past {memory.iteration}, where the node is, got {k}"
         )
 
 
@@ -754,5 +756,5 @@ def _only_array(record: ArrayRecord, n: int) -> Vector:
     (array,) = record.values()
     vector = np.asarray(view(array), np.float64)
     if vector.shape != (n,):
-        raise ValueError(f"the message's array has the shape {vector.shape}; valid is ({n},)")
+        raise ValueError(f"the message's array must have the shape ({n},), got {vector.shape}")
     return vector

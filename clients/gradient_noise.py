@@ -80,7 +80,7 @@ def privacy_of(config: ConfigRecord, num_examples: int) -> GradientPrivacy:
         return GradientPrivacy()
     epsilon, delta = positive(config, "epsilon"), nonnegative(config, "delta", below=1.0)
     if delta == 0:
-        raise ValueError("delta is 0 in the message's config; valid is a number in (0, 1)")
+        raise ValueError("delta must be a number in (0, 1), got 0 in the message's config")
     if mode == "paper":
         return GradientPrivacy(mode, gaussian_variance(epsilon, delta, positive(config, "sens")))
     clip = positive(config, "clip")

@@ -84,12 +84,12 @@ class GridNoise:
         largest = MAX_DEVIATION / (4 * sqrt(size))
         if not 0 < multiplier <= largest:
             raise ValueError(
-                f"the noise is {multiplier:g} sensitivities on {size} numbers; valid is above 0 and at most "
-                f"{largest:g}"
+                f"the noise must be above 0 and at most {largest:g} sensitivities on {size} numbers, got "
+                f"{multiplier:g}"
             )
         sensitivity = 2 * clip / records * (1 + 2.0**-52 * (records**2 + size + 8))
         if not (isfinite(sensitivity) and sensitivity > 0):
-            raise ValueError(f"clip is {clip!r} for {records} records; valid is a norm that is no rounding")
+            raise ValueError(f"clip must be a norm above rounding, got {clip!r} for {records} records")
         exponent = max(ceil(log2(clip)) - _FINEST, frexp(multiplier)[1] + frexp(sensitivity)[1] - 26)
 
         def deviation(exponent: int) -> int:
@@ -98,7 +98,7 @@ class GridNoise:
             return deviation_of(multiplier * steps)
 
         if not -960 <= exponent <= 900:
-            raise ValueError(f"clip is {clip!r}, the noise {multiplier:g}; valid is a clip nearer to 1")
+            raise ValueError(f"clip must be nearer to 1, got {clip!r} with noise {multiplier:g}")
         while deviation(exponent) > MAX_DEVIATION:
             exponent += 1
         return cls(exponent, deviation(exponent))

@@ -82,7 +82,8 @@ def nonnegative(config: ConfigRecord, key: str, below: float = inf) -> float:
     """Return a number of the config, 0 <= number < ``below``."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < below:
-        raise _invalid(key, value, f"a number >= 0 and < {below:g}")
+        valid = "a finite number >= 0" if below == inf else f"a number >= 0 and < {below:g}"
+        raise _invalid(key, value, valid)
     return value
 
 
@@ -184,9 +185,9 @@ def _only(call: Call, kind: type[Record]) -> Record:
 def _only_of(content: RecordDict, kind: type[Record]) -> Record:
     records = records_of(content, kind)
     if len(records) != 1:
-        raise ValueError(f"the message has {len(records)} {kind.__name__}s; valid is exactly one")
+        raise ValueError(f"the message must have exactly one {kind.__name__}, got {len(records)}")
     return next(iter(records.values()))
 
 
 def _invalid(key: str, value: object, valid: str) -> ValueError:
-    return KeyMistake(key, f"{key} is {value!r} in the message's config; valid is {valid}")
+    return KeyMistake(key, f"{key} must be {valid}, got {value!r} in the message's config")

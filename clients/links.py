@@ -57,7 +57,7 @@ def own_key(context: Context, seed: int = 0) -> SealingKey:
 
 def _path(key: str, named: object) -> Path:
     if not isinstance(named, str):
-        raise ValueError(f"{key} is {named!r} in the node config; valid is the path of a file")
+        raise ValueError(f"{key} must be the path of a file, got {named!r} in the node config")
     return Path(named).expanduser()
 
 
@@ -143,5 +143,5 @@ def _session(context: Context, *, begin: bool) -> SealingKey:
     if isinstance(session, bytes) and secret.get(_RUN) == str(context.run_id):
         return SealingKey(session)
     if not begin:
-        raise ValueError("this node has no key of the run; valid is an introduction first")
+        raise ValueError("this node has no key of the run: it must get an introduction first")
     return SealingKey.drawn()

@@ -195,8 +195,8 @@ def _own_task(context: Context) -> LocalTask:
     # With data of its own a node imports only what its owner lets it.
     if is_import_path(name) and name not in share.source.allowed:
         raise ValueError(
-            f"model is {name!r} in the run config; valid is an import path only if allow-imports of this "
-            "node's config has it"
+            "model must not be an import path unless allow-imports of this node's config has it, got "
+            f"{name!r} in the run config"
         )
     x, y = share.on(device)
     named = name, tuple(x.shape[1:]), share.num_classes, int(run["seed"])
@@ -221,7 +221,7 @@ def _local_task(
     device = resolve_device(device_name)
     data = federated(dataset, scheme, num_clients, seed, data_dir or None, scaling).to(device)
     if not 0 <= partition_id < num_clients:
-        raise ValueError(f"partition-id is {partition_id}; valid is 0 to {num_clients - 1}")
+        raise ValueError(f"partition-id must be from 0 to {num_clients - 1}, got {partition_id}")
     check_augmentation(augmentation, data.dataset.input_shape)
     named = model, data.dataset.input_shape, data.dataset.num_classes, seed
     return LocalTask(

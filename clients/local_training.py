@@ -77,10 +77,12 @@ def training_of(
         return built_in
     if built_in.mode not in ("auto", "loop"):
         raise ValueError(
-            f"training mode={built_in.mode!r}; valid with a loop of one's own: 'auto', 'loop', node by node"
+            "training mode must be 'auto' or 'loop', node by node, with a loop of one's own, got "
+            f"{built_in.mode!r}"
         )
     if built_in.arithmetic != FLOAT32:
         raise ValueError(
-            f"{built_in.arithmetic}; valid with a loop of one's own is precision 'float32' and compile false"
+            "precision must be 'float32' and compile false with a loop of one's own, got "
+            f"{built_in.arithmetic}"
         )
     return OwnTraining(train)

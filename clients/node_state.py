@@ -76,8 +76,8 @@ def restore_state(call: Call) -> RecordDict:
     earlier_run = about.get(RUN_KEY)
     if not isinstance(earlier_run, str) or about.get("partition-id") != call.partition_id:
         raise ValueError(
-            f"{NODE_RECORD} is {dict(about)} in the message; valid is a run and the partition "
-            f"{call.partition_id}"
+            f"{NODE_RECORD} must be of a run and the partition {call.partition_id}, got {dict(about)} in "
+            "the message"
         )
     state = call.context.state
     records: Mapping[str, Any] = call.content

@@ -117,8 +117,8 @@ def check_no_data(context: Context) -> None:
     """
     if "data" in context.node_config:
         raise ValueError(
-            f"partition is {context.run_config.get('partition')!r} in the run config; valid is 'own' for "
-            "this node, whose node config names data of its own"
+            "partition must be 'own' for this node, whose node config names data of its own, got "
+            f"{context.run_config.get('partition')!r} in the run config"
         )
 
 
@@ -248,7 +248,9 @@ def _standardisation(context: Context) -> Standardisation | None:
     if said != "federated":
         return parse_standardise(said)
     if (kept := told(context, _RECORD)) is None:
-        raise ValueError(f"this node was not told the run's standardisation; valid is {STANDARDISE!r} first")
+        raise ValueError(
+            f"this node was not told the run's standardisation: it must get {STANDARDISE!r} first"
+        )
     return Standardisation(tuple(_numbers(kept, "mean")), tuple(_numbers(kept, "std")))
 
 
@@ -286,8 +288,8 @@ def _keep_standardisation(call: Call) -> RecordDict:
     features = num_features(_held(_key(call.context)).data.input_shape)
     if not len(mean) == len(std) == features or not all(value > 0 for value in std):
         raise ValueError(
-            f"mean and std are {len(mean)} and {len(std)} numbers in the message; valid are {features} of "
-            "each, deviations > 0"
+            f"mean and std must be {features} numbers each, deviations > 0, got {len(mean)} and {len(std)} "
+            "in the message"
         )
     keep_told(call.context, _RECORD, {"mean": mean, "std": std})
     return RecordDict({"metrics": MetricRecord({"num-examples": own_part(call.context)})})
@@ -298,5 +300,5 @@ def _numbers(sent: ConfigRecord, key: str) -> list[float]:
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and isfinite(value) for value in values
     ):
-        raise ValueError(f"{key} is no list of finite numbers in the message; valid is one a feature")
+        raise ValueError(f"{key} must be a list of finite numbers, one a feature, in the message")
     return [float(value) for value in values]

@@ -129,7 +129,7 @@ def policy_of(context: Context) -> Policy | None:
             return None
         policy = Policy()
     elif not isinstance(named, str):
-        raise PolicyError(f"policy is {named!r} in the node config; valid is the path of a TOML file")
+        raise PolicyError(f"policy must be the path of a TOML file, got {named!r} in the node config")
     else:
         policy = read_policy(Path(named).expanduser())
     return replace(policy, secure_sums="required") if context.node_config.get("secure-sum") else policy
@@ -149,16 +149,18 @@ def read_policy(path: Path) -> Policy:
     except (OSError, ValueError) as error:
         because = reason(error, file=False)
         raise PolicyError(
-            f"policy {path}: {because}; valid is a TOML file that this node can read"
+            f"policy must be a TOML file that this node can read, got {path}: {because}"
         ) from error
     values: dict[str, Any] = {}
     for key, value in found.items():
         if key not in _KEYS:
             near = did_you_mean(key, _KEYS)
-            raise PolicyError(f"policy {path}: unknown key {key!r}; {near or 'valid: ' + ', '.join(_KEYS)}")
+            raise PolicyError(
+                f"policy {path}: unknown key {key!r}; {near or 'known keys are ' + ', '.join(_KEYS)}"
+            )
         valid, is_valid = _KEYS[key]
         if not is_valid(value):
-            raise PolicyError(f"policy {path}: {key} is {value!r}; valid is {valid}")
+            raise PolicyError(f"policy {path}: {key} must be {valid}, got {value!r}")
         values[key.replace("-", "_")] = tuple(value) if isinstance(value, list) else value
     _check_together(path, found)
     folder = path.absolute().parent
@@ -173,20 +175,20 @@ def read_policy(path: Path) -> Policy:
 def _check_together(path: Path, found: Mapping[str, Any]) -> None:
     if "max-memory" in found and not can_limit_memory():
         raise PolicyError(
-            f"policy {path}: max-memory is {found['max-memory']!r}; valid is to leave it out: no process's "
-            "memory can be limited on this system"
+            f"policy {path}: max-memory must be left out, got {found['max-memory']!r}: no process's memory "
+            "can be limited on this system"
         )
     if found.get("privacy") == "sound":
         for key, value, valid in (("monitor", True, "false"), ("noise-source", "seed", "'entropy'")):
             if found.get(key) == value:
                 raise PolicyError(
-                    f"policy {path}: {key} is {value!r}; valid with privacy = 'sound' is {valid}"
+                    f"policy {path}: {key} must be {valid} with privacy = 'sound', got {value!r}"
                 )
         return
     for key in ("min-noise-multiplier", "max-clip", "max-epsilon-per-release", "max-epsilon"):
         if key in found:
             raise PolicyError(
-                f"policy {path}: privacy is {found.get('privacy', 'none')!r}; valid with {key} is 'sound': "
+                f"policy {path}: privacy must be 'sound' with {key}, got {found.get('privacy', 'none')!r}: "
                 "nothing bounds what other modes tell"
             )
 

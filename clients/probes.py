@@ -198,7 +198,7 @@ def gradient_variance(
         If there are fewer than 2 batches.
     """
     if len(batches) < 2:
-        raise ValueError(f"batches are {len(batches)}; valid is at least 2")
+        raise ValueError(f"batches must be at least 2, got {len(batches)}")
     parameters = [p for p in model.parameters() if p.requires_grad]
     mean = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
     squares = 0.0

@@ -39,7 +39,7 @@ def limited_memory(most: int | None) -> Iterator[None]:
         yield
         return
     if not can_limit_memory():
-        raise OSError("the memory of a process cannot be limited here; valid is on Linux")
+        raise OSError("the memory of a process can be limited only on Linux")
     # Windows has no such module.
     import resource  # noqa: PLC0415
 

@@ -109,7 +109,7 @@ class Releases:
         entry = {"what": what, "run": run, "node": node, "index": index}
         with self._opened() as (file, lines):
             if any(entry.items() <= line.items() for line in lines):
-                raise TooOften(f"run {run} had {what} {index}; valid is each once")
+                raise TooOften(f"run {run} had {what} {index} already: each must be made once")
             _append(file, entry)
 
     def pooled(self, run: str, node: int, source: str, digest: str, most: int) -> None:
@@ -186,7 +186,7 @@ class Releases:
         with self._opened() as (file, lines):
             made = [line for line in lines if line["what"] == _RELEASE]
             if any(line["noise"] == noise for line in made):
-                raise TooOften(f"the noise of release {index} was used already; valid is each once")
+                raise TooOften(f"the noise of release {index} was used already: each must be used once")
             entry: dict[str, Any] = {
                 "what": _RELEASE,
                 "run": run,
@@ -199,8 +199,8 @@ class Releases:
                 epsilon = epsilon_of([*(line["multiplier"] for line in made), multiplier], delta)
                 if epsilon > max_epsilon:
                     raise Spent(
-                        f"epsilon would be {epsilon:.4g} at delta {delta:g} after {len(made) + 1} releases; "
-                        f"valid is at most {max_epsilon:g}"
+                        f"epsilon must be at most {max_epsilon:g}, got {epsilon:.4g} at delta {delta:g} "
+                        f"after {len(made) + 1} releases"
                     )
                 entry |= {"epsilon": epsilon, "delta": delta}
             _append(file, entry)
@@ -261,7 +261,7 @@ class Releases:
             return [_checked(json.loads(line)) for line in text[:whole].splitlines()]
         except (ValueError, TypeError, KeyError) as error:
             raise ReleasesError(
-                f"ledger {self.path} is damaged ({error!r}); valid are its own lines"
+                f"ledger {self.path} is damaged ({error!r}): it must hold its own lines alone"
             ) from error
 
 

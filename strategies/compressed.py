@@ -267,20 +267,20 @@ class Compressed(Strategy):
         for inner in chain(self.strategy):
             if isinstance(inner, _TREES):
                 raise ValueError(
-                    f"strategy is {type(inner).__name__}; valid is one of floating-point models: nodes "
-                    "send trees as bytes, of which nothing can be left out"
+                    f"strategy must be one of floating-point models, got {type(inner).__name__}: its nodes "
+                    "send trees as bytes, which cannot be compressed"
                 )
             if getattr(inner, "sums", None) is not None:
                 raise ValueError(
-                    f"strategy is {type(inner).__name__} with secure_sum; valid is one without: what is "
-                    "masked cannot be compressed; SimilarityFree has 'randk(0.1)' within its sums"
+                    f"strategy must have no secure_sum, got {type(inner).__name__} with one: masked values "
+                    "cannot be compressed; SimilarityFree has 'randk(0.1)' within its sums"
                 )
             if sparse and isinstance(inner, _ROBUST):
                 raise ValueError(
-                    f"compressor is {str(compressor)!r}; valid with {type(inner).__name__} is 'sign', "
-                    "'identity', or 'randk(0.1)' with smaller local steps: where each node chooses which "
-                    "entries it tells, most nodes tell nothing of an entry, and a median, a trimmed mean or "
-                    "Krum finds that most want no change"
+                    "compressor must be 'sign', 'identity', or 'randk(0.1)' with smaller local steps for "
+                    f"{type(inner).__name__}, got {str(compressor)!r}: where each node chooses its own "
+                    "entries, most nodes send nothing of an entry, and a median, a trimmed mean or Krum "
+                    "finds that most want no change"
                 )
             private = isinstance(inner, _CLIENT_PRIVACY) and compressor != Identity()
             if private and self.uplink.feedback.error_feedback:
@@ -476,8 +476,8 @@ class Uplink:
     def _asking(self, content: RecordDict, round_index: int, acknowledged: int) -> RecordDict:
         if len(content.array_records) != 1 or len(content.config_records) > 1:
             raise ValueError(
-                f"the strategy's messages hold {len(content.array_records)} ArrayRecords and "
-                f"{len(content.config_records)} ConfigRecords; valid is one, and at most one"
+                "the strategy's messages must hold one ArrayRecord and at most one ConfigRecord, got "
+                f"{len(content.array_records)} and {len(content.config_records)}"
             )
         key, config = next(iter(content.config_records.items()), ("config", ConfigRecord()))
         asked = {**self.feedback.asked(round_index), "acknowledged": acknowledged}
@@ -545,8 +545,8 @@ def _check_callers(compressed: Compressed) -> None:
         if is_flowers(caller):
             name = type(caller).__name__
             raise ValueError(
-                f"strategy of {name} is Compressed, whose updates are coded when {name} sees them; valid is "
-                f"Compressed({name}(...)), which decodes them first"
+                f"strategy of {name} must not be Compressed, whose updates are still coded when {name} sees "
+                f"them: write Compressed({name}(...)), which decodes them first"
             )
 
 

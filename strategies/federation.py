@@ -159,8 +159,8 @@ class _Settings:
         int_at_least(0, num_clients=self.num_clients)
         if 0 < self.num_clients < self.min_available_nodes:
             raise ValueError(
-                f"num_clients is {self.num_clients!r}; valid is 0 for as many as come, or at least "
-                f"min_available_nodes = {self.min_available_nodes}"
+                "num_clients must be 0 (accept any client), or at least min_available_nodes = "
+                f"{self.min_available_nodes}, got {self.num_clients!r}"
             )
 
 
@@ -201,7 +201,7 @@ class Federation:
         self.settings = _Settings(**options)
         said = self.settings.num_clients if clients is None else clients
         if said != self.settings.num_clients is not None:
-            raise ValueError(f"num_clients is {self.settings.num_clients!r}; valid is {said}")
+            raise ValueError(f"num_clients must be {said}, got {self.settings.num_clients!r}")
         # The places that a run's nodes can have; None for as many as come.
         self.places: int | None = self.settings.min_available_nodes if said is None else said or None
         self.quorum = self.settings.min_available_nodes

@@ -61,7 +61,7 @@ class Method(FederatedStrategy, Generic[S]):
         kept = [self.aggregator] if isinstance(self.aggregator, Part) else []
         self.parts = (*parts, *kept, *federation.settings.parts)
         if len(names := [part.name for part in self.parts]) != len(set(names)):
-            raise ValueError(f"parts have the names {names}; valid is another name for each")
+            raise ValueError(f"parts must have different names, got {names}")
         super().__init__(federation)
 
     # What a paper says.

@@ -166,8 +166,8 @@ class OwnNodes:
             )
             if not replies:
                 raise RosterError(
-                    "No node told the moments of its features; valid with standardise = 'federated' is one "
-                    "at least. Nodes refuse with share-statistics = false."
+                    "standardise = 'federated' needs the moments of at least one node's features, and no "
+                    "node told any. Nodes refuse with share-statistics = false."
                 )
             mean, std = pooled([reply.value for reply in replies])
             self._standardisation = _Standardisation(mean.tolist(), std.tolist())

@@ -221,13 +221,13 @@ class PeerChannel:
         for address in (*addresses, *([listen] if listen else ())):
             _check_address(address, plain=credentials is None)
         if twice := [address for address, count in Counter(addresses).items() if count > 1]:
-            raise ValueError(f"an address of a peer is {twice[0]!r} twice; valid is one for each")
+            raise ValueError(f"addresses of peers must differ, got {twice[0]!r} twice")
         self.me = me
         self.addresses = list(addresses)
         self.neighbours = sorted(set(neighbours))
         if any(peer == me or not 0 <= peer < len(addresses) for peer in self.neighbours):
             raise ValueError(
-                f"neighbours are {self.neighbours}; valid is 0 to {len(addresses) - 1}, not {me}"
+                f"neighbours must be from 0 to {len(addresses) - 1}, without {me}, got {self.neighbours}"
             )
         self.run, self.layout, self.largest = run, layout, largest
         self.credentials, self.lost_after = credentials, lost_after
@@ -652,10 +652,10 @@ def _topic(told: object) -> Topic:
 def _check_address(address: str, *, plain: bool) -> None:
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
-        raise ValueError(f"an address of a peer is {address!r}; valid is host:port")
+        raise ValueError(f"an address of a peer must be host:port, got {address!r}")
     if plain and not _is_loopback(host.strip("[]")):
         raise ValueError(
-            f"an address of a peer is {address!r}; valid without certificates is one of this machine: give "
+            f"an address of a peer must be one of this machine without certificates, got {address!r}: give "
             "each peer a certificate"
         )
 

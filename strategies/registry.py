@@ -84,7 +84,7 @@ class Registry:
         self.nodes = tuple(nodes)
         for at, node in enumerate(self.nodes):
             if node.key is None and node.name is None:
-                raise RegistryError(f"node {at}: valid is a key or a name")
+                raise RegistryError(f"node {at} must have a key or a name")
         for what in ("key", "name", "partition"):
             told = [value for node in self.nodes if (value := getattr(node, what)) is not None]
             if len(told) != len(set(told)):
@@ -112,7 +112,7 @@ class Registry:
             raise RegistryError(f"{file}: no TOML: {error}") from error
         tables = told.get("node")
         if set(told) != {"node"} or not isinstance(tables, list):
-            raise RegistryError(f"{file}: valid are tables [[node]] alone")
+            raise RegistryError(f"{file} must hold tables [[node]] alone")
         try:
             return cls([_registered(at, table, file.parent) for at, table in enumerate(tables)])
         except RegistryError as error:
@@ -135,13 +135,15 @@ class Registry:
 
 def _registered(at: int, table: object, folder: Path) -> Registered:
     if not isinstance(table, dict):
-        raise RegistryError(f"node {at} is {quoted(table)}; valid is a table [[node]]")
+        raise RegistryError(f"node {at} must be a table [[node]], got {quoted(table)}")
     if unknown := sorted(set(table) - set(_READERS)):
-        raise RegistryError(f"node {at}: unknown key {quoted(unknown[0])}; valid are {', '.join(_READERS)}")
+        raise RegistryError(
+            f"node {at}: unknown key {quoted(unknown[0])}; known keys are {', '.join(_READERS)}"
+        )
     read = {key: _READERS[key](table[key], folder) for key in table}
     for key, value in read.items():
         if value is None:
-            raise RegistryError(f"node {at}: {key} is {quoted(table[key])}; valid is {_VALID[key]}")
+            raise RegistryError(f"node {at}: {key} must be {_VALID[key]}, got {quoted(table[key])}")
     return Registered(**{key.replace("-", "_"): value for key, value in read.items()})
 
 

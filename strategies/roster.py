@@ -320,7 +320,7 @@ class Roster:
         """
         needed = quorum or expected
         if needed is None:
-            raise ValueError("quorum is None; valid is an integer >= 1 where expected is None")
+            raise ValueError("quorum must be an integer >= 1 where expected is None")
         node_ids = _wait_for_nodes(grid, needed, timeout)
         answers = _Introductions(grid, timeout)
         # Two nodes at most: where their ClientApp has no answer no other has, and each would log an error.
@@ -875,8 +875,8 @@ def _introduced(message: Message) -> Node:
     if spoken != MESSAGE_FORMAT:
         raise PayloadError(
             "another message format",
-            f"message-format is {spoken}; valid is {MESSAGE_FORMAT}, as this server speaks: install the same "
-            "version of hedgerow on both",
+            f"message-format must be {MESSAGE_FORMAT}, as this server speaks, got {spoken}: install the "
+            "same version of hedgerow on both",
         )
     name = _word(me, "name") or None
     at = _told(me, "partition-id") if "partition-id" in me or name is None else _UNTOLD
@@ -899,7 +899,7 @@ def _introduced(message: Message) -> Node:
 def _told(me: ConfigRecord, key: str, least: int = 0, most: int = MAX_EXAMPLES) -> int:
     value: Any = me[key]
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{key} is {quoted(value)}; valid is an integer from {least} to {most}")
+        raise ValueError(f"{key} must be an integer from {least} to {most}, got {quoted(value)}")
     return value
 
 
@@ -908,8 +908,8 @@ def _shape(value: Any) -> tuple[int, ...]:
     whole = all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= _MOST_ENTRIES for n in axes)
     if len(axes) > _MOST_AXES or not whole or prod(axes) > _MOST_ENTRIES:
         raise ValueError(
-            f"input-shape is {quoted(value)}; valid are up to {_MOST_AXES} integers >= 1, whose product is "
-            f"at most {_MOST_ENTRIES}"
+            f"input-shape must be up to {_MOST_AXES} integers >= 1 with a product of at most "
+            f"{_MOST_ENTRIES}, got {quoted(value)}"
         )
     return tuple(axes)
 
@@ -919,6 +919,6 @@ def _word(me: ConfigRecord, key: str) -> str:
     # It stands in logs and errors as it is.
     if value != shown(value, MAX_WORD):
         raise ValueError(
-            f"{key} is {quoted(value)}; valid is a text of up to {MAX_WORD} printable characters"
+            f"{key} must be a text of up to {MAX_WORD} printable characters, got {quoted(value)}"
         )
     return value

@@ -194,11 +194,11 @@ def schedule(kind: str, **params: float) -> Schedule:
     Fixed(c=2, num_rounds=400)
     """
     if kind not in _KINDS:
-        raise ValueError(f"schedule is {kind!r}; valid is one of {', '.join(SCHEDULES)}")
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {kind!r}")
     needed = [field.name for field in fields(_KINDS[kind])]
     if sorted(params) != sorted(needed):
         got = ", ".join(params) or "nothing"
-        raise ValueError(f"schedule {kind!r} got {got}; valid is exactly {', '.join(needed)}")
+        raise ValueError(f"schedule {kind!r} must have exactly {', '.join(needed)}, got {got}")
     return _KINDS[kind](**params)
 
 
@@ -222,7 +222,7 @@ def parse_schedule(text: str) -> Schedule:
         pairs = [pair.split("=") for pair in written[2].split(",") if pair.strip()]
         params = {key.strip(): _number(value) for key, value in pairs}
     except ValueError:
-        raise ValueError(f"schedule is {text!r}; valid is 'fixed(c=2, num_rounds=400)' or the like") from None
+        raise ValueError(f"schedule must be like 'fixed(c=2, num_rounds=400)', got {text!r}") from None
     return schedule(written[1], **params)
 
 

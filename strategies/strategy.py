@@ -42,8 +42,8 @@ def check_options(cls: type, options: Iterable[str]) -> None:
         if name not in valid:
             meant = did_you_mean(name, valid)
             raise TypeError(
-                f"{cls.__name__}() has no parameter {name!r}; valid is {', '.join(sorted(valid))}."
-                f"{f' D{meant[1:]}' if meant else ''}"
+                f"{cls.__name__}() has no parameter {name!r}; its parameters are "
+                f"{', '.join(sorted(valid))}.{f' D{meant[1:]}' if meant else ''}"
             )
 
 
@@ -325,15 +325,16 @@ class FederatedStrategy(Strategy):
                 continue
             if is_flowers(outer) and self.sums is not None:
                 raise ValueError(
-                    f"strategy of {name} is {own} with secure_sum, whose nodes reply with masked words, no "
-                    f"models that {name} could clip; valid is SecureSum(noise=SumNoise(...)) without {name}"
+                    f"strategy of {name} must have no secure_sum, got {own} with one: its nodes reply with "
+                    f"masked words, which {name} cannot clip; use SecureSum(noise=SumNoise(...)) without "
+                    f"{name}"
                 )
             if is_flowers(outer) and (why := self.unwrapped()) is not None:
                 raise ValueError(f"strategy of {name} is {own}, which it cannot wrap: {why}")
             if type(self).start is not FederatedStrategy.start:
                 raise ValueError(
-                    f"strategy of {name} is {own}, whose start does what its rounds need, and {name} runs "
-                    "another start; valid is a strategy that begins as every one does"
+                    f"strategy of {name} must have no start of its own, got {own}: its rounds need what its "
+                    f"start does, and {name} runs another"
                 )
 
     def configure_evaluate(

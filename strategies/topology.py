@@ -122,7 +122,7 @@ class _Family:
     """Graphs of one name: how to build them, and on how many nodes and which parameters they exist."""
 
     edges: Callable[..., Edges]
-    needs: str = "at least one node"
+    needs: str = "have at least one node"
     exists: Callable[[int, tuple[float, ...]], bool] = lambda D, p: not p
     spelled: tuple[str, ...] = ("",)
     random: bool = False
@@ -173,11 +173,11 @@ def _half(D: int) -> float:
 
 
 _FAMILIES = {
-    "bipartite": _Family(_bipartite, "an even number of nodes", _even, size=_half),
+    "bipartite": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
     "complete": _Family(_complete, size=_all),
     "directed-erdos-renyi": _Family(
         _directed_erdos_renyi,
-        "directed-erdos-renyi(p) with 0 < p <= 1",
+        "be directed-erdos-renyi(p) with 0 < p <= 1",
         _is_probability,
         ("(p)",),
         random=True,
@@ -189,7 +189,7 @@ _FAMILIES = {
     ),
     "directed-out": _Family(
         _directed_out,
-        "directed-out(k) with 2 <= k < num_nodes (or k = 1 on two nodes)",
+        "be directed-out(k) with 2 <= k < num_nodes (or k = 1 on two nodes)",
         _is_out_degree,
         ("(k)",),
         random=True,
@@ -198,20 +198,20 @@ _FAMILIES = {
     ),
     "directed-ring": _Family(_directed_ring, directed=True),
     "erdos-renyi": _Family(
-        _erdos_renyi, "erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
+        _erdos_renyi, "be erdos-renyi(p) with 0 < p <= 1", _is_probability, ("(p)",), True, size=_all
     ),
-    "fig2a": _Family(_ring, "six nodes", _six),
-    "fig2b": _Family(_ring_chords, "six nodes", _six),
-    "fig2c": _Family(_complete, "six nodes", _six),
+    "fig2a": _Family(_ring, "have six nodes", _six),
+    "fig2b": _Family(_ring_chords, "have six nodes", _six),
+    "fig2c": _Family(_complete, "have six nodes", _six),
     "geometric": _Family(
-        _geometric, "geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), True, size=_all
+        _geometric, "be geometric(r) with r > 0 in the unit square", _is_radius, ("(r)",), True, size=_all
     ),
     "line": _Family(_path),
-    "partial": _Family(_bipartite, "an even number of nodes", _even, size=_half),
+    "partial": _Family(_bipartite, "have an even number of nodes", _even, size=_half),
     "path": _Family(_path),
     "regular": _Family(
         _regular,
-        "regular(k) with 2 <= k < num_nodes (or k = 1 on two nodes) and k * num_nodes even",
+        "be regular(k) with 2 <= k < num_nodes (or k = 1 on two nodes) and k * num_nodes even",
         _is_regular,
         ("(k)",),
         random=True,
@@ -219,10 +219,10 @@ _FAMILIES = {
     ),
     "ring": _Family(_ring),
     "ring-chords": _Family(
-        _ring_chords, "an even number of nodes, at least four", lambda D, p: _even(D, p) and D >= 4
+        _ring_chords, "have an even number of nodes, at least four", lambda D, p: _even(D, p) and D >= 4
     ),
     "star": _Family(_star),
-    "torus": _Family(_torus, "torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
+    "torus": _Family(_torus, "be torus, or torus(R,C) with R * C = num_nodes", _is_torus, ("", "(R,C)")),
 }
 
 
@@ -240,28 +240,28 @@ ONE_PEER = "one-peer-exponential"
 
 def _parse(name: str, num_nodes: int, *, directed: bool = False) -> tuple[_Family, tuple[float, ...]]:
     if num_nodes < 1:
-        raise ValueError(f"num_nodes is {num_nodes!r}; valid is an integer >= 1")
+        raise ValueError(f"num_nodes must be an integer >= 1, got {num_nodes!r}")
     if num_nodes > _MAX_NODES:
-        raise ValueError(f"num_nodes is {num_nodes!r}; valid for a graph is up to {_MAX_NODES}")
+        raise ValueError(f"num_nodes must be at most {_MAX_NODES} for a graph, got {num_nodes!r}")
     match = re.fullmatch(r"([a-z0-9-]+)(?:\(([0-9.,\s]+)\))?", name.strip())
     known = "one of " + ", ".join(TOPOLOGIES + DIRECTED_TOPOLOGIES if directed else TOPOLOGIES)
     if match is None or match[1] not in _FAMILIES:
         changes = ", whose graph changes" if name.strip() == ONE_PEER else ""
-        raise ValueError(f"topology is {quoted(name)}{changes}; valid is {known}")
+        raise ValueError(f"topology must be {known}, got {quoted(name)}{changes}")
     family = _FAMILIES[match[1]]
     if family.directed and not directed:
-        raise ValueError(f"topology is {quoted(name)}, a directed graph; valid is an undirected one, {known}")
+        raise ValueError(f"topology must be an undirected graph, {known}, got {quoted(name)}, a directed one")
     if match[2] and family.spelled == ("",):
-        raise ValueError(f"topology is {quoted(name)}; valid is {match[1]!r}, which takes no parameters")
+        raise ValueError(f"topology must be {match[1]!r}, which takes no parameters, got {quoted(name)}")
     try:
         parameters = tuple(float(text) for text in match[2].split(",")) if match[2] else ()
     except ValueError:
-        raise ValueError(f"topology is {quoted(name)}; valid is {family.needs}") from None
+        raise ValueError(f"topology must {family.needs}, got {quoted(name)}") from None
     if not all(map(math.isfinite, parameters)) or not family.exists(num_nodes, parameters):
-        raise ValueError(f"topology is {quoted(name)} on {num_nodes} nodes; valid is {family.needs}")
+        raise ValueError(f"topology must {family.needs}, got {quoted(name)} on {num_nodes} nodes")
     if family.size(num_nodes, *parameters) > _MAX_EDGES:
         raise ValueError(
-            f"topology is {quoted(name)} on {num_nodes} nodes; valid is a graph of up to {_MAX_EDGES} edges"
+            f"topology must have at most {_MAX_EDGES} edges, got {quoted(name)} on {num_nodes} nodes"
         )
     return family, parameters
 
@@ -325,8 +325,8 @@ def _drawn(name: str, family: _Family, parameters: tuple[float, ...], num_nodes:
             return candidate
     strongly = "strongly " if family.directed else ""
     raise ValueError(
-        f"topology is {name!r} on {num_nodes} nodes; none of {_MAX_DRAWS} draws is {strongly}connected: "
-        f"valid is a denser graph"
+        f"topology must be a denser graph, got {name!r} on {num_nodes} nodes: none of {_MAX_DRAWS} draws is "
+        f"{strongly}connected"
     )
 
 
@@ -358,13 +358,10 @@ def as_digraph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) 
         return as_graph(topology, num_nodes, seed).to_directed()
     _check_nodes(topology, num_nodes)
     if loops := sorted(nx.selfloop_edges(topology)):
-        raise ValueError(f"topology has the self loop {loops[0]!r}; valid is an edge between two nodes")
+        raise ValueError(f"topology must not have self loops, got {loops[0]!r}")
     if not nx.is_strongly_connected(topology):
         parts = sorted(sorted(part) for part in nx.strongly_connected_components(topology))
-        raise ValueError(
-            f"topology falls into the parts {parts}; valid is a directed graph in which every node reaches "
-            "every other"
-        )
+        raise ValueError(f"topology must be strongly connected, got the parts {parts}")
     return _from_edges(num_nodes, topology.edges, nx.DiGraph)
 
 
@@ -387,7 +384,7 @@ def one_peer_exponential(num_nodes: int, communication: int) -> nx.DiGraph:
     [[(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 2), (1, 3), (2, 0), (3, 1)]]
     """
     if not 1 <= num_nodes <= _MAX_NODES:
-        raise ValueError(f"num_nodes is {num_nodes!r}; valid for a graph is 1 to {_MAX_NODES}")
+        raise ValueError(f"num_nodes must be from 1 to {_MAX_NODES} for a graph, got {num_nodes!r}")
     hops = (num_nodes - 1).bit_length()
     step = 2 ** (communication % hops) if hops else 0
     edges = [(d, (d + step) % num_nodes) for d in range(num_nodes)] if step else []
@@ -445,26 +442,26 @@ def as_graph(topology: str | nx.Graph | Edges, num_nodes: int, seed: int = 0) ->
 
 def _checked_graph(candidate: nx.Graph, D: int) -> nx.Graph:
     if candidate.is_directed() or candidate.is_multigraph():
-        raise ValueError(f"topology is a {type(candidate).__name__}; valid is an undirected simple graph")
+        raise ValueError(f"topology must be an undirected simple graph, got a {type(candidate).__name__}")
     _check_nodes(candidate, D)
     return _checked_edges(candidate.edges, D)
 
 
 def _check_nodes(candidate: nx.Graph, D: int) -> None:
     if set(candidate) != set(range(D)):
-        raise ValueError(f"topology has the nodes {sorted(candidate, key=str)}; valid is 0 to {D - 1}")
+        raise ValueError(f"topology must have the nodes 0 to {D - 1}, got {sorted(candidate, key=str)}")
 
 
 def _checked_edges(candidate: Edges, D: int) -> nx.Graph:
     if D < 1:
-        raise ValueError(f"num_nodes is {D!r}; valid is an integer >= 1")
+        raise ValueError(f"num_nodes must be an integer >= 1, got {D!r}")
     edges = [_checked_edge(edge, D) for edge in candidate]
     if repeated := sorted(edge for edge, count in Counter(edges).items() if count > 1):
-        raise ValueError(f"topology has the edge {repeated[0]} more than once; valid is each edge once")
+        raise ValueError(f"topology must have each edge once, got {repeated[0]} more than once")
     result = _from_edges(D, edges)
     if not nx.is_connected(result):
         parts = sorted(sorted(part) for part in nx.connected_components(result))
-        raise ValueError(f"topology falls into the parts {parts}; valid is a connected graph")
+        raise ValueError(f"topology must be connected, got the parts {parts}")
     return result
 
 
@@ -475,9 +472,9 @@ def _checked_edge(edge: Any, D: int) -> tuple[int, int]:
     except (TypeError, ValueError):
         known = False
     if not known:
-        raise ValueError(f"topology has the edge {edge!r}; valid is a pair of nodes out of 0 to {D - 1}")
+        raise ValueError(f"topology must have edges between the nodes 0 to {D - 1}, got {edge!r}")
     if i == j:
-        raise ValueError(f"topology has the self loop {edge!r}; valid is an edge between two nodes")
+        raise ValueError(f"topology must not have self loops, got {edge!r}")
     return (int(min(i, j)), int(max(i, j)))
 
 
@@ -576,7 +573,8 @@ class Mixing:
         D = len(self.sizes)
         if models.ndim < 1 or models.shape[0] != D or not np.issubdtype(models.dtype, np.floating):
             raise ValueError(
-                f"models is {models.dtype} of shape {models.shape}; valid is floating of shape ({D}, ...)"
+                f"models must be floating-point of shape ({D}, ...), got {models.dtype} of shape "
+                f"{models.shape}"
             )
         out = np.empty(models.shape, models.dtype) if out is None else out
         if (
@@ -585,7 +583,8 @@ class Mixing:
             or not np.issubdtype(out.dtype, np.floating)
         ):
             raise ValueError(
-                f"out is {out.dtype} of shape {out.shape}; valid is floating, C-contiguous, {models.shape}"
+                f"out must be floating-point, C-contiguous, of shape {models.shape}, got {out.dtype} of "
+                f"shape {out.shape}"
             )
         rows, results = (
             models.reshape(D, math.prod(models.shape[1:])),
@@ -618,7 +617,7 @@ class Mixing:
             If the graph has no such edge.
         """
         if not self.graph.has_edge(i, j):
-            raise ValueError(f"edge is ({i}, {j}); valid is one of {sorted(self.graph.edges)}")
+            raise ValueError(f"edge must be one of {sorted(self.graph.edges)}, got ({i}, {j})")
         matrix = self.matrix.copy()
         matrix[i, i] += matrix[j, i]
         matrix[j, j] += matrix[i, j]
@@ -654,7 +653,7 @@ def mixing(graph: nx.Graph, sizes: npt.ArrayLike, *, exact_if_complete: bool = F
     sizes = np.array(sizes, dtype=np.float64)
     D = len(graph)
     if sizes.shape != (D,) or not np.all(np.isfinite(sizes)) or not np.all(sizes > 0):
-        raise ValueError(f"sizes is {sizes.tolist()}; valid is {D} finite numbers > 0")
+        raise ValueError(f"sizes must be {D} finite numbers > 0, got {sizes.tolist()}")
     m = sizes / sizes.sum()
     if D == 1:
         return Mixing(np.ones((1, 1)), math.nan, 0.0, sizes, graph)

@@ -19,11 +19,11 @@ _BORDER = 4
 def check_augmentation(name: str, input_shape: tuple[int, ...]) -> None:
     """Raise ValueError unless samples of a shape can be augmented so."""
     if name not in AUGMENTATIONS:
-        raise ValueError(f"augmentation is {name!r}; valid is one of {', '.join(AUGMENTATIONS)}")
+        raise ValueError(f"augmentation must be one of {', '.join(AUGMENTATIONS)}, got {name!r}")
     if name != "none" and len(input_shape) != 3:
         raise ValueError(
-            f"augmentation is {name!r}; valid with samples of shape {input_shape}, which are no images "
-            "(channels, height, width), is 'none'"
+            f"augmentation must be 'none' with samples of shape {input_shape}, which are no images "
+            f"(channels, height, width), got {name!r}"
         )
 
 

@@ -235,7 +235,7 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> Path | N
     try:
         folder = Path(given).expanduser().absolute() if given else None
     except RuntimeError as error:
-        raise ValueError(f"data-dir = {given!r}; valid is a folder (there is no such user)") from error
+        raise ValueError(f"data-dir must be a folder, got {given!r} (there is no such user)") from error
     if folder is not None and data_dir:
         check_file("data-dir", folder)
     return folder

@@ -101,14 +101,18 @@ def group_split(
     labels = np.asarray(labels)
     name, arguments = _parse(scheme)
     if labels.ndim != 1 or not labels.size:
-        raise ValueError(f"labels has shape {labels.shape}; valid is (N,) with N >= 1")
+        raise ValueError(f"labels must have the shape (N,) with N >= 1, got {labels.shape}")
     at_least(1, **{"num-groups": num_groups, "samples-per-device": samples_per_device})
     at_least(0, seed=seed)
     if num_groups > labels.size:
-        raise ValueError(f"num-groups = {num_groups}; valid is 1 to {labels.size} samples")
+        raise ValueError(
+            f"num-groups must be from 1 to {labels.size}, the number of samples, got {num_groups}"
+        )
     for key, names in (("people", people), ("sites", sites)):
         if names is not None and names.shape != labels.shape:
-            raise ValueError(f"{key} has shape {names.shape}; valid is {labels.shape}, a name for each label")
+            raise ValueError(
+                f"{key} must have the shape {labels.shape}, a name for each label, got {names.shape}"
+            )
     rng = np.random.default_rng(np.random.SeedSequence([seed, 0, 0, _PURPOSE]))
     if name == "sites":
         groups = _of_sites(sites, people, labels.size, num_groups, rng)
@@ -140,11 +144,11 @@ def match_ids(wanted: Ids | Sequence[str], held: Ids | Sequence[str]) -> Indices
     """
     place = {str(name): number for number, name in enumerate(held)}
     if len(place) < len(held):
-        raise ValueError(f"held has {len(held) - len(place)} ids twice; valid is each id once")
+        raise ValueError(f"held must have each id once, got {len(held) - len(place)} twice")
     lacking = [str(name) for name in wanted if str(name) not in place]
     if lacking:
         raise ValueError(
-            f"wanted has {lacking[0]!r} and {len(lacking) - 1} more; valid are ids among the {len(held)} held"
+            f"wanted must be among the {len(held)} ids held, got {lacking[0]!r} and {len(lacking) - 1} more"
         )
     return np.array([place[str(name)] for name in wanted], np.int64)
 
@@ -158,7 +162,7 @@ def _parse(scheme: str) -> tuple[str, list[float]]:
     """Return a scheme's name and numbers."""
     found = re.fullmatch(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*", scheme)
     valid = "iid, pairs(n_major, n_minor) with n_major even, rates(concentration), or sites"
-    error = ValueError(f"partition = {scheme!r}; valid is {valid}")
+    error = ValueError(f"partition must be {valid}, got {scheme!r}")
     if not found or found[1] not in GROUP_SCHEMES:
         raise error
     try:
@@ -194,8 +198,8 @@ def _groups(
         n_major, n_minor = int(numbers[0]), int(numbers[1])
         if M * (n_major + n_minor) > labels.size or classes.size < 2:
             raise ValueError(
-                f"partition = {scheme!r}: {M} groups of {n_major + n_minor} samples; valid is at most "
-                f"{labels.size} samples in all, of at least 2 classes (there are {classes.size})"
+                f"partition must take at most {labels.size} samples in all, of at least 2 classes (there "
+                f"are {classes.size}), got {scheme!r}: {M} groups of {n_major + n_minor} samples"
             )
         counts = _pair_counts(totals, M, n_major, n_minor)
     return _dealt(labels, classes, counts, rng)
@@ -206,19 +210,18 @@ def _of_sites(
 ) -> list[Indices]:
     """Return groups each of which is of one site, site after site in the order of their names."""
     if sites is None:
-        raise ValueError(
-            "partition = 'sites'; valid with data that do not tell their people's sites is another"
-        )
+        raise ValueError("partition must not be 'sites' with data that do not tell their people's sites")
     people = np.arange(count).astype(str) if people is None else people
     names, site = np.unique(sites, return_inverse=True)
     if names.size > M:
         raise ValueError(
-            f"num-groups = {M}; valid with partition = 'sites' is at least {names.size}, the number of sites"
+            f"num-groups must be at least {names.size}, the number of sites, with partition = 'sites', got "
+            f"{M}"
         )
     members = [np.flatnonzero(site == number) for number in range(names.size)]
     sizes = np.array([len(set(people[own].tolist())) for own in members])
     if sizes.sum() > len(set(people.tolist())):
-        raise ValueError("people has someone who is from two sites; valid is each person from one")
+        raise ValueError("people must be from one site each, got someone from two")
     shares = np.ones(names.size, np.int64)
     for _ in range(M - names.size):
         shares[(sizes / shares).argmax()] += 1
@@ -234,7 +237,7 @@ def _whole_people(rows: Indices, people: Ids, M: int, rng: np.random.Generator) 
     names, person = np.unique(people, return_inverse=True)
     K = names.size // M
     if not K:
-        raise ValueError(f"num-groups = {M}; valid is at most one for each of {names.size} people")
+        raise ValueError(f"num-groups must be at most {names.size}, the number of people, got {M}")
     # The group of each person; those who are left over have none.
     group = np.full(names.size, -1)
     group[rng.permutation(names.size)[: M * K]] = np.repeat(np.arange(M), K)

@@ -39,7 +39,7 @@ def import_callable(key: str, path: str) -> Callable[..., Any]:
         The owner of this machine does not allow it, see ``permissions``.
     """
     if not is_import_path(path):
-        raise ValueError(f"{key} = {path!r}; valid is an import path, module:function")
+        raise ValueError(f"{key} must be an import path, module:function, got {path!r}")
     check_import(key, path)
     module_name, function_name = path.split(":")
     # Last, so that nothing there can stand for a module that is installed. It stays: a module may import

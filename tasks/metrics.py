@@ -199,11 +199,11 @@ def logit_metrics(logits: Tensor, y: Tensor) -> SplitEvaluation:
     sklearn = needed("sklearn.metrics", "sim", "logit_metrics")
     if len(logits) != len(y) or not len(y):
         raise ValueError(
-            f"logits and y have {len(logits)} and {len(y)} samples; valid is as many, and at least one"
+            f"logits and y must have equal numbers of samples, at least one, got {len(logits)} and {len(y)}"
         )
     logits, y = logits.detach().cpu(), y.cpu()
     if not torch.isfinite(logits).all():
-        raise ValueError("logits are NaN or infinite in places; valid are finite values")
+        raise ValueError("logits must be finite, got NaN or infinity")
     scores = logits.double()
     if scores.shape[1] == 1:
         scores = torch.cat([torch.zeros_like(scores), scores], 1)
@@ -248,11 +248,12 @@ def normalised_utility(payoffs: NDArray[np.float64], told: NDArray[np.integer[An
     """
     if payoffs.ndim != 2 or told.shape != payoffs.shape[:1]:
         raise ValueError(
-            f"payoffs and told have {payoffs.shape} and {told.shape}; valid is (N, classes), (N,)"
+            f"payoffs and told must have the shapes (N, classes) and (N,), got {payoffs.shape} and "
+            f"{told.shape}"
         )
     silent, best = payoffs[:, 0].sum(), payoffs.max(axis=1).sum()
     if not best > silent:
-        raise ValueError("payoffs never pay more than those of class 0; valid are some that do")
+        raise ValueError("payoffs must pay more than those of class 0 somewhere")
     return float((payoffs[np.arange(len(told)), told].sum() - silent) / (best - silent))
 
 
@@ -279,7 +280,8 @@ def evaluate_split(
     """
     if not len(x1) == len(x2) == len(y) or not len(y):
         raise ValueError(
-            f"x1, x2 and y have {len(x1)}, {len(x2)} and {len(y)} samples; valid is as many, and at least one"
+            f"x1, x2 and y must have equal numbers of samples, at least one, got {len(x1)}, {len(x2)} and "
+            f"{len(y)}"
         )
     at_least(1, batch_size=batch_size)
     return logit_metrics(split_logits(model, x1, x2, batch_size), y)

@@ -166,7 +166,7 @@ class OwnSource:
         for key, default in (("data", ""), ("label", "label"), ("features", ""), ("allow-imports", "")):
             value = node_config.get(key, default)
             if not isinstance(value, str):
-                raise ValueError(f"{key} is {value!r} in the node config; valid is a text")
+                raise ValueError(f"{key} must be a text, got {value!r} in the node config")
             texts[key] = value
         data, allowed = texts["data"], _listed(texts["allow-imports"])
         if not data:
@@ -176,8 +176,8 @@ class OwnSource:
             )
         if is_import_path(data) and not Path(data).exists() and data not in allowed:
             raise ValueError(
-                f"data is {data!r} in the node config; valid is an import path only if allow-imports of the "
-                f"same config has it (now {', '.join(allowed) or 'empty'})"
+                "data must not be an import path unless allow-imports of the same config has it (now "
+                f"{', '.join(allowed) or 'empty'}), got {data!r} in the node config"
             )
         config = tuple(sorted(node_config.items()))
         return cls(data, texts["label"], _listed(texts["features"]), allowed, config)
@@ -221,7 +221,9 @@ def _called(source: OwnSource) -> RawData:
         raise ValueError(f"data = {path!r}: returned a {type(found).__name__}, must return (x, y)")
     x, labels = checked_inputs(path, np.array(found[0])), np.asarray(found[1])
     if labels.shape != (len(x),):
-        raise ValueError(f"{path}: y has shape {labels.shape}; valid is ({len(x)},), one label for each of x")
+        raise ValueError(
+            f"{path}: y must have the shape ({len(x)},), one label for each of x, got {labels.shape}"
+        )
     return RawData.of(x, labels, [f"y[{i}]" for i in range(len(x))])
 
 
@@ -232,13 +234,13 @@ def _classified(where: str, raw: RawData, classes: Classes) -> NDArray[np.int64]
     if known:
         valid = f"one of {', '.join(map(repr, classes.names))}"
     else:
-        valid = f"an integer from 0 to {most - 1}; other labels need the run's key classes, which names them"
+        valid = f"an integer from 0 to {most - 1} (or the run's key classes name the labels)"
     numbers = np.empty(len(raw.values), np.int64)
     for place, text in enumerate(raw.values):
         number = known.get(text) if known else _number(text)
         if number is None or number >= most:
             row = raw.rows[int(np.flatnonzero(raw.labels == place)[0])]
-            raise ValueError(f"{where}: {row} is {text!r}; valid is {valid}")
+            raise ValueError(f"{where}: {row} must be {valid}, got {text!r}")
         numbers[place] = number
     return numbers[raw.labels]
 
@@ -317,7 +319,8 @@ class Standardisation:
         features = num_features(x.shape[1:])
         if mean.size not in (1, features) or std.shape != mean.shape:
             raise ValueError(
-                f"the standardisation has {mean.size} means and {std.size} deviations; valid are {features}"
+                f"the standardisation must have {features} means and deviations, got {mean.size} and "
+                f"{std.size}"
             )
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             x -= _by_feature(x, mean)
@@ -398,7 +401,7 @@ def write_split(
     manifest = folder / "manifest.json"
     files = [folder / f"node-{i}.npz" for i in range(num_nodes)]
     if there := [path for path in (manifest, *files) if path.exists()]:
-        raise ValueError(f"{there[0]} is there already; valid is a folder without files of an earlier split")
+        raise ValueError(f"{there[0]} exists already: the folder must have no files of an earlier split")
     x, y = data.dataset.x_train, data.dataset.y_train
     for path, part in zip(files, data.parts, strict=True):
         # Each node may read its own file alone.

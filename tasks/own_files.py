@@ -103,7 +103,7 @@ def read_file(path: Path, label: str, features: Sequence[str] | None) -> RawData
             return _read_saved(path, label, features) if saved else _read_images(path)
         reader = {".npz": _read_npz, ".csv": _read_csv, ".parquet": _read_parquet}.get(path.suffix.lower())
         if reader is None:
-            raise ValueError(f"{path}: valid is {_FORMS}")
+            raise ValueError(f"{path} must be {_FORMS}")
         if not path.is_file():
             raise ValueError(f"{path}: there is no such file")
         return reader(path, label, features)
@@ -114,10 +114,10 @@ def read_file(path: Path, label: str, features: Sequence[str] | None) -> RawData
 def checked_inputs(where: object, x: object) -> Floats:
     """Return an array of numbers (N, ...) as float32; ValueError unless all are finite and N >= 1."""
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "fiub":
-        raise ValueError(f"{where}: x is {_described(x)}; valid is an array of numbers (N, ...)")
+        raise ValueError(f"{where}: x must be an array of numbers (N, ...), got {_described(x)}")
     if not x.size or x.ndim < 2:
         raise ValueError(
-            f"{where}: x is {_described(x)}; valid is a non-empty array (N, ...) of two axes or more"
+            f"{where}: x must be a non-empty array (N, ...) of two axes or more, got {_described(x)}"
         )
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(x, np.float32)
@@ -128,7 +128,7 @@ def checked_inputs(where: object, x: object) -> Floats:
             at = np.argwhere(strange)[0]
             place = f"x[{', '.join(map(str, [start + at[0], *at[1:]]))}]"
             value = x[start + at[0]][tuple(at[1:])]
-            raise ValueError(f"{where}: {place} is {value}; valid is a finite number of float32")
+            raise ValueError(f"{where}: {place} must be a finite number of float32, got {value}")
     return out
 
 
@@ -137,7 +137,7 @@ def _read_npz(path: Path, _label: str, _features: Sequence[str] | None) -> RawDa
         with np.load(path, allow_pickle=False) as file:
             lacking = [key for key in ("x", "y") if key not in file]
             if lacking:
-                raise ValueError(f"no array {' and '.join(lacking)}; valid is a file of x and y")
+                raise ValueError(f"the file must have x and y, got no array {' and '.join(lacking)}")
             x, y = file["x"], file["y"]
             classes = file.get("classes")
     except Exception as error:  # A damaged archive fails in many ways.
@@ -145,15 +145,15 @@ def _read_npz(path: Path, _label: str, _features: Sequence[str] | None) -> RawDa
     samples = len(x) if x.ndim else 0
     if y.shape != (samples,) or y.dtype.kind not in "iubUS":
         raise ValueError(
-            f"{path}: y is {_described(y)}; valid are integers or texts of shape ({samples},), "
-            "one for each of x"
+            f"{path}: y must be integers or texts of shape ({samples},), one for each of x, got "
+            f"{_described(y)}"
         )
     if y.dtype.kind == "S":
         y = np.char.decode(y, "utf-8", "replace")
     if y.dtype.kind == "b":
         y = y.astype(np.int64)
     if classes is not None and (classes.shape != () or classes.dtype.kind not in "iu" or classes < 2):
-        raise ValueError(f"{path}: classes is {_described(classes)}; valid is one integer >= 2")
+        raise ValueError(f"{path}: classes must be one integer >= 2, got {_described(classes)}")
     rows = _Rows("y[{}]", len(y))
     return RawData.of(checked_inputs(path, x), y, rows, None if classes is None else int(classes))
 
@@ -207,7 +207,8 @@ def _columns(path: Path, header: Sequence[str], label: str, features: Sequence[s
         )
     if label in names or len(set(names)) < len(names) or not names:
         raise ValueError(
-            f"{path}: features {names}; valid is one column or more, each once, without the label {label!r}"
+            f"{path}: features must be one column or more, each once, without the label {label!r}, got "
+            f"{names}"
         )
     return names
 
@@ -228,18 +229,20 @@ def _table(path: Path, names: list[str], label: str, chunks: Iterable[Any], firs
             value = chunk[names[j]].iloc[i]
             value = value.item() if isinstance(value, np.generic) else value
             raise ValueError(
-                f"{path}: row {row + i}, column {names[j]!r} is {value!r}; valid is a finite number"
+                f"{path}: row {row + i}, column {names[j]!r} must be a finite number, got {value!r}"
             )
         y = chunk[label]
         if (empty := np.flatnonzero(y.isna() | (y.astype(str) == ""))).size:
-            raise ValueError(f"{path}: row {row + empty[0]}, column {label!r} is empty; valid is a label")
+            raise ValueError(
+                f"{path}: row {row + empty[0]}, column {label!r} must be a label, got an empty cell"
+            )
         codes, found = y.factorize()
         of_code = [places.setdefault(_text(value), len(places)) for value in found]
         labels.append(np.array(of_code, np.int64)[codes])
         parts.append(x)
         row += len(chunk)
     if row == first_row:
-        raise ValueError(f"{path}: it has no rows; valid is one sample or more")
+        raise ValueError(f"{path} must have at least one row")
     rows = _Rows(f"row {{}}, column {label!r}", row - first_row, first_row)
     return RawData(_joined(parts), list(places), np.concatenate(labels), rows, features=tuple(names))
 
@@ -279,7 +282,7 @@ def _read_images(path: Path) -> RawData:
         file for folder in classes for file in sorted(folder.iterdir()) if file.suffix.lower() in _IMAGES
     ]
     if not files:
-        raise ValueError(f"{path}: no images in class folders; valid is {_FORMS}")
+        raise ValueError(f"{path} has no images in class folders: it must be {_FORMS}")
     image = needed("PIL.Image", "data", str(path))
     first = _pixels(image, files[0])
     x = np.empty((len(files), *first.shape), np.float32)
@@ -287,8 +290,8 @@ def _read_images(path: Path) -> RawData:
         pixels = _pixels(image, file)
         if pixels.shape != first.shape:
             raise ValueError(
-                f"{file}: an image of shape {pixels.shape} (channels, height, width); valid is that of "
-                f"{files[0]}, {first.shape}"
+                f"{file} must have the shape of {files[0]}, {first.shape} (channels, height, width), got "
+                f"{pixels.shape}"
             )
         x[i] = pixels
     labels = np.array([file.parent.name for file in files])
@@ -320,9 +323,9 @@ def _read_saved(path: Path, label: str, features: Sequence[str] | None) -> RawDa
     except Exception as error:  # Whatever a library of formats raises.
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(saved, datasets.Dataset):
-        raise ValueError(f"{path}: it has the splits {', '.join(saved)}; valid is the folder of one of them")
+        raise ValueError(f"{path} has the splits {', '.join(saved)}: it must be the folder of one of them")
     if not len(saved):
-        raise ValueError(f"{path}: it has no rows; valid is one sample or more")
+        raise ValueError(f"{path} must have at least one row")
     names = _columns(path, saved.column_names, label, features)
     plain = all(str(getattr(saved.features[name], "dtype", "")).startswith(_NUMBERS) for name in names)
     size = max(1, _CHUNK_CELLS // (len(names) + 1))
@@ -331,16 +334,16 @@ def _read_saved(path: Path, label: str, features: Sequence[str] | None) -> RawDa
         return _table(path, names, label, chunks, first_row=0)
     if len(names) > 1:
         raise ValueError(
-            f"{path}: the columns {', '.join(map(repr, names))} are not all numbers; valid are columns of "
-            "numbers, or one of arrays or images, which key features of the node config names"
+            f"{path}: the columns {', '.join(map(repr, names))} must all be numbers, or one of arrays or "
+            "images, which key features of the node config names"
         )
     (name,) = names
     parts = [_sample(path, name, i, row[name]) for i, row in enumerate(saved.select_columns(names))]
     first = parts[0].shape
     if strange := [i for i, part in enumerate(parts) if part.shape != first]:
         raise ValueError(
-            f"{path}: row {strange[0]}, column {name!r} has shape {parts[strange[0]].shape}; valid is "
-            f"{first}, that of row 0"
+            f"{path}: row {strange[0]}, column {name!r} must have the shape {first}, that of row 0, got "
+            f"{parts[strange[0]].shape}"
         )
     labels = np.array([_text(value) for value in saved[label]])
     x = checked_inputs(path, np.stack(parts))

@@ -58,11 +58,11 @@ class LinearData:
     def __post_init__(self) -> None:
         at_least(1, n=self.n, s=self.s)
         if self.s > self.n:
-            raise ValueError(f"s is {self.s!r}; valid is an integer from 1 to n = {self.n}")
+            raise ValueError(f"s must be an integer from 1 to n = {self.n}, got {self.s!r}")
         if not is_number(self.noise) or self.noise < 0:
-            raise ValueError(f"noise is {self.noise!r}; valid is a finite number >= 0")
+            raise ValueError(f"noise must be a finite number >= 0, got {self.noise!r}")
         if not 1 <= self.samples[0] <= self.samples[1]:
-            raise ValueError(f"samples is {self.samples!r}; valid is (least, largest), 1 <= least <= largest")
+            raise ValueError(f"samples must be (least, largest), 1 <= least <= largest, got {self.samples!r}")
 
 
 def sparse_truth(data: LinearData, seed: int) -> Vector:
@@ -127,7 +127,7 @@ def binary_images(
     """
     data = load(dataset, data_dir, "unit")
     if classes[0] == classes[1] or not all(0 <= label < data.num_classes for label in classes):
-        raise ValueError(f"classes is {classes!r}; valid is two of 0 to {data.num_classes - 1}")
+        raise ValueError(f"classes must be two of 0 to {data.num_classes - 1}, got {classes!r}")
     chosen = np.isin(data.y_train, classes)
     x = data.x_train[chosen].reshape(int(chosen.sum()), -1).astype(np.float64)
     return _split(x, (data.y_train[chosen] == classes[1]).astype(np.float64), num_nodes, seed)
@@ -161,19 +161,21 @@ def binary_libsvm(
     """
     check_file("libsvm", Path(path))
     if not Path(path).is_file():
-        raise ValueError(f"path is {os.fspath(path)!r}, which is no file; valid is a file in LIBSVM's format")
+        raise ValueError(f"path must be a file in LIBSVM's format, got {os.fspath(path)!r}, which is no file")
     # Here, not above: importing scikit-learn takes a second and a half of every start.
     load_svmlight_file = needed("sklearn.datasets", "sim", os.fspath(path)).load_svmlight_file
     x, y = load_svmlight_file(os.fspath(path), n_features=n_features, dtype=np.float64)
     labels = np.unique(y)
     if labels.size != 2:
-        raise ValueError(f"path is {os.fspath(path)!r}, of the labels {labels.tolist()[:5]}; valid are two")
+        raise ValueError(
+            f"path must be a file of two labels, got {os.fspath(path)!r} with {labels.tolist()[:5]}"
+        )
     return _split(x, (y == labels[1]).astype(np.float64), num_nodes, seed)
 
 
 def _split(x: Any, y: Vector, num_nodes: int, seed: int) -> list[BinaryPart]:
     if not 1 <= num_nodes <= len(y):
-        raise ValueError(f"num_nodes is {num_nodes!r}; valid is an integer from 1 to {len(y)} samples")
+        raise ValueError(f"num_nodes must be an integer from 1 to {len(y)} samples, got {num_nodes!r}")
     order = _stream(seed, 0).permutation(len(y))
     return [(x[group], y[group]) for group in map(np.sort, np.array_split(order, num_nodes))]
 

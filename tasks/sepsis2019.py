@@ -175,7 +175,9 @@ def read_sepsis2019_windows(folder: Path) -> Table:
     rows, stay = _sampled_hours(stays)
     labels = stays.values[rows, _LABEL].astype(np.int64)
     if not 0 < labels.sum() < len(labels):
-        raise ValueError(f"{folder}: {labels.sum()} of {len(labels)} hours labelled; valid are some, not all")
+        raise ValueError(
+            f"{folder} must have some hours labelled, and not all, got {labels.sum()} of {len(labels)}"
+        )
     summaries = [_summaries(stays, column, rows, stays.first[stay]) for column in range(_MEASURED)]
     names = [[f"{stays.columns[column]} {what}" for what in _SUMMARIES] for column in range(_MEASURED)]
     person, person_names = _admission(stays.values[rows])
@@ -328,7 +330,7 @@ def _read_stays(folder: Path) -> _Stays:
     """Return all stays: from what was kept of these files, else from the files, and then keep them."""
     paths = [path for part in _PARTS for path in sorted((folder / part).glob("*.psv"))]
     if not paths:
-        raise ValueError(f"{folder}: no .psv files in {' and '.join(_PARTS)}; valid is at least one")
+        raise ValueError(f"{folder} must have at least one .psv file in {' or '.join(_PARTS)}")
     name = f"sepsis2019-{_digest(folder, paths)}.npz"
     places = [folder / name, _cache_folder() / name]
     for place in places:
@@ -419,8 +421,8 @@ def _hours(path: Path) -> Floats:
     columns = head.strip().split(b"|")
     if len(columns) != _COLUMNS or columns[_LABEL] != b"SepsisLabel":
         raise ValueError(
-            f"{path}: {len(columns)} columns, the last {columns[-1].decode(errors='replace')!r}; valid is "
-            f"{_COLUMNS}, with SepsisLabel"
+            f"{path} must have {_COLUMNS} columns, the last SepsisLabel, got {len(columns)}, the last "
+            f"{columns[-1].decode(errors='replace')!r}"
         )
     lines = body.split()
     try:
@@ -433,5 +435,5 @@ def _hours(path: Path) -> Floats:
     hours = values.reshape(-1, _COLUMNS)
     if not np.isin(hours[:, _LABEL], (0, 1)).all():
         wrong = hours[~np.isin(hours[:, _LABEL], (0, 1)), _LABEL]
-        raise ValueError(f"{path}: SepsisLabel = {wrong[0]:g}; valid is 0 or 1")
+        raise ValueError(f"{path}: SepsisLabel must be 0 or 1, got {wrong[0]:g}")
     return hours

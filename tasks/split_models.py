@@ -59,7 +59,7 @@ class SplitModel(nn.Module):
         self.hospital_encoding, self.device_encoding = hospital_encoding, device_encoding
         buffers = sorted(set(self.state_dict()) - {name for name, _ in self.named_parameters()})
         if buffers:
-            raise ValueError(f"the model has {buffers[0]!r}; valid are trainable parameters only")
+            raise ValueError(f"the model must have trainable parameters only, got {buffers[0]!r}")
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Return the logits of samples whose parts are x1 and x2."""
@@ -150,10 +150,10 @@ def split_model(
         name = _BY_AXES.get(max(len(hospital_shape), len(device_shape)), "mlp")
     if name not in SPLIT_MODELS and not is_import_path(name):
         known = ", ".join(("auto", *SPLIT_MODELS))
-        raise ValueError(f"model = {name!r}; valid is one of {known}, or an import path module:function")
+        raise ValueError(f"model must be one of {known}, or an import path module:function, got {name!r}")
     for key, shape in (("hospital_shape", hospital_shape), ("device_shape", device_shape)):
         if not shape or min(shape) < 1:
-            raise ValueError(f"{key} = {shape}; valid are positive lengths")
+            raise ValueError(f"{key} must be positive lengths, got {shape}")
     at_least(2, num_classes=num_classes)
     at_least(0, seed=seed)
     if is_import_path(name):
@@ -174,7 +174,7 @@ def split_model(
 
 def _cnn_encoder(shape: Shape) -> tuple[nn.Module, int]:
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ValueError(f"model = 'cnn': a sample has the shape {shape}; valid is (C, H, W) with H, W >= 8")
+        raise ValueError(f"model = 'cnn': a sample must have the shape (C, H, W) with H, W >= 8, got {shape}")
     sides = [(length + 3) // 4 // 2 for length in shape[1:]]  # two strides round up, the pool down
     layers = nn.Sequential(
         nn.Conv2d(shape[0], 8, 5, stride=2, padding=2),
@@ -189,7 +189,7 @@ def _cnn_encoder(shape: Shape) -> tuple[nn.Module, int]:
 
 def _lstm_encoder(shape: Shape) -> tuple[nn.Module, int]:
     if len(shape) != 2:
-        raise ValueError(f"model = 'lstm': a sample has the shape {shape}; valid is (steps, features)")
+        raise ValueError(f"model = 'lstm': a sample must have the shape (steps, features), got {shape}")
     return LSTM(shape[1], 16), 16
 
 
@@ -218,7 +218,7 @@ def _build_own(
         torch.default_generator.manual_seed(_torch_seed(seed))
         model = call_imported("model", path, hospital_shape, device_shape, num_classes)
     if not isinstance(model, SplitModel):
-        raise ValueError(f"model = {path!r}: returned a {type(model).__name__}; valid is a SplitModel")
+        raise ValueError(f"model = {path!r} must return a SplitModel, got a {type(model).__name__}")
     dtype = next(model.parameters()).dtype
     with evaluating(model):
         z1 = model.hospital(torch.zeros(2, *hospital_shape, dtype=dtype))
@@ -227,7 +227,7 @@ def _build_own(
     logits = 1 if num_classes == 2 else num_classes
     valid = (2, model.hospital_encoding), (2, model.device_encoding), (2, logits)
     if shapes != valid and shapes != (*valid[:2], (2, num_classes)):
-        raise ValueError(f"model = {path!r}: gives shapes {shapes} for two samples; valid is {valid}")
+        raise ValueError(f"model = {path!r} must give the shapes {valid} for two samples, got {shapes}")
     return model
 
 

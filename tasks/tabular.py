@@ -344,7 +344,7 @@ def _mimic_values(path: Path, variable: str, cells: Sequence[str]) -> Floats:
         filled = [cell.removesuffix(".0") for cell in filled]
     unknown = set(filled) - set(categories)
     if unknown:
-        raise ValueError(f"{path}: {variable} = {min(unknown)!r}; valid is one of {', '.join(categories)}")
+        raise ValueError(f"{path}: {variable} must be one of {', '.join(categories)}, got {min(unknown)!r}")
     return np.array([[cell == category for category in categories] for cell in filled], np.float32)
 
 
@@ -359,10 +359,12 @@ def _rows(path: Path, columns: int | None = None) -> list[list[str]]:
     with path.open(newline="") as file:
         rows = [row for row in csv.reader(file) if row]
     if not rows:
-        raise ValueError(f"{path}: empty; valid is a header and rows")
+        raise ValueError(f"{path} is empty: it must have a header and rows")
     for number, row in enumerate(rows, 1):
         if len(row) != (columns or len(rows[0])):
-            raise ValueError(f"{path}: row {number} has {len(row)} cells; valid is {columns or len(rows[0])}")
+            raise ValueError(
+                f"{path}: row {number} must have {columns or len(rows[0])} cells, got {len(row)}"
+            )
     return rows if columns is None else rows[1:]
 
 
@@ -382,11 +384,11 @@ def _column(path: Path, rows: Sequence[Sequence[str]], place: int) -> Floats:
 def _floats(path: Path, cells: Sequence[Sequence[str]]) -> Floats:
     """Return a table of numbers; an empty cell is NaN."""
     if not cells:
-        raise ValueError(f"{path}: no rows below the header; valid is at least one")
+        raise ValueError(f"{path} must have at least one row below the header")
     try:
         return np.array([[cell or "nan" for cell in row] for row in cells], np.float64).astype(np.float32)
     except ValueError as error:
-        raise ValueError(f"{path}: a cell is no number ({error}); valid is a number or nothing") from error
+        raise ValueError(f"{path}: every cell must be a number or empty: {error}") from error
 
 
 def read_numbers(path: Path, delimiter: str, columns: int, skip: int = 0) -> Floats:
@@ -394,16 +396,16 @@ def read_numbers(path: Path, delimiter: str, columns: int, skip: int = 0) -> Flo
     try:
         table = np.loadtxt(path, np.float32, delimiter=delimiter, skiprows=skip, ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; valid is {columns} numbers a row") from error
+        raise ValueError(f"{path} must have {columns} numbers a row: {error}") from error
     if table.shape[1] != columns:
-        raise ValueError(f"{path}: {table.shape[1]} numbers a row; valid is {columns}")
+        raise ValueError(f"{path} must have {columns} numbers a row, got {table.shape[1]}")
     return table
 
 
 def _labels(path: Path, values: Floats, classes: int, first: int = 1) -> NDArray[np.int64]:
     bad = ~np.isin(values, np.arange(first, first + classes))
     if bad.any():
-        raise ValueError(f"{path}: label = {values[bad][0]}; valid is {first} to {first + classes - 1}")
+        raise ValueError(f"{path}: label must be from {first} to {first + classes - 1}, got {values[bad][0]}")
     return values.astype(np.int64) - first
 
 

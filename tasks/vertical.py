@@ -96,7 +96,7 @@ class VerticalDataset:
         self._check_payoffs()
         shared = np.intersect1d(self.ids_train, self.ids_test)
         if shared.size:
-            raise self._error("ids_test", f"{str(shared[0])!r} also in ids_train", "an id in one part only")
+            raise self._error("ids_test", f"{str(shared[0])!r}", "ids that are not in ids_train")
 
     @property
     def num_classes(self) -> int:
@@ -113,13 +113,13 @@ class VerticalDataset:
         ):
             raise self._error(key, _describe(x), f"a non-empty float32 array ({count}, ...)")
         if not np.isfinite(x.sum(dtype=np.float64)):
-            raise self._error(key, "NaN or infinite in places", "finite values")
+            raise self._error(key, "NaN or infinity", "finite")
 
     def _check_labels(self, key: str, y: NDArray[np.int64]) -> None:
         if not isinstance(y, np.ndarray) or y.dtype != np.int64 or y.ndim != 1 or not y.size:
             raise self._error(key, _describe(y), "a non-empty int64 array (N,)")
         if y.min() < 0 or y.max() >= self.num_classes:
-            raise self._error(key, f"{y.min()}..{y.max()}", f"0..{self.num_classes - 1}")
+            raise self._error(key, f"{y.min()} to {y.max()}", f"from 0 to {self.num_classes - 1}")
 
     def _check_names(self, key: str, names: Ids | None, count: int) -> None:
         if names is None:
@@ -134,24 +134,24 @@ class VerticalDataset:
         if not isinstance(payoffs, np.ndarray) or payoffs.dtype != np.float64 or payoffs.shape != due:
             raise self._error("payoffs_test", _describe(payoffs), f"a float64 array of shape {due}")
         if not np.isfinite(payoffs).all():
-            raise self._error("payoffs_test", "NaN or infinite in places", "finite values")
+            raise self._error("payoffs_test", "NaN or infinity", "finite")
 
     def _check_ids(self, key: str, ids: Ids, count: int) -> None:
         self._check_names(key, ids, count)
         names, times = np.unique(ids, return_counts=True)
         if times.max() > 1:
-            raise self._error(key, f"{str(names[times.argmax()])!r} {times.max()} times", "each id once")
+            raise self._error(key, f"{str(names[times.argmax()])!r} {times.max()} times", "different ids")
 
     def _check_party(self, party: str) -> None:
         train, test = (getattr(self, f"{party}_{part}").shape[1:] for part in ("train", "test"))
         if train != test:
-            raise self._error(f"{party}_test", f"of samples {test}", f"samples {train} as in {party}_train")
+            raise self._error(f"{party}_test", f"{test}", f"samples of shape {train}, as in {party}_train")
         names = getattr(self, f"{party}_features")
         if names and len(names) != train[-1]:
             raise self._error(f"{party}_features", f"{len(names)} names", f"{train[-1]} names, or none")
 
     def _error(self, key: str, value: str, valid: str) -> ValueError:
-        return ValueError(f"data set {self.name!r}: {key} is {value}; valid is {valid}")
+        return ValueError(f"data set {self.name!r}: {key} must be {valid}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -181,15 +181,15 @@ class ImageCut:
         at_least(1, size=self.size)
         at_least(0, offset=self.offset)
         if self.centre_owner not in ("hospital", "device"):
-            raise ValueError(f"centre_owner = {self.centre_owner!r}; valid is hospital or device")
+            raise ValueError(f"centre_owner must be hospital or device, got {self.centre_owner!r}")
 
     def masks(self, height: int, width: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the hospital's and the device's pixels, (height, width) each: disjoint, together all."""
         end = self.offset + self.size
         if end > min(height, width) or self.size**2 == height * width:
             raise ValueError(
-                f"size = {self.size}, offset = {self.offset}; valid is a square within {height}x{width}, "
-                "not all of it"
+                f"size and offset must be a square within {height}x{width}, not all of it, got {self.size} "
+                f"and {self.offset}"
             )
         centre = np.zeros((height, width), bool)
         centre[self.offset : end, self.offset : end] = True
@@ -219,12 +219,12 @@ def _read_organamnist(folder: Path) -> Images:
         lacking = [key for key in _ORGAN_KEYS if key not in file]
         if lacking:
             raise ValueError(
-                f"{path}: no array {', '.join(lacking)}; valid is a file of {', '.join(_ORGAN_KEYS)}"
+                f"{path} must have the arrays {', '.join(_ORGAN_KEYS)}, got no {', '.join(lacking)}"
             )
         arrays = [file[key] for key in _ORGAN_KEYS]
     for key, images in zip(_ORGAN_KEYS[::2], arrays[::2], strict=True):
         if images.dtype != np.uint8 or images.ndim != 3:
-            raise ValueError(f"{path}: {key} is {_describe(images)}; valid is uint8 of shape (N, H, W)")
+            raise ValueError(f"{path}: {key} must be uint8 of shape (N, H, W), got {_describe(images)}")
     x_train, y_train, x_test, y_test = arrays
     return Images(x_train[:, None], y_train.ravel(), x_test[:, None], y_test.ravel())
 
@@ -367,7 +367,7 @@ def load_vertical(
         return _load_own(name, folder)
     if name not in VERTICAL_DATASETS:
         known = ", ".join(VERTICAL_DATASETS)
-        raise ValueError(f"dataset = {name!r}; valid is one of {known}, or an import path module:function")
+        raise ValueError(f"dataset must be one of {known}, or an import path module:function, got {name!r}")
     return _load(name, folder, cut or ImageCut())
 
 
@@ -388,9 +388,7 @@ def _load(name: str, folder: Path | None, cut: ImageCut) -> VerticalDataset:
 def _load_own(path: str, folder: Path | None) -> VerticalDataset:
     dataset = call_imported("dataset", path, folder)
     if not isinstance(dataset, VerticalDataset):
-        raise ValueError(
-            f"dataset = {path!r}: returned a {type(dataset).__name__}; valid is a VerticalDataset"
-        )
+        raise ValueError(f"dataset = {path!r} must return a VerticalDataset, got a {type(dataset).__name__}")
     return dataset
 
 
@@ -422,7 +420,7 @@ def _from_table(name: str, table: tabular.Table) -> VerticalDataset:
     both = np.intersect1d(people[test], people[~test])
     if both.size:
         raise ValueError(
-            f"data set {name!r}: person {str(both[0])!r} is in training and test set; valid is one of them"
+            f"data set {name!r}: a person must be in training or test set, got {str(both[0])!r} in both"
         )
     hospital, hospital_features = _prepared(table.hospital, ~test, table.hospital_features, table)
     device, device_features = _prepared(table.device, ~test, table.device_features, table)

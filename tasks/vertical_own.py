@@ -54,25 +54,25 @@ class OwnHalf:
 
     def __post_init__(self) -> None:
         if not self.ids:
-            raise ValueError("data has no person; valid is at least one")
+            raise ValueError("data must have at least one person")
         if self.x.dtype != np.float32 or self.x.ndim < 2 or not self.x.size or len(self.x) != len(self.ids):
             raise ValueError(
-                f"data: x is {self.x.dtype} of shape {self.x.shape}; valid is float32 of shape "
-                f"({len(self.ids)}, ...), not empty"
+                f"data: x must be float32 of shape ({len(self.ids)}, ...), not empty, got {self.x.dtype} of "
+                f"shape {self.x.shape}"
             )
         if self.labels is not None and len(self.labels) != len(self.ids):
-            raise ValueError(f"data: {len(self.labels)} labels; valid is {len(self.ids)}, one a person")
+            raise ValueError(f"data must have {len(self.ids)} labels, one a person, got {len(self.labels)}")
         first: dict[str, int] = {}
         for row, person in enumerate(self.ids, 1):
             if not person:
-                raise ValueError(f"data: person {row} has an empty id; valid is a text")
+                raise ValueError(f"data: the id of person {row} must not be empty")
             if (before := first.setdefault(person, row)) != row:
-                raise ValueError(f"data: persons {before} and {row} have the same id; valid is each id once")
+                raise ValueError(f"data: persons {before} and {row} must not have the same id")
         if self.labels is not None and "" in self.labels:
-            raise ValueError(f"data: person {self.labels.index('') + 1} has an empty label; valid is a class")
+            raise ValueError(f"data: the label of person {self.labels.index('') + 1} must not be empty")
         if not np.isfinite(self.x).all():
             row = int(np.argwhere(~np.isfinite(self.x))[0][0]) + 1
-            raise ValueError(f"data: a feature of person {row} is not finite; valid are finite numbers")
+            raise ValueError(f"data: the features of person {row} must be finite numbers")
 
 
 def read_half(
@@ -100,17 +100,15 @@ def read_half(
     readers = {".csv": _read_csv, ".npz": _read_npz}
     read = readers.get(file.suffix.lower())
     if read is None:
-        raise ValueError(f"data = {file.name!r}; valid is a .csv or .npz file")
+        raise ValueError(f"data must be a .csv or .npz file, got {file.name!r}")
     try:
         half = read(file, id_column, label_column)
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise ValueError(
-            f"data = {file.name!r} cannot be read ({reason}); valid is a readable file"
-        ) from error
+        raise ValueError(f"data must be a readable file, got {file.name!r} ({reason})") from error
     if labelled and half.labels is None:
         named = f"column {label_column!r}" if file.suffix.lower() == ".csv" else "array 'y'"
-        raise ValueError(f"{file.name}: no {named}; valid at a hospital is a file with labels")
+        raise ValueError(f"{file.name} has no {named}: a hospital's file must have labels")
     return half
 
 
@@ -128,7 +126,7 @@ def read_constants(path: str | os.PathLike[str], features: Sequence[str]) -> tup
             for row in csv.DictReader(lines):
                 found[str(row.get("feature")).strip()] = row.get("mean"), row.get("std")
     except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"constants = {file.name!r} cannot be read; valid is a readable .csv") from error
+        raise ValueError(f"constants must be a readable .csv, got {file.name!r}") from error
     means, deviations = [], []
     for name in features:
         try:
@@ -136,9 +134,7 @@ def read_constants(path: str | os.PathLike[str], features: Sequence[str]) -> tup
         except (KeyError, ValueError):
             mean = deviation = float("nan")
         if not np.isfinite([mean, deviation]).all() or deviation <= 0:
-            raise ValueError(
-                f"constants: feature {name!r} has no finite mean and std > 0; valid is a row of them"
-            )
+            raise ValueError(f"constants: feature {name!r} must have a row with a finite mean and std > 0")
         means.append(mean)
         deviations.append(deviation)
     return means, deviations
@@ -170,9 +166,9 @@ def write_groups(
         The samples are no rows of a table, the layout is unknown, or a file is there already.
     """
     if data.hospital_train.ndim != 2 or data.device_train.ndim != 2:
-        raise ValueError(f"data set {data.name!r}: samples are no rows of a table; valid is (N, features)")
+        raise ValueError(f"data set {data.name!r} must have samples of shape (N, features), rows of a table")
     if layout not in ("edges", "devices"):
-        raise ValueError(f"layout = {layout!r}; valid is edges or devices")
+        raise ValueError(f"layout must be edges or devices, got {layout!r}")
     hospitals: list[dict[str, str | int]] = []
     others: list[dict[str, str | int]] = []
     for m, rows in enumerate(groups):
@@ -240,9 +236,9 @@ def write_group_split(
     folder = Path(folder).expanduser()
     manifest = folder / "manifest.json"
     if manifest.exists():
-        raise ValueError(f"{manifest} is there already; valid is a folder without files of an earlier split")
+        raise ValueError(f"{manifest} exists already: the folder must have no files of an earlier split")
     if people is not None and people < 1:
-        raise ValueError(f"people = {people}; valid is an integer >= 1")
+        raise ValueError(f"people must be an integer >= 1, got {people}")
     data = load_vertical(dataset, data_dir)
     dealt = group_split(scheme, data.y_train, num_groups, seed).groups
     groups = [rows[:people] for rows in dealt]
@@ -275,7 +271,7 @@ def _own_file(path: Path, mode: str, **options: Any) -> IO[Any]:
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), mode, **options)
     except FileExistsError as error:
-        raise ValueError(f"{path} is there already; valid is a folder without these files") from error
+        raise ValueError(f"{path} exists already: the folder must not have these files") from error
 
 
 def _write_half(path: Path, data: VerticalDataset, rows: NDArray[np.int64], hospital: bool) -> None:
@@ -299,7 +295,7 @@ def _read_csv(file: Path, id_column: str, label_column: str) -> OwnHalf:
         label = header.index(label_column) if label_column in header else None
         features = [column for column in range(len(header)) if column not in (place, label)]
         if not features:
-            raise ValueError(f"{file.name}: no column beside id and label; valid is at least one feature")
+            raise ValueError(f"{file.name} must have at least one feature, a column beside id and label")
         ids: list[str] = []
         labels: list[str] = []
         at = array("q")
@@ -318,17 +314,15 @@ def _read_csv(file: Path, id_column: str, label_column: str) -> OwnHalf:
     x = np.frombuffer(values, np.float32).reshape(len(ids), len(named)) if ids else np.zeros((0, 1))
     if not np.isfinite(x).all():
         row_, column = np.argwhere(~np.isfinite(x))[0]
-        raise _bad_cell(file, at[int(row_)], named[column], "no finite number")
+        raise _bad_cell(file, at[int(row_)], named[column])
     return OwnHalf(tuple(ids), np.asarray(x, np.float32), tuple(labels) if label is not None else None, named)
 
 
 def _columns(file: Path, header: list[str], id_column: str) -> int:
     if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise ValueError(f"{file.name}: column {twice[0]!r} is there twice; valid is each column once")
+        raise ValueError(f"{file.name} must have each column once, got {twice[0]!r} twice")
     if id_column not in header:
-        raise ValueError(
-            f"{file.name}: no column {id_column!r}; valid is a header with it (node config key 'id')"
-        )
+        raise ValueError(f"{file.name}: the header must have the column {id_column!r} (node config key 'id')")
     return header.index(id_column)
 
 
@@ -338,7 +332,7 @@ def _rows(file: Path, rows: Iterator[list[str]], width: int) -> Iterator[tuple[i
             continue
         if len(row) != width:
             raise ValueError(
-                f"{file.name}, row {line}: {len(row)} cells; valid is {width}, as the header has"
+                f"{file.name}, row {line} must have {width} cells, as the header has, got {len(row)}"
             )
         yield line, row
 
@@ -347,13 +341,12 @@ def _number(file: Path, line: int, column: str, cell: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise _bad_cell(file, line, column, "no finite number" if cell.strip() else "empty") from None
+        raise _bad_cell(file, line, column, empty=not cell.strip()) from None
 
 
-def _bad_cell(file: Path, line: int, column: str, what: str) -> ValueError:
-    return ValueError(
-        f"{file.name}, row {line}, column {column!r}: the cell is {what}; valid is a finite number"
-    )
+def _bad_cell(file: Path, line: int, column: str, empty: bool = False) -> ValueError:
+    found = ", got an empty cell" if empty else ""
+    return ValueError(f"{file.name}, row {line}, column {column!r} must be a finite number{found}")
 
 
 def _read_npz(file: Path, id_column: str, label_column: str) -> OwnHalf:
@@ -361,15 +354,15 @@ def _read_npz(file: Path, id_column: str, label_column: str) -> OwnHalf:
         with np.load(file, allow_pickle=False) as arrays:
             held = {key: arrays[key] for key in ("ids", "x", "y") if key in arrays}
     except ValueError as error:
-        raise ValueError(f"{file.name} is no .npz of plain arrays; valid is one with ids, x and y") from error
+        raise ValueError(f"{file.name} must be a .npz of plain arrays ids, x and y") from error
     ids, x = held.get("ids"), held.get("x")
     if ids is None or ids.ndim != 1 or ids.dtype.kind not in "US":
-        raise ValueError(f"{file.name}: no array 'ids' of texts; valid is one text a person")
+        raise ValueError(f"{file.name} must have an array 'ids' of texts, one a person")
     if x is None or x.dtype.kind not in "fiu":
-        raise ValueError(f"{file.name}: no array 'x' of numbers; valid is one of shape (n, ...)")
+        raise ValueError(f"{file.name} must have an array 'x' of numbers, of shape (n, ...)")
     y: NDArray[Any] | None = held.get("y")
     if y is not None and (y.ndim != 1 or y.dtype.kind not in "iuUb"):
-        raise ValueError(f"{file.name}: 'y' is {y.dtype} of shape {y.shape}; valid are classes, (n,)")
+        raise ValueError(f"{file.name}: 'y' must be classes of shape (n,), got {y.dtype} of shape {y.shape}")
     labels = None if y is None else tuple(str(label) for label in y.tolist())
     people = tuple((one.decode() if isinstance(one, bytes) else str(one)).strip() for one in ids.tolist())
     with np.errstate(over="ignore"):

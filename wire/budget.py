@@ -42,9 +42,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.of not in BUDGETS:
-            raise ValueError(f"budget of {quoted(self.of)}; valid is one of {', '.join(BUDGETS)}")
+            raise ValueError(f"budget must be one of {', '.join(BUDGETS)}, got {quoted(self.of)}")
         if not (isfinite(self.most) and self.most > 0):
-            raise ValueError(f"budget {self.of} = {self.most}; valid is a finite number > 0")
+            raise ValueError(f"budget {self.of} must be a finite number > 0, got {self.most}")
 
     @classmethod
     def parse(cls, text: str) -> Budget | None:
@@ -61,7 +61,7 @@ class Budget:
         try:
             number = float(most)
         except ValueError:
-            raise ValueError(f"{quoted(text)}; valid is name=number, as 'sim-seconds=60'") from None
+            raise ValueError(f"budget must be name=number, as 'sim-seconds=60', got {quoted(text)}") from None
         return cls(of.strip(), number)
 
     def spent(self, progress: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of parameters: an error names the parameter, its value and what is valid."""
+"""Checks of parameters: an error names the parameter, what it must be, and its value."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -40,9 +40,9 @@ def plain_name(name: str) -> str:
 
 
 def require(key: str, value: object, valid: str, holds: bool) -> None:
-    """Raise ValueError unless ``holds``: ``{key} is {value!r}; valid is {valid}``."""
+    """Raise ValueError unless ``holds``: ``{key} must be {valid}, got {value!r}``."""
     if not holds:
-        raise ValueError(f"{key} is {value!r}; valid is {valid}")
+        raise ValueError(f"{key} must be {valid}, got {value!r}")
 
 
 def at_least(least: int, **numbers: int) -> None:

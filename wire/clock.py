@@ -46,7 +46,8 @@ class Rates:
         """
         if link not in self.bits_per_second:
             known = ", ".join(map(repr, sorted(self.bits_per_second)))
-            raise ValueError(f"link is {link!r}; valid is one of {known or 'none: no rate was given'}")
+            valid = f"one of {known}" if known else "given a rate"
+            raise ValueError(f"link must be {valid}, got {link!r}")
         not_negative(bits=bits)
         return bits / self.bits_per_second[link]
 
@@ -116,7 +117,7 @@ class Clock:
             If the state has no ``seconds``, or they are negative or not finite.
         """
         if "seconds" not in state:
-            raise ValueError(f"state has the keys {sorted(state)}; valid is a clock's state with 'seconds'")
+            raise ValueError(f"state must be a clock's, with 'seconds', got the keys {sorted(state)}")
         not_negative(seconds=state["seconds"])
         self._seconds = float(state["seconds"])
 

@@ -130,7 +130,7 @@ class _Keeping:
     def __post_init__(self) -> None:
         if (self.fraction is None) == (self.count is None):
             raise ValueError(
-                f"fraction is {self.fraction!r} and count is {self.count!r}; valid is one of them"
+                f"either fraction or count must be given, got {self.fraction!r} and {self.count!r}"
             )
         if self.fraction is not None:
             in_range("fraction", self.fraction, 0.0, 1.0, open_below=True)
@@ -262,9 +262,7 @@ class RandK(_Keeping):
 
     def _support(self, size: int) -> NDArray[np.int64]:
         if self.round is None:
-            raise ValueError(
-                f"compressor is {str(self)!r}, which names no round; valid is 'randk(0.1,round=3)'"
-            )
+            raise ValueError(f"compressor must name a round, as 'randk(0.1,round=3)', got {str(self)!r}")
         return _common_support(size, self.kept(size), self.round)
 
 
@@ -333,7 +331,7 @@ class Ternary:
     def bits(self, size: int, payload: Payload | None = None) -> int:
         """Return 32 + m* (1 + ceil(log2 d)); ValueError without the payload, which alone tells m*."""
         if payload is None:
-            raise ValueError("payload is None; valid is the message's payload: ternary has no fixed size")
+            raise ValueError("payload must be given: ternary has no fixed size")
         return 32 + self._indices(payload, size).size * (1 + index_width(size))
 
     def contraction(self, size: int) -> float:
@@ -392,8 +390,9 @@ def parse_compressor(text: str) -> Compressor:
         except ValueError:
             pass
     raise ValueError(
-        f"compressor is {text!r}; valid is 'identity', 'sign', 'ternary', 'topk(0.01)' (a fraction in "
-        "(0, 1]) or 'topk(100)' (a count >= 1); 'randk(0.1)' draws the indices, the same at all nodes"
+        "compressor must be 'identity', 'sign', 'ternary', 'topk(0.01)' (a fraction in (0, 1]), "
+        "'topk(100)' (a count >= 1) or 'randk(0.1)' (the same "
+        f"entries at all nodes), got {text!r}"
     )
 
 
@@ -401,7 +400,7 @@ def validate_compressor(text: str) -> None:
     """Raise ValueError unless ``text`` names a compressor of all rounds; ``randk`` draws anew in each."""
     compressor = parse_compressor(text)
     if isinstance(compressor, RandK) and compressor.round is not None:
-        raise ValueError(f"compressor is {text!r}; valid is 'randk(0.1)', whose rounds a run counts")
+        raise ValueError(f"compressor must be 'randk(0.1)', whose rounds a run counts, got {text!r}")
 
 
 def in_round(compressor: Compressor, round: int) -> Compressor:
@@ -433,7 +432,7 @@ def rand_k(size: int, keep: int, *, seed: int, round: int, partition_id: int) ->
     """
     at_least(1, keep=keep)
     if keep > size:
-        raise ValueError(f"keep is {keep!r}; valid is 1 to {size}, the entries to choose from")
+        raise ValueError(f"keep must be from 1 to {size}, the entries to choose from, got {keep!r}")
     stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.COMPRESSION)
     return np.sort(stream.choice(size, keep, replace=False))
 
@@ -495,7 +494,7 @@ def pack_update(
         dict is also one of the payload.
     """
     if update.shape != (size := compressed_part(layout).size,):
-        raise ValueError(f"update has the shape {update.shape}; valid is ({size},)")
+        raise ValueError(f"update must have the shape ({size},), got {update.shape}")
     return pack_payload(layout, compressor.encode(update), dense)
 
 
@@ -503,11 +502,9 @@ def pack_payload(layout: Layout, payload: Payload, dense: Mapping[str, Tensor | 
     """Return the record of an update that is encoded already; see ``pack_update``."""
     keys = dense_part(layout).keys
     if set(dense) != set(keys):
-        raise ValueError(f"dense has the keys {sorted(dense)}; valid is {sorted(keys)}")
+        raise ValueError(f"dense must have the keys {sorted(keys)}, got {sorted(dense)}")
     if shared := set(keys) & set(payload):
-        raise ValueError(
-            f"the state dict's key is {min(shared)!r}; valid is any that is not in {set(payload)}"
-        )
+        raise ValueError(f"the state dict must have no key of {set(payload)}, got {min(shared)!r}")
     record = payload_record(payload)
     for key, array in to_record({key: dense[key] for key in keys}).items():
         record[key] = array
@@ -559,7 +556,7 @@ def summed_arrays(compressor: Compressor, sent: Mapping[str, NDArray[Any]]) -> d
         return dict(sent)
     if not isinstance(compressor, RandK):
         raise ValueError(
-            f"compressor is {str(compressor)!r}; valid within a sum is 'identity' or 'randk(0.1)'"
+            f"compressor must be 'identity' or 'randk(0.1)' within a sum, got {str(compressor)!r}"
         )
     layout = Layout.of(to_record(sent))
     values = np.zeros(compressor.kept(compressed_part(layout).size), np.float32)
@@ -594,10 +591,10 @@ def _checked(v: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     with np.errstate(over="ignore"):  # What overflows is infinite, and refused below.
         vector = np.ascontiguousarray(v, np.float32)
     if v.ndim != 1 or not 1 <= vector.size <= _MAX_SIZE:
-        raise ValueError(f"the vector has the shape {v.shape}; valid is (d,) with 1 <= d < 2^31")
+        raise ValueError(f"the vector must have the shape (d,) with 1 <= d < 2^31, got {v.shape}")
     magnitudes = vector.view(np.int32) & np.int32(_SIGN_BIT_CLEARED)
     if magnitudes.max() >= _INFINITY:
-        raise ValueError("the vector holds NaN or infinity; valid are finite float32 values")
+        raise ValueError("the vector must hold finite float32 values, got NaN or infinity")
     return vector, magnitudes
 
 
@@ -621,7 +618,7 @@ def _largest_of_rows(v: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.f
     v = v.to(torch.float32)
     magnitudes = v.abs()  # (nodes, d)
     if v.numel() and not torch.isfinite(magnitudes.amax()):
-        raise ValueError("the vector holds NaN or infinity; valid are finite float32 values")
+        raise ValueError("the vector must hold finite float32 values, got NaN or infinity")
     threshold = torch.topk(magnitudes, k, dim=1, sorted=False).values.amin(1, keepdim=True)
     above, ties = magnitudes > threshold, magnitudes == threshold
     room = k - above.sum(1, keepdim=True)

@@ -87,7 +87,7 @@ def encode_indices(indices: NDArray[np.integer], size: int) -> NDArray[np.uint8]
     count = found.size
     _check(size, count)
     if found.ndim != 1 or (count and not _ascending(found, size)):
-        raise ValueError(f"indices are not ascending within 0 to {size - 1}; valid is each once, (K,)")
+        raise ValueError(f"indices must ascend within 0 to {size - 1}, each once, in the shape (K,)")
     if count in (0, size):
         return np.zeros(0, np.uint8)
     if _is_bitmap(size, count):
@@ -165,7 +165,7 @@ def _check(size: int, count: int) -> None:
     require("size", size, f"an integer from 1 to {_MAX_SIZE}", size <= _MAX_SIZE)
     at_least(0, count=count)
     if count > size:
-        raise ValueError(f"count is {count!r}; valid is 0 to {size}, the entries to choose from")
+        raise ValueError(f"count must be from 0 to {size}, the entries to choose from, got {count!r}")
 
 
 def _low(size: int, count: int) -> int:

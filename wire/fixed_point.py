@@ -32,5 +32,5 @@ def joined(numbers: Sequence[int]) -> bytes:
 def split(coded: bytes, count: int) -> list[int]:
     """Return the numbers; ValueError unless they are ``count``."""
     if not isinstance(coded, bytes) or len(coded) != count * _NUMBER:
-        raise ValueError(f"{len(coded)} bytes of masked sums; valid is {count * _NUMBER}")
+        raise ValueError(f"masked sums must have {count * _NUMBER} bytes, got {len(coded)}")
     return [int.from_bytes(coded[i : i + _NUMBER], "little") for i in range(0, len(coded), _NUMBER)]

@@ -36,7 +36,7 @@ class LayerShape:
     def __post_init__(self) -> None:
         if len(self.shape) not in (2, 4) or min(self.shape) < 1:
             raise ValueError(
-                f"{self.key} has the shape {self.shape}; valid is (out, in) or (out, in, height, width)"
+                f"{self.key} must have the shape (out, in) or (out, in, height, width), got {self.shape}"
             )
 
     @property

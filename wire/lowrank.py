@@ -131,7 +131,7 @@ class Factorisation:
         _check_plan(layers, variant, num_parameters, ratio, budget, skip_front, skip_back, init_a, layout)
         one_of("view", view, VIEWS)
         if view != "buffer" and "bkd" in variant:
-            raise ValueError(f"view is {view!r}; valid with {variant!r}, which has no matrices, is 'buffer'")
+            raise ValueError(f"view must be 'buffer' with {variant!r}, which has no matrices, got {view!r}")
         if variant == "dense":
             return cls(variant, (), init_a, layout, tight, num_parameters, rho=1.0)
         chosen = between(layers, skip_front, skip_back)
@@ -266,7 +266,7 @@ class Factorisation:
         """Raise ValueError unless the factors have the keys and shapes of ``shapes``."""
         _check_shapes("factor", trainable, self.shapes)
         if unknown := sorted(trainable.keys() - self.shapes.keys()):
-            raise ValueError(f"factors have the keys {unknown}; valid are {sorted(self.shapes)}")
+            raise ValueError(f"factors must have the keys {sorted(self.shapes)}, got {unknown}")
 
     @property
     def _frozen_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -292,8 +292,8 @@ def between(layers: Sequence[LayerShape], skip_front: int, skip_back: int) -> Se
     at_least(0, skip_front=skip_front, skip_back=skip_back)
     if skip_front + skip_back >= len(layers):
         raise ValueError(
-            f"skip_front + skip_back is {skip_front + skip_back}; valid is less than {len(layers)}, the "
-            "number of Linear and Conv2d layers: one must be left to compress"
+            f"skip_front + skip_back must be less than {len(layers)}, the number of Linear and Conv2d "
+            f"layers, got {skip_front + skip_back}: one must be left to compress"
         )
     return layers[skip_front : len(layers) - skip_back]
 
@@ -328,9 +328,9 @@ def _to_cpu_float32(value: Tensor) -> Tensor:
 def _check_shapes(what: str, values: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     for key, shape in shapes.items():
         if key not in values:
-            raise ValueError(f"{what} {key} is missing; valid are {', '.join(shapes)}")
+            raise ValueError(f"{what} {key} is missing: there must be {', '.join(shapes)}")
         if (found := tuple(values[key].shape)) != shape:
-            raise ValueError(f"{what} {key} has the shape {found}; valid is {shape}")
+            raise ValueError(f"{what} {key} must have the shape {shape}, got {found}")
 
 
 def _check_seeds(run_seed: int, reset_index: int) -> None:

@@ -166,14 +166,14 @@ class SumPlan:
         sizes = {len(one) for one in self.introductions}
         regular = self.neighbours == n - 1 or self.neighbours % 2 == 0
         for right, what in (
-            (self.number >= 1, f"number is {self.number}; valid is >= 1"),
-            (1 <= n <= MAX_MEMBERS, f"{n} members; valid is 1 to {MAX_MEMBERS}"),
+            (self.number >= 1, f"number must be >= 1, got {self.number}"),
+            (1 <= n <= MAX_MEMBERS, f"a sum must have 1 to {MAX_MEMBERS} members, got {n}"),
             (ascending and min(self.members, default=0) >= 0, "members repeat or are not ascending"),
             (len(self.introductions) == n and sizes == {INTRODUCTION_BYTES}, "introductions of other sizes"),
             (len(set(self.introductions)) == n, "two members with one introduction"),
-            (1 <= self.threshold <= n, f"threshold is {self.threshold}; valid is 1 to {n}"),
+            (1 <= self.threshold <= n, f"threshold must be from 1 to {n}, got {self.threshold}"),
             (0 <= self.neighbours < n and regular, f"neighbours is {self.neighbours} for {n} members"),
-            (isfinite(self.clip) and self.clip > 0, f"clip is {self.clip}; valid is > 0"),
+            (isfinite(self.clip) and self.clip > 0, f"clip must be > 0, got {self.clip}"),
             (isfinite(self.max_weight) and self.max_weight > 0, f"max weight is {self.max_weight}"),
             (len(self.metrics) <= _MOST_METRICS, f"{len(self.metrics)} metrics"),
             (self.norm == 0 or (isfinite(self.norm) and self.norm > 0), f"norm is {self.norm}"),
@@ -438,7 +438,7 @@ class NoisyGrid:
 
     def __post_init__(self) -> None:
         if self.largest < 1 or not 2 <= self.deviation <= MAX_DEVIATION:
-            raise ValueError(f"masked sum: multiplier is {self.multiplier}; valid is about 1e-3 to 1e6")
+            raise ValueError(f"masked sum: multiplier must be about 1e-3 to 1e6, got {self.multiplier}")
 
     @cached_property
     def largest(self) -> int:
@@ -731,7 +731,7 @@ def revealed(
     if own not in alive:
         raise ValueError("this node is not among the survivors")
     if len(alive) < plan.threshold:
-        raise ValueError(f"{len(alive)} survivors; valid is {plan.threshold} or more")
+        raise ValueError(f"a sum must have at least {plan.threshold} survivors, got {len(alive)}")
     lost, parts = lost_neighbours(graph, survivors), []
     if any(len(gone) > plan.most_lost for gone in lost.values()):
         raise ValueError(f"more than {plan.most_lost} neighbours of a survivor are lost")

@@ -317,7 +317,7 @@ class OneBit:
             one_of(key, getattr(self, key), names)
         in_range("phi_density", self.phi_density, 0.5, 1.0)
         if self.phi != "gaussian" and self.phi_density != 1:
-            raise ValueError(f"phi_density is {self.phi_density!r}; valid with phi = {self.phi!r} is 1")
+            raise ValueError(f"phi_density must be 1 with phi = {self.phi!r}, got {self.phi_density!r}")
         at_least(0, memory_limit=self.memory_limit)
 
     def bits(self, n: int, s: int) -> int:
@@ -351,7 +351,7 @@ class OneBit:
         with np.errstate(over="ignore"):  # What overflows is infinite, and refused.
             norm = float(np.linalg.norm(vector))
         if norm > _LARGEST_NORM:
-            raise ValueError(f"w has the norm {norm!r}; valid is at most {_LARGEST_NORM}")
+            raise ValueError(f"w must have a norm of at most {_LARGEST_NORM}, got {norm!r}")
         if norm < _SMALLEST_NORM:
             return bytes(self.payload_bytes(vector.size, self.s))
         # The base drops out of x / ||x||, so that the bits do not depend on gamma to the last rounding.

@@ -307,7 +307,7 @@ def received_state(
     shapes: Mapping[str, tuple[int, ...]],
     device: torch.device | str = "cpu",
     *,
-    subject: str = "the message's arrays are",
+    subject: str = "the message's arrays",
 ) -> dict[str, torch.Tensor]:
     """Return a message's arrays as tensors of the receiver's own, checked before anything is copied.
 
@@ -319,7 +319,7 @@ def received_state(
         The keys and shapes that the receiver knows; their order does not matter.
     device : torch.device or str (default: "cpu")
         Where the tensors go; their dtypes are the message's.
-    subject : str (default: "the message's arrays are")
+    subject : str (default: "the message's arrays")
         How an error on keys or shapes begins.
 
     Raises
@@ -329,7 +329,7 @@ def received_state(
     """
     arrays = finite_views(record)
     if (found := {key: values.shape for key, values in arrays.items()}) != dict(shapes):
-        raise PayloadError("wrong shape", f"{subject} {found}; valid is {dict(shapes)}")
+        raise PayloadError("wrong shape", f"{subject} must have the shapes {dict(shapes)}, got {found}")
     return {key: torch.tensor(values, device=device) for key, values in arrays.items()}
 
 

@@ -166,7 +166,7 @@ class Aggregation:
             If there are fewer than ``least``.
         """
         if len(updates) < self.least:
-            raise ValueError(f"{len(updates)} updates for {self}; valid is at least {self.least}")
+            raise ValueError(f"{self} must have at least {self.least} updates, got {len(updates)}")
         if self.is_mean:
             return _weighted_mean(updates, weights)
         return _RULES[self.name](updates, *self.arguments)
@@ -202,7 +202,7 @@ def parse_aggregation(text: str) -> Aggregation:
             all(one == int(one) for one in numbers) and numbers[0] >= 0 and numbers[-1] >= len(numbers) - 1
         )
     if not valid:
-        raise ValueError(f"aggregation is {text!r}; valid is {AGGREGATIONS}")
+        raise ValueError(f"aggregation must be {AGGREGATIONS}, got {text!r}")
     return Aggregation(name, numbers)
 
 
@@ -213,5 +213,5 @@ def neighbourhood_rule(text: str) -> Aggregation:
     except ValueError:
         rule = None
     if rule is None or rule.name not in ("mean", "median", "trimmed-mean", "clipped"):
-        raise ValueError(f"aggregation is {text!r}; valid is {NEIGHBOURHOOD_RULES}")
+        raise ValueError(f"aggregation must be {NEIGHBOURHOOD_RULES}, got {text!r}")
     return rule

@@ -146,13 +146,13 @@ class SealingKey:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             pem = file.read(4096)
         if os.name == "posix" and mode & 0o077:
-            raise ValueError(f"sealing key {path} has the mode {mode:04o}; valid is 0600, its owner's alone")
+            raise ValueError(f"sealing key {path} must have the mode 0600, its owner's alone, got {mode:04o}")
         try:
             key = load_pem_private_key(pem, None)
         except (ValueError, TypeError) as error:
             raise ValueError(f"sealing key {path} is no key in PEM without a password") from error
         if not isinstance(key, X25519PrivateKey):
-            raise ValueError(f"sealing key {path} is of another kind; valid is X25519")
+            raise ValueError(f"sealing key {path} must be an X25519 key, got another kind")
         return cls(key.private_bytes_raw())
 
     @cached_property
@@ -404,7 +404,7 @@ def read_pins(path: Path) -> dict[str, bytes]:
     except (OSError, ValueError) as error:
         because = reason(error, file=False)
         raise ValueError(
-            f"neighbour keys {path}: {because}; valid is a TOML file that can be read"
+            f"neighbour keys must be a TOML file that can be read, got {path}: {because}"
         ) from error
     pins = {}
     for name, text in found.items():
@@ -413,5 +413,5 @@ def read_pins(path: Path) -> dict[str, bytes]:
         except (binascii.Error, TypeError, ValueError):
             pins[name] = b""
         if len(pins[name]) != KEY_BYTES:
-            raise ValueError(f"neighbour keys {path}: {name} is {text!r}; valid are 32 bytes in base64")
+            raise ValueError(f"neighbour keys {path}: {name} must be 32 bytes in base64, got {text!r}")
     return pins

@@ -70,7 +70,9 @@ def secret_shares(secret: bytes, threshold: int, count: int) -> list[bytes]:
         If they are others.
     """
     if not 1 <= threshold <= count <= MAX_SHARES:
-        raise ValueError(f"{threshold} of {count} shares; valid is 1 <= threshold <= count <= {MAX_SHARES}")
+        raise ValueError(
+            f"shares must have 1 <= threshold <= count <= {MAX_SHARES}, got {threshold} of {count}"
+        )
     # The i-th element of the basis has degree i, and all but the first are 0 at 0: any coefficients below the
     # threshold are a polynomial of that degree, and the first one is its value at 0.
     levels = count.bit_length()
@@ -104,11 +106,9 @@ def combined_shares(points: Sequence[int], shares: Sequence[bytes]) -> bytes:
     x = np.array(points, np.int64)
     sizes = {len(share) for share in shares}
     if not (0 < len(set(points)) == len(points) == len(shares) and x.min() >= 1 and x.max() <= MAX_SHARES):
-        raise ValueError(
-            f"shares of the points {sorted(points)}; valid are different ones, 1 to {MAX_SHARES}"
-        )
+        raise ValueError(f"shares must be of different points from 1 to {MAX_SHARES}, got {sorted(points)}")
     if len(sizes) != 1:
-        raise ValueError(f"shares of {sorted(sizes)} bytes; valid is one length")
+        raise ValueError(f"shares must have one length, got {sorted(sizes)} bytes")
     # Lagrange at 0: prod_{m != j} x_m / (x_m - x_j), where minus is exclusive or.
     logs = _LOGARITHMS[x]
     differences = _LOGARITHMS[x[:, None] ^ x[None, :]]

@@ -307,7 +307,7 @@ def _transformed(vector: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _check_seed(seed: tuple[int, ...]) -> None:
     if not seed or min(seed) < 0:
-        raise ValueError(f"seed is {seed!r}; valid is a tuple of integers >= 0")
+        raise ValueError(f"seed must be a tuple of integers >= 0, got {seed!r}")
 
 
 # Kinds of matrices, by the value of a codec's ``phi``.

@@ -49,7 +49,7 @@ def encode_rows(rows: Rows) -> list[bytes]:
     with np.errstate(over="ignore"):  # What overflows is infinite, and refused below.
         values = np.take_along_axis(rows, indices, axis=1).astype(_FORM)
     if not (np.isfinite(rows).all() and np.isfinite(values).all()):
-        raise ValueError("a row holds NaN or infinity; valid are finite float32 values")
+        raise ValueError("a row must hold finite float32 values, got NaN or infinity")
     coded = indices.astype("<u4").view(np.uint8).reshape(*indices.shape, 4)[..., : _index_bytes(n)]
     return [value.tobytes() + index.tobytes() for value, index in zip(values, coded, strict=True)]
 

@@ -58,7 +58,7 @@ def finite_vector(key: str, v: ArrayLike) -> NDArray[np.float64]:
     """Return ``v`` as float64 (n,); ValueError, naming it ``key``, if it is no finite vector."""
     vector = np.asarray(v, np.float64)
     if vector.ndim != 1:
-        raise ValueError(f"{key} has the shape {vector.shape}; valid is a vector (n,)")
+        raise ValueError(f"{key} must be a vector (n,), got the shape {vector.shape}")
     if not np.isfinite(vector).all():
-        raise ValueError(f"{key} has NaN or infinite entries; valid is a finite vector")
+        raise ValueError(f"{key} must be finite, got NaN or infinite entries")
     return vector

@@ -83,7 +83,7 @@ def parse_codec(name: str, **settings: Any) -> Codec:
         _check_settings(name, settings, needed=("s", "d"))
         if unknown := sorted(settings.keys() - OneBit.__dataclass_fields__.keys()):
             raise ValueError(
-                f"codec settings are {unknown}; valid are {', '.join(OneBit.__dataclass_fields__)}"
+                f"codec settings must be among {', '.join(OneBit.__dataclass_fields__)}, got {unknown}"
             )
         return OneBit(**settings)
     if match := re.fullmatch("sparse(16|32|64)", name):
@@ -93,12 +93,12 @@ def parse_codec(name: str, **settings: Any) -> Codec:
         return Dense(int(match[1]))
     if match := re.fullmatch("quantised([1-9][0-9]?)(?:x([2-9]))?", name):
         return Quantised(int(match[1]), int(match[2] or 1))
-    raise ValueError(f"codec is {name!r}; valid is one of {', '.join(CODECS)}, b from 2 to 16")
+    raise ValueError(f"codec must be one of {', '.join(CODECS)}, with b from 2 to 16, got {name!r}")
 
 
 def _check_settings(name: str, settings: dict[str, Any], needed: tuple[str, ...]) -> None:
     if missing := [key for key in needed if key not in settings]:
-        raise ValueError(f"codec {name!r} has no {' and no '.join(missing)}; valid is an integer >= 1")
+        raise ValueError(f"codec {name!r} must have an integer >= 1 as {' and '.join(missing)}")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Dense(Codec):
     def __post_init__(self) -> None:
         """Check the width."""
         if self.width not in (32, 64):
-            raise ValueError(f"width is {self.width!r}; valid is 32 or 64")
+            raise ValueError(f"width must be 32 or 64, got {self.width!r}")
 
     def encode(self, w: ArrayLike, phi_seed: tuple[int, ...] = ()) -> bytes:
         """Return n values; ValueError if one is not finite at this width."""
@@ -155,7 +155,7 @@ class Sparse(Codec):
         """Check the sizes."""
         at_least(1, s=self.s)
         if self.width not in (16, 32, 64):
-            raise ValueError(f"width is {self.width!r}; valid is 16, 32 or 64")
+            raise ValueError(f"width must be 16, 32 or 64, got {self.width!r}")
 
     def encode(self, w: ArrayLike, phi_seed: tuple[int, ...] = ()) -> bytes:
         """Return the entries that are not zero at this width.
@@ -168,7 +168,7 @@ class Sparse(Codec):
         values = _narrowed(w, self.width)
         indices = np.flatnonzero(values)
         if indices.size > self.s:
-            raise ValueError(f"w has {indices.size} nonzeros; valid is at most s = {self.s}")
+            raise ValueError(f"w must have at most s = {self.s} nonzeros, got {indices.size}")
         return values[indices].tobytes() + _packed(indices, index_width(values.size))
 
     def decode(self, payload: bytes, n: int, phi_seed: tuple[int, ...] = ()) -> Vector:
@@ -275,7 +275,9 @@ class Quantised(Codec):
     def _length(self, n: int) -> int:
         """Return the length of each vector."""
         if n % self.vectors:
-            raise ValueError(f"w has {n} entries; valid is a multiple of {self.vectors}, the vectors")
+            raise ValueError(
+                f"w must have a multiple of {self.vectors} entries, as it holds so many vectors, got {n}"
+            )
         return n // self.vectors
 
     def _step(self, vector: Vector) -> np.float32:
@@ -294,7 +296,7 @@ def _narrowed(w: ArrayLike, width: int) -> NDArray[np.floating]:
     with np.errstate(over="ignore"):  # What overflows is infinite, and refused.
         values = vector.astype(f"<f{width // 8}")
     if not np.isfinite(values).all():
-        raise ValueError(f"w has entries up to {np.abs(vector).max()}; valid is what {width} bits hold")
+        raise ValueError(f"w must have entries that {width} bits hold, got up to {np.abs(vector).max()}")
     return values
 
 

@@ -150,8 +150,9 @@ class _Baseline(ABC):
         positive(config, "eta")
         if config.get("kappa-low") != config.get("kappa-high"):
             raise ValueError(
-                f"kappa-high is {config.get('kappa-high')!r} in the message's config; valid is kappa-low, "
-                f"{config.get('kappa-low')!r}: the nodes of this method communicate at the same iterations"
+                f"kappa-high must equal kappa-low, {config.get('kappa-low')!r}, got "
+                f"{config.get('kappa-high')!r} in the message's config: the nodes of this method "
+                "communicate at the same iterations"
             )
 
     def names(self, node: GossipNode) -> list[str]:
@@ -173,7 +174,7 @@ class _Baseline(ABC):
 
 def _finite(x: Vector) -> Vector:
     if not np.isfinite(x).all():
-        raise ValueError("eta makes the model not finite; valid is a smaller one")
+        raise ValueError("eta must be smaller: it makes the model not finite")
     return x
 
 
@@ -252,7 +253,9 @@ class _SGP(_AdaptThenCombine):
     def check(self, config: ConfigRecord) -> None:
         super().check(config)
         if "weights" not in config:
-            raise ValueError("weights is None in the message's config; valid are the parts that are taken")
+            raise ValueError(
+                "weights is missing in the message's config: it must hold the parts that are taken"
+            )
 
     def local(self, call: _Call, x: Vector, K: int) -> Vector:
         w = _push_weight(call.memory)
@@ -282,8 +285,8 @@ class _SGP(_AdaptThenCombine):
         parts = mixing or {}
         if min(parts.values()) < 0 or not 0 < parts[node.place.own] <= 1:
             raise ValueError(
-                f"weights is {list(parts.values())!r} in the message's config; valid are numbers >= 0, and "
-                "the node's own in (0, 1]"
+                f"weights must be numbers >= 0, the node's own in (0, 1], got {list(parts.values())!r} in "
+                "the message's config"
             )
         both = {**received, node.place.own: self.message(node, memory)}
         total = sum((parts[j] * both[j] for j in sorted(both)), np.zeros(node.problem.n + 1))
@@ -299,7 +302,7 @@ def _push_weight(memory: Memory) -> float:
     w = float(memory.counts.get("push-weight", 1.0))
     # A node that heard nobody for a thousand communications has given all away.
     if not 0 < w < np.inf:
-        raise ValueError(f"push-weight is {w!r} in the state; valid is a finite number > 0")
+        raise ValueError(f"push-weight must be a finite number > 0, got {w!r} in the state")
     return w
 
 
@@ -400,7 +403,7 @@ def _pull(call: _Call, arrays: Arrays, name: str) -> Vector:
 
 def _gamma(config: ConfigRecord) -> float:
     if (gamma := positive(config, "step-gamma")) > 1:
-        raise ValueError(f"step-gamma is {gamma!r} in the message's config; valid is a number in (0, 1]")
+        raise ValueError(f"step-gamma must be a number in (0, 1], got {gamma!r} in the message's config")
     return gamma
 
 

@@ -115,7 +115,7 @@ class _CEPS:
             return positive(config, "c")
         if node.privacy.mode == "sound":
             raise ValueError(
-                "sigma-rule is 'paper' with privacy 'sound' in the message's config; valid is 'fixed_c': "
+                "sigma-rule must be 'fixed_c' with privacy 'sound', got 'paper' in the message's config: "
                 "the paper's rule reads the data and nothing accounts for it"
             )
         by_bits = "sigma-d" in config and choice(config, "sigma-d", ("samples", "bits")) == "bits"

@@ -36,12 +36,12 @@ class _LinearModel:
         self._A: Any = A.tocsr() if self._sparse else np.ascontiguousarray(A, np.float64)
         self._targets = np.asarray(targets, np.float64)
         if self._A.ndim != 2 or not min(self._A.shape):
-            raise ValueError(f"A has the shape {self._A.shape}; valid is (records, n), both >= 1")
+            raise ValueError(f"A must have the shape (records, n), both >= 1, got {self._A.shape}")
         if self._targets.shape != self._A.shape[:1]:
-            raise ValueError(f"{name} has the shape {self._targets.shape}; valid is ({self._A.shape[0]},)")
+            raise ValueError(f"{name} must have the shape ({self._A.shape[0]},), got {self._targets.shape}")
         values = self._A.data if self._sparse else self._A
         if not (np.isfinite(values).all() and np.isfinite(self._targets).all()):
-            raise ValueError(f"A or {name} has NaN or infinite entries; valid are finite numbers")
+            raise ValueError(f"A and {name} must have finite entries only")
         self.num_examples, self.n = (int(size) for size in self._A.shape)
 
     @cached_property
@@ -129,7 +129,7 @@ class LogisticRegression(_LinearModel):
     def __init__(self, A: Any, y: Vector, lam: float = 0.001) -> None:
         super().__init__(A, y, "y")
         if strange := set(np.unique(self._targets)) - {0.0, 1.0}:
-            raise ValueError(f"y has the label {strange.pop()!r}; valid are 0 and 1")
+            raise ValueError(f"y must have the labels 0 and 1, got {strange.pop()!r}")
         not_negative(lam=lam)
         self.lam = lam
 
@@ -171,11 +171,13 @@ class TorchProblem:
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, loss: Loss = cross_entropy) -> None:
         if not len(x) or len(x) != len(y):
-            raise ValueError(f"x has {len(x)} records and y {len(y)}; valid are equal numbers >= 1")
+            raise ValueError(
+                f"x and y must have equal numbers of records, at least one, got {len(x)} and {len(y)}"
+            )
         self._model, self._x, self._y, self._loss = model.eval(), x, y, loss
         trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
-            raise ValueError("the model has no trainable parameters; valid is one at least")
+            raise ValueError("the model must have trainable parameters")
         self._shapes = {name: p.shape for name, p in trained.items()}
         self._own = torch.cat([p.flatten() for p in trained.values()])
         self.num_examples, self.n = len(x), self._own.numel()

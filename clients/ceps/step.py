@@ -155,7 +155,7 @@ def communicate(
     u = c * mean + (noised(-gradient) if rules.privacy.mode == "sound" else -gradient)  # (3)
     noisy = noised(u) if rules.privacy.mode == "paper" else u
     if not np.isfinite(noisy).all():
-        raise ValueError(f"c is {c:g} and the update is not finite; valid is a larger sigma")
+        raise ValueError(f"sigma must be larger: with c = {c:g} the update is not finite")
     w = project(noisy / c, rules.s)  # (3)
     return NodeState(w, u, state.iteration + 1, participants, state.gradients + 1, state.missed)
 
@@ -178,7 +178,7 @@ def advance(state: NodeState, k: int, rules: Rules) -> NodeState:
         If k is past.
     """
     if k < state.iteration:
-        raise ValueError(f"iteration is {k}; valid is {state.iteration} or later, where the node is")
+        raise ValueError(f"iteration must be at least {state.iteration}, where the node is, got {k}")
     missed = _communications_before(k, rules) - _communications_before(state.iteration, rules)
     w = _local_steps(state, k - state.iteration, rules)
     return replace(state, w=w, iteration=k, missed=state.missed + missed)

@@ -153,9 +153,7 @@ class _Round:
         arrays = self.method.sent(outcome.state, self.base)
         if not all(torch.isfinite(value).all() for value in arrays.values()):
             rate = self.instruction.learning_rate
-            raise ValueError(
-                f"learning-rate is {rate:g} and makes the model not finite; valid is a smaller one"
-            )
+            raise ValueError(f"learning-rate must be smaller, got {rate:g}: it makes the model not finite")
         samples = len(self.instruction.task.part)
         batches = math.ceil(samples / self.instruction.batch_size)
         learnt = {"num-batches": batches, **outcome.metrics}
@@ -204,8 +202,10 @@ def _trained(model: nn.Module, works: Sequence[Work], how: Training) -> list[Tra
 
 def _binarised(model: nn.Module, work: BinarisedWork, how: Training) -> Trained | Exception:
     if isinstance(how, OwnTraining):
-        valid = "valid with a training loop of one's own is 'factored', 'dense' or 'ef21p'"
-        return ValueError(f"method is 'fedbat' in the message's config; {valid}")
+        return ValueError(
+            "method must be 'factored', 'dense' or 'ef21p' with a training loop of one's own, got 'fedbat' "
+            "in the message's config"
+        )
     return train_binarised(model, work, how.loss, how.arithmetic)
 
 

@@ -86,7 +86,7 @@ class FactoredModel(Reparametrised):
         for layer in plan.layers:
             if layers.get(layer.key) != layer.shape:
                 raise ValueError(
-                    f"{layer.key} has the shape {layer.shape} in the plan; valid are the model's {layers}"
+                    f"the model must have the plan's {layer.key} of shape {layer.shape}, got {layers}"
                 )
         self.plan = plan
         self.plain = copy.deepcopy(model)
@@ -96,7 +96,7 @@ class FactoredModel(Reparametrised):
             module, name = _owner(self.plain, layer.key)
             weight = cast(Tensor, getattr(module, name))
             if names[id(weight)] > 1:
-                raise ValueError(f"{layer.key} is shared with another layer; valid is a weight of one layer")
+                raise ValueError(f"{layer.key} must be the weight of one layer, and another shares it")
             base = weight.detach() if plan.has_base else weight.new_empty(0)
             setattr(module, name, nn.Parameter(base, requires_grad=False))
             for tree, shapes in ((self.factors, layer.trainable), (self.frozen, layer.frozen)):

@@ -114,7 +114,7 @@ class Bases:
         if record is None:
             return None
         if id(record) not in self._sent:
-            state = received_state(record, evolution.shapes, subject="the message's base is")
+            state = received_state(record, evolution.shapes, subject="the message's base")
             base = {key: value.to(torch.float32) for key, value in state.items()}
             self._sent[id(record)] = base, record
         return self._sent[id(record)][0]
@@ -200,6 +200,6 @@ def _update(record: ArrayRecord, name: str, version: int) -> State:
         if key.startswith(prefix):
             update[key.removeprefix(prefix)] = array
     if not update:
-        valid = sorted({key.partition("/")[0] for key in record})
-        raise ValueError(f"version {version} is not in the message's {name}; valid here is {valid}")
+        sent = sorted({key.partition("/")[0] for key in record})
+        raise ValueError(f"the message's {name} must have version {version}, got {sent}")
     return {key: torch.tensor(values) for key, values in finite_views(update).items()}

@@ -110,8 +110,8 @@ class Instruction:
         )
         if (sent := string(config, "fingerprint")) != plan.fingerprint:
             raise ValueError(
-                f"fingerprint is {sent!r} in the message's config; valid is {plan.fingerprint!r}, that of "
-                "this node's model: server and node have different models"
+                f"fingerprint must be {plan.fingerprint!r}, that of this node's model, got {sent!r} in the "
+                "message's config: server and node have different models"
             )
         return plan
 
@@ -162,7 +162,7 @@ class Instruction:
     def _record(self, name: str) -> ArrayRecord:
         records = self.call.content.array_records
         if name not in records:
-            raise ValueError(f"the message has the ArrayRecords {sorted(records)}; valid is with {name!r}")
+            raise ValueError(f"the message must have the ArrayRecord {name!r}, got {sorted(records)}")
         return records[name]
 
 
@@ -245,7 +245,7 @@ class _MovingWeights(NodeMethod):
 
     def summed_arrays(self, rest: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         raise ValueError(
-            "method sends other entries of each node, or signs; valid within a sum is 'factored'"
+            "method must be 'factored' within a sum: others send other entries of each node, or signs"
         )
 
 

@@ -45,7 +45,7 @@ class MatchKey:
     def __init__(self, secret: bytes, group: int) -> None:
         if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
             raise ValueError(
-                f"match-key-file holds {len(secret)} bytes; valid is {LEAST_BYTES} to {MOST_BYTES}"
+                f"match-key-file must hold {LEAST_BYTES} to {MOST_BYTES} bytes, got {len(secret)}"
             )
         self._group = group
         self._ids = self._derived(secret, "ids")
@@ -60,7 +60,7 @@ class MatchKey:
             secret = file.read_bytes()
         except OSError as error:
             raise ValueError(
-                f"match-key-file = {file.name!r} cannot be read ({error.strerror}); valid is a readable file"
+                f"match-key-file must be a readable file, got {file.name!r} ({error.strerror})"
             ) from error
         return cls(secret, group)
 
@@ -115,8 +115,8 @@ def _opened(cipher: AESGCM, sealed: bytes, person: str, what: str) -> bytes:
         return cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], person.encode())
     except (InvalidTag, ValueError) as error:
         raise ValueError(
-            f"a {what} was not sealed with this party's key for this person; valid is the key that hospital "
-            "and devices share (match-key-file)"
+            f"a {what} was not sealed with this party's key for this person: hospital and devices must "
+            "share one key (match-key-file)"
         ) from error
 
 

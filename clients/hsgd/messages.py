@@ -56,7 +56,7 @@ def config_of(call: Call) -> ConfigRecord:
     config = records_of(call.content, ConfigRecord).get(_CONFIG)
     if config is None:
         raise ValueError(
-            f"the message has the records {sorted(call.content)}; valid is a ConfigRecord 'config'"
+            f"the message must have a ConfigRecord 'config', got the records {sorted(call.content)}"
         )
     return config
 
@@ -83,7 +83,7 @@ class Release:
         multiplier = nonnegative(config, "noise-multiplier") if "noise-multiplier" in config else 0.0
         if multiplier and clip is None:
             raise ValueError(
-                f"noise-multiplier is {multiplier} in the message's config, without clip; valid is with it"
+                f"noise-multiplier must come with clip, got {multiplier} alone in the message's config"
             )
         return cls(clip, multiplier)
 
@@ -150,8 +150,8 @@ class ProtectedUpload:
         """
         if start.keys() != arrays.keys():
             raise ValueError(
-                "upload-clip is in the message's config, and was not in that of the round's first exchange; "
-                "valid is in both"
+                "upload-clip must be in the config of the round's first exchange if it is in this "
+                "message's config"
             )
         blocks = [arrays[key].astype(np.float64) - start[key] for key in arrays]
         change = np.concatenate([np.atleast_2d(block) for block in blocks], axis=1)  # (pairs, n)
@@ -206,11 +206,11 @@ class ExchangeRequest:
         grouping = choice(config, "grouping", GROUPINGS) if "grouping" in config else "group"
         compress = flag(config, "compress", default=False)
         if compress and grouping == "pairs":
-            raise ValueError("compress is true in the message's config with grouping 'pairs'; valid is false")
+            raise ValueError("compress must be false with grouping 'pairs' in the message's config")
         keeps_start = ProtectedUpload.of(config) is not None
         t, since = whole(config, "t", 0), whole(config, "since", 0) if "since" in config else None
         if since is not None and since >= t:
-            raise ValueError(f"since is {since} in the message's config; valid is below t, which is {t}")
+            raise ValueError(f"since must be below t = {t}, got {since} in the message's config")
         return cls(t, _ids(config), grouping == "pairs", compress, Release.of(config), keeps_start, since)
 
 
@@ -238,7 +238,7 @@ class UpdateRequest:
         upload, protected = flag(config, "upload", default=False), ProtectedUpload.of(config)
         summed = flag(config, "summed", default=False)
         if upload and summed:
-            raise ValueError("upload and summed are true in the message's config; valid is one of them")
+            raise ValueError("upload and summed must not both be true in the message's config")
         return cls(t, _ids(config), rates, mu, upload, protected, summed)
 
 
@@ -247,9 +247,11 @@ def _ids(config: ConfigRecord) -> tuple[str, ...] | None:
     if ids is None:
         return None
     if not isinstance(ids, list) or not ids or not all(isinstance(name, str) for name in ids):
-        raise ValueError(f"ids is {ids!r} in the message's config; valid is a list of sample ids, not empty")
+        raise ValueError(f"ids must be a non-empty list of sample ids, got {ids!r} in the message's config")
     if len(set(ids)) < len(ids):
-        raise ValueError(f"ids has {len(ids) - len(set(ids))} twice in the message's config; valid is once")
+        raise ValueError(
+            f"ids must have each id once, got {len(ids) - len(set(ids))} twice in the message's config"
+        )
     return tuple(map(str, ids))
 
 
@@ -368,8 +370,7 @@ class PartyMemory:
         if kept is None or about.get("t") != t:
             there = f"that of iteration {about['t']!r}" if "t" in about else "none"
             raise ValueError(
-                f"t is {t} in the message's config; valid here is a message with a model: "
-                f"the node holds {there}"
+                f"t is {t} in the message's config, so the message must have a model: the node holds {there}"
             )
         return cls._read(about, kept)
 
@@ -387,7 +388,7 @@ class PartyMemory:
             if kept is not None and about.get("made-at", about.get("t")) == since:
                 return cls._read(about, kept)
         raise ValueError(
-            f"since is {since} in the message's config; valid here is a message with a model: the node holds "
+            f"since is {since} in the message's config, so the message must have a model: the node holds "
             "none of that iteration"
         )
 
@@ -443,8 +444,8 @@ class PartyMemory:
         place = {name: number for number, name in enumerate(self.ids)}
         if strangers := [name for name in ids if name not in place]:
             raise ValueError(
-                f"ids has {strangers[:3]} in the message's config, {len(strangers)} in all; valid are those "
-                f"of the batch at iteration {self.t}"
+                f"ids must be those of the batch at iteration {self.t}, got {strangers[:3]} in the "
+                f"message's config, {len(strangers)} in all"
             )
         return [place[name] for name in ids]
 

@@ -89,8 +89,8 @@ class OwnParty:
         """Return the rows of these people; ValueError if one is not here."""
         if strangers := sum(person not in self.rows for person in ids):
             raise ValueError(
-                f"ids has {strangers} people in the message's config who are not here; valid are hashes of "
-                f"this {self.role}'s {len(self.rows)} people"
+                f"ids must be hashes of this {self.role}'s {len(self.rows)} people, got {strangers} others "
+                "in the message's config"
             )
         return [self.rows[person] for person in ids]
 
@@ -98,7 +98,7 @@ class OwnParty:
         """Return the half's features (n, ...) with the columns in this order."""
         own = self.half.features
         if sorted(own) != sorted(names):
-            raise ValueError("features in the message's config are not this party's; valid are its columns")
+            raise ValueError("features must be this party's columns, got others in the message's config")
         place = {name: column for column, name in enumerate(own)}
         return self.half.x[:, [place[name] for name in names]] if names else self.half.x
 
@@ -153,28 +153,28 @@ class Terms:
         for key, kind in kinds.items():
             value = config.get(key, [])
             if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
-                raise ValueError(f"{key} is {value!r} in the message's config; valid is a list")
+                raise ValueError(f"{key} must be a list, got {value!r} in the message's config")
             read[key.replace("-", "_")] = tuple(value)
         model, seed = config.get("model"), config.get("seed")
         if not isinstance(model, str) or not isinstance(seed, int):
             raise ValueError(
-                "model or seed is missing in the message's config; valid are a name and a number"
+                "model or seed is missing in the message's config: they must be a name and a number"
             )
         terms = cls(model, seed, **read)
         if not terms.people or (terms.labels and len(terms.labels) != len(terms.people)):
             raise ValueError(
-                f"people and labels have {len(terms.people)} and {len(terms.labels)} entries in the "
-                "message's config; valid is at least one of people, and as many labels or none"
+                f"people must not be empty, and labels must be as many or none, got {len(terms.people)} and "
+                f"{len(terms.labels)} in the message's config"
             )
         for shape in (terms.hospital_shape, terms.device_shape):
             if not shape or min(shape) < 1 or math.prod(shape) > MAX_FEATURES:
                 raise ValueError(
-                    f"a shape is {shape} in the message's config; valid is up to {MAX_FEATURES} features"
+                    f"a shape must have 1 to {MAX_FEATURES} features, got {shape} in the message's config"
                 )
         numbers = np.array([*terms.mean, *terms.deviation, *terms.weights])
         if not np.isfinite(numbers).all() or min((*terms.deviation, *terms.weights), default=1) <= 0:
             raise ValueError(
-                "mean, deviation or weights in the message's config; valid are finite numbers > 0"
+                "mean, deviation and weights must be finite, the latter two > 0, in the message's config"
             )
         return terms
 
@@ -188,7 +188,7 @@ def keep_terms(context: Context, config: ConfigRecord) -> None:
 def kept_terms(context: Context) -> Terms:
     """Return the agreement of this run; ValueError where there is none yet."""
     if (kept := told(context, _TERMS)) is None:
-        raise ValueError("this node was told of no agreement; valid is 'query.setup' before any training")
+        raise ValueError("this node was told of no agreement: it must get 'query.setup' before any training")
     return Terms.of(kept)
 
 
@@ -203,16 +203,16 @@ def own_party(context: Context) -> OwnParty:
     config = context.node_config
     role, group = config.get("role"), config.get("group")
     if role not in ROLES:
-        raise ValueError(f"role = {role!r} in the node config; valid is {', '.join(ROLES)}")
+        raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r} in the node config")
     if isinstance(group, str) and group.isdigit():
         group = int(group)
     if not isinstance(group, int) or isinstance(group, bool) or group < 0:
-        raise ValueError(f"group = {group!r} in the node config; valid is an integer >= 0")
+        raise ValueError(f"group must be an integer >= 0, got {group!r} in the node config")
     paths = []
     for key in ("data", "match-key-file"):
         value = config.get(key)
         if not isinstance(value, str) or not value:
-            raise ValueError(f"{key} = {value!r} in the node config; valid is the path of a file")
+            raise ValueError(f"{key} must be the path of a file, got {value!r} in the node config")
         paths.append(value)
     columns = str(config.get("id", "id")), str(config.get("label", "label"))
     return _own(
@@ -229,8 +229,8 @@ def _stamp(key: str, path: str) -> tuple[int, int]:
         about = os.stat(Path(path).expanduser())
     except OSError as error:
         raise ValueError(
-            f"{key} = {Path(path).name!r} in the node config cannot be read ({error.strerror}); valid is the "
-            "path of a file"
+            f"{key} must be the path of a readable file, got {Path(path).name!r} in the node config "
+            f"({error.strerror})"
         ) from error
     return about.st_mtime_ns, about.st_size
 
@@ -246,7 +246,7 @@ def _own(
 ) -> OwnParty:
     half = read_half(data[0], id_column, label_column, labelled=role == "hospital")
     if role == "device" and len(half.ids) != 1:
-        raise ValueError(f"data: a device has {len(half.ids)} people; valid is one (an edge has many)")
+        raise ValueError(f"data: a device must have one person, got {len(half.ids)} (an edge may have many)")
     return OwnParty(role, group, half, MatchKey.read(key[0], group))
 
 
@@ -254,7 +254,7 @@ def least_people(context: Context) -> int:
     """Return over how many people a sum must be, at least, that this node tells."""
     least = context.node_config.get("min-people", _LEAST_PEOPLE)
     if not isinstance(least, int) or isinstance(least, bool) or least < 1:
-        raise ValueError(f"min-people = {least!r} in the node config; valid is an integer >= 1")
+        raise ValueError(f"min-people must be an integer >= 1, got {least!r} in the node config")
     return least
 
 
@@ -270,14 +270,14 @@ def _party(own: OwnParty, terms: Terms, constants: str) -> Party:
     rows = own.people(terms.people)
     x = own.features(terms.features)[rows]
     if x.shape[1:] != (shape := terms.hospital_shape if own.role == "hospital" else terms.device_shape):
-        raise ValueError(f"the shape is {shape} in the message's config; valid is this data's {x.shape[1:]}")
+        raise ValueError(f"the shape must be this data's {x.shape[1:]}, got {shape} in the message's config")
     mean, deviation = terms.mean, terms.deviation
     if constants:
         read = read_constants(constants, terms.features)
         mean, deviation = tuple(read[0]), tuple(read[1])
     if mean:
         if len(mean) != x.shape[-1] or len(deviation) != x.shape[-1]:
-            raise ValueError(f"mean has {len(mean)} entries in the message's config; valid is {x.shape[-1]}")
+            raise ValueError(f"mean must have {x.shape[-1]} entries, got {len(mean)} in the message's config")
         x = ((x.astype(np.float64) - np.array(mean)) / np.array(deviation)).astype(np.float32)
     model = _model(terms.model, terms.hospital_shape, terms.device_shape, len(terms.classes), terms.seed)
     y = torch.tensor(_labels(own, terms, rows), dtype=torch.int64)
@@ -289,9 +289,7 @@ def _party(own: OwnParty, terms: Terms, constants: str) -> Party:
 def _labels(own: OwnParty, terms: Terms, rows: Sequence[int]) -> list[int]:
     if own.half.labels is None:
         if len(terms.labels) != len(rows):
-            raise ValueError(
-                "this party has no labels and was told none; valid are labels on one of the sides"
-            )
+            raise ValueError("one of the sides must have labels: this party has none and was told none")
         sealed = zip(terms.labels, terms.people, strict=True)
         return [own.key.unseal(one, person, terms.classes) for one, person in sealed]
     own.check_classes(terms.classes)
@@ -310,6 +308,6 @@ def _model(
 def _check_import(model: str, allowed: str) -> None:
     if is_import_path(model) and model not in {one.strip() for one in allowed.split(",")}:
         raise ValueError(
-            f"model = {model!r} is code, which this node's owner has not allowed; valid is a model of "
-            "Hedgerow, or one in the node config's allow-imports"
+            f"model must be one of Hedgerow, or in the node config's allow-imports, got {model!r}: it is "
+            "code, which this node's owner has not allowed"
         )

@@ -97,7 +97,7 @@ def _people(call: Call, own: OwnParty) -> tuple[list[str], list[int]]:
         return list(own.rows), [0]
     ids = config_of(call).get("ids")
     if not isinstance(ids, list) or len(set(ids)) < len(ids) or not ids:
-        raise ValueError("ids in the message's config; valid is a list of people, each once")
+        raise ValueError("ids must be a list of people, each once, in the message's config")
     return [str(person) for person in ids], own.people([str(person) for person in ids])
 
 
@@ -105,8 +105,8 @@ def _enough(call: Call, people: Sequence[str], what: str) -> None:
     least = least_people(call.context)
     if len(people) < least:
         raise ValueError(
-            f"ids has {len(people)} people in the message's config: {what} of so few would tell of each; "
-            f"valid are at least {least} (node config min-people)"
+            f"ids must have at least {least} people (node config min-people), got {len(people)} in the "
+            f"message's config: {what} of so few would tell of each"
         )
 
 
@@ -159,11 +159,11 @@ def _pool(call: Call) -> RecordDict:
 def _unmask(call: Call) -> RecordDict:
     own, config = own_party(call.context), config_of(call)
     if own.role != "hospital":
-        raise ValueError(f"this node is a {own.role}; valid for masks is a hospital")
+        raise ValueError(f"role must be hospital for masks, got {own.role}")
     ids, _ = _people(call, own)
     seeds, count = config.get("seeds"), whole(config, "numbers", 1)
     if not isinstance(seeds, list) or len(seeds) != len(ids) or not all(isinstance(s, bytes) for s in seeds):
-        raise ValueError("seeds in the message's config; valid is one of each of ids")
+        raise ValueError("seeds must be one for each of ids in the message's config")
     _enough(call, ids, "sums")
     _pooled_once(call, "masks of devices", *(person.encode() for person in sorted(ids)))
     return RecordDict({"masks": ConfigRecord({"sum": own.key.masks(seeds, ids, count)})})  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ def _encode(call: Call) -> RecordDict:
     """Answer with the devices' encodings of people, as an exchange does, and keep nothing."""
     party, config = party_of(call.context), config_of(call)
     if party.role == "hospital":
-        raise ValueError("this node is a hospital; valid for encodings of devices is a device or an edge")
+        raise ValueError("role must be device or edge for encodings of devices, got hospital")
     x, _ = party.rows(_batch(party, config))
     theta = torch.tensor(received(call, "device", (block_size(party.model.device),), party.dtype))
     members = theta.expand(len(x), len(theta))
@@ -205,7 +205,7 @@ def _score(call: Call) -> RecordDict:
     """
     party, config = party_of(call.context), config_of(call)
     if party.role != "hospital":
-        raise ValueError(f"this node is a {party.role}; valid for scores is a hospital")
+        raise ValueError(f"role must be hospital for scores, got {party.role}")
     ids = _batch(party, config)
     model, channel, zeta2 = party.model, Channel.of(call, config), None
     if channel is not None:
@@ -232,10 +232,10 @@ def _score(call: Call) -> RecordDict:
         logits = torch.cat([torch.zeros_like(logits), logits], 1)
     p, labels = torch.softmax(logits, 1).numpy(), y.numpy()
     if not np.isfinite(p).all():
-        raise ValueError("the sent model gives no finite probabilities; valid is one that does")
+        raise ValueError("the sent model must give finite probabilities")
     bins = whole(config, "bins", 1)
     if bins > _MOST_BINS:
-        raise ValueError(f"bins is {bins} in the message's config; valid is up to {_MOST_BINS}")
+        raise ValueError(f"bins must be at most {_MOST_BINS}, got {bins} in the message's config")
     shown = [1] if p.shape[1] == 2 else range(p.shape[1])
     scores = np.stack([_histogram(p[:, c], labels == c, bins) for c in shown])
     right, sure = p.argmax(axis=1) == labels, p.max(axis=1)
@@ -277,7 +277,7 @@ def _batch(party: Party, config: ConfigRecord) -> list[str]:
 def _texts(config: ConfigRecord, key: str) -> list[str]:
     value = config.get(key)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ValueError(f"{key} in the message's config; valid is a list of texts")
+        raise ValueError(f"{key} must be a list of texts in the message's config")
     return [str(one) for one in value]
 
 

@@ -58,15 +58,15 @@ class Party:
         at_least(0, group=self.group)
         if not len(self.ids) == len(self.x) == len(self.y) or not len(self.ids):
             raise ValueError(
-                f"ids, x and y have {len(self.ids)}, {len(self.x)} and {len(self.y)} rows; valid is as many, "
-                "and at least one"
+                f"ids, x and y must have equal numbers of rows, at least one, got {len(self.ids)}, "
+                f"{len(self.x)} and {len(self.y)}"
             )
         if self.role == "device" and len(self.ids) != 1:
-            raise ValueError(f"a device has {len(self.ids)} people; valid is one")
+            raise ValueError(f"a device must have one person, got {len(self.ids)}")
         if len(self.places) < len(self.ids):
-            raise ValueError(f"ids has {len(self.ids) - len(self.places)} twice; valid is each once")
+            raise ValueError(f"ids must have each id once, got {len(self.ids) - len(self.places)} twice")
         if self.x.dtype != (dtype := next(self.model.parameters()).dtype):
-            raise ValueError(f"x is {self.x.dtype}; valid is the model's {dtype}")
+            raise ValueError(f"x must be of the model's type {dtype}, got {self.x.dtype}")
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -94,8 +94,8 @@ class Party:
         """
         if lacking := [name for name in ids if name not in self.places]:
             raise ValueError(
-                f"ids has {lacking[:3]} in the message's config, {len(lacking)} in all; valid are the "
-                f"{len(self.ids)} people of this {self.role} of group {self.group}"
+                f"ids must be among the {len(self.ids)} people of this {self.role} of group {self.group}, "
+                f"got {lacking[:3]} in the message's config, {len(lacking)} in all"
             )
         places = [self.places[name] for name in ids]
         return self.x[places], self.y[places]

@@ -107,7 +107,7 @@ class Channel:
             return None
         peers = config.get("peers")
         if not isinstance(peers, list) or not peers or not all(isinstance(one, str) for one in peers):
-            raise ValueError(f"peers is {peers!r} in the message's config; valid is a list of nodes' names")
+            raise ValueError(f"peers must be a list of nodes' names, got {peers!r} in the message's config")
         links = NodeLinks(call, whole(config, "seed", 0))
         names, t = tuple(map(str, peers)), whole(config, "t", 0)
         channel = cls(call, links, names, t, flag(config, "compress", default=False))
@@ -133,8 +133,8 @@ class Channel:
             return [(self.peers[0], list(range(count)))]
         if len(self.peers) != count:
             raise ValueError(
-                f"peers has {len(self.peers)} names in the message's config; valid is one, or one for each "
-                f"of {count} people"
+                f"peers must have one name, or one for each of {count} people, got {len(self.peers)} in the "
+                "message's config"
             )
         return [(peer, [row]) for row, peer in enumerate(self.peers)]
 

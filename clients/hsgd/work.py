@@ -85,7 +85,7 @@ class ExchangeJob:
                 else PartyMemory.made(context, made_for)
             )
             if known.pairs != request.pairs:
-                raise ValueError("grouping is not what the round began with; valid is the same in a round")
+                raise ValueError("grouping must be the same in all messages of a round")
         arrays = known.of_pairs(ids) if request.pairs else known.arrays
         memory = PartyMemory(request.t, arrays, ids, request.pairs, known.start, made_at=request.since)
         theta = _tensor(memory.arrays["hospital" if party.role == "hospital" else "device"], party)
@@ -125,7 +125,9 @@ def encode_all(jobs: Sequence[ExchangeJob]) -> None:
             _warn_of_revealing(party.encoding, x[0, 0].numel())
         zeta = encodings(encoder, theta, x, _alone(stack[0].call))  # (members, batch, e)
         if zeta.shape[2:] != (party.encoding,):
-            raise ValueError(f"the encoder gives {tuple(zeta.shape[2:])}; valid is ({party.encoding},)")
+            raise ValueError(
+                f"the encoder must give the shape ({party.encoding},), got {tuple(zeta.shape[2:])}"
+            )
         for job, rows in zip(stack, torch.split(zeta, [len(job.theta) for job in stack]), strict=True):
             job.zeta = rows
 
@@ -311,7 +313,9 @@ def _ids_of(party: Party, ids: tuple[str, ...] | None) -> tuple[str, ...]:
     if party.role == "device":
         return (str(party.ids[0]),)
     if ids is None:
-        raise ValueError(f"ids is None in the message's config; valid for a {party.role} is a list of ids")
+        raise ValueError(
+            f"ids is missing in the message's config: it must be a list of ids for a {party.role}"
+        )
     return ids
 
 

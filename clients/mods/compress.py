@@ -90,12 +90,12 @@ class Update:
         """
         before, after = ({key: tuple(value.shape) for key, value in state.items()} for state in (start, end))
         if before != after:
-            raise ValueError(f"the model has the arrays {after}; valid is those that were sent, {before}")
+            raise ValueError(f"the model must have the arrays that were sent, {before}, got {after}")
         dtypes = tuple(str(value.dtype).removeprefix("torch.") for value in start.values())
         layout = Layout(tuple(before), tuple(before.values()), dtypes)
         changes = [(end[key] - start[key]).flatten() for key in compressed_part(layout).keys]
         if not changes:
-            raise ValueError(f"the arrays {before} hold no floating-point values; valid is some to compress")
+            raise ValueError(f"the arrays must hold floating-point values to compress, got {before}")
         return cls(layout, torch.cat(changes), {key: end[key] for key in dense_part(layout).keys})
 
 
@@ -278,7 +278,7 @@ class _Sending:
             else:
                 memory_lost = acknowledged >= 0
         if not torch.isfinite(message).all():
-            raise ValueError("the update holds NaN or infinity; valid are finite values")
+            raise ValueError("the update must be finite, got NaN or infinity")
         return cls(call, update, compressor, message, feeds_back, memory_lost)
 
 
@@ -357,13 +357,13 @@ def _sent(sendings: Sequence[_Sending]) -> list[tuple[ArrayRecord, Metrics] | Ex
 
 def _only_metrics(reply: RecordDict) -> MetricRecord:
     if len(reply.metric_records) != 1:
-        raise ValueError(f"the reply has {len(reply.metric_records)} MetricRecords; valid is exactly one")
+        raise ValueError(f"the reply must have exactly one MetricRecord, got {len(reply.metric_records)}")
     return next(iter(reply.metric_records.values()))
 
 
 def _only_state(content: RecordDict) -> dict[str, Tensor]:
     if len(content.array_records) != 1:
         raise ValueError(
-            f"message or reply has {len(content.array_records)} ArrayRecords; valid here is exactly one"
+            f"message and reply must have exactly one ArrayRecord each, got {len(content.array_records)}"
         )
     return to_state_dict(next(iter(content.array_records.values())))

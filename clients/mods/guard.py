@@ -342,13 +342,15 @@ def _permissions(watch: _Watch) -> Permissions:
 
     def check_import(key: str, path: str) -> None:
         if path not in imports:
-            raise Refusal(NO_IMPORT, key) from ValueError(f"{key} is {path!r}; valid here: {sorted(imports)}")
+            raise Refusal(NO_IMPORT, key) from ValueError(
+                f"{key} must be one of {sorted(imports)} here, got {path!r}"
+            )
 
     def check_file(key: str, path: Path) -> None:
         # A link that leads out of a folder is not in it.
         found = path.resolve()
         if not any(found.is_relative_to(folder) for folder in folders):
-            raise Refusal(NO_FILE, key) from ValueError(f"{key} is {found}; valid is within {folders}")
+            raise Refusal(NO_FILE, key) from ValueError(f"{key} must be within {folders}, got {found}")
 
     return Permissions(check_import, check_file)
 

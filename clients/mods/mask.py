@@ -219,11 +219,11 @@ def _joined(call: Call, sent: _Sent) -> _Own:
     plan = sent.plan
     n, least = len(plan.members), max(LEAST_MEMBERS, int(call.context.node_config.get(_LEAST, 0)))
     if n < least:
-        raise ValueError(f"a sum of {n} members; valid is {least} or more")
+        raise ValueError(f"a sum must have at least {least} members, got {n}")
     if plan.threshold < survivors_needed(n):
-        raise ValueError(f"a threshold of {plan.threshold}; valid is {survivors_needed(n)} or more of {n}")
+        raise ValueError(f"threshold must be at least {survivors_needed(n)} of {n}, got {plan.threshold}")
     if plan.neighbours < default_neighbours(n):
-        raise ValueError(f"{plan.neighbours} neighbours; valid is {default_neighbours(n)} or more of {n}")
+        raise ValueError(f"neighbours must be at least {default_neighbours(n)} of {n}, got {plan.neighbours}")
     seed = _seed(call.content[MASKED_SUM])
     if plan.norm:
         check_privacy("sound", plan.least_multiplier / 2, plan.norm)
@@ -317,7 +317,7 @@ def _numbers(
     values = np.concatenate([update, [1.0, clipped], *(_metric(metrics, name) for name in plan.metrics)])
     weight = metrics.get(plan.weighted_by) if plan.weighted_by else 1.0
     if not isinstance(weight, int | float) or not weight > 0:
-        raise PayloadError("bad weight", f"{plan.weighted_by} is {weight!r}; valid is > 0")
+        raise PayloadError("bad weight", f"{plan.weighted_by} must be > 0, got {weight!r}")
     return plan.grid.encode(values, clips, min(float(weight) / plan.max_weight, 1.0))
 
 

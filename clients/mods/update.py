@@ -84,8 +84,8 @@ def changed(mods: Sequence[UpdateMod], learn: Learn) -> Learn:
 def _changed(mods: Sequence[UpdateMod], learnt: Learnt, call: Call) -> Learnt:
     if learnt.start is None:
         raise ValueError(
-            f"{type(mods[0]).__name__} changes updates, and this message asks for signs or chosen entries; "
-            "valid is a method whose nodes send models or factors"
+            f"{type(mods[0]).__name__} changes updates, so the method must be one whose nodes send models "
+            "or factors: this message asks for signs or chosen entries"
         )
     start = {key: value for key, value in learnt.start.items() if value.is_floating_point()}
     update = torch.cat([(learnt.state[key] - value).flatten() for key, value in start.items()])
@@ -94,8 +94,8 @@ def _changed(mods: Sequence[UpdateMod], learnt: Learnt, call: Call) -> Learnt:
         update = mod.changed(update, call)
         if update.shape != (size,) or not torch.isfinite(update).all():
             raise ValueError(
-                f"{type(mod).__name__} gave an update of shape {tuple(update.shape)} or with NaN; "
-                f"valid are {size} finite values"
+                f"{type(mod).__name__} must give {size} finite values, got an update of shape "
+                f"{tuple(update.shape)} or with NaN"
             )
     parts = torch.split(update, [value.numel() for value in start.values()])
     moved = {

@@ -62,7 +62,7 @@ def node_role(context: Context) -> str:
         partition = int(context.node_config.get("partition-id", 0))
         return EDGE if clients is not None and partition >= int(clients) else CLIENT
     if role not in (CLIENT, EDGE):
-        raise ValueError(f"role is {role!r} in the node config; valid is {CLIENT!r} or {EDGE!r}")
+        raise ValueError(f"role must be {CLIENT!r} or {EDGE!r}, got {role!r} in the node config")
     return str(role)
 
 
@@ -98,7 +98,7 @@ def edge_server_handlers() -> dict[str, BatchHandler]:
 def _intra(call: Call) -> RecordDict:
     models, weights = _told(call)
     if models.keys() != weights.keys() or min(weights.values(), default=0.0) <= 0:
-        raise ValueError(f"weights is {weights}; valid is a number > 0 for each of {sorted(models)}")
+        raise ValueError(f"weights must be a number > 0 for each of {sorted(models)}, got {weights}")
     rule = _rule(call)
     if not rule.is_mean:
         own = _own(call)
@@ -120,7 +120,7 @@ def _gossip(call: Call) -> RecordDict:
         return _lacks(call)
     models[server] = own
     if models.keys() != weights.keys():
-        raise ValueError(f"models are of {sorted(models)}; valid is one for each of {sorted(weights)}")
+        raise ValueError(f"models must be one for each of {sorted(weights)}, got {sorted(models)}")
     _check_sizes(models)
     slices, rule = _slices(config, len(own)), _rule(call)
     if not rule.is_mean:
@@ -166,14 +166,14 @@ def _rule(call: Call) -> Aggregation:
 def _check_sizes(models: Mapping[int, Vector]) -> None:
     if len({len(model) for model in models.values()}) != 1:
         sizes = {sender: len(model) for sender, model in models.items()}
-        raise ValueError(f"models have the sizes {sizes}; valid is one size for all")
+        raise ValueError(f"models must have one size, got {sizes}")
 
 
 def _told(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:
     """Return the models and weights of a message by sender, ascending: the order of every sum."""
     if node_role(call.context) != EDGE:
         raise ValueError(
-            f"partition {call.partition_id} is a client; valid for {call.message_type} is an edge"
+            f"partition {call.partition_id} must be an edge for {call.message_type}, got a client"
         )
     records = call.content.array_records
     models = _vectors(records[MODELS]) if MODELS in records else {}
@@ -181,7 +181,7 @@ def _told(call: Call) -> tuple[dict[int, Vector], dict[int, float]]:
     numbers = {int(sender): weight for sender, weight in weights.items()}
     bad = [w for w in numbers.values() if not isinstance(w, int | float) or not math.isfinite(w)]
     if bad:
-        raise ValueError(f"weights has {bad[0]!r}; valid are finite numbers")
+        raise ValueError(f"weights must be finite numbers, got {bad[0]!r}")
     return (
         {sender: models[str(sender)] for sender in sorted(map(int, models))},
         {sender: float(numbers[sender]) for sender in sorted(numbers)},  # type: ignore[arg-type]
@@ -193,8 +193,8 @@ def _vectors(record: ArrayRecord) -> dict[str, Vector]:
     for key, values in vectors.items():
         if values.ndim != 1 or str(values.dtype) not in _DTYPES:
             raise ValueError(
-                f"model {key} is {values.dtype} of shape {values.shape}; valid is a vector, "
-                f"{' or '.join(_DTYPES)}"
+                f"model {key} must be a vector of {' or '.join(_DTYPES)}, got {values.dtype} of shape "
+                f"{values.shape}"
             )
     return vectors
 
@@ -214,9 +214,7 @@ def _own(call: Call) -> Vector | None:
 def _keep(call: Call, model: Vector) -> RecordDict:
     """Keep a new model as that of the message's token, and return the reply that tells it."""
     if not np.isfinite(model).all():
-        raise ValueError(
-            "the new model has NaN or infinity; valid are models and weights whose sum is finite"
-        )
+        raise ValueError("the new model has NaN or infinity: models and weights must have a finite sum")
     record = ArrayRecord()
     record[MODEL] = lazy_array(model)
     note = ConfigRecord({"token": whole(only_config(call), "token", 1)})
@@ -231,6 +229,6 @@ def _slices(config: ConfigRecord, size: int) -> list[slice]:
     bounds = [bound for bound in value if isinstance(bound, int)] if isinstance(value, list) else [-1]
     if bounds != value or len(bounds) % 2 or [0, *bounds, size] != sorted([0, *bounds, size]):
         raise ValueError(
-            f"columns is {value!r} in the message's config; valid are ascending pairs, 0 to {size}"
+            f"columns must be ascending pairs from 0 to {size}, got {value!r} in the message's config"
         )
     return [slice(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True)]

@@ -162,7 +162,7 @@ class _Round:
         drift = _distance(self.task.model, outcome.state, self.work.start)
         if not isfinite(drift):
             step = self.work.lr if isinstance(self.work, LocalWork) else self.work.gamma
-            raise ValueError(f"local-step is {step:g} and makes the model not finite; valid is a smaller one")
+            raise ValueError(f"local-step must be smaller, got {step:g}: it makes the model not finite")
         metrics = {
             "num-examples": len(self.task.part),
             **outcome.metrics,
@@ -197,7 +197,7 @@ def _gradient_work(call: Call, config: ConfigRecord, task: LocalTask) -> LocalWo
 
 def _proximal_work(call: Call, config: ConfigRecord, task: LocalTask) -> ProximalWork:
     if (T := whole(config, "local-iters", 1)) != 1:
-        raise ValueError(f"local-iters is {T} in the message's config; valid is 1 with operator 'prox'")
+        raise ValueError(f"local-iters must be 1 with operator 'prox', got {T} in the message's config")
     gamma, steps = positive(config, "local-step"), local_steps(config, "inner-steps")
     fresh = choice(config, "inner-batch", ("fixed", "fresh")) == "fresh"
     return ProximalWork(
@@ -234,8 +234,8 @@ def _apply_operators(model: nn.Module, rounds: Mapping[int, _Round], how: Traini
     sgd = how.sgd(model, list(gradient.values()))
     points: Sequence[Outcome]
     if isinstance(how, OwnTraining):
-        valid = "valid with a training loop of one's own is 'gradient'"
-        points = [ValueError(f"operator is 'prox' in the message's config; {valid}") for _ in prox]
+        said = "operator must be 'gradient' with a training loop of one's own, got 'prox'"
+        points = [ValueError(f"{said} in the message's config") for _ in prox]
     else:
         points = proximal_steps(model, list(prox.values()), how)
     return dict(zip([*gradient, *prox], [*sgd, *points], strict=True))

@@ -64,7 +64,7 @@ def parse_inner_lr(text: str) -> InnerLR:
         value = inf
     if kind not in ("auto", "fixed") or not 0 < value < inf:
         raise ValueError(
-            f"inner-lr is {text!r}; valid is 'auto:<max>' or 'fixed:<value>' with a finite number > 0"
+            f"inner-lr must be 'auto:<max>' or 'fixed:<value>' with a finite number > 0, got {text!r}"
         )
     return InnerLR("auto" if kind == "auto" else "fixed", value)
 
@@ -113,7 +113,7 @@ class ProximalWork:
         at_least(1, steps=self.steps)
         in_range("tol", self.tol, 0.0, 1.0, open_above=True)
         if len(self.batches) not in (1, self.steps):
-            raise ValueError(f"batches are {len(self.batches)}; valid is 1 or one a step, {self.steps}")
+            raise ValueError(f"batches must be 1 or one a step, {self.steps}, got {len(self.batches)}")
 
     @property
     def shares_a_batch(self) -> bool:
@@ -246,10 +246,10 @@ class _Solver:
 
 def _diverged(work: ProximalWork, step: int) -> ValueError:
     return ValueError(
-        f"local-step (gamma) is {work.gamma:g} and inner-lr gives eta = {work.inner_lr:g}: inner step "
-        f"{step + 1} ended in values that are not finite; eta > 2 gamma = {2 * work.gamma:g} diverges, and "
-        "for a loss of smoothness L so does eta > 2 / (1 / gamma + L); valid is inner-lr = 'auto:<max>', or "
-        "'fixed:<value>' below both"
+        f"inner-lr must be 'auto:<max>' or a smaller 'fixed:<value>', got eta = {work.inner_lr:g} with "
+        f"local-step (gamma) {work.gamma:g}: inner step {step + 1} ended in values that are not finite; eta "
+        f"> 2 gamma = {2 * work.gamma:g} diverges, and for a loss of smoothness L so does eta > 2 / (1 / "
+        "gamma + L)"
     )
 
 

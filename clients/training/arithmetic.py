@@ -50,7 +50,7 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         if self.precision not in ("float32", "bf16"):
-            raise ValueError(f"precision={self.precision!r}: valid are 'float32', 'bf16'")
+            raise ValueError(f"precision must be 'float32' or 'bf16', got {self.precision!r}")
         at_least(0, compiled=self.compiled)
 
     @property

@@ -35,7 +35,7 @@ def epoch_batches(
     """
     at_least(1, epochs=epochs, batch_size=batch_size)
     if not len(part):
-        raise ValueError(f"part of node {partition_id} holds 0 samples; valid is at least 1 to train on")
+        raise ValueError(f"part of node {partition_id} must have at least 1 sample to train on, got 0")
     stream = generator(seed, round=round, partition_id=partition_id, purpose=Purpose.BATCH)
     ends = range(batch_size, len(part), batch_size)
     return [batch for _ in range(epochs) for batch in np.split(stream.permutation(part), ends)]

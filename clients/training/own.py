@@ -139,7 +139,7 @@ class _Untold(Trained):
 def _data(work: LocalWork, asked: Asked) -> TrainingData:
     if asked.augmentation != "none":
         raise ValueError(
-            f"augmentation is {asked.augmentation!r}; valid with a loop of one's own is 'none': the loop "
+            f"augmentation must be 'none' with a loop of one's own, got {asked.augmentation!r}: the loop "
             "transforms its samples"
         )
     index = torch.as_tensor(asked.part).to(work.x.device)
@@ -186,10 +186,10 @@ def _state(model: nn.Module, start: Mapping[str, Tensor]) -> State:
 
 def _told(state: State, metrics: Mapping[str, Any] | None) -> Trained:
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise ValueError(f"train returned a {type(metrics).__name__}; valid is a dict of metrics, or None")
+        raise ValueError(f"train must return a dict of metrics, or None, got a {type(metrics).__name__}")
     if metrics is None or "train-loss" not in metrics:
         return _Untold(state, 0.0)
     loss = float(metrics["train-loss"])
     if not isfinite(loss):
-        raise ValueError(f"train-loss is {loss}; valid is a finite number")
+        raise ValueError(f"train-loss must be a finite number, got {loss}")
     return Trained(state, loss)

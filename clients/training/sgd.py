@@ -89,7 +89,7 @@ def local_sgd(
         If the device's memory does not hold a stack.
     """
     if mode not in ("auto", "loop", "stack"):
-        raise ValueError(f"training mode={mode!r}: valid are 'auto', 'loop', 'stack'")
+        raise ValueError(f"training mode must be 'auto', 'loop' or 'stack', got {mode!r}")
     if max_nodes is not None:
         at_least(1, max_nodes=max_nodes)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
@@ -105,7 +105,7 @@ def local_sgd(
     if arithmetic.compiled:
         reason = reason or "a stack is not compiled"
     if mode == "stack" and reason is not None:
-        raise ValueError(f"training mode='stack': {reason}; valid here: 'loop'")
+        raise ValueError(f"training mode must be 'loop' here, got 'stack': {reason}")
     if mode == "stack" or (mode == "auto" and reason is None and _prefers_stack(model, works, arithmetic)):
         return train_stacks(model, works, loss, correction, max_nodes, arithmetic)
     spread = mode == "auto" and not is_small(model)
@@ -216,9 +216,10 @@ def _check_batches(works: Sequence[LocalWork]) -> None:
     for position, work in enumerate(works):
         for step, batch in enumerate(work.batches):
             if not len(batch) or batch.min() < 0 or batch.max() >= len(work.x):
-                bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "empty"
-                valid = f"valid are indices 0 to {len(work.x) - 1}"
-                raise ValueError(f"works[{position}].batches[{step}] is {bounds}; {valid}")
+                bounds = f"{batch.min()} to {batch.max()}" if len(batch) else "none"
+                raise ValueError(
+                    f"works[{position}].batches[{step}] must be indices 0 to {len(work.x) - 1}, got {bounds}"
+                )
 
 
 def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: int) -> None:
@@ -230,4 +231,4 @@ def _check_start(shapes: Mapping[str, torch.Size], work: LocalWork, position: in
         if key not in work.start or work.start[key].shape != shape
     ] + [f"{key}: not in the model" for key in work.start if key not in shapes]
     valid = {key: tuple(shape) for key, shape in shapes.items()}
-    raise ValueError(f"works[{position}].start has {', '.join(wrong)}; valid is {valid}")
+    raise ValueError(f"works[{position}].start must have {valid}, got {', '.join(wrong)}")

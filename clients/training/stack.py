@@ -160,9 +160,7 @@ def train_stack(
     }
     batches = _Batches.of(works, next(model.parameters()).dtype)
     if any(batches.padded) and takes_batch_statistics(model):
-        raise ValueError(
-            "batches of a step differ in length; valid for statistics over a batch is one length"
-        )
+        raise ValueError("batches of a step must have one length for statistics over a batch")
     losses = []
     for step in range(max(steps, default=0)):
         active = sum(1 for n in steps if n > step)

@@ -50,7 +50,7 @@ class Choice:
         """Raise ValueError if the rule needs more updates than a round has at most."""
         if self.rule.least > most:
             raise ValueError(
-                f"aggregation is '{self}'; valid is one of at most {most} updates, {whose}, and it needs "
+                f"aggregation must be a rule for at most {most} updates, {whose}, got '{self}', which needs "
                 f"{self.rule.least}"
             )
 

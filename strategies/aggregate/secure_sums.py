@@ -108,13 +108,13 @@ def parse_secure_sum(
         If it is neither, or a sum does not give what is asked for beside it.
     """
     if not isinstance(value, bool | SecureSum):
-        raise ValueError(f"secure_sum is {value!r}; valid is True, False or SecureSum(...)")
+        raise ValueError(f"secure_sum must be True, False or SecureSum(...), got {value!r}")
     if value is False:
         return None
     if (rule := next((one for one in aggregations if not one.is_mean), None)) is not None:
-        raise ValueError(f"aggregation is '{rule}'; valid with secure_sum is 'mean': a sum gives no other")
+        raise ValueError(f"aggregation must be 'mean' with secure_sum, got '{rule}': a sum gives no other")
     if probe_rounds:
-        raise ValueError(f"probe_rounds is {probe_rounds}; valid with secure_sum is 0: they are each node's")
+        raise ValueError(f"probe_rounds must be 0 with secure_sum, got {probe_rounds}: they are each node's")
     return SecureSum() if value is True else value
 
 
@@ -268,7 +268,7 @@ class SecureSums:
                 self._left_out[TOO_LARGE if len(known) > MAX_MEMBERS else TOO_SMALL] += len(known)
                 log(
                     WARNING,
-                    "%s has no sum: %d nodes; valid is %d to %d.",
+                    "%s has no sum: it has %d nodes, and a sum must have %d to %d.",
                     self.called(group),
                     len(known),
                     least,
@@ -352,8 +352,8 @@ class SecureSums:
         if plan.noisy_grid is not None:
             if counters := sorted(key for key, array in arrays.items() if array.dtype.kind != "f"):
                 raise ValueError(
-                    f"secure_sum has noise, and the model counts in {counters[0]!r}; valid is a model "
-                    f"without counters: {NO_COUNTERS}"
+                    f"secure_sum must have no noise for a model with counters, got {counters[0]!r}: "
+                    f"{NO_COUNTERS}"
                 )
             # Whether it is answered or not: a server of another mind may have got the sum.
             self.releases.count(members, plan.noisy_grid.rho(self._open[group].clips.size))

@@ -77,7 +77,7 @@ class SumNoise:
         probability(delta=self.delta)
         one_of("source", self.source, ("entropy", "seed"))
         if not set(self.unprotected) <= REASONS.keys():
-            raise ValueError(f"unprotected is {self.unprotected!r}; valid are {sorted(REASONS)}")
+            raise ValueError(f"unprotected must be some of {sorted(REASONS)}, got {self.unprotected!r}")
 
     def of_plan(self) -> dict[str, Any]:
         """Return the settings as those of a ``SumPlan``."""

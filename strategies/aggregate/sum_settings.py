@@ -35,7 +35,7 @@ def check_noise(values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     counters = [key for key, value in state.items() if not value.is_floating_point()]
     if values["secure-sum"] and values["upload-clip"] and counters:
         raise ValueError(
-            f"upload-clip = {values['upload-clip']}; valid with model = {values['model']!r} is 0: "
+            f"upload-clip must be 0 with model = {values['model']!r}, got {values['upload-clip']}: "
             f"{NO_COUNTERS}"
         )
 

@@ -95,7 +95,7 @@ class OneBitCode:
         in_range("gamma", self.gamma, 1.0, 1e100, open_below=True)
         in_range("phi_density", self.phi_density, 0.5, 1.0)
         if self.phi == "srht" and self.phi_density != 1:
-            raise ValueError(f"phi_density is {self.phi_density!r}; valid with phi = 'srht' is 1")
+            raise ValueError(f"phi_density must be 1 with phi = 'srht', got {self.phi_density!r}")
 
     def instructions(self) -> dict[str, str | float]:
         """Return the settings as keys of a message's config."""

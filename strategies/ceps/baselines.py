@@ -70,7 +70,7 @@ class DPSGD(Decentralised):
         **options: Unpack[BaselineOptions],
     ) -> None:
         if dynamic and participation != 1:
-            raise ValueError(f"participation is {participation!r}; valid in a dynamic network is 1")
+            raise ValueError(f"participation must be 1 in a dynamic network, got {participation!r}")
         keys: dict[str, Scalar] = {}
         if sparsity is not None:
             int_at_least(1, sparsity=sparsity)
@@ -187,7 +187,7 @@ class _Compressor:
         if self.top_k is not None:
             int_at_least(1, top_k=self.top_k)
             if self.bits is not None:
-                raise ValueError(f"bits is {self.bits!r}; valid with top_k is None: its values have 32 bits")
+                raise ValueError(f"bits must be None with top_k, got {self.bits!r}: its values have 32 bits")
             require("top_k", self.top_k, f"an integer from 1 to dim = {self.n}", self.top_k <= self.n)
         elif self.bits is not None:
             int_between(2, 16, bits=self.bits)
@@ -216,8 +216,8 @@ class _Compressor:
         quality = self.quality if delta is None else delta
         if quality <= 0:
             raise ValueError(
-                f"step_gamma is None; valid with bits = {self.bits} and dim = {self.n} is a number in "
-                "(0, 1], or a delta beside it: so few bits guarantee no contraction"
+                f"step_gamma must be a number in (0, 1] with bits = {self.bits} and dim = {self.n}, or "
+                "delta be given: so few bits guarantee no contraction"
             )
         network = fixed_network(options.get("topology"), places_in(options), options.get("seed", 0))
         return choco_step(network.matrix(0), quality)

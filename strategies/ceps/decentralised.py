@@ -154,7 +154,7 @@ def push_network(
 def _check_drawn(topology: Topology) -> None:
     if not (topology is None or isinstance(topology, str)):
         raise ValueError(
-            f"topology is {topology!r}; valid in a dynamic network is a random one's name, or None"
+            f"topology must be the name of a random one, or None, in a dynamic network, got {topology!r}"
         )
 
 

@@ -120,11 +120,11 @@ class CEPS(Gossip):
         one_of("sigma_d", sigma_d, get_args(SigmaDivisor))
         if privacy.mode == "sound" and sigma_rule == "paper":
             raise ValueError(
-                "sigma_rule is 'paper'; valid with privacy mode 'sound' is 'fixed_c': the paper's is "
-                "computed from the data"
+                "sigma_rule must be 'fixed_c' with privacy mode 'sound', got 'paper', which computes it "
+                "from the data"
             )
         if not isinstance(codec, str) or codec.startswith("quantised"):
-            raise ValueError(f"codec is {codec!r}; valid is 1bcs, or a sparse or a dense one")
+            raise ValueError(f"codec must be 1bcs, a sparse or a dense one, got {codec!r}")
         rule = neighbourhood_rule(aggregation)
         num_nodes = places_in(options)
         int_at_least(1, dim=dim, sparsity=sparsity)

@@ -141,7 +141,7 @@ def theorem_1(
     c_0 = least_c(num_nodes, window, lipschitz)
     c = c_0 if c is None else c
     if not c >= c_0:
-        raise ValueError(f"c is {c!r}; valid is a number >= c_0 = {c_0:g}")
+        raise ValueError(f"c must be a number >= c_0 = {c_0:g}, got {c!r}")
     return Bound(
         optimisation=8 * num_nodes * c * gap / periods,
         heterogeneity=num_nodes**2 * (c_0 / c if math.isfinite(c) else 1.0) * dissimilarity,
@@ -179,7 +179,7 @@ def participation_matrix(chosen: Mapping[int, Sequence[int]], num_nodes: int) ->
     for i in range(num_nodes):
         if i not in chosen or i not in chosen[i]:
             raise ValueError(
-                f"chosen of node {i} is {chosen.get(i)!r}; valid is a set of nodes with {i} in it"
+                f"chosen of node {i} must be a set of nodes that includes {i}, got {chosen.get(i)!r}"
             )
         A[sorted(set(chosen[i])), i] = 1 / len(set(chosen[i]))
     return A

@@ -29,7 +29,9 @@ _NO_SERVER = -1
 def contiguous_clusters(num_clients: int, num_servers: int) -> tuple[int, ...]:
     """Return each client's server, floor(i D / C) for client i: clusters as equal as can be."""
     if num_servers > num_clients:
-        raise ValueError(f"num_servers is {num_servers}; valid is 1 to the {num_clients} clients")
+        raise ValueError(
+            f"num_servers must be from 1 to {num_clients}, the number of clients, got {num_servers}"
+        )
     return tuple(i * num_servers // num_clients for i in range(num_clients))
 
 
@@ -85,7 +87,7 @@ class Clusters(Part):
     def _checked(self) -> tuple[int, ...]:
         chosen = self.chosen
         if isinstance(chosen, str) and chosen != BY_GROUP:
-            raise ValueError(f"clusters is {chosen!r}; valid is a server for each client, or {BY_GROUP!r}")
+            raise ValueError(f"clusters must be a server for each client, or {BY_GROUP!r}, got {chosen!r}")
         if chosen is None or isinstance(chosen, str):
             places = self.federation.places
             clients = (places or self.federation.quorum) - self._others
@@ -93,8 +95,7 @@ class Clusters(Part):
             return contiguous if places is not None else ()
         if set(chosen) != set(range(self.num_servers)):
             raise ValueError(
-                f"clusters names the servers {sorted(set(chosen))}; "
-                f"valid is each of 0 to {self.num_servers - 1}"
+                f"clusters must name each server from 0 to {self.num_servers - 1}, got {sorted(set(chosen))}"
             )
         return tuple(int(server) for server in chosen)
 
@@ -215,8 +216,8 @@ def _servers_of(groups: Sequence[str], num_servers: int) -> dict[str, int]:
     smallest = min((sizes[name] for name in names), default=0)
     if len(names) < num_servers or any(sizes[name] >= smallest for name in sizes.keys() - set(names)):
         raise RosterError(
-            f"clusters is {BY_GROUP!r}, and the nodes' configs name the groups {sorted(sizes)}; valid is one "
-            f"for each of the {num_servers} edge servers: --node-config 'group=\"north\"'"
+            f"clusters is {BY_GROUP!r}, so the node configs must name a group for each of the {num_servers} "
+            f"edge servers, got {sorted(sizes)}: --node-config 'group=\"north\"'"
         )
     numbers = all(name.isdecimal() for name in names)
     return {name: server for server, name in enumerate(sorted(names, key=int if numbers else str))}

@@ -80,7 +80,7 @@ class EdgeFederation(Federation):
     ) -> None:
         super().__init__(clients, **options)
         if self.places is None:
-            raise ValueError("num_clients is 0; valid with edge servers that are nodes is how many clients")
+            raise ValueError("num_clients must be the number of clients where edge servers are nodes, got 0")
         # C.
         self.num_trained = self.places
         self.places += num_servers
@@ -398,8 +398,8 @@ def _check_rule(aggregation: Aggregation) -> None:
         neighbourhood_rule(str(aggregation))
     except ValueError:
         raise ValueError(
-            f"aggregation is {str(aggregation)!r}; valid where edge servers are nodes is "
-            f"{NEIGHBOURHOOD_RULES}: in gossip each has few models, and no majority of them to follow"
+            f"aggregation where edge servers are nodes must be {NEIGHBOURHOOD_RULES}, got "
+            f"{str(aggregation)!r}: in gossip each has few models, and no majority of them to follow"
         ) from None
 
 
@@ -411,8 +411,9 @@ def check_edge_rule(aggregation: Aggregation, graph: nx.Graph) -> None:
     share = 0.5 if aggregation.name == "median" else aggregation.arguments[0]
     if models < 3 or int(share * models) < 1:
         raise ValueError(
-            f"aggregation is {str(aggregation)!r}, which leaves no liar out of the {models} models that an "
-            "edge server of this topology has in gossip; valid is clipped(tau), or a graph with more edges"
+            f"aggregation must be clipped(tau), or the topology have more edges, got {str(aggregation)!r}: "
+            f"it leaves no Byzantine model out of the {models} models that an edge server of this topology "
+            "has in gossip"
         )
 
 

@@ -184,7 +184,7 @@ class CompressedLayers(Method[S]):
         one_of("weighting", weighting, ("num-examples", "num-batches", "uniform"))
         federation = Federation(**options)
         if (seed := federation.settings.seed) >= 2**63:
-            raise ValueError(f"seed is {seed!r}; valid is an integer < 2^63, as messages hold")
+            raise ValueError(f"seed must be an integer < 2^63, got {seed!r}")
         self.compression = replace(compression, skip_front=skip_front, skip_back=skip_back)
         if self.compression.init_a is None:
             # Sizes do not depend on a.
@@ -195,7 +195,7 @@ class CompressedLayers(Method[S]):
         self.plan, self.seed = self.compression.plan(layers, num_parameters), seed
         self.coded = self._coded(layers)
         if self.only_mean and not self.aggregation.rule.is_mean:
-            raise ValueError(f"aggregation is '{self.aggregation}'; valid is 'mean': {self.only_mean}")
+            raise ValueError(f"aggregation must be 'mean', got '{self.aggregation}': {self.only_mean}")
         self.sync, self.weighting = sync, weighting
         self.learning_rate, self.local_epochs, self.batch_size = learning_rate, local_epochs, batch_size
         self.num_clients_per_round = num_clients_per_round
@@ -226,7 +226,7 @@ class CompressedLayers(Method[S]):
 
     def _check_sums(self, settings: SecureSum, most: int) -> None:
         if self.no_sums:
-            raise ValueError(f"secure_sum is set; valid is False with this method: {self.no_sums}")
+            raise ValueError(f"secure_sum must be False with this method: {self.no_sums}")
         if most < settings.min_nodes:
             raise ValueError(f"secure_sum needs {settings.min_nodes} nodes in a round; there are {most}")
 
@@ -320,7 +320,7 @@ class CompressedLayers(Method[S]):
             If the state is of another compression.
         """
         if (found := state["fingerprint"]) != self.plan.fingerprint:
-            raise ValueError(f"fingerprint is {found!r} in the state; valid is {self.plan.fingerprint!r}")
+            raise ValueError(f"fingerprint must be {self.plan.fingerprint!r}, got {found!r} in the state")
         super().load_state_dict(state)
 
     def _state(self) -> dict[str, Any]:
@@ -385,7 +385,7 @@ class CompressedLayers(Method[S]):
         for key, shape in self.shapes.items():
             if found.get(key) != shape:
                 raise ValueError(
-                    f"{key} has the shape {found.get(key)} in the initial arrays; valid is {shape}"
+                    f"{key} must have the shape {shape}, got {found.get(key)} in the initial arrays"
                 )
         theta = np.concatenate([np.zeros(0), *(model[whole.slices[key]] for key in rest.keys)])
         weights = np.concatenate([np.zeros(0), *(model[whole.slices[key]] for key in self.shapes)])
@@ -529,7 +529,9 @@ class _Sums(SecureSums):
 def _check_count(count: int, places: int | None) -> None:
     int_at_least(1, num_clients_per_round=count)
     if places is not None and count > places:
-        raise ValueError(f"num_clients_per_round is {count!r}; valid is 1 to the {places} clients")
+        raise ValueError(
+            f"num_clients_per_round must be from 1 to {places}, the number of clients, got {count!r}"
+        )
 
 
 def _float_type(layout: Layout) -> np.dtype[Any]:

@@ -46,7 +46,7 @@ class Algorithm(Method[State]):
     def begin(self, model: Vector) -> State:
         """Return that nobody has introduced itself: W^0 is on the nodes."""
         if model.size:
-            raise ValueError("the model has numbers; valid is an empty ArrayRecord: models live on the nodes")
+            raise ValueError("the model must be an empty ArrayRecord: models live on the nodes")
         return State()
 
     def round(self, state: State, run: Run) -> Steps[State]:

@@ -83,7 +83,7 @@ class PayloadCoding:
         if self.sparsity is not None:
             int_at_least(1, sparsity=self.sparsity)
             if self.sparsity > self.dim:
-                raise ValueError(f"sparsity is {self.sparsity!r}; valid is 1 to dim = {self.dim}")
+                raise ValueError(f"sparsity must be from 1 to dim = {self.dim}, got {self.sparsity!r}")
         if self.measurements is not None:
             int_at_least(1, measurements=self.measurements)
         _ = self.sizes
@@ -113,12 +113,12 @@ class PayloadCoding:
         if (match := re.fullmatch("quantised([0-9]+)", self.codec)) and 2 <= int(match[1]) <= 16:
             return 32 + int(match[1]) * self.dim
         raise ValueError(
-            f"codec is {self.codec!r}; valid is one of 1bcs, sparse16, sparse32, sparse64, dense32, dense64, "
-            "quantised<b> with b from 2 to 16"
+            "codec must be one of 1bcs, sparse16, sparse32, sparse64, dense32, dense64, quantised<b> with "
+            f"b from 2 to 16, got {self.codec!r}"
         )
 
 
 def _needed(key: str, value: int | None, codec: str) -> int:
     if value is None:
-        raise ValueError(f"{key} is None; valid with codec {codec!r} is an integer >= 1")
+        raise ValueError(f"{key} must be an integer >= 1 with codec {codec!r}")
     return value

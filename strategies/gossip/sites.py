@@ -86,7 +86,7 @@ class Site:
         positive(timeout=self.timeout, lost_after=self.lost_after)
         if self.own >= len(self.peers):
             raise ValueError(
-                f"site is {self.own!r}; valid is 0 to {len(self.peers) - 1}, as peers has {len(self.peers)}"
+                f"site must be from 0 to {len(self.peers) - 1}, an index into peers, got {self.own!r}"
             )
 
     def of(self, node: int, num_nodes: int) -> int:
@@ -103,7 +103,7 @@ class Site:
         """
         if len(self.peers) > num_nodes:
             raise ValueError(
-                f"peers has {len(self.peers)} sites; valid is at most {num_nodes}, a node for each"
+                f"peers must have at most {num_nodes} sites, a node for each, got {len(self.peers)}"
             )
         return [node for node in range(num_nodes) if self.of(node, num_nodes) == self.own]
 
@@ -177,7 +177,7 @@ class Sites(Router):
         self.site, self.method = site, method
         self.nodes = frozenset(site.nodes(method.num_nodes))
         if any(method.first(i) is not None for i in self.nodes):
-            raise ValueError("site is given; valid where nodes hear the first that reply is None")
+            raise ValueError("site must be None where nodes take only the first that reply")
         told = {**settings, "num-iterations": num_iterations, "sites": len(site.peers)}
         self.run_name = "sites/" + _digest(method, told)
         self._end = _LATEST if num_iterations is None else num_iterations

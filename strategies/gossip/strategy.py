@@ -145,16 +145,16 @@ class Gossip(Algorithm):
         options.setdefault("min_available_nodes", len(here))
         if options["min_available_nodes"] > len(here):
             raise ValueError(
-                f"min_available_nodes is {options['min_available_nodes']!r}; valid is 1 to {len(here)}, the "
-                "nodes that there are here"
+                f"min_available_nodes must be from 1 to {len(here)}, the number of nodes here, got "
+                f"{options['min_available_nodes']!r}"
             )
         if site is not None and monitor is not None:
-            raise ValueError("monitor is given; valid with a site is None: nobody sees all models")
+            raise ValueError("monitor must be None with a site: nobody sees all models")
         options["num_clients"] = method.num_nodes
         federation = Federation(**options)
         seed = federation.settings.seed
         if seed >= 2**63:
-            raise ValueError(f"seed is {seed!r}; valid is an integer < 2^63, as messages hold")
+            raise ValueError(f"seed must be an integer < 2^63, got {seed!r}")
         self.method = method
         self.num_iterations = num_iterations
         self.monitor = monitor
@@ -188,8 +188,8 @@ class Gossip(Algorithm):
     def _set_up(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
         if len(arrays):
             raise ValueError(
-                f"initial_arrays has the keys {sorted(arrays)}; valid is an empty ArrayRecord: "
-                "models live on the nodes"
+                f"initial_arrays must be an empty ArrayRecord, got the keys {sorted(arrays)}: models live "
+                "on the nodes"
             )
         self._open.enter_context(self.carrier.joined(self.iterations))
         return arrays

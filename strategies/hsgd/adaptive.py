@@ -74,9 +74,9 @@ class Adaptive:
         int_at_least(1, iterations=self.iterations)
         int_at_least(0, replan_every=self.replan_every)
         if self.eta not in ("keep", "strategy3"):
-            raise ValueError(f"eta is {self.eta!r}; valid is 'keep' or 'strategy3'")
+            raise ValueError(f"eta must be 'keep' or 'strategy3', got {self.eta!r}")
         if self.eta_power not in (2, 3):
-            raise ValueError(f"eta_power is {self.eta_power!r}; valid is 3 or 2")
+            raise ValueError(f"eta_power must be 3 or 2, got {self.eta_power!r}")
 
     def due(self, completed: int) -> bool:
         """Return whether the round after so many is preceded by an estimate."""

@@ -122,7 +122,7 @@ def paper_bytes(
     method = _valid_method(method)
     not_negative(raw_bytes=raw_bytes)
     if raw_bytes and method not in (MethodName.TDCD, MethodName.C_TDCD):
-        raise ValueError(f"raw_bytes is {raw_bytes!r}; valid is 0 for {method}, which moves no raw data")
+        raise ValueError(f"raw_bytes must be 0 for {method}, which moves no raw data, got {raw_bytes!r}")
     pairs = sizes.batch if method is MethodName.JFL else 1  # JFL keeps a head and an encoder a device
     exchanged = pairs * sizes.head + sizes.batch * (sizes.hospital_encoding + sizes.device_encoding)
     swapped = _ratio(method) * exchanged
@@ -279,7 +279,7 @@ def require_intervals(**counts: int) -> None:
     for key, divisor in (("P", "Q"), ("T", "P")):
         if key in counts and divisor in counts and counts[key] % counts[divisor] != 0:
             raise ValueError(
-                f"{key} is {counts[key]!r}; valid is a multiple of {divisor} = {counts[divisor]!r}"
+                f"{key} must be a multiple of {divisor} = {counts[divisor]!r}, got {counts[key]!r}"
             )
 
 

@@ -78,11 +78,13 @@ def secant_smoothness(points: Array, gradients: Array) -> float:
         If the shapes do not fit, a value is not finite, or two consecutive points are equal.
     """
     if points.ndim != 2 or len(points) < 2:
-        raise ValueError(f"points has shape {points.shape}; valid is (steps + 1, params) with steps >= 1")
+        raise ValueError(
+            f"points must have the shape (steps + 1, params) with steps >= 1, got {points.shape}"
+        )
     if gradients.ndim != 3 or gradients.shape[::2] != points.shape or gradients.shape[1] < 1:
         raise ValueError(
-            f"gradients has shape {gradients.shape}; valid is (steps + 1, groups, params) "
-            f"for points {points.shape}"
+            f"gradients must have the shape (steps + 1, groups, params) for points {points.shape}, got "
+            f"{gradients.shape}"
         )
     moves = np.linalg.norm(np.diff(points, axis=0), axis=-1)  # (steps,)
     slopes = np.linalg.norm(np.diff(gradients, axis=0), axis=-1) / _moving(moves)[:, None]  # (steps, groups)
@@ -93,7 +95,7 @@ def secant_smoothness(points: Array, gradients: Array) -> float:
 def _moving(moves: Array) -> Array:
     _finite("points", moves)
     if not moves.all():
-        raise ValueError("points has two consecutive equal rows; valid is a run that moves at every step")
+        raise ValueError("points must change at every step, got two consecutive equal rows")
     return moves
 
 
@@ -115,7 +117,7 @@ def gradient_variance(draws: Array, gradient: Array) -> float:
     """
     if draws.ndim != 2 or len(draws) < 1 or draws.shape[1:] != gradient.shape:
         raise ValueError(
-            f"draws has shape {draws.shape}; valid is (draws, params) for gradient {gradient.shape}"
+            f"draws must have the shape (draws, params) for gradient {gradient.shape}, got {draws.shape}"
         )
     squares = ((draws - gradient) ** 2).sum(axis=-1)
     _finite("draws", squares)
@@ -152,13 +154,13 @@ def estimate(
         If a shape or a number is out of range.
     """
     if aggregate not in ("max", "mean"):
-        raise ValueError(f"aggregate is {aggregate!r}; valid is 'max' or 'mean'")
+        raise ValueError(f"aggregate must be 'max' or 'mean', got {aggregate!r}")
     if variances.ndim < 1 or variances.shape[-1] != 3 or variances.size == 0:
         raise ValueError(
-            f"variances has shape {variances.shape}; valid is (..., 3), one a block of the model"
+            f"variances must have the shape (..., 3), one a block of the model, got {variances.shape}"
         )
     if not (np.isfinite(variances).all() and (variances >= 0).all()):
-        raise ValueError("variances has an entry that is negative or not finite; valid is >= 0")
+        raise ValueError("variances must be finite and >= 0")
     rho = secant_smoothness(points, gradients)
     worst = variances.max(axis=-1)
     delta2 = float(worst.max() if aggregate == "max" else worst.mean())
@@ -173,4 +175,4 @@ def estimate(
 
 def _finite(key: str, values: Array) -> None:
     if not np.isfinite(values).all():
-        raise ValueError(f"{key} has an entry that is not finite; valid are finite numbers")
+        raise ValueError(f"{key} must have finite entries only")

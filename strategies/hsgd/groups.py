@@ -96,7 +96,7 @@ def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -
     found: list[str] = []
     for m in sorted({party.group for party in parties.values()} | set(range(count))):
         members = [parties[i] for i in sorted(parties) if parties[i].group == m]
-        told = _faults(members) if m < count else [f"no such group, valid is 0 to {count - 1}"]
+        told = _faults(members) if m < count else [f"no such group (groups are 0 to {count - 1})"]
         found += [f"group {m}: {fault}" for fault in told]
     return found
 
@@ -104,11 +104,11 @@ def faults(parties: Mapping[int, Introduction], num_groups: int | None = None) -
 def _faults(members: Sequence[Introduction]) -> list[str]:
     by_role = {role: [one for one in members if one.role == role] for role in ("hospital", "device", "edge")}
     if len(by_role["hospital"]) != 1:
-        return [f"{len(by_role['hospital'])} hospitals, valid is one"]
+        return [f"it must have one hospital, got {len(by_role['hospital'])}"]
     edges, devices = by_role["edge"], by_role["device"]
     if len(edges) > 1 or (edges and devices):
-        return [f"{len(edges)} edges and {len(devices)} devices, valid is one edge or devices alone"]
-    faults = [f"a device has {len(one.ids)} people, valid is one" for one in devices if len(one.ids) != 1]
+        return [f"it must have one edge or devices alone, got {len(edges)} edges and {len(devices)} devices"]
+    faults = [f"a device must have one person, got {len(one.ids)}" for one in devices if len(one.ids) != 1]
     at_hospital = by_role["hospital"][0].ids
     at_devices = [person for one in (*edges, *devices) for person in one.ids]
     for where, ids in (("the hospital has", at_hospital), ("the devices have", at_devices)):

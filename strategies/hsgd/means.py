@@ -81,11 +81,11 @@ class Means:
         sums = parse_secure_sum(secure_sum)
         int_at_least(LEAST_MEMBERS if sums is None else sums.min_nodes, min_sum_devices=min_sum_devices)
         if min_sum_devices > MAX_MEMBERS:
-            raise ValueError(f"min_sum_devices is {min_sum_devices!r}; valid is at most {MAX_MEMBERS}")
+            raise ValueError(f"min_sum_devices must be at most {MAX_MEMBERS}, got {min_sum_devices!r}")
         means = cls(groups, devices, sums, min_sum_devices)
         if means.sums is not None and (rule := means._robust):
             raise ValueError(
-                f"aggregation is {str(rule)!r}; valid with secure_sum is 'mean': a sum gives no other"
+                f"aggregation must be 'mean' with secure_sum, got {str(rule)!r}: a sum gives no other"
             )
         return means
 
@@ -97,8 +97,8 @@ class Means:
         """Raise ValueError if these means are none of a run of these settings."""
         rule, sums = self._robust, self.sums
         if adaptive and (rule is not None or sums is not None):
-            what = "secure_sum is set" if rule is None else f"aggregation is {str(rule)!r}"
-            raise ValueError(f"{what}; valid with adaptive are plain means, which its estimates are of")
+            what = "secure_sum" if rule is None else f"aggregation = {str(rule)!r}"
+            raise ValueError(f"adaptive must be None with {what}: its estimates are of plain means")
         if variant.has_cloud and num_groups is not None and num_groups < self.groups.rule.least:
             raise ValueError(
                 f"aggregation is {str(self.groups)!r}, which needs {self.groups.rule.least} groups; "
@@ -107,17 +107,15 @@ class Means:
         if sums is None:
             return
         if sums.noise is not None:
-            raise ValueError("secure_sum.noise is set; valid in HSGD is None: upload_noise is its noise")
+            raise ValueError("secure_sum.noise must be None in HSGD: upload_noise is its noise")
         if not sealed:
             raise ValueError(
-                "sealed is False; valid with secure_sum is True: heads and encodings that the server reads "
-                "tell what a sum hides"
+                "sealed must be True with secure_sum: heads and encodings that the server reads tell what "
+                "a sum hides"
             )
         if not variant.has_cloud:
             alone = "the one hospital" if variant.merged else "a group that is kept apart"
-            raise ValueError(
-                f"secure_sum is set; valid is False in {variant.method}: {alone} is alone in its sum"
-            )
+            raise ValueError(f"secure_sum must be False in {variant.method}: {alone} is alone in its sum")
         if num_groups is not None and num_groups < sums.min_nodes:
             raise ValueError(_too_few_groups("num_groups", num_groups, sums))
 
@@ -159,14 +157,14 @@ class Means:
         devices = [(g, a) for g, a in groups if not g.hosted]
         if devices and variant.pairs and not whole:
             raise PairingError(
-                "method is jfl with devices as nodes; valid with secure_sum is local_interval = "
-                "global_interval: between intervals the server hands each device its own model"
+                "local_interval must be global_interval in jfl with devices as nodes and secure_sum: "
+                "between intervals the server hands each device its own model"
             )
         alone = [g.number for g, a in devices if not self.least_devices <= a <= MAX_MEMBERS]
         if alone and len(alone) == len(groups):
             raise PairingError(
-                f"batches have {min(a for _, a in devices)} to {max(a for _, a in devices)} devices; valid "
-                f"with secure_sum is {self.least_devices} (min_sum_devices) to {MAX_MEMBERS}: {_ALONE}"
+                f"batches must have {self.least_devices} (min_sum_devices) to {MAX_MEMBERS} devices with "
+                f"secure_sum, got {min(a for _, a in devices)} to {max(a for _, a in devices)}: {_ALONE}"
             )
         if alone:
             log(WARNING, "Groups %s have no sum of devices, so that their theta_2 stays: %s.", alone, _ALONE)
@@ -198,8 +196,8 @@ class Means:
 
 def _too_few_groups(key: str, count: int, sums: SecureSum) -> str:
     return (
-        f"{key} is {count}; valid with secure_sum is {sums.min_nodes} or more: hospitals and edges are in a "
-        "sum each, and one of fewer tells of each"
+        f"{key} must be at least {sums.min_nodes} with secure_sum, got {count}: hospitals and edges are in "
+        "a sum each, and a smaller one tells of each"
     )
 
 

@@ -166,8 +166,8 @@ class Members(Part):
     def _check_merged(self, matching: Matching) -> None:
         if self._variant.merged and len(matching.groups) > 1:
             raise PairingError(
-                f"{len(matching.groups)} hospitals; valid is one in {self._variant.method}, or "
-                "aggregate=False"
+                f"{self._variant.method} must have one hospital, or aggregate=False, got "
+                f"{len(matching.groups)} hospitals"
             )
 
     # Before a round.

@@ -84,21 +84,21 @@ class OwnDataSetup:
         if isinstance(self.standardise, str):
             one_of("standardise", self.standardise, ("federated", "none"))
         elif not all(map(math.isfinite, self.standardise)) or self.standardise[1] <= 0:
-            raise ValueError(f"standardise is {self.standardise!r}; valid is a mean and a deviation > 0")
+            raise ValueError(f"standardise must be a mean and a deviation > 0, got {self.standardise!r}")
         in_range("holdout", self.holdout, 0.0, 0.9)
         int_at_least(0, rematch_every=self.rematch_every)
         in_range("specificity", self.specificity, 0.0, 1.0)
         if self.trained is not None and not (self.trained.get("parts") or {}).get("members", {}).get(
             "agreed"
         ):
-            raise ValueError("trained is the state of a run without own data; valid is that of one with it")
+            raise ValueError("trained must be the state of a run with own data, got one without")
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
-            raise ValueError(f"classes is {self.classes!r}; valid are at least 2 different names, or none")
+            raise ValueError(f"classes must be at least 2 different names, or none, got {self.classes!r}")
         weights = self.class_weights
         if isinstance(weights, str):
             one_of("class_weights", weights, ("none", "balanced"))
         elif not weights or not all(math.isfinite(one) and one > 0 for one in weights):
-            raise ValueError(f"class_weights is {weights!r}; valid is a number > 0 for each class")
+            raise ValueError(f"class_weights must be a number > 0 for each class, got {weights!r}")
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class OwnSetup:
         if form is None:
             raise PairingError(f"no hospital, or no device or edge, is there ({self._lost()})")
         if found is None:
-            raise PairingError(f"the hospitals have the classes {list(form.classes)}; valid are at least 2")
+            raise PairingError(f"the hospitals must have at least 2 classes, got {list(form.classes)}")
         if not found.groups:
             self.counts += found.counts
             raise PairingError(f"no hospital has a person in common with a device or edge ({self._lost()})")
@@ -435,15 +435,15 @@ class OwnSetup:
             counts = pooled["counts"]
             if not counts.all():
                 raise PairingError(
-                    f"class_weights is 'balanced' and hospitals told {counts.tolist()} people of the classes "
-                    f"{list(form.classes)}; valid is at least one each"
+                    "class_weights must not be 'balanced' unless each class has a person, got "
+                    f"{counts.tolist()} people of the classes {list(form.classes)}"
                 )
             weights = tuple((counts.sum() / (len(counts) * counts)).tolist())
         elif weights == "none":
             weights = ()
         elif len(weights) != len(form.classes):
             raise PairingError(
-                f"class_weights has {len(weights)} numbers; valid is one for each of {list(form.classes)}"
+                f"class_weights must have one number for each of {list(form.classes)}, got {len(weights)}"
             )
         assert not isinstance(weights, str)
         if self.own.standardise == "none":
@@ -457,7 +457,7 @@ class OwnSetup:
             if not pooled[side].count:
                 raise PairingError(
                     f"no {side} told sums of its features, which are over at least min-people people of a "
-                    "node; valid is more people, a smaller min-people in node configs, or standardise 'none'"
+                    "node: take more people, a smaller min-people in node configs, or standardise 'none'"
                 )
         return Agreed(form, pooled["hospital"].moments(), pooled["device"].moments(), weights)
 

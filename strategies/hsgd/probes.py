@@ -72,7 +72,7 @@ class Probing:
         if self.batch is not None:
             int_at_least(1, batch=self.batch)
         if self.aggregate not in ("max", "mean"):
-            raise ValueError(f"aggregate is {self.aggregate!r}; valid is 'max' or 'mean'")
+            raise ValueError(f"aggregate must be 'max' or 'mean', got {self.aggregate!r}")
         if self.final_loss is not None:
             in_range("final_loss", self.final_loss, -1e300, 1e300)
 

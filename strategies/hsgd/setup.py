@@ -152,7 +152,7 @@ class DealtSetup:
         found = faults(parties, self.num_groups)
         told = {one.group: len(one.ids) for one in parties.values() if one.role == "hospital"}
         if wrong := {m: n for m, n in sorted(told.items()) if sizes.get(m, n) != n}:
-            found.append(f"groups have {wrong} people; valid is {dict(sizes)}, as in the checkpoint")
+            found.append(f"groups must have {dict(sizes)} people, as in the checkpoint, got {wrong}")
         found += [f"{number} x {reason}" for reason, number in sorted(self.counts.items())]
         return "; ".join(found) or "no hospital is there"
 

@@ -172,27 +172,25 @@ class HSGD(Algorithm):
         if num_groups is not None:
             int_at_least(1, num_groups=num_groups)
         if options.setdefault("fraction_evaluate", 0.0) != 0.0:
-            raise ValueError(f"fraction_evaluate is {options['fraction_evaluate']!r}; valid is 0 in HSGD")
+            raise ValueError(f"fraction_evaluate must be 0 in HSGD, got {options['fraction_evaluate']!r}")
         needed, places = options.get("min_available_nodes", 2), options.get("num_clients")
         if own is None and places not in (None, needed):
             raise ValueError(
-                f"num_clients is {places!r}; valid is min_available_nodes = {needed}: without own data "
-                "no party can be away when the run starts"
+                f"num_clients must be min_available_nodes = {needed}, got {places!r}: without own data no "
+                "party can be away when the run starts"
             )
         self.variant = MethodVariant(MethodName(method), aggregate, system or ModelledSystem())
         self.aggregate, self.pairs = aggregate, self.variant.pairs
         self.participation, self.mu = participation, mu
         if adaptive is not None and not aggregate:
-            raise ValueError(
-                "adaptive is set; valid is None with aggregate=False: the theory is of one model"
-            )
+            raise ValueError("adaptive must be None with aggregate=False: the theory is of one model")
         if noise is not None and upload_noise is not None:
             for key in ("delta", "source"):
                 ours, theirs = getattr(upload_noise, key), getattr(noise, key)
                 if ours != theirs:
-                    raise ValueError(f"upload_noise has {key} {ours!r}; valid is that of noise, {theirs!r}")
+                    raise ValueError(f"upload_noise must have the {key} of noise, {theirs!r}, got {ours!r}")
         if upload_noise is not None and adaptive is not None:
-            raise ValueError("adaptive is set; valid is None with upload_noise: estimates are of exact steps")
+            raise ValueError("adaptive must be None with upload_noise: estimates are of exact steps")
         self.means_asked = Means.of(aggregation, device_aggregation, secure_sum, min_sum_devices)
         self.means_asked.check(self.variant, num_groups, sealed=sealed, adaptive=adaptive is not None)
         self.adaptive, self.own = adaptive, own
@@ -292,7 +290,7 @@ class HSGD(Algorithm):
                 self.federation.vector(built)
                 self.state = self.restored(trained["method"])
                 if (*map(len, self.state.theta),) != Blocks(self.federation.known_layout()).sizes:
-                    raise ValueError("trained is the state of another model; valid is one of this run's")
+                    raise ValueError("trained must be the state of this run's model, got another's")
                 arrays = self._record(self.state.theta)
         if self.state is None:
             self.state = self.begin(self.federation.vector(arrays))

@@ -67,14 +67,14 @@ class MethodVariant:
     def __post_init__(self) -> None:
         method, system = self.method, self.system
         if method is MethodName.JFL and not self.aggregate:
-            raise ValueError("aggregate is False; valid is True in jfl, whose pairs last one round")
+            raise ValueError("aggregate must be True in jfl, whose pairs last one round")
         if system.original_groups != 1 and not self.merged:
             raise ValueError(
-                f"original_groups is {system.original_groups!r}; valid is 1 unless tdcd merges groups"
+                f"original_groups must be 1 unless tdcd merges groups, got {system.original_groups!r}"
             )
         for key in ("raw_bytes", "raw_seconds"):
             if (value := getattr(system, key)) and method not in _MERGED:
-                raise ValueError(f"{key} is {value!r}; valid is 0 in {method}: no raw data moves")
+                raise ValueError(f"{key} must be 0 in {method}, got {value!r}: no raw data moves")
 
     @property
     def compressed(self) -> bool:

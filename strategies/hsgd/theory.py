@@ -155,9 +155,9 @@ def broken_conditions(known: Estimates, *, P: int, Q: int, eta: float, T: int) -
     positive(eta=eta)
     cap = eta_max(known.rho, P)
     conditions = (
-        (P % Q == 0, f"P is {P}; valid is a multiple of Q = {Q}"),
-        (T % P == 0, f"T is {T}; valid is a multiple of P = {P}"),
-        (_capped(known, P, eta), f"eta is {eta!r}; valid is at most 1 / (8 P rho) = {cap!r}"),
+        (P % Q == 0, f"P must be a multiple of Q = {Q}, got {P}"),
+        (T % P == 0, f"T must be a multiple of P = {P}, got {T}"),
+        (_capped(known, P, eta), f"eta must be at most 1 / (8 P rho) = {cap!r}, got {eta!r}"),
     )
     return tuple(message for holds, message in conditions if not holds)
 
@@ -206,7 +206,7 @@ def q_star(known: Estimates, *, eta: float, T: int, eta_power: Literal[2, 3] = 3
     positive(eta=eta, delta=known.delta)
     require_intervals(T=T)
     if eta_power not in (2, 3):
-        raise ValueError(f"eta_power is {eta_power!r}; valid is 3 (the root of (20)) or 2 (as printed)")
+        raise ValueError(f"eta_power must be 3 (the root of (20)) or 2 (as printed), got {eta_power!r}")
     return math.sqrt(known.loss_gap / (24 * (known.rho * known.delta) ** 2 * eta**eta_power * T))
 
 
@@ -219,7 +219,7 @@ def choose_same_interval(known: Estimates, *, eta: float, T: int, eta_power: Lit
     star = q_star(known, eta=eta, T=T, eta_power=eta_power)
     largest = min(interval_max(known.rho, eta), T)
     if largest < 1:
-        raise ValueError(f"eta is {eta!r}; valid is at most 1 / (8 rho) = {eta_max(known.rho, 1)!r}")
+        raise ValueError(f"eta must be at most 1 / (8 rho) = {eta_max(known.rho, 1)!r}, got {eta!r}")
     # At P = Q the cost (19) is inversely proportional to Q, whatever the sizes.
     sides = {min(max(side, 1), largest) for side in (math.floor(star), math.ceil(star))}
     return min(sorted(sides), key=lambda Q: bound(known, P=Q, Q=Q, eta=eta, T=T) / Q)
@@ -325,7 +325,7 @@ def plans(
     """
     require("most", most, "an integer >= 1", isinstance(most, int) and most >= 1)
     if not groups:
-        raise ValueError(f"groups is {groups!r}; valid is at least one group's sizes")
+        raise ValueError(f"groups must hold the sizes of at least one group, got {groups!r}")
     positive(target=target, eta=eta)
     check_ordinary(target=target, eta=eta, rho=known.rho, delta=known.delta, compute_seconds=compute_seconds)
     alike = Counter(groups)  # a run's groups are mostly of one size
@@ -340,8 +340,8 @@ def plans(
     largest = min(interval_max(known.rho, eta), T)
     if largest > _MOST_INTERVALS:
         raise ValueError(
-            f"eta is {eta!r} and T {T!r}; valid is a T or 1 / (8 rho eta) of up to {_MOST_INTERVALS}, as "
-            "every pair of intervals up to it is looked at"
+            f"T or 1 / (8 rho eta) must be at most {_MOST_INTERVALS}, as every pair of intervals up to it "
+            f"is tried, got T {T!r} and eta {eta!r}"
         )
     # (19) is linear in 1 / P and 1 / Q; its slopes, from two pairs.
     once, twice = (sum(n * paper_bytes(s, P=2, Q=Q, T=2) for s, n in alike.items()) for Q in (1, 2))
@@ -388,7 +388,7 @@ def plan(
     found = plans(target, known, groups, eta=eta, T=T, compute_seconds=compute_seconds, rates=rates)
     if not found:
         raise ValueError(
-            f"target is {target!r} at eta {eta!r} and T {T!r}; valid is a target that a pair within "
-            f"P <= {interval_max(known.rho, eta)} reaches: take a larger target, a smaller eta or a larger T"
+            f"target must be one that a pair within P <= {interval_max(known.rho, eta)} reaches, got "
+            f"{target!r} at eta {eta!r} and T {T!r}: take a larger target, a smaller eta or a larger T"
         )
     return found[0]

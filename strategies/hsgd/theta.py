@@ -50,14 +50,14 @@ class Blocks:
             block = key.partition(".")[0]
             if block not in where:
                 raise ValueError(
-                    f"initial_arrays has the key {key!r}; valid is head.*, hospital.* or device.*"
+                    f"initial_arrays must have the keys head.*, hospital.* and device.*, got {key!r}"
                 )
             if np.dtype(dtype).kind != "f":
-                raise ValueError(f"initial_arrays[{key!r}] is {dtype}; valid is a floating-point type")
+                raise ValueError(f"initial_arrays[{key!r}] must be of a floating-point type, got {dtype}")
             where[block].append(np.arange(part.start, part.stop))
         for block, parts in where.items():
             if not parts or not sum(map(len, parts)):
-                raise ValueError(f"initial_arrays has no key {block}.*; valid is at least one with entries")
+                raise ValueError(f"initial_arrays must have at least one key {block}.* with entries")
         self._where = Theta(*(np.concatenate(parts) for parts in where.values()))
         self.sizes = tuple(map(len, self._where))
 

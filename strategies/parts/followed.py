@@ -44,7 +44,7 @@ class Followed(Part):
         self.tells = tuple(tells)
         self.reason = (
             f"the ClientApp ignores {', '.join(instructions)}: its replies tell no "
-            f"{' or '.join(map(repr, tells))}; valid is {client} of hedgerow.clients"
+            f"{' or '.join(map(repr, tells))}; use {client} of hedgerow.clients"
         )
 
     def check(self, node: Node, content: RecordDict, exchange: Exchange, run: Run) -> None:

@@ -99,7 +99,7 @@ class Privacy:
 
     def __post_init__(self) -> None:
         if self.noise_source not in (None, "entropy", "seed"):
-            raise ValueError(f"noise_source is {self.noise_source!r}; valid is 'entropy', 'seed' or None")
+            raise ValueError(f"noise_source must be 'entropy', 'seed' or None, got {self.noise_source!r}")
         one_of("mode", self.mode, get_args(PrivacyMode))
         positive(epsilon=self.epsilon)
         probability(delta=self.delta)
@@ -157,7 +157,7 @@ class Privacy:
             If the mode is ``none``, ``count`` < 1, or ``delta`` is no probability.
         """
         if self.mode == "none":
-            raise ValueError("mode is 'none'; valid is 'paper' or 'sound': there is no noise to account for")
+            raise ValueError("mode must be 'paper' or 'sound', got 'none': there is no noise to account for")
         int_at_least(1, count=count)
         delta = self.delta if delta is None else delta
         probability(delta=delta)

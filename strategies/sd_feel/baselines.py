@@ -85,10 +85,10 @@ class Feel(ClusteredStrategy):
         known: Sequence[int] = range(self.num_clients) if self.pool is None else self.pool
         most = self.num_clients - 1
         if places is not None and not (known and known[0] >= 0 and known[-1] <= most):
-            raise ValueError(f"pool is {known}; valid are partition ids 0 to {most}")
+            raise ValueError(f"pool must hold partition ids from 0 to {most}, got {known}")
         int_at_least(1, clients_per_round=clients_per_round)
         if places is not None and clients_per_round > len(known):
-            raise ValueError(f"clients_per_round is {clients_per_round}; valid is 1 to {len(known)}")
+            raise ValueError(f"clients_per_round must be from 1 to {len(known)}, got {clients_per_round}")
         self.clients_per_round = clients_per_round
 
     def participants(self, server_round: int, there: Sequence[int] | None = None) -> list[int]:

@@ -138,11 +138,11 @@ class ClusteredStrategy(Algorithm):
         self.aggregation = Choice.of(aggregation)
         summed = parse_secure_sum(secure_sum, self.aggregation)
         if summed is not None and edge_nodes:
-            raise ValueError("secure_sum is set; valid is False where edge servers are nodes")
+            raise ValueError("secure_sum must be False where edge servers are nodes")
         if self.aggregation.own and edge_nodes:
             raise ValueError(
-                f"aggregation is {self.aggregation}; valid where edge servers are nodes is a rule's text: "
-                "they take their means themselves"
+                "aggregation must be the text of a rule where edge servers are nodes, got "
+                f"{self.aggregation}: they take their means themselves"
             )
         in_range("participation", participation, 0.0, 1.0, open_below=True)
         self.num_servers, self.local_steps, self.tau2 = num_servers, local_steps, tau2
@@ -265,7 +265,7 @@ class ClusteredStrategy(Algorithm):
         """Raise ValueError unless tau2 divides the number of rounds."""
         super().check_num_rounds(num_rounds)
         if num_rounds % self.tau2:
-            raise ValueError(f"num_rounds is {num_rounds}; valid is a multiple of tau2 = {self.tau2}")
+            raise ValueError(f"num_rounds must be a multiple of tau2 = {self.tau2}, got {num_rounds}")
 
     def summary(self) -> None:
         """Log the settings."""

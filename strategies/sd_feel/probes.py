@@ -163,7 +163,7 @@ def _told(metrics: MetricRecord, gradient: NDArray[np.float64]) -> ProbeAnswer:
     for key in (CURVATURE, VARIANCE):
         value = metrics.get(key)
         if not (isinstance(value, int | float) and value >= 0):
-            raise PayloadError("bad metrics", f"{key} is {quoted(value)}; valid is a number >= 0")
+            raise PayloadError("bad metrics", f"{key} must be a number >= 0, got {quoted(value)}")
         estimates.append(float(value))
     return ProbeAnswer(gradient, *estimates)
 

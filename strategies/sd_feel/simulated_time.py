@@ -70,7 +70,7 @@ class Stragglers:
                 raise ValueError
             return cls(match[1] == "lasting", float(match[2]), float(match[3]))
         except ValueError:
-            raise ValueError(f"stragglers is {quoted(text)}; valid is {_VALID}, or empty") from None
+            raise ValueError(f"stragglers must be {_VALID}, or empty, got {quoted(text)}") from None
 
     def factor(self, seed: int, server_round: int, client: int) -> float:
         """Return how many times as long a client's iterations take in a round, by a stream of its own."""
@@ -184,5 +184,5 @@ class SimulatedTime(Part):
         """Restore them; ValueError for those of another number of servers."""
         seconds = [float(one) for one in state["server-seconds"]]
         if len(seconds) != len(self._near):
-            raise ValueError(f"state has the clocks of {len(seconds)} servers; valid is {len(self._near)}")
+            raise ValueError(f"state must have the clocks of {len(self._near)} servers, got {len(seconds)}")
         self._seconds = seconds

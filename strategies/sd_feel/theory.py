@@ -151,8 +151,8 @@ def preset(name: str, *, num_params: int | None = None, flops_per_iteration: flo
     if name == "honest":
         if num_params is None or flops_per_iteration is None:
             raise ValueError(
-                f"preset 'honest' got num_params {num_params!r} and flops_per_iteration "
-                f"{flops_per_iteration!r}; valid are the trained net's numbers, both > 0"
+                "preset 'honest' needs the trained net's num_params and flops_per_iteration, both > 0, got "
+                f"{num_params!r} and {flops_per_iteration!r}"
             )
         return System(num_params, Compute(flops_per_iteration, _PAPER_FLOPS_PER_SECOND))
     parameters = _PAPER_PARAMETERS if name == "paper-text" else _CIFAR_LARGE_PARAMETERS
@@ -320,7 +320,7 @@ def traffic(
     scheme = _valid_scheme(scheme)
     block = _block_iterations(scheme, tau1, tau2)
     if K % block != 0:
-        raise ValueError(f"K is {K!r}; valid is a multiple of {block}, the iterations of a block")
+        raise ValueError(f"K must be a multiple of {block}, the iterations of a block, got {K!r}")
     rounds = K // _iterations_per_round(scheme, tau1, tau2)
     blocks = K // block
     if scheme is SystemName.FEDAVG:
@@ -586,8 +586,8 @@ def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpac
     found = plans(target, problem, system, **grid)
     if not found:
         raise ValueError(
-            f"target is {target!r} at eta {grid['eta']!r} and zeta {grid['zeta']!r}; valid is a target that "
-            "a schedule of the grid reaches: take a larger target, a smaller eta or more gossip steps"
+            f"target must be one that a schedule of the grid reaches, got {target!r} at eta {grid['eta']!r} "
+            f"and zeta {grid['zeta']!r}: take a larger target, a smaller eta or more gossip steps"
         )
     return found[0]
 
@@ -595,7 +595,7 @@ def plan(target: float, problem: ProblemConstants, system: System, **grid: Unpac
 def _axis(key: str, values: Iterable[int]) -> npt.NDArray[np.float64]:
     values = list(values)
     if not values:
-        raise ValueError(f"{key} is empty; valid is at least one integer >= 1")
+        raise ValueError(f"{key} must not be empty: it must have at least one integer >= 1")
     for value in values:
         at_least(1, **{key: value})
     return np.array(values, dtype=np.float64)

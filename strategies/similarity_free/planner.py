@@ -207,11 +207,11 @@ def estimates_from_rounds(
     )
     if missing := [what for what, lacks in needs if lacks]:
         raise ValueError(
-            f"the rounds lack {', '.join(missing)}; valid is a run that was probed and evaluated centrally, "
-            'made with -c "probe-rounds=5"'
+            f"the rounds lack {', '.join(missing)}: they must be of a run that was probed and evaluated "
+            'centrally, made with -c "probe-rounds=5"'
         )
     if min(losses, default=0.0) < 0:
-        raise ValueError(f"the smallest loss is {min(losses)!r}; valid is a loss that is never negative")
+        raise ValueError(f"losses must never be negative, got {min(losses)!r}")
     gap = _given(V0) or Estimate(first[0], Source.ASSUMED, "V0 <= loss of round 0, loss non-negative")
     return ProblemEstimates(
         L=_given(L) or Estimate(_most(curvatures), Source.MEASURED, _probed("curvature", curvatures)),

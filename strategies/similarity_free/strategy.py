@@ -142,9 +142,9 @@ class SimilarityFree(Algorithm):
             return None
         if not isinstance(self.compressor, Identity | RandK):
             raise ValueError(
-                f"compressor is '{self.compressor}'; valid with secure_sum is 'identity' or 'randk(0.1)': "
-                "masks are on every entry, so that where each worker chooses its own, or sends signs, "
-                "nothing is saved"
+                f"compressor must be 'identity' or 'randk(0.1)' with secure_sum, got '{self.compressor}': "
+                "masks are on every entry, so that nothing is saved where each worker chooses its own or "
+                "sends signs"
             )
         if workers < settings.min_nodes:
             raise ValueError(f"secure_sum needs {settings.min_nodes} workers; there are {workers}")
@@ -182,7 +182,7 @@ class SimilarityFree(Algorithm):
 
     def unwrapped(self) -> str | None:
         """Return that replies are compressed, where they are."""
-        compressor = f"compressor is '{self.compressor}'; valid is 'identity': what is compressed is no model"
+        compressor = f"compressor must be 'identity', got '{self.compressor}': a compressed reply is no model"
         return compressor if self.compressed else None
 
     def summary(self) -> None:

@@ -395,7 +395,7 @@ def step_decay_stage_bounds(
     not_negative(R=R)
     at_least(1, num_rounds=num_rounds)
     stages = num_rounds // schedule.stage_len
-    valid = f"at least stage_len, {schedule.stage_len}: one complete stage"
+    valid = f"at least stage_len = {schedule.stage_len}, one complete stage"
     require("num_rounds", num_rounds, valid, stages >= 1)
     gamma = StepDecay(schedule.gamma0, schedule.decay_factor, stage_len=1).values(stages)
     with np.errstate(divide="ignore"):
@@ -638,7 +638,7 @@ def client_drift_bound(
     positive(local_step=local_step, L=L)
     not_negative(grad_norm2=grad_norm2, sigma2=sigma2)
     limit = 1 / (_SQRT6 * local_iters * L)
-    valid = f"a number in (0, {limit!r}], 1 / (sqrt(6) T L)"
+    valid = f"a number in (0, 1 / (sqrt(6) T L)], which is {limit!r}"
     require("local_step", local_step, valid, local_step <= limit * (1 + 1e-12))
     return 6 * local_step**2 * local_iters**3 * (grad_norm2 + sigma2)
 
@@ -785,7 +785,7 @@ def _mode(name: str) -> Mode:
 
 def _local_iters(algorithm: AlgorithmName, local_iters: int) -> None:
     at_least(1, local_iters=local_iters)
-    valid = f"1 for {algorithm}: a round takes one proximal step"
+    valid = f"1 for {algorithm}, whose rounds take one proximal step"
     require("local_iters", local_iters, valid, local_iters == 1 or not algorithm.proximal)
 
 

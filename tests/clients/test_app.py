@@ -76,7 +76,7 @@ def test_a_handler_answers_its_message_type_and_is_told_it(message_type: str) ->
 
 
 def test_an_unknown_kind_of_message_is_refused_when_the_app_is_made() -> None:
-    with pytest.raises(ValueError, match=r"message type is 'tran'; valid is train, evaluate or query"):
+    with pytest.raises(ValueError, match=r"message type must be train, evaluate or query, .*got 'tran'"):
         BatchClientApp({"tran": reciprocal})
 
 
@@ -161,5 +161,7 @@ def test_the_mod_lets_all_other_messages_pass() -> None:
 def test_a_node_without_a_partition_id_is_told_where_it_comes_from(value: Any) -> None:
     context = context_of(0)
     context.node_config["partition-id"] = value
-    with pytest.raises(ValueError, match=r"partition-id of this node is .*--node-config"):
+    with pytest.raises(
+        ValueError, match=r"partition-id of this node must be an integer >= 0, got .*--node-config"
+    ):
         told(plain([introduce]), ASKED["before a function"](), context)

@@ -256,10 +256,10 @@ def test_a_memory_that_was_lost_is_told(what: str) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"compressor": "zip"}, "compressor is 'zip'"),
-        ({"round-index": None}, "round-index is None"),
-        ({"acknowledged": -2}, "acknowledged is -2"),
-        ({"error-feedback": 1}, "error-feedback is 1"),
+        ({"compressor": "zip"}, ", got 'zip'"),
+        ({"round-index": None}, "round-index must be an integer >= 0, got None"),
+        ({"acknowledged": -2}, "acknowledged must be an integer >= -1, got -2"),
+        ({"error-feedback": 1}, "error-feedback must be true or false, got 1"),
     ],
 )
 def test_a_wrong_config_fails_its_node_alone(config: dict[str, Any], message: str) -> None:
@@ -290,9 +290,9 @@ def test_an_update_that_is_not_finite_fails_its_node_alone_and_leaves_its_memory
 @pytest.mark.parametrize(
     ("start", "end", "words"),
     [
-        (ZEROS, {"layer.weight": torch.zeros(3, 5)}, "valid is those that were sent"),
-        (ZEROS, {**ZEROS, "layer.bias": torch.zeros(4)}, "valid is those that were sent"),
-        ({"n": torch.tensor(1)}, {"n": torch.tensor(2)}, "no floating-point values"),
+        (ZEROS, {"layer.weight": torch.zeros(3, 5)}, "must have the arrays that were sent"),
+        (ZEROS, {**ZEROS, "layer.bias": torch.zeros(4)}, "must have the arrays that were sent"),
+        ({"n": torch.tensor(1)}, {"n": torch.tensor(2)}, "must hold floating-point values"),
     ],
 )
 def test_an_update_is_between_floats_of_the_same_arrays(start: Any, end: Any, words: str) -> None:
@@ -408,9 +408,12 @@ def test_an_app_that_is_not_asked_answers_as_it_would_and_so_it_evaluates(
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ({"arrays": to_record(SENT)}, "0 MetricRecords"),
-        ({"metrics": MetricRecord({"n": 1})}, "0 ArrayRecords"),
-        ({"arrays": to_record({"w": SENT["w"]}), "metrics": MetricRecord({"n": 1})}, "those that were sent"),
+        ({"arrays": to_record(SENT)}, "exactly one MetricRecord, got 0"),
+        ({"metrics": MetricRecord({"n": 1})}, "exactly one ArrayRecord each, got 0"),
+        (
+            {"arrays": to_record({"w": SENT["w"]}), "metrics": MetricRecord({"n": 1})},
+            "the arrays that were sent",
+        ),
     ],
 )
 def test_a_reply_that_cannot_be_compressed_is_the_nodes_error(records: dict[str, Any], message: str) -> None:

@@ -313,7 +313,8 @@ def test_a_neighbours_broken_bytes_cost_its_own_message_alone(codec: str) -> Non
 def test_more_steps_than_their_batches_may_fill_are_refused(asked: int, samples: int, valid: int) -> None:
     config = ConfigRecord({"local-epochs": asked})
     with pytest.raises(
-        ValueError, match=rf"local-epochs is {asked} .*; valid is an integer from 1 to {valid}$"
+        ValueError,
+        match=rf"local-epochs must be an integer from 1 to {valid}, got {asked} in the message's config$",
     ):
         local_steps(config, "local-epochs", samples)
 
@@ -327,17 +328,17 @@ def test_a_node_takes_no_state_that_it_would_not_tell_nor_one_of_another_partiti
     with pytest.raises(PermissionError, match="share-state is false"):
         answered(BatchClientApp({}), RESTORE, content, own)
     content = RecordDict({NODE_RECORD: ConfigRecord({"partition-id": 4, "run": "1"})})
-    with pytest.raises(ValueError, match="valid is a run and the partition 1"):
+    with pytest.raises(ValueError, match="must be of a run and the partition 1"):
         answered(BatchClientApp({}), RESTORE, content, context())
 
 
 def test_neither_a_matrix_that_would_fill_the_memory_nor_steps_for_ever_are_obeyed() -> None:
     app = ceps_client(lambda own: squares(1, 1, 8, 2)[0])
     hello = RecordDict({"config": ConfigRecord({**CEPS, "d": 2**40})})
-    with pytest.raises(ValueError, match=rf"d is {2**40} with s = 2"):
+    with pytest.raises(ValueError, match=rf"must be at most .*got d = {2**40} and s = 2"):
         answered(app, "query.hello", hello, context())
     own = context()
     answered(app, "query.hello", RecordDict({"config": ConfigRecord(CEPS)}), own)
     ask = RecordDict({"config": ConfigRecord({"iteration": 2**40})})
-    with pytest.raises(ValueError, match=rf"iteration is {2**40}; valid is at most {MAX_STEPS} past 0"):
+    with pytest.raises(ValueError, match=rf"iteration must be at most {MAX_STEPS} past 0, .*got {2**40}"):
         answered(app, "query.publish", ask, own)

@@ -337,7 +337,7 @@ def test_where_no_memory_can_be_limited_a_policy_that_wants_it_is_not_valid(
     device: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hedgerow.clients.policy, "can_limit_memory", lambda: False)
-    with pytest.raises(PolicyError, match="max-memory is 5; valid is to leave it out"):
+    with pytest.raises(PolicyError, match="max-memory must be left out, got 5"):
         read_policy(Path(policy(device, "max-memory = 5")))
 
 
@@ -656,7 +656,7 @@ def test_a_release_that_is_refused_is_not_written_down(tmp_path: Path) -> None:
     ledger = Releases(tmp_path / "ledger.jsonl")
     release(ledger, 0)
     before = ledger.path.read_bytes()
-    with pytest.raises(Spent, match="valid is at most 1"):
+    with pytest.raises(Spent, match="must be at most 1"):
         release(ledger, 1, max_epsilon=1.0)
     with pytest.raises(TooOften, match="noise of release 0"):
         release(ledger, 0)
@@ -675,8 +675,8 @@ def test_a_ledger_that_cannot_be_written_releases_nothing(device: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max-hellos = true", "max-hellos is True; valid is an integer >= 0"),
-        ("privacy = ", "valid is a TOML file"),
+        ("max-hellos = true", "max-hellos must be an integer >= 0, got True"),
+        ("privacy = ", "must be a TOML file"),
     ],
 )
 def test_a_policy_that_is_not_valid_is_one_error_and_the_node_answers_nothing(

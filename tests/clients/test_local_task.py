@@ -42,7 +42,7 @@ def test_nodes_share_out_one_copy_of_the_training_set_by_the_seed_and_one_model(
 
 @pytest.mark.parametrize("partition_id", [-1, 4])
 def test_a_partition_outside_the_federation_is_refused(partition_id: int) -> None:
-    with pytest.raises(ValueError, match=rf"partition-id is {partition_id}; valid is 0 to 3"):
+    with pytest.raises(ValueError, match=rf"partition-id must be from 0 to 3, got {partition_id}"):
         local_task(context_of(partition_id))
 
 
@@ -66,8 +66,8 @@ def test_the_nodes_device_and_data_folder_go_before_the_runs_which_may_leave_the
         ("cpu", 0, "cpu"),
         ("auto", 0, "cpu"),
         ("auto", 1, "cuda"),
-        ("cuda", 0, "device is 'cuda', but torch finds no CUDA device"),
-        ("cuda:1", 0, "device is 'cuda:1', but torch finds no CUDA device"),
+        ("cuda", 0, "device must be 'auto' or 'cpu' here, got 'cuda': torch finds no CUDA device"),
+        ("cuda:1", 0, "device must be 'auto' or 'cpu' here, got 'cuda:1': torch finds no CUDA device"),
         ("cuda:1", 2, "cuda:1"),
         ("cuda:2", 2, "device is 'cuda:2', but torch finds 2 CUDA devices"),
     ],

@@ -144,17 +144,18 @@ def test_the_owner_reads_what_is_wrong_and_the_server_does_not(
         logging.getLogger("flwr").removeHandler(caplog.handler)
     assert "private-name" not in str(refused.value)
     assert refused.value.__cause__ is None
-    assert "private-name.npz: y[0] is '-1'" in caplog.text
+    assert "private-name.npz: y[0] must be an integer from 0" in caplog.text
+    assert "got '-1'" in caplog.text
 
 
 def test_who_simulates_a_node_is_told_what_is_wrong_with_its_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "name.npz", x=X, y=Y - 1)
-    with pytest.raises(ValueError, match=r"local data are not valid: .*name.npz: y\[0\] is '-1'"):
+    with pytest.raises(ValueError, match=r"local data are not valid: .*name.npz: y\[0\] must be .*got '-1'"):
         ask(WHOAMI, context(tmp_path / "name.npz"))
 
 
 def test_the_server_cannot_name_a_module_on_the_node(data: Path) -> None:
     with pytest.raises(ValueError, match="allow-imports"):
         local_task(context(data, model="os:getcwd"))
-    with pytest.raises(ValueError, match="valid is 'own' for this node"):
+    with pytest.raises(ValueError, match="must be 'own' for this node"):
         local_task(context(data, partition="iid", dataset="os:getcwd"))

@@ -157,7 +157,7 @@ def test_a_part_that_records_cosines_is_in_every_method_that_averages(name: str)
 
 
 def test_two_parts_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="valid is another name for each"):
+    with pytest.raises(ValueError, match="parts must have different names"):
         FedAvg(**OPTIONS, parts=[Cosines(), Cosines()])
 
 

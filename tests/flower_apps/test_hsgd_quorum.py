@@ -174,5 +174,5 @@ def test_a_quorum_is_of_own_data_and_no_larger_than_the_federation(tmp_path: Pat
         prepared(configs, **{"min-available-nodes": 3})
     with pytest.raises(SettingsError, match="min-available-nodes must be 0 unless partition = 'own', got 1"):
         prepared(configs, **{"min-available-nodes": 1, "partition": "iid"})
-    with pytest.raises(ValueError, match="num_clients is 4; valid is min_available_nodes = 2"):
+    with pytest.raises(ValueError, match="num_clients must be min_available_nodes = 2, got 4"):
         HSGD(num_clients=4, min_available_nodes=2)

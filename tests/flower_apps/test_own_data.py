@@ -166,7 +166,7 @@ def test_a_node_with_bad_data_costs_that_node_alone(
     quorum = {"min-available-nodes": 3, "min-replies": 3, "num-rounds": 2}
     rounds = read_rounds(run(SIMILARITY_FREE, tmp_path / "runs", configs, **TABLES, **quorum))
     assert rounds[-1]["central"]["node-ids"] == [0, 1, 2]
-    assert "row 3, column 'outcome' is empty" in caplog.text
+    assert "row 3, column 'outcome' must be a label, got an empty cell" in caplog.text
 
 
 def test_what_is_wrong_with_a_file_stays_at_its_node(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ APART: list[tuple[AppCase, dict[str, Any], str]] = [
     (FEDMUD, {**SUMS, "measure-bias": True}, "measure-bias must be False with secure-sum"),
     (FEDMUD, {**SUMS, "clients-per-round": 2}, "sum-min-nodes must be at most 2"),
     (CEPS, {**SITE, "peers": "", "site": 1}, "site must be 0 where peers is empty, got 1"),
-    (CEPS, {**SITE, "num-clients": 2, "topology": ""}, "peers has 3 sites; valid is at most 2"),
+    (CEPS, {**SITE, "num-clients": 2, "topology": ""}, "peers must have at most 2 sites, a node for each"),
     (CEPS, {**SITE, "monitor": True}, "monitor must be False with peers, got True"),
     (CEPS, {**SITE, "partition": "own", "problem": "logistic"}, "must be one of a data set with peers"),
     (CEPS, {**SITE, "stop-after": "bits=1"}, "stop-after must be iterations=N with peers, got 'bits=1'"),

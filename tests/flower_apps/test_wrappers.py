@@ -153,7 +153,8 @@ def test_nodes_are_sent_what_a_wrapper_hands_over_or_it_is_refused(
             refusal = str(error)
     assert not (refusal and one in GO_ON)
     if refusal:
-        assert refusal.startswith(f"strategy of {wrapper.__name__} is {type(strategy).__name__}")
+        assert refusal.startswith(f"strategy of {wrapper.__name__} ")
+        assert type(strategy).__name__ in refusal
         assert not grid.models(1), "nodes have trained before the refusal"
         return
     sent = grid.models(2)
@@ -188,7 +189,7 @@ def test_a_wrapper_around_secure_sums_is_told_of_the_noise_that_sums_have(
     app, grid = made(*one)
     with (
         grid,
-        pytest.raises(ValueError, match=r"masked words.*valid is SecureSum\(noise=SumNoise\(\.\.\.\)\)"),
+        pytest.raises(ValueError, match=r"masked words.*use SecureSum\(noise=SumNoise\(\.\.\.\)\)"),
     ):
         two_rounds(wrapped(FIXED, app.strategy(), grid.nodes), app, grid)
 
@@ -196,7 +197,7 @@ def test_a_wrapper_around_secure_sums_is_told_of_the_noise_that_sums_have(
 def test_an_edge_server_is_not_run_by_another_start() -> None:
     app, grid = made(SD_FEEL, {})
     strategy = EdgeServerSDFeel(edge=0, peers=addresses(2), topology="complete", min_available_nodes=6)
-    with grid, pytest.raises(ValueError, match="EdgeServerSDFeel, whose start does what its rounds need"):
+    with grid, pytest.raises(ValueError, match="must have no start of its own, got EdgeServerSDFeel"):
         two_rounds(wrapped(FIXED, strategy, grid.nodes), app, grid)
 
 

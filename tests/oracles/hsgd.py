@@ -88,7 +88,7 @@ def run(
     ``squeeze`` is what a compressed variant does to each encoding's row and to the head that devices get.
     """
     if P % Q or T % P:
-        raise ValueError(f"P = {P}, Q = {Q}, T = {T}; valid is Q | P | T")
+        raise ValueError(f"P, Q and T must be Q | P | T, got {P}, {Q} and {T}")
     grouping = groups if callable(groups) else lambda _: groups
     G = list(grouping(0))
     theta = [start for _ in G]

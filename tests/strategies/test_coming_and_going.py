@@ -237,7 +237,7 @@ def test_nodes_without_a_group_or_of_one_that_has_no_server_are_left_out_and_cou
 
 def test_groups_of_which_nobody_can_say_which_have_servers_are_named() -> None:
     told = grouped(["a", "b", "c", "a", "b", "c"])
-    with pytest.raises(RosterError, match=r"the groups \['a', 'b', 'c'\]; valid is one for each of the 2"):
+    with pytest.raises(RosterError, match=r"a group for each of the 2 edge servers, got \['a', 'b', 'c'\]"):
         run(by_group(), fresh(), 2, grid=ChangingGrid(introducing(fresh(), told), 6))
 
 

@@ -501,7 +501,7 @@ def test_a_robust_strategy_learns_from_entries_that_all_nodes_tell(make: Callabl
 def test_a_robust_strategy_refuses_entries_that_each_node_chooses(
     make: Callable[[], Strategy], compressor: str
 ) -> None:
-    words = r"compressor is .*; valid with .* 'randk\(0.1\)' with smaller local steps.*most want no change"
+    words = r"compressor must be .* 'randk\(0.1\)' with smaller local steps for .*got .*most want no change"
     with pytest.raises(ValueError, match=words):
         Compressed(make(), compressor)
 
@@ -620,7 +620,9 @@ def test_a_server_clips_what_was_decoded(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [*SERVER, *CLIENT])
 def test_a_clip_around_compression_is_refused_when_the_run_begins(kind: Any) -> None:
-    with pytest.raises(ValueError, match=rf"valid is Compressed\({kind.__name__}\(\.\.\.\)\)"):
+    with pytest.raises(
+        ValueError, match=rf"must not be Compressed.*write Compressed\({kind.__name__}\(\.\.\.\)\)"
+    ):
         run(private(kind, Compressed(flowers(), "topk(0.1)")), App().grid())
 
 
@@ -630,7 +632,7 @@ def floats() -> ArrayRecord:
 
 
 def test_a_name_that_is_no_compressor_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="compressor is 'zip'"):
+    with pytest.raises(ValueError, match=r"compressor must be 'identity', .*got 'zip'"):
         Compressed(flowers(), "zip")
 
 
@@ -642,7 +644,7 @@ def test_messages_of_several_models_are_refused() -> None:
             return messages
 
     strategy = Compressed(flowers(TwoModels))
-    with pytest.raises(ValueError, match="hold 2 ArrayRecords"):
+    with pytest.raises(ValueError, match=r"must hold one ArrayRecord .*got 2 and 1"):
         strategy.configure_train(1, initial(), ConfigRecord(), App().grid())
 
 

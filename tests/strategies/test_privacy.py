@@ -215,7 +215,7 @@ def test_a_node_releases_a_gradient_at_the_start_and_one_a_communication(
 
 
 def test_without_noise_there_is_nothing_to_account_for() -> None:
-    with pytest.raises(ValueError, match="mode is 'none'"):
+    with pytest.raises(ValueError, match="mode must be 'paper' or 'sound', got 'none'"):
         Privacy().report(3)
 
 

@@ -161,5 +161,5 @@ def test_only_the_entries_that_all_keep_travel() -> None:
 
 
 def test_masked_updates_are_not_compressed() -> None:
-    with pytest.raises(ValueError, match="strategy is SimilarityFree with secure_sum; valid is one without"):
+    with pytest.raises(ValueError, match="strategy must have no secure_sum, got SimilarityFree with one"):
         Compressed(similarity_free(secure_sum=True), "topk(0.1)")

@@ -81,9 +81,9 @@ def test_every_group_has_both_labels_and_a_small_concentration_skews_the_rates()
 def test_rows_of_two_parties_meet_by_sample_id(held, data):
     wanted = data.draw(st.lists(st.sampled_from(held)))
     assert [held[place] for place in match_ids(wanted, held)] == wanted
-    with pytest.raises(ValueError, match="wanted has 'x' and 1 more; valid are ids among the 2 held"):
+    with pytest.raises(ValueError, match="wanted must be among the 2 ids held, got 'x' and 1 more"):
         match_ids(["a", "x", "y"], ["a", "b"])
-    with pytest.raises(ValueError, match="held has 1 ids twice; valid is each id once"):
+    with pytest.raises(ValueError, match="held must have each id once, got 1 twice"):
         match_ids(["a"], ["a", "a"])
 
 
@@ -118,11 +118,15 @@ def test_all_samples_of_a_person_are_in_one_group_and_groups_have_equally_many_p
 @pytest.mark.parametrize(
     ("options", "num_groups", "message"),
     [
-        ({}, 4, "partition = 'sites'; valid with data that do not tell"),
-        ({"sites": SITES}, 2, "num-groups = 2; valid with partition = 'sites' is at least 3"),
-        ({"sites": SITES[:-1]}, 4, r"sites has shape \(101,\); valid is \(102,\)"),
-        ({"sites": SITES, "people": np.full(102, "one")}, 4, "someone who is from two sites"),
-        ({"sites": SITES, "people": PEOPLE}, 40, "num-groups = .*; valid is at most one for each of"),
+        ({}, 4, "partition must not be 'sites' with data that do not tell"),
+        (
+            {"sites": SITES},
+            2,
+            "num-groups must be at least 3, the number of sites, with partition = 'sites', got 2",
+        ),
+        ({"sites": SITES[:-1]}, 4, r"sites must have the shape \(102,\).*got \(101,\)"),
+        ({"sites": SITES, "people": np.full(102, "one")}, 4, "one site each, got someone from two"),
+        ({"sites": SITES, "people": PEOPLE}, 40, "num-groups must be at most .*, the number of people, got "),
     ],
 )
 def test_sites_that_do_not_fit_are_named(options, num_groups, message):

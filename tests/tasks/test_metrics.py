@@ -109,7 +109,7 @@ def test_one_logit_is_two_logits_of_which_one_is_zero():
     one, two = logit_metrics(logits, y), logit_metrics(torch.cat([0 * logits, logits], 1), y)
     assert one.loss == pytest.approx(two.loss)
     assert (one.auc, one.f1) == (two.auc, two.f1)
-    with pytest.raises(ValueError, match="logits are NaN or infinite"):
+    with pytest.raises(ValueError, match="logits must be finite, got NaN or infinity"):
         logit_metrics(torch.tensor([[math.nan]]), torch.tensor([0]))
 
 
@@ -123,7 +123,7 @@ def test_a_split_model_is_evaluated_in_batches_as_at_once_and_invalid_samples_ar
     assert result.loss == pytest.approx(whole.loss)
     assert result.accuracy == whole.accuracy
     for sizes, batch_size, reason in (
-        ((0, 0, 0), 1, "0, 0 and 0 samples"),
+        ((0, 0, 0), 1, "got 0, 0 and 0"),
         ((2, 2, 1), 1, "2, 2 and 1"),
         ((1, 1, 1), 0, "batch_size must be an integer >= 1, got 0"),
     ):
@@ -164,7 +164,7 @@ PAYOFFS = np.array([[0.0, -0.05], [0.0, 1.0], [-2.0, 0.0], [0.0, -0.05]])
 )
 def test_the_utility_is_normalised_between_silence_and_the_best(told, utility):
     assert normalised_utility(PAYOFFS, np.array(told)) == pytest.approx(utility)
-    with pytest.raises(ValueError, match=r"have \(4, 2\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"got \(4, 2\) and \(2,\)"):
         normalised_utility(PAYOFFS, np.array(told[:2]))
-    with pytest.raises(ValueError, match="payoffs never pay more"):
+    with pytest.raises(ValueError, match="payoffs must pay more"):
         normalised_utility(PAYOFFS[[0, 3]], np.array(told[:2]))

@@ -62,7 +62,7 @@ def test_images_of_two_classes_are_dealt_by_the_seed_without_remainder() -> None
     assert np.array_equal(first, same)
     assert not np.array_equal(first, other)
     for classes in ((3, 3), (0, 10), (-1, 2)):
-        with pytest.raises(ValueError, match="valid is two of 0 to 9"):
+        with pytest.raises(ValueError, match="must be two of 0 to 9"):
             binary_images("mnist-5k", classes, 2, 0)
 
 
@@ -80,9 +80,9 @@ def test_a_libsvm_file_becomes_sparse_parts_with_labels_zero_and_one(tmp_path: P
 
 
 def test_what_cannot_be_dealt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_nodes is 6; valid is an integer from 1 to 5 samples"):
+    with pytest.raises(ValueError, match="num_nodes must be an integer from 1 to 5 samples, got 6"):
         binary_libsvm(libsvm(tmp_path, [-1, 1, 1, -1, 1]), 6, 0)
-    with pytest.raises(ValueError, match="valid are two"):
+    with pytest.raises(ValueError, match="must be a file of two labels"):
         binary_libsvm(libsvm(tmp_path, [1, 2, 3]), 1, 0)
     with pytest.raises(ValueError, match="which is no file"):
         binary_libsvm(tmp_path / "nothing", 1, 0)

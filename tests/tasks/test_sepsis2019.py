@@ -77,7 +77,7 @@ def test_a_file_with_other_columns_is_named_and_a_folder_without_a_case_is_an_er
         read_sepsis2019(tmp_path / "none")
     path = sepsis / "set_A/case60.psv"
     path.write_text(path.read_text().replace("|SepsisLabel", "|Label"))
-    with pytest.raises(ValueError, match=r"case60.psv: 41 columns, the last 'Label'; valid is 41"):
+    with pytest.raises(ValueError, match=r"case60.psv must have 41 columns.*got 41, the last 'Label'"):
         read_sepsis2019(sepsis)
 
 
@@ -277,7 +277,7 @@ def test_where_the_data_folder_takes_no_file_another_place_does(tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("cell", "problem"),
-    [("high", r"p000.psv: .*'high'.*; valid is 41 numbers a row"), ("1|2", r"p000.psv: .*valid is 41")],
+    [("high", r"p000.psv must have 41 numbers a row.*'high'"), ("1|2", r"p000.psv must have 41")],
 )
 def test_a_cell_that_is_no_number_is_named(tmp_path, cell, problem):
     write_random_stays(tmp_path, each=6)
@@ -289,10 +289,10 @@ def test_a_cell_that_is_no_number_is_named(tmp_path, cell, problem):
 
 
 def test_a_label_that_is_neither_0_nor_1_and_a_folder_without_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no .psv files in set_A and set_B"):
+    with pytest.raises(ValueError, match=r"must have at least one .psv file in .*set_A or .*set_B"):
         read_sepsis2019_windows(tmp_path)
     write_stay(tmp_path / "set_A/p1.psv", 12)
     path = tmp_path / "set_A/p1.psv"
     path.write_text(path.read_text()[:-2] + "2\n")
-    with pytest.raises(ValueError, match=r"p1.psv: SepsisLabel = 2; valid is 0 or 1"):
+    with pytest.raises(ValueError, match=r"p1.psv: SepsisLabel must be 0 or 1, got 2"):
         read_sepsis2019_windows(tmp_path)

@@ -126,8 +126,8 @@ def test_a_users_own_model_plugs_in_by_import_path_and_a_wrong_one_is_an_error(w
     one, two = (split_model("own_split:build", (3,), (2,), 5, seed=1) for _ in range(2))
     assert np.array_equal(one.head.weight.weight.detach(), two.head.weight.weight.detach())
     for function, message in {
-        "wrong": r"gives shapes .* for two samples; valid is \(\(2, 4\), \(2, 3\)",
-        "nothing": "returned a Linear; valid is a SplitModel",
+        "wrong": r"must give the shapes \(\(2, 4\), \(2, 3\).* for two samples, got",
+        "nothing": "must return a SplitModel, got a Linear",
     }.items():
         with pytest.raises(ValueError, match=message):
             split_model(f"own_split:{function}", (3,), (2,), 5, seed=1)
@@ -136,6 +136,6 @@ def test_a_users_own_model_plugs_in_by_import_path_and_a_wrong_one_is_an_error(w
 def test_running_statistics_are_refused():
     pieces = (nn.Linear(2, 1), nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)), nn.Linear(1, 1))
     with pytest.raises(
-        ValueError, match=r"'hospital\.1\.num_batches_tracked'; valid are trainable parameters"
+        ValueError, match=r"trainable parameters only, got 'hospital\.1\.num_batches_tracked'"
     ):
         SplitModel(*pieces, 1, 1)

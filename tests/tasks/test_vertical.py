@@ -183,7 +183,7 @@ def test_a_flag_of_mimic_is_not_scaled_and_a_person_in_both_of_the_owners_parts_
     np.testing.assert_allclose(data.device_train[:, 0, rate], [-1, 1], atol=1e-6)
     assert data.hospital_train.shape[1:] == data.device_train.shape[1:] == (48, 38)
     write_mimic(bad, train=["7_episode1"], test=["7_episode2"])
-    with pytest.raises(ValueError, match="person '7' is in training and test set; valid is one of them"):
+    with pytest.raises(ValueError, match="a person must be in training or test set, got '7' in both"):
         load_vertical("mimic3", bad)
 
 
@@ -195,7 +195,7 @@ def test_the_two_parties_pixels_are_disjoint_and_cover_the_image(owner):
     assert sorted([hospital.sum(), device.sum()]) == [300, 484]
     assert (hospital.sum() == 484) == (owner == "hospital")
     for cut in (ImageCut(size=26, offset=3), ImageCut(size=28, offset=0)):
-        with pytest.raises(ValueError, match="valid is a square within 28x28, not all of it"):
+        with pytest.raises(ValueError, match="must be a square within 28x28, not all of it"):
             cut.masks(28, 28)
 
 
@@ -226,8 +226,8 @@ def test_the_two_canvases_of_an_organ_together_are_the_image_and_bad_files_are_n
     assert data.y_train.tolist() == arrays["train_labels"].ravel().tolist()
     assert data.num_classes == 11
     for name, words in (
-        ("other", r"test_images is float64 of shape .* valid is uint8"),
-        ("few", "no array train_labels, test_images, test_labels"),
+        ("other", r"test_images must be uint8 .*got float64 of shape"),
+        ("few", "got no train_labels, test_images, test_labels"),
     ):
         (tmp_path / name).mkdir()
         file = tmp_path / name / "organamnist.npz"
@@ -240,7 +240,7 @@ def test_the_two_canvases_of_an_organ_together_are_the_image_and_bad_files_are_n
 
 
 def test_a_set_that_is_not_there_tells_where_it_was_looked_for_and_how_to_say_where(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"dataset = 'mimic'; valid is one of breast-cancer, ecg5000"):
+    with pytest.raises(ValueError, match=r"dataset must be one of breast-cancer, ecg5000.*got 'mimic'"):
         load_vertical("mimic")
     with pytest.raises(DatasetNotFound, match=rf"{tmp_path}/sepsis2019: no set_A, set_B(.|\n)*To get it"):
         load_vertical("sepsis2019", tmp_path)
@@ -254,32 +254,38 @@ def test_a_set_that_is_not_there_tells_where_it_was_looked_for_and_how_to_say_wh
 def test_a_user_s_own_set_plugs_in_by_import_path_and_must_be_a_vertical_one(write_module, tmp_path):
     write_module("own_vertical", OWN_DATA)
     assert load_vertical("own_vertical:load", tmp_path).name == f"own at {tmp_path}"
-    with pytest.raises(ValueError, match="returned a list; valid is a VerticalDataset"):
+    with pytest.raises(ValueError, match="must return a VerticalDataset, got a list"):
         load_vertical("own_vertical:wrong")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": ("no",)}, "classes is .*valid is at least 2 different names"),
-        ({"classes": ("no", "no")}, "classes is .*valid is at least 2 different names"),
-        ({"y_train": np.array([0, 1, 2, 0])}, r"y_train is 0..2; valid is 0..1"),
-        ({"y_train": np.zeros(4)}, "y_train is float64 of shape .*valid is a non-empty int64 array"),
-        ({"hospital_train": np.zeros((3, 3), np.float32)}, r"hospital_train is .*float32 array \(4, ...\)"),
-        ({"device_test": np.zeros((2, 2))}, r"device_test is float64 .*float32 array \(2, ...\)"),
-        ({"device_train": np.full((4, 2), np.nan, np.float32)}, "device_train is NaN or infinite"),
+        ({"classes": ("no",)}, "classes must be at least 2 different names, got "),
+        ({"classes": ("no", "no")}, "classes must be at least 2 different names, got "),
+        ({"y_train": np.array([0, 1, 2, 0])}, r"y_train must be from 0 to 1, got 0 to 2"),
+        ({"y_train": np.zeros(4)}, "y_train must be a non-empty int64 array .*got float64 of shape"),
+        (
+            {"hospital_train": np.zeros((3, 3), np.float32)},
+            r"hospital_train must be .*float32 array \(4, ...\), got ",
+        ),
+        ({"device_test": np.zeros((2, 2))}, r"device_test must be .*float32 array \(2, ...\), got float64"),
+        (
+            {"device_train": np.full((4, 2), np.nan, np.float32)},
+            "device_train must be finite, got NaN or infinity",
+        ),
         (
             {"device_test": np.ones((2, 5), np.float32)},
-            r"device_test is of samples \(5,\); valid is .*\(2,\)",
+            r"device_test must be samples of shape \(2,\), .*got \(5,\)",
         ),
-        ({"ids_train": np.array(["a", "a", "b", "c"])}, "ids_train is 'a' 2 times; valid is each id once"),
-        ({"ids_train": np.arange(4)}, r"ids_train is int64 .*valid is a str array of shape \(4,\)"),
-        ({"ids_test": np.array(["d", "e"])}, "ids_test is 'd' also in ids_train"),
-        ({"hospital_features": ("one",)}, "hospital_features is 1 names; valid is 3 names, or none"),
-        ({"people_train": np.array(["a"])}, r"people_train is .*; valid is a str array of shape \(4,\)"),
-        ({"sites_train": np.zeros(4)}, r"sites_train is .*; valid is a str array of shape \(4,\)"),
-        ({"payoffs_test": np.zeros((4, 2))}, r"payoffs_test is .*valid is a float64 array of shape \(2, 2\)"),
-        ({"payoffs_test": np.full((2, 2), np.nan)}, "payoffs_test is NaN or infinite"),
+        ({"ids_train": np.array(["a", "a", "b", "c"])}, "ids_train must be different ids, got 'a' 2 times"),
+        ({"ids_train": np.arange(4)}, r"ids_train must be a str array of shape \(4,\), got int64"),
+        ({"ids_test": np.array(["d", "e"])}, "ids_test must be ids that are not in ids_train, got 'd'"),
+        ({"hospital_features": ("one",)}, "hospital_features must be 3 names, or none, got 1 names"),
+        ({"people_train": np.array(["a"])}, r"people_train must be a str array of shape \(4,\), got "),
+        ({"sites_train": np.zeros(4)}, r"sites_train must be a str array of shape \(4,\), got "),
+        ({"payoffs_test": np.zeros((4, 2))}, r"payoffs_test must be a float64 array of shape \(2, 2\), got "),
+        ({"payoffs_test": np.full((2, 2), np.nan)}, "payoffs_test must be finite, got NaN or infinity"),
     ],
 )
 def test_a_bad_field_is_named_with_what_is_valid(small, change, message):

@@ -42,7 +42,7 @@ def test_numbers_are_held_to_their_range(
     for value in inside:
         check(x=value)
     for value in [*outside, *NO_NUMBERS]:
-        with pytest.raises(ValueError, match=rf"^x is .*; valid is {valid}$"):
+        with pytest.raises(ValueError, match=rf"^x must be {valid}, got "):
             check(ok=inside[0], x=value)
 
 
@@ -50,18 +50,18 @@ def test_a_range_is_closed_or_open_at_each_end() -> None:
     in_range("x", 0.0, 0.0, 1.0)
     in_range("x", 1, 0.0, 1.0, open_below=True)
     in_range("x", 0.0, 0.0, 1.0, open_above=True)
-    with pytest.raises(ValueError, match=r"^x is 0\.0; valid is a number in \(0, 1\]$"):
+    with pytest.raises(ValueError, match=r"^x must be a number in \(0, 1\], got 0\.0$"):
         in_range("x", 0.0, 0.0, 1.0, open_below=True)
-    with pytest.raises(ValueError, match=r"^x is 1\.0; valid is a number in \[0, 1\)$"):
+    with pytest.raises(ValueError, match=r"^x must be a number in \[0, 1\), got 1\.0$"):
         in_range("x", 1.0, 0.0, 1.0, open_above=True)
     for value in (-0.1, 1.1, *NO_NUMBERS):
-        with pytest.raises(ValueError, match=r"^x is .*; valid is a number in \[0, 1\]$"):
+        with pytest.raises(ValueError, match=r"^x must be a number in \[0, 1\], got "):
             in_range("x", value, 0.0, 1.0)
 
 
 def test_names_are_listed_and_other_kinds_of_numbers_are_not_real() -> None:
     one_of("mode", "b", ("a", "b"))
-    with pytest.raises(ValueError, match=r"^mode is 'c'; valid is one of a, b$"):
+    with pytest.raises(ValueError, match=r"^mode must be one of a, b, got 'c'$"):
         one_of("mode", "c", iter(("a", "b")))
     assert not is_real(Fraction(1, 2))
     assert is_real(np.float16(2))

@@ -107,7 +107,7 @@ def test_any_bytes_are_indices_or_an_error(data, size: int) -> None:
 
 @pytest.mark.parametrize("indices", [[3, 1], [1, 1], [-1], [16]])
 def test_what_is_not_ascending_is_not_encoded(indices: list[int]) -> None:
-    with pytest.raises(ValueError, match="not ascending within 0 to 15"):
+    with pytest.raises(ValueError, match="must ascend within 0 to 15"):
         encode_indices(np.array(indices), 16)
 
 

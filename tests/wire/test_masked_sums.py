@@ -178,7 +178,7 @@ def test_a_server_with_two_lists_gets_too_few_shares_of_one_kind(n: int) -> None
     [
         ([1, 4, 7, 13], "not among"),
         ([4, 1, 7, 10, 13], "ascending"),
-        ([1, 4, 10], "valid is 4"),
+        ([1, 4, 10], "must have at least 4"),
         ([10] * 5, "asc"),
     ],
 )

@@ -46,10 +46,10 @@ def test_the_field_is_that_of_aes() -> None:
 
 def test_what_makes_no_shares_and_no_secret_is_refused() -> None:
     for threshold, count in ((0, 3), (4, 3), (1, MAX_SHARES + 1)):
-        with pytest.raises(ValueError, match="valid is 1 <= threshold"):
+        with pytest.raises(ValueError, match="must have 1 <= threshold"):
             secret_shares(b"x", threshold, count)
     for points in ([1, 1], [0, 1], [1, 256], []):
-        with pytest.raises(ValueError, match="valid are different ones"):
+        with pytest.raises(ValueError, match="must be of different points"):
             combined_shares(points, [b"ab"] * len(points))
     with pytest.raises(ValueError, match="one length"):
         combined_shares([1, 2], [b"a", b"ab"])

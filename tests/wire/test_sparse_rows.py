@@ -60,5 +60,5 @@ def test_a_broken_payload_is_refused_by_reason(payload: Any, reason: str) -> Non
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
 def test_what_is_not_finite_in_32_bits_is_not_sent(value: float) -> None:
-    with pytest.raises(ValueError, match="valid are finite float32 values"):
+    with pytest.raises(ValueError, match="must hold finite float32 values"):
         encode_rows(np.array([[value, 0.0]]))

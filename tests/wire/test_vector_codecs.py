@@ -153,7 +153,7 @@ def test_vectors_that_are_quantised_together_each_have_a_step_of_their_own() -> 
     assert codec.bits(102, 102) == 2 * Quantised(7).bits(51, 51)
     for vector, z in zip((large, small), np.split(codec.decode(payload, 102), 2), strict=True):
         assert np.abs(z - vector).max() < 1.001 * np.abs(vector).max() / 63
-    with pytest.raises(ValueError, match="w has 5 entries; valid is a multiple of 2"):
+    with pytest.raises(ValueError, match=r"w must have a multiple of 2 entries, .*got 5"):
         codec.encode(np.ones(5), (1,))
 
 
@@ -183,7 +183,7 @@ def test_a_long_payload_costs_no_memory(name):
     ],
 )
 def test_what_cannot_be_sent_is_refused(codec, w):
-    with pytest.raises(ValueError, match="w has"):
+    with pytest.raises(ValueError, match=r"w must (be|have)"):
         codec.encode(w, SEED)
 
 
@@ -193,7 +193,7 @@ def test_a_name_gives_its_codec_or_names_the_setting_that_is_missing():
     assert parse_codec("dense32") == Dense(32)
     assert parse_codec("quantised4", s=3) == Quantised(4)
     assert parse_codec("quantised4x2") == Quantised(4, vectors=2)
-    with pytest.raises(ValueError, match="'1bcs' has no d"):
+    with pytest.raises(ValueError, match="'1bcs' must have an integer >= 1 as d"):
         parse_codec("1bcs", s=3)
-    with pytest.raises(ValueError, match="has no s"):
+    with pytest.raises(ValueError, match="must have an integer >= 1 as s"):
         parse_codec("sparse32")

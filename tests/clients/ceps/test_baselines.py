@@ -345,14 +345,16 @@ def test_sgp_adds_noise_to_each_gradient_and_clips_its_records() -> None:
 
 
 def test_weights_that_do_not_fit_the_neighbours_are_refused() -> None:
-    with pytest.raises(ValueError, match="weights is None in the message's config; valid are the parts"):
+    with pytest.raises(
+        ValueError, match="weights is missing in the message's config: it must hold the parts"
+    ):
         federation("sgp", weights=False)
     for own, other in ((0.0, 0.5), (0.5, -0.1), (1.5, 0.5)):
         found = pushing()
         parts = {"neighbours": [0, 1], "weights": [other, 0.5, own]}
-        with pytest.raises(ValueError, match=r"valid are numbers >= 0, and the node's own in \(0, 1\]"):
+        with pytest.raises(ValueError, match=r"must be numbers >= 0, the node's own in \(0, 1\]"):
             found.event(K, extra=lambda k, i, parts=parts: parts if i == 2 else row(P, i))  # type: ignore[misc]
-    with pytest.raises(ValueError, match="valid is 4 numbers, the neighbours' and the node's own"):
+    with pytest.raises(ValueError, match="must be 4 numbers, the neighbours' and the node's own"):
         federation("d-psgd").event(K, extra=lambda k, i: {**row(W, i), "weights": [1.0]})
 
 
@@ -409,22 +411,25 @@ def test_who_does_not_answer_leaves_its_weight_to_the_node() -> None:
 
 
 def test_a_step_that_diverges_is_refused() -> None:
-    with np.errstate(all="ignore"), pytest.raises(ValueError, match="eta makes the model not finite"):
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(ValueError, match="eta must be smaller: it makes the model not finite"),
+    ):
         federation("dfedavgm", eta=1e200, **{"local-steps": 4}).run_until(9)
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "text"),
     [
-        ("d-psgd", {"eta": 0.0}, "eta is 0.0 .* valid is a finite number > 0"),
-        ("dfedavgm", {"theta": 1.0}, "theta is 1.0 .* valid is a number >= 0 and < 1"),
-        ("dfedsam", {"rho-sam": -0.1}, "rho-sam is -0.1"),
-        ("matcha", {"local-steps": 0}, "local-steps is 0 .* valid is an integer >= 1"),
-        ("d-psgd", {"kappa-low": 2, "kappa-high": 3}, "kappa-high is 3 .* valid is kappa-low, 2"),
-        ("d-psgd", {"threshold": True}, "s is None"),
-        ("choco-sgd", {"step-gamma": 0.0}, "step-gamma is 0.0 .* valid is a finite number > 0"),
-        ("beer", {"step-gamma": 1.5}, r"step-gamma is 1.5 .* valid is a number in \(0, 1\]"),
-        ("ceps", {}, "method is 'ceps'"),
+        ("d-psgd", {"eta": 0.0}, "eta must be a finite number > 0, got 0.0"),
+        ("dfedavgm", {"theta": 1.0}, "theta must be a number >= 0 and < 1, got 1.0"),
+        ("dfedsam", {"rho-sam": -0.1}, "rho-sam must be .*got -0.1"),
+        ("matcha", {"local-steps": 0}, "local-steps must be an integer >= 1, got 0"),
+        ("d-psgd", {"kappa-low": 2, "kappa-high": 3}, "kappa-high must equal kappa-low, 2, got 3"),
+        ("d-psgd", {"threshold": True}, "s must be .*got None"),
+        ("choco-sgd", {"step-gamma": 0.0}, "step-gamma must be a finite number > 0, got 0.0"),
+        ("beer", {"step-gamma": 1.5}, r"step-gamma must be a number in \(0, 1\], got 1.5"),
+        ("ceps", {}, "method must be .*got 'ceps'"),
     ],
 )
 def test_bad_settings_are_refused_by_name(method: str, changes: dict[str, Any], text: str) -> None:

@@ -150,16 +150,22 @@ def test_logistic_values_are_finite_far_away() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: LinearRegression(np.ones(3), np.ones(3)), r"A has the shape \(3,\); valid is"),
-        (lambda: LinearRegression(np.ones((3, 2)), np.ones(2)), r"b has the shape \(2,\); valid is \(3,\)"),
-        (lambda: LinearRegression(np.full((3, 2), np.nan), np.ones(3)), "A or b has NaN"),
-        (lambda: LogisticRegression(np.ones((2, 2)), np.array([1.0, -1.0])), "y has the label .*-1.0"),
-        (lambda: LogisticRegression(np.ones((2, 2)), np.ones(2), -0.1), "lam is -0.1; valid is"),
+        (lambda: LinearRegression(np.ones(3), np.ones(3)), r"A must have the shape .*got \(3,\)"),
+        (lambda: LinearRegression(np.ones((3, 2)), np.ones(2)), r"b must have the shape \(3,\), got \(2,\)"),
+        (
+            lambda: LinearRegression(np.full((3, 2), np.nan), np.ones(3)),
+            "A and b must have finite entries only",
+        ),
+        (
+            lambda: LogisticRegression(np.ones((2, 2)), np.array([1.0, -1.0])),
+            "y must have the labels 0 and 1, got .*-1.0",
+        ),
+        (lambda: LogisticRegression(np.ones((2, 2)), np.ones(2), -0.1), "lam must be .*got -0.1"),
         (
             lambda: TorchProblem(nn.Linear(2, 2), torch.ones(3, 2), torch.ones(2)),
-            "x has 3 records and y 2; valid are equal numbers",
+            "x and y must have equal numbers of records, .*got 3 and 2",
         ),
-        (lambda: TorchProblem(nn.ReLU(), torch.ones(2, 2), torch.ones(2)), "no trainable parameters"),
+        (lambda: TorchProblem(nn.ReLU(), torch.ones(2, 2), torch.ones(2)), "must have trainable parameters"),
     ],
 )
 def test_bad_data_are_refused_by_name(make: Callable[[], Problem], text: str) -> None:

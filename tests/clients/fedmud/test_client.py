@@ -516,34 +516,38 @@ def test_a_node_without_a_base_says_so(method: str) -> None:
 DENSE = {"variant": "dense"}
 # How the message is made, what its config has then, and what is wrong.
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"method": "fedsgd"}, "method is 'fedsgd' .* valid is 'factored' or 'dense'"),
-    ({}, {"variant": "svd"}, "variant is 'svd'"),
-    ({}, {"ratio": 0.0}, "ratio is 0.0"),
-    ({}, {"ratio": 1.5}, "ratio is 1.5"),
-    ({}, {"budget": "all"}, "budget is 'all'"),
-    ({}, {"init-a": -1.0}, "init-a is -1.0"),
-    ({}, {"layout": "round"}, "layout is 'round'"),
-    ({}, {"tight": 1}, "tight is 1"),
-    ({}, {"skip-front": -1}, "skip-front is -1"),
-    ({}, {"skip-back": 4}, "skip_back is 5"),
-    ({}, {"fingerprint": "0" * 16}, "fingerprint is '0000000000000000' .* different models"),
-    ({"version": None}, {}, "version is None"),
-    ({}, {"from-version": -1}, "from-version is -1"),
-    ({}, {"keep-base": "yes"}, "keep-base is 'yes'"),
-    ({}, {"run-seed": -1}, "run-seed is -1"),
-    ({}, {"seed": 0.5}, "seed is 0.5"),
-    ({"server_round": None}, {}, "server-round is None"),
-    ({}, {"learning-rate": 0.0}, "learning-rate is 0.0"),
-    ({}, {"learning-rate": 1e30}, "learning-rate is 1e[+]30 and makes the model not finite"),
-    ({}, {"local-epochs": 0}, "local-epochs is 0"),
-    ({}, {"batch-size": 0}, "batch-size is 0"),
+    ({}, {"method": "fedsgd"}, "method must be 'factored' or 'dense'.*got 'fedsgd'"),
+    ({}, {"variant": "svd"}, "variant must be .*got 'svd'"),
+    ({}, {"ratio": 0.0}, "ratio must be .*got 0.0"),
+    ({}, {"ratio": 1.5}, "ratio must be .*got 1.5"),
+    ({}, {"budget": "all"}, "budget must be .*got 'all'"),
+    ({}, {"init-a": -1.0}, "init-a must be .*got -1.0"),
+    ({}, {"layout": "round"}, "layout must be .*got 'round'"),
+    ({}, {"tight": 1}, "tight must be .*got 1"),
+    ({}, {"skip-front": -1}, "skip-front must be .*got -1"),
+    ({}, {"skip-back": 4}, "skip_back must be .*got 5"),
+    ({}, {"fingerprint": "0" * 16}, "fingerprint must be .*got '0000000000000000' .* different models"),
+    ({"version": None}, {}, "version must be .*got None"),
+    ({}, {"from-version": -1}, "from-version must be .*got -1"),
+    ({}, {"keep-base": "yes"}, "keep-base must be .*got 'yes'"),
+    ({}, {"run-seed": -1}, "run-seed must be .*got -1"),
+    ({}, {"seed": 0.5}, "seed must be .*got 0.5"),
+    ({"server_round": None}, {}, "server-round must be .*got None"),
+    ({}, {"learning-rate": 0.0}, "learning-rate must be .*got 0.0"),
+    (
+        {},
+        {"learning-rate": 1e30},
+        "learning-rate must be smaller, got 1e[+]30: it makes the model not finite",
+    ),
+    ({}, {"local-epochs": 0}, "local-epochs must be .*got 0"),
+    ({}, {"batch-size": 0}, "batch-size must be .*got 0"),
     # Batch normalisation refuses the one sample that is left of 8.
     ({}, {"batch-size": 7}, "Expected more than 1 value per channel"),
-    ({"drop": ["arrays"]}, {}, r"ArrayRecords \['base'\]; valid is with 'arrays'"),
-    ({"drop": ["config"]}, {}, "0 ConfigRecords"),
-    ({"variant": "lmt", "drop": ["factors"]}, {}, "valid is with 'factors'"),
-    ({"method": "ef21p", **DENSE}, {}, "keep is None"),
-    ({"method": "ef21p", **DENSE, "keep": 10**6}, {}, "keep is 1000000; valid is 1 to"),
+    ({"drop": ["arrays"]}, {}, r"must have the ArrayRecord 'arrays', got \['base'\]"),
+    ({"drop": ["config"]}, {}, "exactly one ConfigRecord, got 0"),
+    ({"variant": "lmt", "drop": ["factors"]}, {}, "must have the ArrayRecord 'factors'"),
+    ({"method": "ef21p", **DENSE}, {}, "keep must be .*got None"),
+    ({"method": "ef21p", **DENSE, "keep": 10**6}, {}, "keep must be from 1 to .*got 1000000"),
 ]
 
 
@@ -568,5 +572,5 @@ def test_factors_of_another_plan_and_arrays_of_another_model_are_refused() -> No
     one.content["factors"] = ArrayRecord()
     del other.content.array_records["arrays"]["1.running_mean"]
     first, second = answers(model, [one, other])
-    assert "factor 3.weight:U is missing; valid are" in str(first)
-    assert "the message's arrays are" in str(second)
+    assert "factor 3.weight:U is missing: there must be" in str(first)
+    assert "the message's arrays must have the shapes" in str(second)

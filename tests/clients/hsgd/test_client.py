@@ -110,7 +110,7 @@ def test_without_the_model_of_its_iteration_or_its_people_a_node_refuses_to_go_o
     stranger = sent({"zeta2": np.zeros((1, 2))}, t=4, steps=1, eta0=0.1, ids=["0-2"])
     answer = ask_one(federation, "train.update", 0, stranger)
     assert isinstance(answer, ValueError)
-    assert "valid are those of the batch at iteration 4" in str(answer)
+    assert "must be those of the batch at iteration 4" in str(answer)
 
 
 def begin(head: Array | None = None, hospital: Array | None = None, **config: Any) -> RecordDict:
@@ -122,24 +122,24 @@ def begin(head: Array | None = None, hospital: Array | None = None, **config: An
 STEPS = {"t": 0, "steps": 1, "eta0": 0.1, "ids": ["0-1"]}
 STRANGERS = ["0-1", "x", "y"]
 REFUSED_EXCHANGES = [
-    (r"ids has \['x', 'y'\].*2 in all; valid are the 8 people of this hospital", begin(ids=STRANGERS)),
-    ("ids is None", sent({}, t=0)),
-    (r"ids is \[\]", begin(ids=[])),
-    ("ids has 1 twice", begin(ids=["0-1", "0-1"])),
-    ("t is -1", begin(t=-1)),
-    ("grouping is 'all'", begin(grouping="all")),
-    ("compress is true .* grouping 'pairs'", begin(grouping="pairs", compress=True)),
-    ("noise-multiplier is 1.0 .* without clip", begin(**{"noise-multiplier": 1.0})),
+    (r"ids must be among the 8 people of this hospital.*got \['x', 'y'\].*2 in all", begin(ids=STRANGERS)),
+    ("ids is missing", sent({}, t=0)),
+    (r"ids must be a non-empty list .*got \[\]", begin(ids=[])),
+    ("ids must have each id once, got 1 twice", begin(ids=["0-1", "0-1"])),
+    ("t must be .*got -1", begin(t=-1)),
+    ("grouping must be .*got 'all'", begin(grouping="all")),
+    ("compress must be false with grouping 'pairs'", begin(grouping="pairs", compress=True)),
+    ("noise-multiplier must come with clip, got 1.0", begin(**{"noise-multiplier": 1.0})),
     (r"wrong shape: 'head' has \(2,\), expected \(6,\)", begin(np.zeros(2), np.zeros(12))),
     ("missing key: 'hospital'", begin(np.zeros(6))),
     ("non-finite", begin(np.full(6, np.nan), np.zeros(12))),
     ("wrong dtype", begin(np.zeros(6, int), np.zeros(12))),
-    ("valid is a ConfigRecord 'config'", RecordDict({"settings": ConfigRecord({"t": 0})})),
+    ("must have a ConfigRecord 'config'", RecordDict({"settings": ConfigRecord({"t": 0})})),
 ]
 REFUSED_UPDATES = [
-    ("steps is 0", sent({}, **(STEPS | {"steps": 0}))),
-    ("eta0 is None", sent({}, t=0, steps=1, ids=["0-1"])),
-    ("mu is -1", sent({}, **STEPS, mu=-1.0)),
+    ("steps must be .*got 0", sent({}, **(STEPS | {"steps": 0}))),
+    ("eta0 must be .*got None", sent({}, t=0, steps=1, ids=["0-1"])),
+    ("mu must be .*got -1", sent({}, **STEPS, mu=-1.0)),
 ]
 REFUSED = [
     *((message, "exchange", content) for message, content in REFUSED_EXCHANGES),

@@ -68,7 +68,7 @@ def test_a_masked_number_tells_nothing_of_itself() -> None:
 @pytest.mark.parametrize("secret", [b"", b"x" * 15, b"x" * 5000])
 def test_a_key_of_another_length_or_that_is_not_there_is_refused(secret: bytes, tmp_path: Path) -> None:
     (tmp_path / "match.key").write_bytes(secret)
-    with pytest.raises(ValueError, match=f"{len(secret)} bytes; valid is 16 to 4096"):
+    with pytest.raises(ValueError, match=f"must hold 16 to 4096 bytes, got {len(secret)}"):
         MatchKey.read(str(tmp_path / "match.key"), 0)
-    with pytest.raises(ValueError, match=r"match-key-file = 'no\.key'"):
+    with pytest.raises(ValueError, match=r"match-key-file must be a readable file, got 'no\.key'"):
         MatchKey.read(str(tmp_path / "no.key"), 0)

@@ -31,26 +31,35 @@ def node(folder: Path, text: str = "id,pulse\np-1,61\n", **config: Any) -> Conte
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"role": "nurse"}, "role = 'nurse' in the node config; valid is hospital, device, edge"),
-        ({"role": None}, "role = None"),
-        ({"group": -1}, "group = -1"),
-        ({"group": "first"}, "group = 'first'"),
-        ({"data": None}, "data = None in the node config; valid is the path of a file"),
-        ({"data": "/nowhere/half.csv"}, "data = 'half.csv' in the node config cannot be read"),
-        ({"match-key-file": None}, "match-key-file = None"),
-        ({"match-key-file": "/nowhere/match.key"}, "match-key-file = 'match.key' in the node config"),
-        ({"role": "hospital"}, "no column 'label'"),
-        ({"id": "mrn"}, "no column 'mrn'"),
+        ({"role": "nurse"}, "role must be one of hospital, device, edge, got 'nurse' in the node config"),
+        ({"role": None}, "role must be one of hospital, device, edge, got None"),
+        ({"group": -1}, "group must be an integer >= 0, got -1"),
+        ({"group": "first"}, "group must be an integer >= 0, got 'first'"),
+        ({"data": None}, "data must be the path of a file, got None in the node config"),
+        (
+            {"data": "/nowhere/half.csv"},
+            "data must be the path of a readable file, got 'half.csv' in the node config",
+        ),
+        ({"match-key-file": None}, "match-key-file must be the path of a file, got None"),
+        (
+            {"match-key-file": "/nowhere/match.key"},
+            "match-key-file must be the path of a readable file, got 'match.key' in the node config",
+        ),
+        ({"role": "hospital"}, "has no column 'label'"),
+        ({"id": "mrn"}, "must have the column 'mrn'"),
     ],
 )
 def test_a_bad_node_config_is_named(config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="valid") as error:
+    with pytest.raises(ValueError, match="must") as error:
         own_party(node(tmp_path, **config))
     assert words in str(error.value)
 
 
 def test_a_device_has_one_person(tmp_path: Path) -> None:
-    for rows, words in (("", "no person"), ("p-1,61\np-2,62\n", "a device has 2 people; valid is one")):
+    for rows, words in (
+        ("", "must have at least one person"),
+        ("p-1,61\np-2,62\n", "a device must have one person, got 2"),
+    ):
         with pytest.raises(ValueError, match=words):
             own_party(node(tmp_path, f"id,pulse\n{rows}"))
 
@@ -83,23 +92,23 @@ def test_a_device_without_labels_is_ready_with_a_sealed_one(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hospital-shape": [2**20, 2**20]}, "a shape is"),
-        ({"hospital-shape": [0]}, "a shape is"),
-        ({"device-shape": [2]}, "the shape is"),
+        ({"hospital-shape": [2**20, 2**20]}, "a shape must have 1 to 16777216 features"),
+        ({"hospital-shape": [0]}, "features, got (0,) in the message's config"),
+        ({"device-shape": [2]}, "the shape must be this data's (1,), got (2,)"),
         ({"features": ["spo2"]}, "features"),
-        ({"people": ["0" * 32]}, "1 people in the message's config who are not here"),
-        ({"people": [], "labels": []}, "at least one of people"),
+        ({"people": ["0" * 32]}, "1 people, got 1 others in the message's config"),
+        ({"people": [], "labels": []}, "people must not be empty"),
         ({"labels": [b"x" * 32]}, "not sealed with this party's key"),
         ({"labels": []}, "told none"),
         # Of whatever label: a refusal tells nothing of it.
         ({"labels": [PEOPLE.seal(1, PEOPLE.person("p-1"), ["no", "other", "yes"])]}, "not sealed with"),
         ({"labels": [PEOPLE.seal(0, PEOPLE.person("p-1"), ["no", "other", "yes"])]}, "not sealed with"),
-        ({"mean": [1.0], "deviation": [0.0]}, "finite numbers > 0"),
-        ({"mean": [1.0, 1.0], "deviation": [1.0, 1.0]}, "mean has 2 entries"),
+        ({"mean": [1.0], "deviation": [0.0]}, "must be finite, the latter two > 0"),
+        ({"mean": [1.0, 1.0], "deviation": [1.0, 1.0]}, "mean must have 1 entries, got 2"),
         ({"model": "os:getcwd"}, "code, which this node's owner has not allowed"),
-        ({"model": "huge"}, "model = 'huge'"),
+        ({"model": "huge"}, "import path module:function, got 'huge'"),
         ({"model": 3}, "model or seed"),
-        ({"classes": "no,yes"}, "valid is a list"),
+        ({"classes": "no,yes"}, "must be a list"),
     ],
 )
 def test_a_bad_agreement_is_refused_and_not_kept(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

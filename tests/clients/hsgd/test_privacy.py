@@ -89,7 +89,7 @@ def test_noise_of_uploads_has_its_deviation_and_is_none_of_the_encodings() -> No
 @pytest.mark.parametrize("lacking", ["upload-clip", "upload-noise-multiplier"])
 def test_half_a_protection_is_an_error(lacking: str) -> None:
     config = {"upload-clip": 1.0, "upload-noise-multiplier": 1.0}
-    with pytest.raises(ValueError, match=f"{lacking} is None"):
+    with pytest.raises(ValueError, match=rf"{lacking} must be .*got None"):
         ProtectedUpload.of(config_of(call({key: v for key, v in config.items() if key != lacking})))
 
 

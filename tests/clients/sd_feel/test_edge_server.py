@@ -238,7 +238,7 @@ def test_the_node_config_says_the_role_and_else_the_partition_does(
     assert node_role(context(partition=partition, **({"role": role} if role else {}))) == expected
     # Without a number of clients all are clients.
     assert node_role(Context(1, 9, {"partition-id": 99}, RecordDict(), {})) == "client"
-    with pytest.raises(ValueError, match="role is 'cloud' in the node config; valid is 'client' or 'edge'"):
+    with pytest.raises(ValueError, match="role must be 'client' or 'edge', got 'cloud' in the node config"):
         node_role(context(role="cloud"))
 
 
@@ -246,7 +246,7 @@ def test_the_node_config_says_the_role_and_else_the_partition_does(
 def test_a_client_does_no_edge_servers_work(kind: str) -> None:
     answer = ask(context(partition=3), kind, NEIGHBOURS, COLUMN, **STEP)
     assert isinstance(answer, ValueError)
-    assert str(answer) == f"partition 3 is a client; valid for {kind} is an edge"
+    assert str(answer) == f"partition 3 must be an edge for {kind}, got a client"
 
 
 def test_an_edge_server_introduces_itself_without_data() -> None:

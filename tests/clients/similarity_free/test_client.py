@@ -297,7 +297,8 @@ def test_a_node_with_a_bad_config_fails_alone_and_names_it(config: Any, bad: Any
     first, second, third = answers([node(0, config), node(1, {**config, **bad}), node(2, config)])
     ((key, value),) = bad.items()
     assert isinstance(second, ValueError)
-    assert f"{key} is {value!r}{where}; valid is " in str(second)
+    assert str(second).startswith(f"{key} must be ")
+    assert f", got {value!r}{where}" in str(second)
     assert_close(first, answer(node(0, config)))
     assert_close(third, answer(node(2, config)))
 
@@ -306,8 +307,8 @@ def test_a_node_with_a_bad_config_fails_alone_and_names_it(config: Any, bad: Any
     ("config", "bad", "words"),
     [
         (PROX, {"local_step": 1e-3, "inner_lr": "fixed:1.0"},
-            "local-step (gamma) is 0.001 and inner-lr gives eta = 1"),
-        (GRADIENT, {"local_step": 1e20, "local_iters": 5}, "local-step is 1e+20"),
+            "got eta = 1 with local-step (gamma) 0.001"),
+        (GRADIENT, {"local_step": 1e20, "local_iters": 5}, "local-step must be smaller, got 1e+20"),
     ],
 )  # fmt: skip
 def test_a_step_that_overflows_fails_its_node_alone(config: Any, bad: dict[str, Any], words: str) -> None:

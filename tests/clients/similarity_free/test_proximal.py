@@ -168,7 +168,7 @@ def test_an_iteration_that_overflows_is_an_error_and_one_that_moves_away_tells_b
     assert isinstance(away, Proximal)
     assert 1 < away.relative_residual < inf
     assert isinstance(bad, ValueError)
-    assert "local-step (gamma) is 0.001 and inner-lr gives eta = 0.0333333" in str(bad)
+    assert "got eta = 0.0333333 with local-step (gamma) 0.001" in str(bad)
     assert "eta > 2 gamma = 0.002 diverges" in str(bad)
 
 

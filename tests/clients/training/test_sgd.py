@@ -122,7 +122,7 @@ def test_what_cannot_stack_is_refused_with_the_reason_and_loops_under_auto(reaso
     model = torch_seeded(REFUSED[reason])
     works = _work_of(model, [(4, 4), (4,)])
     assert reason in stackable(model)
-    with pytest.raises(ValueError, match=f"(?s)mode='stack'.*{reason}.*valid here: 'loop'"):
+    with pytest.raises(ValueError, match=f"(?s)mode must be 'loop' here, got 'stack': .*{reason}"):
         local_sgd(model, works, mode="stack")
     assert len(local_sgd(model, works)) == 2
 
@@ -206,7 +206,8 @@ def test_a_start_that_does_not_fit_names_the_node_and_what_is_wrong(mode):
     start = {"linear.weight": bad.start["linear.weight"][:, :5], "other": torch.zeros(1)}
     bad = LocalWork(start, bad.x, bad.y, bad.batches, bad.lr)
     with pytest.raises(
-        ValueError, match=r"works\[1\].start has linear.weight: \(10, 5\), linear.bias: missing, other"
+        ValueError,
+        match=r"works\[1\].start must have .*got linear.weight: \(10, 5\), linear.bias: missing, other",
     ):
         local_sgd(model, [good, bad], mode=mode)
 

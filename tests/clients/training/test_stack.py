@@ -186,7 +186,7 @@ def test_nodes_share_what_stays_and_get_a_copy_back():
 def test_batches_of_other_lengths_are_never_padded_where_statistics_are_of_a_batch():
     model = NORMALISED["cnn4"]()
     works = ragged_works(model, [(4, 4), (3, 4)])
-    with pytest.raises(ValueError, match="valid for statistics over a batch is one length"):
+    with pytest.raises(ValueError, match="must have one length for statistics over a batch"):
         train_stack(model, works, layers=stacked_layers(model, 3))
 
 

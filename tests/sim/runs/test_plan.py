@@ -25,7 +25,7 @@ def test_one_error_lists_every_bad_override(tiny: AppSpec) -> None:
         "lr=True: a number is needed, like 0.5",
         "num-server-rounds=2.5: an integer is needed, like 2",
         "fail=1: true or false is needed, like false",
-        "fault-dropout=7: dropout is 7.0; valid is a number in [0, 1]",
+        "fault-dropout=7: dropout must be a number in [0, 1], got 7.0",
         "valid keys: device, fail, label, lr, model.width, num-server-rounds, output-dir",
     ):
         assert line in text

@@ -73,7 +73,8 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "base: seed is set by the sweep itself",
         "grid: tau1 = 3",
         "grid: alpha = []",
-        "budget: budget of 'seconds'; valid is one of iterations, sim-seconds, bits, payload-bytes",
+        "budget: budget must be one of iterations, sim-seconds, bits, payload-bytes",
+        ", got 'seconds'",
     ):
         assert problem in str(error.value)
 

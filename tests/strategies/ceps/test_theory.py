@@ -112,5 +112,5 @@ def test_participation_matrices_are_column_stochastic_and_doubly_so_in_expectati
 
 
 def test_a_node_must_use_its_own_model() -> None:
-    with pytest.raises(ValueError, match="chosen of node 1 is"):
+    with pytest.raises(ValueError, match="chosen of node 1 must be"):
         participation_matrix({0: [0, 1], 1: [0]}, 2)

@@ -363,7 +363,7 @@ def test_nodes_that_lost_everything_between_two_runs_are_sent_the_base() -> None
 def test_a_state_of_another_compression_is_refused() -> None:
     strategy = fedmud()
     run(strategy, LinearFederation(), 1)
-    with pytest.raises(ValueError, match="fingerprint is"):
+    with pytest.raises(ValueError, match="fingerprint must be"):
         fedmud(variant="mud").load_state_dict(strategy.state_dict())
 
 
@@ -428,7 +428,7 @@ def test_the_log_is_never_larger_than_the_base() -> None:
 def test_a_model_without_a_compressed_layer_is_refused() -> None:
     arrays = initial()
     del arrays["a.weight"]
-    with pytest.raises(ValueError, match=r"a.weight has the shape None .* valid is \(8, 6\)"):
+    with pytest.raises(ValueError, match=r"a.weight must have the shape \(8, 6\), got None"):
         run(fedmud(), LinearFederation(), 1, start=arrays)
 
 

@@ -104,5 +104,5 @@ STILL = np.zeros((2, 4))
 )
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_what_is_out_of_range_is_named(call: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=f"{key}.*valid (is|are)"):
+    with pytest.raises(ValueError, match=f"^{key} must (be|have|change) "):
         call()

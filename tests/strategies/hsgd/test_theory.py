@@ -125,9 +125,10 @@ def test_the_cap_of_an_interval_admits_that_interval(rho: float, P: int) -> None
 
 def test_every_broken_condition_is_named() -> None:
     dividing, whole, cap = broken_conditions(A, P=3, Q=2, eta=0.01, T=4000)
-    assert dividing.startswith("P is 3; valid is a multiple of Q = 2")
-    assert whole.startswith("T is 4000; valid is a multiple of P = 3")
-    assert cap.startswith("eta is 0.01; valid is at most")
+    assert dividing.startswith("P must be a multiple of Q = 2, got 3")
+    assert whole.startswith("T must be a multiple of P = 3, got 4000")
+    assert cap.startswith("eta must be at most 1 / (8 P rho) = ")
+    assert cap.endswith(", got 0.01")
 
 
 @given(st.integers(1, 1000), st.integers(1, 50))

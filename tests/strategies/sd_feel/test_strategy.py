@@ -156,7 +156,7 @@ def test_the_nodes_groups_are_the_clusters(names: list[str]) -> None:
 @pytest.mark.parametrize("group", [lambda client: "all", lambda client: "abc"[client % 3]])
 def test_groups_that_are_not_one_a_server_are_named(group: Callable[[int], str]) -> None:
     strategy = SDFeel(num_servers=2, clusters="group", min_available_nodes=6, **FULL)
-    words = r"clusters is 'group', and .* the groups \[.*valid is one for each of the 2"
+    words = r"clusters is 'group', so the node configs must name a group for each of the 2 .*got \["
     with pytest.raises(RosterError, match=words):
         run(strategy, Quadratics(SIX.sizes, SIX.centres, group=group), 1)
 

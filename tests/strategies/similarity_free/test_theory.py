@@ -289,7 +289,7 @@ def test_theorem_3_as_printed_is_false() -> None:
 
 
 def test_theorem_3_covers_its_own_stage_length_only() -> None:
-    with pytest.raises(ValueError, match="stage_len is 50; valid is 93 for Theorem 3"):
+    with pytest.raises(ValueError, match="stage_len must be 93 for Theorem 3, got 50"):
         bound_step_decay(GOLDEN, 2, StepDecay(0.25, 2, 50), 400, printed=True)
     assert bound_step_decay(replace(GOLDEN, b1=0.0), 2, StepDecay(0.25, 2, 64), 256, printed=True) == math.inf
 
@@ -350,9 +350,9 @@ def test_planned_rounds_bring_a_fixed_step_below_its_limit() -> None:
 
 
 def test_a_schedule_that_starts_too_large_is_not_planned() -> None:
-    with pytest.raises(ValueError, match=r"c is 0\.2; valid is at most max_step, 0\.1"):
+    with pytest.raises(ValueError, match=r"c must be at most max_step, 0\.1, got 0\.2"):
         rounds_diminishing(GOLDEN, 1.5, Diminishing(0.2, 0.75), epsilon=0.1, max_step=0.1)
-    with pytest.raises(ValueError, match=r"gamma0 is 0\.2; valid is at most max_step, 0\.1"):
+    with pytest.raises(ValueError, match=r"gamma0 must be at most max_step, 0\.1, got 0\.2"):
         rounds_step_decay(GOLDEN, 2, gamma0=0.2, decay_factor=2, epsilon=0.1, max_step=0.1)
 
 
@@ -500,7 +500,7 @@ def test_prox_displacement_stays_below_lemma_4() -> None:
 def test_the_lemmas_need_admissible_steps() -> None:
     limit = 1 / (math.sqrt(6) * 2 * L)
     assert client_drift_bound(limit, 2, L=L, grad_norm2=1) > 0
-    with pytest.raises(ValueError, match="local_step is"):
+    with pytest.raises(ValueError, match="local_step must be"):
         client_drift_bound(1.01 * limit, 2, L=L, grad_norm2=1)
 
 
