@@ -24,7 +24,7 @@ REFUSED = [
     ("RUN -c 'data-dir=\"~nosuchuser\"'", "there is no such user"),
     ("RUN -c num-clients=5000", "num_partitions = 5000"),
     ("run hsgd -c 'partition=pairs(a,b)'", ", or sites, got 'pairs(a,b)'"),
-    ("run fedmud -c skip-front=9", "skip_front + skip_back must be less than 4, "),
+    ("run fedmud -c skip-front=9", "skip_front + skip_back must be less than 5, "),
     # Keys of other libraries, near misses.
     ("RUN -c lr=1", "has no such key (did you mean 'learning-rate'?)"),
     ("run similarity-free -c lr=1", "has no such key (did you mean 'fixed-c'?)"),
