@@ -44,8 +44,11 @@ PARTS = np.split(SAMPLE_STREAM.permutation(len(X)), NODES)
 
 
 def network() -> nn.Module:
-    layers = [nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, CLASSES)]
-    return torch_seeded(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), *layers))
+    def build() -> nn.Module:
+        layers = [nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, CLASSES)]
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), *layers)
+
+    return torch_seeded(build)
 
 
 MODEL = network()
@@ -82,28 +85,21 @@ class Dicts(Dataset[dict[str, Tensor]]):
 def adam(model: nn.Module, data: TrainingData, config: TrainingConfig) -> dict[str, float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
-    total = 0.0
+    losses = []
     for _ in range(3):
         for batch in DataLoader(Dicts(data), config["batch_size"], shuffle=True, drop_last=True):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"], label_smoothing=0.1)
             loss.backward()
             optimizer.step()
-            total = loss.item()
+            losses.append(loss.item())
         schedule.step()
-    return {"train-loss": total}
+    return {"train-loss": float(np.mean(losses))}
 
 
-OPTIONS: dict[str, Any] = {"min_available_nodes": NODES, "fraction_evaluate": 0.0}
+OPTIONS: dict[str, Any] = {"min_available_nodes": NODES, "fraction_evaluate": 0.0, "seed": 5}
 STEPS: dict[str, Any] = {**OPTIONS, "batch_size": 4, "schedule": Diminishing(c=0.2, nu=0.51)}
-LOW_RANK: dict[str, Any] = {
-    **OPTIONS,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-    "local_epochs": 2,
-    "ratio": 0.5,
-    "seed": 5,
-}
+LOW_RANK: dict[str, Any] = {**OPTIONS, "batch_size": 4, "learning_rate": 0.1, "local_epochs": 2, "ratio": 0.5}
 Federated = tuple[Callable[..., BatchClientApp], Callable[[], Any]]
 METHODS: dict[str, Federated] = {
     "sd-feel": (
