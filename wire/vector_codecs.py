@@ -287,7 +287,7 @@ class Quantised(Codec):
         if step < exact:
             step = np.nextafter(step, np.float32(np.inf))
         if not np.isfinite(step):
-            raise ValueError(f"w has entries up to {np.abs(vector).max()}; its step is no float32")
+            raise ValueError(f"w must have entries whose step is a float32, got up to {np.abs(vector).max()}")
         return step
 
 

@@ -69,7 +69,7 @@ def test_the_nodes_device_and_data_folder_go_before_the_runs_which_may_leave_the
         ("cuda", 0, "device must be 'auto' or 'cpu' here, got 'cuda': torch finds no CUDA device"),
         ("cuda:1", 0, "device must be 'auto' or 'cpu' here, got 'cuda:1': torch finds no CUDA device"),
         ("cuda:1", 2, "cuda:1"),
-        ("cuda:2", 2, "device is 'cuda:2', but torch finds 2 CUDA devices"),
+        ("cuda:2", 2, "device must be below 'cuda:2', got 'cuda:2': torch finds 2 CUDA devices"),
     ],
 )
 def test_a_device_is_one_that_is_there(
@@ -77,7 +77,7 @@ def test_a_device_is_one_that_is_there(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    if found.startswith("device is"):
+    if found.startswith("device must"):
         with pytest.raises(ValueError, match=found):
             resolve_device(name)
     else:
