@@ -28,7 +28,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be 'auto' or 'cpu' here, got {name!r}: torch finds no CUDA device")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ValueError(f"device must be below cuda:{count} here, got {name!r}: torch finds {count} CUDA devices")
+        raise ValueError(
+            f"device must be below cuda:{count} here, got {name!r}: torch finds {count} CUDA devices"
+        )
     return device
 
 

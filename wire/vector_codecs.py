@@ -287,7 +287,9 @@ class Quantised(Codec):
         if step < exact:
             step = np.nextafter(step, np.float32(np.inf))
         if not np.isfinite(step):
-            raise ValueError(f"w must have a step that is a float32, got entries up to {np.abs(vector).max()}")
+            raise ValueError(
+                f"w must have a step that is a float32, got entries up to {np.abs(vector).max()}"
+            )
         return step
 
 
