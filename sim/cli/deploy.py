@@ -14,7 +14,7 @@ from hedgerow.sim.cli.options import (
     OwnData,
     RunConfig,
     bad_options,
-    config_of_own_nodes,
+    for_own_nodes,
     interruptible,
     read_node_configs,
     read_own_data,
@@ -112,7 +112,7 @@ def deploy_local(
         configs = read_node_configs(spec, node_config, plan.num_nodes, own)
         configs = with_holdout(configs, plan.run_config)
         if own_data is None:
-            configs = [{**config_of_own_nodes(plan.run_config), **one} for one in configs]
+            configs = for_own_nodes(configs, plan.run_config)
         if own and (open_ := readable_by_others(own)):
             typer.echo(f"Warning: other users may read {open_[0]}, of {len(open_)} such files", err=True)
     try:
@@ -169,8 +169,7 @@ def _deploy_edges(
             plan = plan_run(spec, [*run_config, *overrides(d, placeholders)], num_nodes=nodes)
         if plan.faults is not None:
             raise ValueError("fault-*: a deployment plays no faults; use 'run' with --engine inprocess")
-        configs = read_node_configs(spec, node_config, plan.num_nodes)
-        configs = [{**config_of_own_nodes(plan.run_config), **one} for one in configs]
+        configs = for_own_nodes(read_node_configs(spec, node_config, plan.num_nodes), plan.run_config)
         # Nodes are dealt to sites as clients are to edge servers.
         servers = contiguous_clusters(plan.num_nodes, number)
         partitions = [[i for i, server in enumerate(servers) if server == d] for d in range(number)]

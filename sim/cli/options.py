@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hedgerow.sim.runs.folder import runs_folder
 from hedgerow.sim.runs.shipped import shipped_apps
 from hedgerow.wire.ordinary import ORDINARY, is_ordinary
 from hedgerow.wire.printable import reason
@@ -32,7 +31,7 @@ __all__ = [
     "Track",
     "bad_options",
     "check_ordinary",
-    "config_of_own_nodes",
+    "for_own_nodes",
     "interruptible",
     "known_node_keys",
     "load_results",
@@ -73,11 +72,19 @@ Track = Annotated[
         "--track", help="mlflow, tensorboard or wandb: follow the run there, live. Each an extra. Repeatable."
     ),
 ]
+
+
+def _default_runs() -> list[Path]:
+    from hedgerow.sim.runs.folder import runs_folder
+
+    return [runs_folder("runs")]
+
+
 Paths = Annotated[
     list[Path],
     typer.Argument(
         metavar="[RUN|SWEEP]...",
-        default_factory=lambda: [runs_folder("runs")],
+        default_factory=_default_runs,
         show_default=False,
         help="Folders of runs or sweeps. Default: runs.",
     ),
@@ -188,23 +195,21 @@ def read_node_configs(
     return configs
 
 
-def config_of_own_nodes(run_config: UserConfig) -> UserConfig:
-    """Return the node config of nodes that whoever starts a run starts too, and who trusts its run config.
+def for_own_nodes(configs: Sequence[UserConfig], run_config: UserConfig) -> list[UserConfig]:
+    """Return the configs of nodes that whoever starts a run starts too, and who trusts its run config.
 
     They read its ``data-dir``, made absolute, and import what it names as ``module:function``: the model and
     the data of an app of one's own, which a device's owner would list in ``allow-imports``.
     """
     from hedgerow.tasks import is_import_path
 
-    config: UserConfig = {}
+    ours: UserConfig = {}
     if isinstance(folder := run_config.get("data-dir"), str) and folder:
-        config["data-dir"] = str(Path(folder).expanduser().absolute())
-    paths = sorted(
-        {value for value in run_config.values() if isinstance(value, str) and is_import_path(value)}
-    )
-    if paths:
-        config["allow-imports"] = ",".join(paths)
-    return config
+        ours["data-dir"] = str(Path(folder).expanduser().absolute())
+    texts = {value for value in run_config.values() if isinstance(value, str)}
+    if paths := sorted(filter(is_import_path, texts)):
+        ours["allow-imports"] = ",".join(paths)
+    return [{**ours, **config} for config in configs]
 
 
 def with_holdout(configs: Sequence[UserConfig], run_config: UserConfig) -> list[UserConfig]:

@@ -1,4 +1,4 @@
-"""What Hedgerow's commands are told about gossip: its rows of a check, its graph in a report."""
+"""CEPS's hooks: its rows in ``hedgerow check``, and the graph in a report."""
 
 from __future__ import annotations
 

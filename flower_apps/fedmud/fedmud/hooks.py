@@ -1,4 +1,4 @@
-"""What Hedgerow's commands are told about FedMUD: its row of a check."""
+"""FedMUD's hooks: its row in ``hedgerow check``."""
 
 from __future__ import annotations
 

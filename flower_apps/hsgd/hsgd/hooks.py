@@ -1,4 +1,4 @@
-"""What Hedgerow's commands are told about HSGD: its planner, its row of a check, its nodes' own keys."""
+"""HSGD's hooks: its planner, its row in ``hedgerow check``, and the keys of its node configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hedgerow's commands are told about SD-FEEL: planner, rows of a check, graph in a report."""
+"""SD-FEEL's hooks: its planner, its rows in ``hedgerow check``, and the graph in a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hedgerow's commands are told about the method: its planner and its row of a check."""
+"""Hooks for Hedgerow's commands: the planner and the row in ``hedgerow check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hedgerow's commands are told about the method: its row of a check."""
+"""Hooks for Hedgerow's commands: the method's row in ``hedgerow check``."""
 
 from collections.abc import Iterator
 
