@@ -68,9 +68,12 @@ def _checked(
         order = np.argsort(partitions)
         rows, metrics = rows[order], {key: values[order] for key, values in metrics.items()}
     weights = np.asarray(metrics[federation.settings.weighted_by_key], np.float64)
-    fine = np.isfinite(rows).all(axis=1) & federation.valid_weights(weights)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A row whose sum is finite is so itself; the others are read as a message is.
+        likely = np.isfinite(rows @ np.ones(rows.shape[1], rows.dtype))
     for values in metrics.values():
-        fine &= np.isfinite(values)
+        likely &= np.isfinite(values)
+    fine = (likely & federation.valid_weights(weights)).tolist()
     sent = {ask.pool: ask.model for ask in exchange.asks}
     accepted, sizes = [], _reply_sizes(run, rows, metrics)
     bounded = federation.settings.max_update_norm_ratio

@@ -4,14 +4,22 @@ A stream depends on (seed, round, partition id, purpose) alone, so that it is th
 in any order of execution, and for any other node's fate. Global generators are never used.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
 
 from hedgerow.wire.checks import at_least
 
-__all__ = ["Purpose", "generator", "torch_generator"]
+__all__ = ["Purpose", "generator", "generators", "torch_generator"]
+
+_WORD = 2**32
+# Fewer streams are made sooner one by one.
+_FEW = 4
 
 
 class Purpose(IntEnum):
@@ -60,6 +68,27 @@ def generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purp
     return np.random.default_rng(_seed_sequence(seed, round, partition_id, purpose))
 
 
+def generators(
+    seed: int, rounds: Sequence[int], partition_ids: Sequence[int], purpose: Purpose
+) -> list[np.random.Generator]:
+    """Return the streams of many (round, partition id), each the one that ``generator`` returns.
+
+    NumPy's ``SeedSequence`` is computed for all of them at once: one by one, seeding takes as long as drawing
+    a mini-batch.
+    """
+    if len(rounds) < _FEW or max(seed, max(rounds), max(partition_ids)) >= _WORD:
+        return [
+            generator(seed, round=k, partition_id=i, purpose=purpose)
+            for k, i in zip(rounds, partition_ids, strict=True)
+        ]
+    at_least(0, seed=seed, rounds=min(rounds), partition_ids=min(partition_ids))
+    entropy = np.empty((4, len(rounds)), np.uint32)
+    entropy[0], entropy[1], entropy[2], entropy[3] = seed, rounds, partition_ids, purpose
+    # NumPy takes any ISeedSequence; its annotations name one of them.
+    seeds: list[Any] = [_State(words) for words in _states(entropy)]
+    return [np.random.Generator(np.random.PCG64(one)) for one in seeds]
+
+
 def torch_generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose: Purpose) -> torch.Generator:
     """Return the same stream as a CPU ``torch.Generator`` (drawn on the CPU on every device)."""
     words = _seed_sequence(seed, round, partition_id, purpose).generate_state(1, np.uint64)
@@ -69,3 +98,43 @@ def torch_generator(seed: int, *, round: int = 0, partition_id: int = 0, purpose
 def _seed_sequence(seed: int, round: int, partition_id: int, purpose: Purpose) -> np.random.SeedSequence:
     at_least(0, seed=seed, round=round, partition_id=partition_id)
     return np.random.SeedSequence([seed, round, partition_id, int(purpose)])
+
+
+class _State(ISeedSequence):
+    """A seed sequence that was computed before: it has the one state that PCG64 asks for."""
+
+    def __init__(self, words: NDArray[np.uint64]) -> None:
+        self._words = words
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        """Return the state, four words of 64 bits."""
+        assert n_words == 4 and dtype == np.uint64, "only PCG64 is seeded by it"
+        return self._words
+
+
+def _powers(first: int, factor: int, count: int) -> NDArray[np.uint32]:
+    """Return first factor^k modulo 2^32 for k = 0, ..., count - 1, as a column."""
+    return np.array([first * pow(factor, k, _WORD) % _WORD for k in range(count)], np.uint32)[:, None]
+
+
+# The constants of NumPy's SeedSequence, whose streams NEP 19 keeps as they are.
+_MIXED = _powers(0x43B0D7E5, 0x931E8875, 17)
+_DRAWN = _powers(0x8B51F9DD, 0x58F38DED, 9)
+_LEFT, _RIGHT, _SHIFT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715), np.uint32(16)
+
+
+def _hashed(words: NDArray[np.uint32], constants: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    hashed: NDArray[np.uint32] = (words ^ constants[:-1]) * constants[1:]
+    return hashed ^ (hashed >> _SHIFT)
+
+
+def _states(entropy: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Return ``SeedSequence(words).generate_state(4, uint64)`` (n, 4) of each column of entropy (4, n)."""
+    pool = _hashed(entropy, _MIXED[:5])
+    for source in range(4):
+        others = [k for k in range(4) if k != source]
+        at = 4 + 3 * source
+        mixed = _LEFT * pool[others] - _RIGHT * _hashed(pool[source], _MIXED[at : at + 4])
+        pool[others] = mixed ^ (mixed >> _SHIFT)
+    drawn = _hashed(np.concatenate([pool, pool]), _DRAWN)
+    return np.ascontiguousarray(drawn.T).astype("<u4").view("<u8").astype(np.uint64, copy=False)

@@ -9,8 +9,10 @@ see the same batches.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.clientapp.typing import Mod
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hedgerow.clients.app import BatchClientApp, whoami
@@ -78,7 +80,7 @@ def sd_feel_client(
             key = id(call.content), own.model
             if key not in asked:
                 asked[key] = _Asked.of(call, own)
-            return _Round.asked(asked[key], call.partition_id, own)
+            return _Round.of(asked[key], call.partition_id, own)
 
         how = training_of(calls[0].context, training_mode, train=train)
         return together(read, lambda _, rounds: _learnt(rounds, how))(calls)
@@ -144,30 +146,50 @@ class _Asked:
 class _Round:
     """What one node does in one round."""
 
+    asked: _Asked
+    partition_id: int
     task: LocalTask
-    work: LocalWork
+    steps: int
 
     @classmethod
-    def asked(cls, asked: _Asked, partition_id: int, task: LocalTask) -> "_Round":
-        batches = step_batches(
-            task.part,
-            seed=asked.seed,
-            partition_id=partition_id,
-            done=asked.done,
-            steps=local_steps(asked.config, "local-steps", min(asked.batch_size, len(task.part))),
-            batch_size=asked.batch_size,
-        )
-        about = Asked(task.part, asked.batch_size, asked.seed, asked.round, partition_id)
-        return cls(task, LocalWork(asked.start, task.x, task.y, batches, asked.lr, about))
+    def of(cls, asked: _Asked, partition_id: int, task: LocalTask) -> "_Round":
+        steps = local_steps(asked.config, "local-steps", min(asked.batch_size, len(task.part)))
+        return cls(asked, partition_id, task, steps)
+
+    def work(self, batches: list[NDArray[np.int64]]) -> LocalWork:
+        told, task = self.asked, self.task
+        about = Asked(task.part, told.batch_size, told.seed, told.round, self.partition_id)
+        return LocalWork(told.start, task.x, task.y, batches, told.lr, about)
 
     def learnt(self, outcome: Trained | ValueError) -> Learnt | ValueError:
         if isinstance(outcome, ValueError):
             return outcome
-        told = {"num-examples": len(self.task.part), "num-steps": len(self.work.batches)}
-        return Learnt(outcome.state, {**told, **outcome.metrics}, self.work.start)
+        told = {"num-examples": len(self.task.part), "num-steps": self.steps}
+        return Learnt(outcome.state, {**told, **outcome.metrics}, self.asked.start)
 
 
 def _learnt(rounds: Mapping[int, _Round], how: Training) -> dict[int, Learnt | Exception]:
     model = next(iter(rounds.values())).task.model
-    outcomes = how.sgd(model, [one.work for one in rounds.values()])
+    outcomes = how.sgd(model, _works(list(rounds.values())))
     return {at: one.learnt(outcome) for (at, one), outcome in zip(rounds.items(), outcomes, strict=True)}
+
+
+def _works(rounds: Sequence[_Round]) -> list[LocalWork]:
+    """Return the nodes' work, with mini-batches that are drawn at once for those that were asked the same."""
+    works: dict[int, LocalWork] = {}
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for at, one in enumerate(rounds):
+        alike.setdefault((one.asked.seed, one.asked.done, one.asked.batch_size), []).append(at)
+    for (seed, done, batch_size), positions in alike.items():
+        group = [rounds[at] for at in positions]
+        batches = step_batches(
+            [one.task.part for one in group],
+            seed=seed,
+            partition_ids=[one.partition_id for one in group],
+            done=done,
+            steps=[one.steps for one in group],
+            batch_size=batch_size,
+        )
+        for at, own in zip(positions, batches, strict=True):
+            works[at] = rounds[at].work(own)
+    return [works[at] for at in range(len(rounds))]

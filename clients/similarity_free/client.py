@@ -216,14 +216,16 @@ def _batches(call: Call, config: ConfigRecord, task: LocalTask, key: str) -> lis
     """Return the round's mini-batches, of the steps k T + 1, ..., (k + 1) T; the config's ``key`` has T."""
     seed, batch_size = whole(config, "seed", 0), whole(config, "batch-size", 1)
     count = local_steps(config, key, min(batch_size, len(task.part)))
-    return step_batches(
-        task.part,
+    done = whole(config, "round-index", 0) * count
+    (batches,) = step_batches(
+        [task.part],
         seed=seed,
-        partition_id=call.partition_id,
-        done=whole(config, "round-index", 0) * count,
-        steps=count,
+        partition_ids=[call.partition_id],
+        done=done,
+        steps=[count],
         batch_size=batch_size,
     )
+    return batches
 
 
 def _apply_operators(model: nn.Module, rounds: Mapping[int, _Round], how: Training) -> dict[int, Outcome]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hedgerow.tasks import models, partitions, regression
 from hedgerow.wire import Purpose, generator, torch_generator
+from hedgerow.wire.seeds import generators
 
 KEYS = st.tuples(
     st.integers(0, 2**31), st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from(Purpose)
@@ -27,6 +28,27 @@ def numpy_draw(seed: int, round: int, partition_id: int, purpose: Purpose) -> li
 def torch_draw(seed: int, round: int, partition_id: int, purpose: Purpose) -> list[int]:
     stream = torch_generator(seed, round=round, partition_id=partition_id, purpose=purpose)
     return [int(n) for n in torch.randint(2**62, (3,), generator=stream)]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    seed=st.one_of(st.integers(0, 2**31), st.integers(2**31, 2**70)),
+    pairs=st.lists(st.tuples(st.integers(0, 2**33), st.integers(0, 2**32 - 1)), max_size=9),
+    purpose=st.sampled_from(Purpose),
+)
+def test_streams_made_at_once_are_those_made_one_by_one(
+    seed: int, pairs: list[tuple[int, int]], purpose: Purpose
+) -> None:
+    rounds, nodes = [k for k, _ in pairs], [i for _, i in pairs]
+    at_once = [
+        stream.bit_generator.random_raw(3).tolist() for stream in generators(seed, rounds, nodes, purpose)
+    ]
+    assert at_once == [numpy_draw(seed, k, i, purpose) for k, i in pairs]
+
+
+def test_streams_made_at_once_want_numbers_that_are_not_negative() -> None:
+    with pytest.raises(ValueError, match="rounds must be an integer >= 0, got -1"):
+        generators(0, [1, 2, -1, 3], [0, 1, 2, 3], Purpose.BATCH)
 
 
 both = pytest.mark.parametrize("draw", [numpy_draw, torch_draw])
