@@ -76,7 +76,7 @@ def generators(
     NumPy's ``SeedSequence`` is computed for all of them at once: one by one, seeding takes as long as drawing
     a mini-batch.
     """
-    if len(rounds) < _FEW or max(seed, max(rounds), max(partition_ids)) >= _WORD:
+    if len(rounds) < _FEW or max(seed, *rounds, *partition_ids) >= _WORD:
         return [
             generator(seed, round=k, partition_id=i, purpose=purpose)
             for k, i in zip(rounds, partition_ids, strict=True)
@@ -108,7 +108,7 @@ class _State(ISeedSequence):
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
         """Return the state, four words of 64 bits."""
-        assert n_words == 4 and dtype == np.uint64, "only PCG64 is seeded by it"
+        assert (n_words, dtype) == (4, np.uint64), "only PCG64 is seeded by it"
         return self._words
 
 
