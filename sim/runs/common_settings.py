@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from flwr.app import UserConfigValue
+
 from hedgerow.sim.engine.ray_cluster import MOST_WORKERS, check_address
 from hedgerow.sim.runs.kinds import (
     MAX_INT64,
@@ -24,9 +26,10 @@ from hedgerow.sim.runs.kinds import (
     text,
     whole,
 )
-from hedgerow.sim.runs.settings import AppSettings, Role, Rules, setting
+from hedgerow.sim.runs.settings import AppSettings, Role, Rules, SettingsError, setting
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.masked_sums import MAX_MEMBERS
+from hedgerow.wire.printable import quoted
 from hedgerow.wire.robust_means import AGGREGATIONS, parse_aggregation
 
 __all__ = [
@@ -136,9 +139,32 @@ class RunSettings(AppSettings):
 
 
 class IterationSettings(AppSettings):
-    """How long a run is, in local iterations, where that may change when it is resumed."""
+    """How long a run is, in local iterations, where that may change when it is resumed.
+
+    Commands take ``num-rounds`` too, in communication rounds; it goes before ``iterations``.
+    """
 
     iterations: Rounds = setting(100, "iterations", role=Role.RESUME, first=True)
+
+    @property
+    def round_iterations(self) -> int:
+        """The local iterations of a communication round."""
+        return 1
+
+    @classmethod
+    def of_rounds(cls, rounds: object, run_config: Mapping[str, UserConfigValue]) -> int:
+        """Return the iterations of so many communication rounds, with the other settings as they are.
+
+        Raises
+        ------
+        SettingsError
+            If ``rounds`` is no integer >= 1.
+        """
+        if type(rounds) is not int or rounds < 1:
+            raise SettingsError(f"num-rounds must be an integer >= 1, got {quoted(rounds)}")
+        values = cls.checked_alone(run_config)[0]
+        # Where a value is not valid, that is what is told.
+        return rounds * (values.round_iterations if values else 1)
 
 
 class MonitorSettings(AppSettings):

@@ -19,6 +19,7 @@ from hedgerow.sim.engine.faults import FaultModel
 from hedgerow.sim.engine.ray_cluster import check_address
 from hedgerow.sim.engine.workers import check_workers
 from hedgerow.sim.runs.app import AppSpec, own_settings
+from hedgerow.sim.runs.common_settings import IterationSettings
 from hedgerow.sim.runs.folder import read_config, recorded_settings
 from hedgerow.sim.runs.kinds import MAX_INT64, MAX_NODES
 from hedgerow.sim.runs.settings import SettingsError, meant_key
@@ -134,8 +135,12 @@ def plan_run(
     if num_nodes is not None and not 1 <= num_nodes <= MAX_NODES:
         raise ValueError(f"num_nodes: {num_nodes} is not >= 1, or above {MAX_NODES}")
     undeclared = {key: changes.pop(key) for key in list(changes) if _is_fault(key) and key not in spec.config}
+    lengths = own.Settings if own is not None and issubclass(own.Settings, IterationSettings) else None
+    rounds = changes.pop("num-rounds", None) if lengths else None
     taken, refused = _checked(changes, spec)
     run_config = {**spec.config, **taken}
+    if lengths and rounds is not None:
+        run_config["iterations"] = lengths.of_rounds(rounds, run_config)
     errors += refused + _fault_errors({**run_config, **undeclared})
     errors += _size_errors(spec, run_config, taken, num_nodes)
     if not errors:

@@ -210,7 +210,7 @@ class AppSettings(BaseModel):
         SettingsError
             Which names every bad, missing or unknown key, its value and what is valid.
         """
-        values, problems = cls._read(run_config)
+        values, problems = cls.checked_alone(run_config)
         refuse(list(problems.values()))
         assert values is not None
         values.hold(*values.rules())
@@ -221,10 +221,13 @@ class AppSettings(BaseModel):
         cls, run_config: Mapping[str, UserConfigValue], besides: Collection[str] = ()
     ) -> dict[str, str]:
         """Return what is wrong with each key by itself, besides some."""
-        return {key: problem for key, problem in cls._read(run_config)[1].items() if key not in besides}
+        return {
+            key: problem for key, problem in cls.checked_alone(run_config)[1].items() if key not in besides
+        }
 
     @classmethod
-    def _read(cls, run_config: Mapping[str, UserConfigValue]) -> tuple[Self | None, dict[str, str]]:
+    def checked_alone(cls, run_config: Mapping[str, UserConfigValue]) -> tuple[Self | None, dict[str, str]]:
+        """Return the values, without a look at ``rules``, or None; and what is wrong with each key."""
         table = cls.table()
         values, wrong = None, set[str]()
         try:

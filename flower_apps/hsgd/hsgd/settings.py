@@ -216,6 +216,11 @@ class Settings(BoundSettings, SumSettings, NoiseSettings, TaskSettings, Iteratio
     min_replies: int = setting(1, "fewest groups left of a round")
 
     @property
+    def round_iterations(self) -> int:
+        """The local iterations of one round: P, with which a run begins where P is chosen while it runs."""
+        return self.global_interval
+
+    @property
     def is_own(self) -> bool:
         """Whether each party has data of its own."""
         return is_own(self.run_config)

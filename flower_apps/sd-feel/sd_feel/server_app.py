@@ -86,7 +86,7 @@ def _experiment(
         )
         strategy()
         check_noise(values.run_config, model.state_dict())
-    steps = settings.local_steps(values)
+    steps = values.round_iterations
     check_work(f"tau1 = {values.tau1}", steps, min(values.batch_size, most_samples))
     data = "own data" if values.partition == OWN else values.dataset
     return Experiment(

@@ -33,7 +33,7 @@ from hedgerow.tasks import OWN
 from hedgerow.wire.budget import Budget
 from hedgerow.wire.robust_means import parse_aggregation
 
-__all__ = ["DIRECT", "SETTINGS", "Settings", "build_strategy", "local_steps", "num_nodes", "quorum", "read"]
+__all__ = ["DIRECT", "SETTINGS", "Settings", "build_strategy", "num_nodes", "quorum", "read"]
 
 DIRECT = "direct"
 
@@ -96,6 +96,11 @@ class Settings(PeerSettings, IterationSettings, TrainingSettings):
     train_loss_samples: int = setting(
         0, "training samples that F(u) is taken over, the same each time (0: all)"
     )
+
+    @property
+    def round_iterations(self) -> int:
+        """The local iterations of one round: tau1, and tau1 tau2 for FedAvg."""
+        return self.tau1 * (self.tau2 if self.method == "fedavg" else 1)
 
     def sum_sizes(self) -> tuple[int, int]:
         """Return the nodes of the smallest and the largest sum of a round."""
@@ -193,11 +198,6 @@ def quorum(values: Settings) -> int:
     return num_nodes(values) - later
 
 
-def local_steps(values: Settings) -> int:
-    """Return the local iterations of one round: tau1, and tau1 tau2 for FedAvg."""
-    return values.tau1 * (values.tau2 if values.method == "fedavg" else 1)
-
-
 def build_strategy(
     values: Settings,
     *,
@@ -268,4 +268,4 @@ def build_strategy(
         case "feel":
             return Feel(clients_per_round=values.clients_per_round, tau1=values.tau1, **options)
         case _:
-            return FedAvg(local_steps=local_steps(values), **options)
+            return FedAvg(local_steps=values.round_iterations, **options)

@@ -105,3 +105,26 @@ def test_what_flower_reads_is_what_was_planned(tiny: AppSpec, tmp_path: Path) ->
     awkward = {**tiny.config, "label": "a \"b\" 'c' \\ ü\n🌱", "lr": 1e-7, "fail": True, "x": float("inf")}
     (tmp_path / "run.toml").write_text(toml_text(awkward), encoding="utf-8")
     assert read_toml(tmp_path / "run.toml") == awkward
+
+
+@pytest.mark.parametrize(
+    ("app", "overrides", "iterations"),
+    [
+        ("sd-feel", "num-rounds=6 tau1=7 tau2=3", 42),
+        ("sd-feel", "num-rounds=6 method=fedavg tau1=7 tau2=3", 126),
+        ("ceps", "num-rounds=6", 6),
+        ("hsgd", "num-rounds=6 local-interval=2 global-interval=4", 24),
+    ],
+)
+def test_every_app_takes_communication_rounds(app: str, overrides: str, iterations: int) -> None:
+    assert plan_run(find_app(app), [overrides]).run_config["iterations"] == iterations
+
+
+def test_rounds_are_at_least_one() -> None:
+    with pytest.raises(ValueError, match="num-rounds must be an integer >= 1, got 0"):
+        plan_run(find_app("ceps"), ["num-rounds=0"])
+
+
+def test_rounds_that_do_not_fit_the_periods_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"iterations must be a multiple of 21 \(tau1 tau2\), got 28"):
+        plan_run(find_app("sd-feel"), ["num-rounds=4 tau1=7 tau2=3"])
