@@ -38,6 +38,7 @@ __all__ = [
     "RecordedRun",
     "Results",
     "cost_named",
+    "last_line",
     "load",
     "numbers",
     "spent",
@@ -449,7 +450,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
                 continue
             what = "not finished"
             if place.with_name(f"{place.name}.failed").is_dir():
-                why = _last_line(place.with_name(f"{place.name}.log"))
+                why = last_line(place.with_name(f"{place.name}.log"))
                 failed.setdefault(label, {})[seed] = why
                 what = f"failed ({why})"
             warnings.append(f"{label}, seed {seed}: {what}, left out")
@@ -469,7 +470,7 @@ def _read_sweep(folder: Path, *, prefix: bool) -> Results:
     )
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
     """Return the last line of a run's output, which says why it failed; "" without any."""
     with suppress(OSError):
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
