@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hedgerow.sim.runs.common_settings import role_of
 from hedgerow.sim.runs.joined import (
@@ -27,7 +27,11 @@ from hedgerow.sim.runs.joined import (
     parts_of_runs,
 )
 from hedgerow.sim.runs.recorder import read_config, read_rounds
+from hedgerow.wire.extras import needed
 from hedgerow.wire.printable import shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = [
     "COSTS",
@@ -105,8 +109,8 @@ def cost_named(name: str) -> Cost:
         cost = COSTS[total]
         return Cost(OF_LINKS[total], f"{cost.label} {link}", cost.unit)
     raise ValueError(
-        f"x = {name!r}; valid is one of {', '.join(COSTS)}; or bits or payload-bytes of a link, as "
-        "'bits client->server'"
+        f"x must be one of {', '.join(COSTS)}, or bits or payload-bytes of a link, as 'bits client->server', "
+        f"got {name!r}"
     )
 
 
@@ -197,8 +201,7 @@ class RecordedRun:
             if value is not None
         ]
         if not points:
-            known = sorted({name for record in self.rounds for name in _metrics(record)})
-            raise ValueError(f"y = {y!r}; valid in {self.folder} is one of {', '.join(known) or 'none'}")
+            raise ValueError(f"y must be {self._known(y)}, got {y!r}")
         return points
 
     def records(self, y: str) -> bool:
@@ -235,12 +238,21 @@ class RecordedRun:
         values = [_metric(record, name) for record in self.rounds if record["round"] <= round]
         return next((value for value in reversed(values) if value is not None), None)
 
+    def _known(self, y: str) -> str:
+        """Return what a metric may be, in the place of one that is not recorded."""
+        known = {name for record in self.rounds for name in _metrics(record)}
+        if f"{y}[0]" in known:
+            return f"one number of this list, as '{y}[0]'"
+        # Of a list the first number stands for all.
+        named = sorted(name for name in known if not name.endswith("]") or name.endswith("[0]"))
+        return f"a metric of {self.folder} ({', '.join(named) or 'it has none'})"
+
     def _link_costs(self, x: str, link: str, key: str) -> list[float]:
         # A link that nothing crossed yet is not in a record; one whose traffic is not known has no entry.
         told = [record.get("by_link", {link: {}}).get(link, {key: 0.0}).get(key) for record in self.rounds]
         known = {name for record in self.rounds for name in record.get("by_link", {})}
         if known and link not in known:
-            raise ValueError(f"x = {x!r}; valid links of {self.folder} are {', '.join(sorted(known))}")
+            raise ValueError(f"x must be of a link of {self.folder} ({', '.join(sorted(known))}), got {x!r}")
         values = [float(value) for value in told if value is not None]
         if len(values) < len(told):
             raise ValueError(
@@ -298,6 +310,30 @@ class Results:
         for run in self.runs:
             out.setdefault(run.label, {})[run.seed] = run
         return out
+
+    def frame(self) -> DataFrame:
+        """Return every measured value as a row of a pandas DataFrame, as ``export --csv`` writes them.
+
+        ``label`` and ``seed`` of the run; what it had spent by then, a column for each of ``COSTS``, missing
+        where it does not record it; ``source``, ``metric`` and ``value``; ``run``, its folder.
+        """
+        rows = [
+            {
+                "label": run.label,
+                "seed": run.seed,
+                **{x: spent(record, cost) for x, cost in COSTS.items()},
+                "wall-seconds": wall,
+                "source": source,
+                "metric": metric,
+                "value": value,
+                "run": str(run.folder),
+            }
+            for run in self.runs
+            for record, wall in zip(run.rounds, run.costs("wall-seconds"), strict=True)
+            for source in SOURCES
+            for metric, value in numbers(record, source)
+        ]
+        return needed("pandas", "plots").DataFrame(rows)
 
     def measuring(self, ys: Sequence[str]) -> Results:
         """Return the runs that recorded these metrics, with a warning of the others; all if none did."""
@@ -380,10 +416,12 @@ def load(paths: Sequence[str | Path]) -> Results:
 
 
 def numbers(record: Mapping[str, Any], source: str) -> Iterator[tuple[str, float]]:
-    """Yield the metrics of a record's source that are numbers; an app may measure lists and texts too."""
+    """Yield a source's metrics that are numbers, and those of a list as ``name[0]``, ``name[1]``, ..."""
     for name, value in record.get(source, {}).items():
-        if isinstance(value, int | float):
-            yield name, value
+        listed = {f"{name}[{at}]": one for at, one in enumerate(value)} if isinstance(value, list) else {}
+        for key, one in (listed or {name: value}).items():
+            if isinstance(one, int | float):
+                yield key, one
 
 
 def _metric(record: Mapping[str, Any], y: str) -> float | None:
