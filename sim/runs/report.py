@@ -18,12 +18,13 @@ from io import BytesIO
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from hedgerow.sim.runs.compare import (
     NOTE,
@@ -32,7 +33,16 @@ from hedgerow.sim.runs.compare import (
     common_budget,
     target_comparison,
 )
-from hedgerow.sim.runs.diagram import Crossed, DrawnNetwork, links_svg, network_svg, size
+from hedgerow.sim.runs.diagram import (
+    PANEL,
+    PAPER,
+    WIRE,
+    Crossed,
+    DrawnNetwork,
+    draw_links,
+    draw_network,
+    size,
+)
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
@@ -47,15 +57,23 @@ Network = Callable[[RecordedRun], DrawnNetwork | None]
 _MOST_DRAWINGS = 6
 # The most metrics that are drawn where nobody says which.
 _METRICS = ("loss", "accuracy")
-# Colours that no figure has, in whose place the page's own are put.
-_INK, _PAPER = "#010203", "#010204"
+# A colour that no figure has, and the page's own in the place of a picture's.
+_INK = "#010203"
 _OWN_COLOURS = {
     _INK: "currentColor",
     "#000000": "currentColor",
     "#333333": "currentColor",
-    _PAPER: "var(--paper)",
+    PAPER: "var(--paper)",
+    PANEL: "var(--panel)",
+    WIRE: "var(--wire)",
 }
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_STYLE = {
+    "axes.edgecolor": _INK, "axes.facecolor": "none", "axes.labelcolor": _INK, "figure.facecolor": "none",
+    "grid.color": _INK, "legend.edgecolor": _INK, "legend.facecolor": PAPER, "savefig.facecolor": "none",
+    "svg.fonttype": "none", "text.color": _INK, "text.parse_math": False, "xtick.color": _INK,
+    "ytick.color": _INK, "font.family": "sans-serif",
+}  # fmt: skip
 _SVG = "{http://www.w3.org/2000/svg}"
 # The longest label in a picture.
 _LONGEST = 48
@@ -135,6 +153,8 @@ def report_html(
     asked, results = bool(xs or ys), _readable(results)
     xs, ys = list(xs or results.xs), list(ys or _metrics(results))
     shared, differing = _settings(results)
+    with mpl.rc_context(cast(Any, _STYLE)):
+        pictures = {**_curves(results, xs, ys, asked), **_links(results, network)}
     return _page(
         results.title,
         live,
@@ -148,8 +168,7 @@ def report_html(
         lost=_lost(results),
         shared=shared,
         differing=differing,
-        **_curves(results, xs, ys, asked),
-        **_links(results, network),
+        **pictures,
     )
 
 
@@ -276,25 +295,17 @@ def _curves(results: Results, xs: Sequence[str], ys: Sequence[str], asked: bool)
 
 
 def _curve_svg(results: Results, x: str, y: str, name: str) -> Markup:
-    style: Any = {
-        "axes.edgecolor": _INK, "axes.facecolor": "none", "axes.labelcolor": _INK, "figure.facecolor": "none",
-        "grid.color": _INK, "legend.edgecolor": _INK, "legend.facecolor": _PAPER, "savefig.facecolor": "none",
-        "svg.fonttype": "none", "svg.hashsalt": name, "text.color": _INK, "text.parse_math": False,
-        "xtick.color": _INK, "ytick.color": _INK, "font.family": "sans-serif",
-    }  # fmt: skip
-    with mpl.rc_context(style):
-        figure = draw(_briefly(results), [x], [y], by=results.by, differences=results.differences)
-        # The page says these.
-        figure.suptitle("")
-        figure.supxlabel("")
-        drawn = BytesIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     ends = []
     for label, seeds in results.variants().items():
         curve = mean_curve(list(seeds.values()), x, y)
         if curve.mean:
             ends.append(f"{label} ends at {curve.mean[-1]:.4g}")
-    return _inline(drawn.getvalue(), name, f"{y} over {cost_named(x).label}", "; ".join(ends))
+
+    figure = draw(_briefly(results), [x], [y], by=results.by, differences=results.differences)
+    # The page says these.
+    figure.suptitle("")
+    figure.supxlabel("")
+    return _svg(figure, name, f"{y} over {cost_named(x).label}", "; ".join(ends))
 
 
 def _briefly(results: Results) -> Results:
@@ -306,9 +317,12 @@ def _briefly(results: Results) -> Results:
     return replace(results, runs=[replace(run, label=brief[run.label]) for run in results.runs])
 
 
-def _inline(svg: bytes, name: str, title: str, said: str) -> Markup:
-    """Return a picture of Matplotlib's as a part of a page: its ids its own, its black the page's ink."""
-    root = ElementTree.fromstring(svg)
+def _svg(figure: Figure, name: str, title: str, said: str) -> Markup:
+    """Return a picture as a part of a page: its ids its own, its black the page's ink."""
+    svg = BytesIO()
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(svg.getvalue())
     for parent in root.iter():
         for child in list(parent):
             if not child.tag.startswith(_SVG) or child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
@@ -369,14 +383,16 @@ def _links(results: Results, network: Network) -> dict[str, Any]:
         graph = network(next(iter(seeds.values())))
         if crossed[label]:
             shapes.setdefault(repr((sorted(crossed[label]), graph)), (label, graph))
-    drawings = []
+    drawings: list[tuple[Markup, str]] = []
     for number, (label, graph) in enumerate([*shapes.values()][:_MOST_DRAWINGS], start=1):
-        links, name = crossed[label], f"links-{number}"
         drawn = {
-            f"{label}: what each kind of node told the other.": links_svg(links, name),
-            f"{label}: the network, each link's share.": graph and network_svg(graph, links, f"{name}-net"),
+            f"{label}: what each kind of node told the other.": draw_links(crossed[label]),
+            f"{label}: the network, each link's share.": graph and draw_network(graph, crossed[label]),
         }
-        drawings += [(Markup(svg), words) for words, svg in drawn.items() if svg]
+        for words, made in drawn.items():
+            if made:
+                name = f"links-{number}-{len(drawings)}"
+                drawings.append((_svg(made.figure, name, made.title, made.said), words))
     table = ComparisonTable(
         "Traffic of the whole run, mean over seeds; nominal is what the paper counts, payload what was sent",
         ("variant", "link", "messages", "nominal", "payload"),
