@@ -102,7 +102,8 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option(
         "--y",
-        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ... Repeatable. "
+        help="A recorded metric: loss, accuracy, test-loss, consensus-error, ...; of a list one number, as "
+        "'f1[0]'. Repeatable. "
         "Default: what the sweep says, else loss.",
     ),
 ]

@@ -155,7 +155,8 @@ class FollowedRun:
     def _made(self, state: str) -> str:
         nonce = secrets.token_urlsafe()
         try:
-            results = replace(load([self.folder]), title=self.folder.name)
+            # That it is not finished is no warning here.
+            results = replace(load([self.folder]), title=self.folder.name, warnings=())
             live = Live(" ".join([_STATES[state], *self._failure(state)]), _told(results.runs[0]), nonce)
             return report_html(results, live=live, **self._asked)
         except _DAMAGES as error:

@@ -125,7 +125,7 @@ class LiveProgress:
         return "iteration", getattr(end, "iterations", 0), total
 
     def _costs(self, end: RoundProgress, now: float) -> list[str]:
-        metrics = [name for name in ("loss", "accuracy") if name in self._central]
+        metrics = [n for n in ("loss", "accuracy") if isinstance(self._central.get(n), int | float)]
         parts = [f"{name} {self._central[name]:.4f}" for name in metrics]
         parts.append(f"{end.bits / 1e6:.1f} Mbit")
         parts += [f"{end.sim_seconds:.1f} simulated s"] if end.sim_seconds else []

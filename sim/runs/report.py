@@ -46,7 +46,7 @@ from hedgerow.sim.runs.diagram import (
 from hedgerow.sim.runs.durable import write_file
 from hedgerow.sim.runs.folder import lost_replies, shown_settings
 from hedgerow.sim.runs.plot import caption, draw, mean_curve
-from hedgerow.sim.runs.results import COSTS, SOURCES, RecordedRun, Results, cost_named, numbers
+from hedgerow.sim.runs.results import COSTS, RecordedRun, Results, cost_named
 
 __all__ = ["Live", "Network", "report_html", "waiting_html", "write_report"]
 
@@ -205,11 +205,7 @@ def _printable(text: object) -> str:
 
 def _metrics(results: Results) -> list[str]:
     """Return what to compare: what the sweep says or else is usual, of what every run measured."""
-    measured = [
-        {name for record in run.rounds for source in SOURCES for name, _ in numbers(record, source)}
-        for run in results.runs
-    ]
-    common = set.intersection(*measured)
+    common = set.intersection(*(run.metrics for run in results.runs))
     said = [name for name in results.ys if name in common]
     usual = [name for name in _METRICS if name in common and (not said or said == ["loss"])]
     return list(dict.fromkeys([*said, *usual])) or sorted(common)[:2]

@@ -165,6 +165,11 @@ class RecordedRun:
         settings: Mapping[str, Any] = self.config.get("run", {})
         return settings
 
+    @property
+    def metrics(self) -> set[str]:
+        """What was measured in any of its rounds."""
+        return {name for record in self.rounds for source in SOURCES for name, _ in numbers(record, source)}
+
     def costs(self, x: str) -> list[float]:
         """Return the cost at the end of each record, cumulative; ``x`` as in ``cost_named``.
 
@@ -240,11 +245,10 @@ class RecordedRun:
 
     def _known(self, y: str) -> str:
         """Return what a metric may be, in the place of one that is not recorded."""
-        known = {name for record in self.rounds for name in _metrics(record)}
-        if f"{y}[0]" in known:
+        if f"{y}[0]" in self.metrics:
             return f"one number of this list, as '{y}[0]'"
         # Of a list the first number stands for all.
-        named = sorted(name for name in known if not name.endswith("]") or name.endswith("[0]"))
+        named = sorted(name for name in self.metrics if not name.endswith("]") or name.endswith("[0]"))
         return f"a metric of {self.folder} ({', '.join(named) or 'it has none'})"
 
     def _link_costs(self, x: str, link: str, key: str) -> list[float]:
@@ -432,10 +436,6 @@ def _metric(record: Mapping[str, Any], y: str) -> float | None:
     return None
 
 
-def _metrics(record: Mapping[str, Any]) -> set[str]:
-    return {name for source in SOURCES for name, _ in numbers(record, source)}
-
-
 def _expanded(folder: Path) -> list[Path]:
     """Return a folder; if it is no run's and no sweep's, those in it, and those that edge servers wrote."""
     if folder.is_file() or _is_read(folder):
@@ -457,7 +457,7 @@ def _joined(parts: Sequence[OrchestratorFolder]) -> RecordedRun:
 
 def _loss_of(runs: Sequence[RecordedRun]) -> str:
     """Return what runs call the loss, where nobody says what to compare."""
-    names = {name for run in runs for record in run.rounds for name in _metrics(record)}
+    names = set[str]().union(*(run.metrics for run in runs))
     return next((one for one in ("loss", SERVERS + "loss", SITES + "disagreement") if one in names), "loss")
 
 
