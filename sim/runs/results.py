@@ -8,6 +8,7 @@ bits, ...). Only rounds that were evaluated are points of it: nothing is interpo
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -245,10 +246,9 @@ class RecordedRun:
 
     def _known(self, y: str) -> str:
         """Return what a metric may be, in the place of one that is not recorded."""
-        if f"{y}[0]" in self.metrics:
-            return f"one number of this list, as '{y}[0]'"
-        # Of a list the first number stands for all.
-        named = sorted(name for name in self.metrics if not name.endswith("]") or name.endswith("[0]"))
+        if listed := sorted(name for name in self.metrics if name.startswith(f"{y}[")):
+            return f"one number of this list, as {listed[0]!r}"
+        named = sorted({re.sub(r"\[\d+\]$", "[…]", name) for name in self.metrics})
         return f"a metric of {self.folder} ({', '.join(named) or 'it has none'})"
 
     def _link_costs(self, x: str, link: str, key: str) -> list[float]:

@@ -84,7 +84,7 @@ def test_a_number_of_a_list_is_a_metric(listing: Path, tmp_path: Path) -> None:
 def test_a_list_is_refused_with_the_name_of_a_number_of_it(listing: Path) -> None:
     with pytest.raises(ValueError, match=r"y must be one number of this list, as 'f1\[0\]', got 'f1'"):
         load([listing]).runs[0].series("rounds", "f1")
-    with pytest.raises(ValueError, match=r"\(accuracy, consensus-error, f1\[0\], loss\), got 'f2'"):
+    with pytest.raises(ValueError, match=r"\(accuracy, consensus-error, f1\[…\], loss\), got 'f2'"):
         load([listing]).runs[0].series("rounds", "f2")
 
 
